@@ -7,7 +7,7 @@ import click
 
 from master.generation.answer import Answer, AnswerLimits, answer, encode_prompt, prompt_messages
 from master.generation.sampler import Sampler, Sampling
-from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
+from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling, verbose_option
 from master.reporting.output import stream_answer, write, write_trace
 from master.reporting.prose import AnswerWriter
 from master.reporting.report import answer_fields, node_fields, print_choice, print_nodes
@@ -39,6 +39,7 @@ from tpi.text import json_text
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@verbose_option
 @quiet_option
 def run(
     prompt: str | None,
@@ -48,6 +49,7 @@ def run(
     stop: tuple[str, ...],
     raw: bool,
     as_json: bool,
+    verbose: bool,
     quiet: bool,
     **flags: Any,
 ) -> None:
@@ -62,13 +64,13 @@ def run(
         show = _nothing if as_json else screen.write
         limits = AnswerLimits(tokens or session.engine.context, stops)
         with typing_kept(lines=True):
-            result = stream_answer(session, sequence, session.sampler(sampling, quiet), limits, show)
+            result = stream_answer(session, sequence, session.sampler(sampling), limits, show)
         nodes = session.report()
         write_trace(session)
         if as_json:
             write(_json(answer_fields(result) | session.figures.fields() | {"nodes": node_fields(nodes)}))
         elif not quiet:
-            print_nodes(nodes, _summary(result, session), stderr=True)
+            print_nodes(nodes, _summary(result, session), stderr=True, table=verbose or len(nodes) > 1)
         if result.finish_reason == "length":
             warn(_cut(tokens, len(sequence.tokens), session))
 

@@ -133,6 +133,9 @@ def quiet_option(command: Command) -> Command:
     return option(command)
 
 
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="The table of nodes, also of one node alone.")
+
+
 def _memory(text: str | None) -> int | None:
     """Bytes; None if nothing was said."""
     if text is None:

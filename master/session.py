@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
-from master.deployment.deploy import MASTER, Deployer, own_limit, own_memory, own_threads
+from master.deployment.deploy import MASTER, Deployer, one_process_is_faster, own_limit, own_memory, own_threads
 from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
@@ -32,7 +32,7 @@ from tpi.keys.door import Door
 from tpi.net.sockets import Net, Tap
 from tpi.pack.library.locate import Located, locate, open_located
 from tpi.pack.reader import Pack
-from tpi.progress import warn
+from tpi.progress import note, warn
 from tpi.sparsity.files import NAME as PREDICTORS
 from tpi.sparsity.thresholds import NAME
 from tpi.trace import clock
@@ -102,13 +102,13 @@ class Session:
             most = max(MOST_RUNNING, self.placement.parallel, deployment.at_once.requests)
             self.engine = Engine(deployment, most)
 
-    def sampler(self, sampling: Sampling, quiet: bool = False) -> Sampler:
+    def sampler(self, sampling: Sampling) -> Sampler:
         """Return a sampler for `sampling`, with the model's own settings where none were given; says so on stderr."""
         defaults = SamplingDefaults.of(self.tokenizer.info)
-        for note in defaults.ignored:
-            warn(note)
-        if not quiet and (words := defaults.words(sampling)):
-            warn(words)
+        for ignored in defaults.ignored:
+            warn(ignored)
+        if words := defaults.words(sampling):
+            note(words)
         return Sampler(defaults.under(sampling))
 
     def recover(self, error: TpiError) -> bool:
@@ -137,10 +137,13 @@ class Session:
             self._equipment = open_equipment(self.placement.devices, partial(measured, cache=self.placement.cache))
             stack.callback(self._equipment.close)
         door = Door(locked=self.placement.keys)
-        self.placement = placement = with_found(self.placement, door, warn)
+        using: list[str] = []
+        self.placement = placement = with_found(self.placement, door, warn, using.append)
         located = locate(placement.model, placement.cache)
         known = MeasuredWorkers(partial(neighbours_at, door=door))
         planned = first_split(placement, known)
+        if words := planned.words("".join(using)) if planned else "".join(using):
+            warn(words)
         if planned is not None:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
@@ -155,6 +158,8 @@ class Session:
         dtype = choose_dtype(placement.dtype, located, self._memories(), asked.among(workers))
         sharing = planned.sharing if planned else shares_later(asked, replace(placement, dtype=dtype), known)
         self.pack = open_located(located, dtype, placement.cache, room=self._make_room)
+        if one_process_is_faster(placement, self.pack):
+            note("one process alone would be faster: leave --local out, which is for trying several nodes")
         self.tokenizer = Tokenizer.load(self.pack)
         stack.callback(self.tokenizer.close)
         self.tokenizer.start()

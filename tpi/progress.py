@@ -48,6 +48,12 @@ def warn(text: str) -> None:
     _say(f"tpi: {text}")
 
 
+def note(text: str) -> None:
+    """Say on stderr what may interest the user, unless `--quiet`."""
+    if _shown:
+        warn(text)
+
+
 def _say(line: str) -> None:
     with suppress(OSError):
         sys.stderr.write(f"{_line_end()}{line}\n")

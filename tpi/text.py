@@ -1,6 +1,7 @@
 """Text that comes from elsewhere, made fit to be shown: names, sentences of other nodes, what a model writes."""
 
 import json
+import math
 import re
 from typing import Any
 
@@ -34,3 +35,17 @@ def harmless(text: str) -> str:
 def json_text(fields: Any) -> str:
     """Return `fields` as JSON on one line in which what `harmless` takes out is spelled as an escape."""
     return _OBEYED.sub(lambda found: json.dumps(found[0])[1:-1], json.dumps(fields, ensure_ascii=False))
+
+
+def with_address(name: str, address: str) -> str:
+    """Return what a machine is called, with its address unless the name has it already."""
+    return name if address in name else f"{name} ({address})"
+
+
+def short_number(value: float, digits: int = 3) -> str:
+    """Return `value` with so many significant digits, all digits before the point, and never an exponent."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".") if places else text

@@ -11,7 +11,7 @@ import click
 
 from master.generation.engine import MOST_RUNNING
 from master.generation.sampler import Sampling
-from master.options import RunOptions, placement_options, quiet_option
+from master.options import RunOptions, placement_options, quiet_option, verbose_option
 from master.session import Session
 from tpi.flags import ModelCommand
 from tpi.paths import FILE
@@ -36,9 +36,17 @@ _MOST = 4096  # requests at once
     help="Most requests at once, where memory allows (default: 64; on an accelerator as many as are fastest).",
 )
 @click.option("--retry", is_flag=True, help="Ask again what has an error in OUT.jsonl; its line is taken out.")
+@verbose_option
 @quiet_option
 def batch(
-    source: Path, output: Path, alias: str | None, parallel: int | None, retry: bool, quiet: bool, **flags: Any
+    source: Path,
+    output: Path,
+    alias: str | None,
+    parallel: int | None,
+    retry: bool,
+    verbose: bool,
+    quiet: bool,
+    **flags: Any,
 ) -> int:
     """Answer all requests of a file, in OpenAI's batch form: custom_id, method, url and body on each line.
 
@@ -57,7 +65,7 @@ def batch(
     with BatchResults(output, asked, model, warn, retry) as results:
         if left := len(results.answered) < len(asked.lines):
             with _saying_how_far(asked, results, warn):
-                _answer(placement, model, asked, results, quiet)
+                _answer(placement, model, asked, results, verbose, quiet)
         elif not quiet:
             click.echo(f"all {len(asked.lines)} requests of {source} are answered in {output} already", err=True)
         if not results.failed:
@@ -95,7 +103,9 @@ def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None)
     )
 
 
-def _answer(placement: RunOptions, model: str, asked: "BatchSource", results: "BatchResults", quiet: bool) -> None:
+def _answer(
+    placement: RunOptions, model: str, asked: "BatchSource", results: "BatchResults", verbose: bool, quiet: bool
+) -> None:
     from master.batch.answering import BatchCounts
     from master.batch.watch import watching
     from master.reporting.output import write_trace
@@ -103,7 +113,7 @@ def _answer(placement: RunOptions, model: str, asked: "BatchSource", results: "B
 
     counts = BatchCounts()
     with Session(placement) as session:
-        session.sampler(Sampling.of({}), quiet)  # says once what the model's files ask for
+        session.sampler(Sampling.of({}))  # says once what the model's files ask for
         if not quiet:
             click.echo(session.engine.deployment.at_once.words(), err=True)
         began = perf_counter()
@@ -113,7 +123,8 @@ def _answer(placement: RunOptions, model: str, asked: "BatchSource", results: "B
         nodes = session.report()
         write_trace(session)
         if not quiet:
-            print_nodes(nodes, _summary(counts, results, perf_counter() - began), stderr=True)
+            summary = _summary(counts, results, perf_counter() - began)
+            print_nodes(nodes, summary, stderr=True, table=verbose or len(nodes) > 1)
 
 
 def _run(

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from tpi.progress import Progress, phase, silent, warn
+from tpi.text import short_number
 
 _EVERY_S = 30.0
 
@@ -30,7 +31,7 @@ class BatchLines:
             self._said = now
             rate = (done - self._began[1]) / (now - self._began[0])
             left = duration((total - done) / rate)
-            self._say(f"{done} of {total} answered, {60 * rate:.3g} a minute, about {left} left")
+            self._say(f"{done} of {total} answered, {short_number(60 * rate)} a minute, about {left} left")
 
 
 def duration(seconds: float) -> str:

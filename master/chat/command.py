@@ -76,7 +76,7 @@ def chat(
         with _typing_kept(reader), Session(placement) as session:
             if session.tokenizer.chat_template is None:
                 raise UsageError("this model has no chat template; use tpi run --raw")
-            talk = OwnTalk(session, session.sampler(sampling, quiet), tokens, conversation, screen)
+            talk = OwnTalk(session, session.sampler(sampling), tokens, conversation, screen)
             talk.check_system(conversation.system)
             if not quiet:
                 name = Path(placement.model).name or placement.model

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from worker.pipelines.group.agree import GroupMember
 
 MASTER = "master"
+_IN_MEMORY = 1.5  # times its weights: memory that surely holds a model and what it computes with
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,17 @@ def _check_one(name: str, own: Assign, tables: Tables | None, card: Card | None)
 def own_memory(options: RunOptions) -> int:
     """Bytes for each node of this machine: what the user said, or its part of what is free."""
     return options.memory or default_budget() // (1 + options.local)
+
+
+def one_process_is_faster(options: RunOptions, pack: Pack) -> bool:
+    """Return whether nodes of one machine, which share its cores, only add sums to what one process would do.
+
+    They are of use where each may have so little memory, or so few threads, that one process alone has less.
+    """
+    if not options.local or options.threads:
+        return False
+    memory = options.memory or default_budget()
+    return _IN_MEMORY * sum(file.stat().st_size for file in pack.path.glob("*.safetensors")) < memory
 
 
 def own_limit(options: RunOptions) -> int:

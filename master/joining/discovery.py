@@ -18,6 +18,7 @@ from tpi.keys.ring import PairedKey
 from tpi.net.sockets import Net
 from tpi.progress import warn
 from tpi.system.threads.turns import named
+from tpi.text import with_address
 
 if TYPE_CHECKING:
     from zeroconf import Zeroconf
@@ -121,12 +122,17 @@ def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
     return found
 
 
-def with_found(asked: RunOptions, door: Door, say: Callable[[str], None]) -> RunOptions:
-    """What was asked for, with the paired workers that can be used now if no others were named."""
+def with_found(
+    asked: RunOptions, door: Door, say: Callable[[str], None], using: Callable[[str], None] | None = None
+) -> RunOptions:
+    """Return what was asked for, with the paired workers that can be used now if no others were named.
+
+    `using` hears which they are, in place of `say`.
+    """
     if not asked.discover or not asked.keys:
         return asked
     later: list[str] = []
-    return replace(asked, workers=tuple(willing_at_home(door, say, later.append)), later=tuple(later))
+    return replace(asked, workers=tuple(willing_at_home(door, say, later.append, using)), later=tuple(later))
 
 
 def say_without(say: Callable[[str], None], error: NodeError) -> None:
@@ -135,9 +141,14 @@ def say_without(say: Callable[[str], None], error: NodeError) -> None:
 
 
 def willing_at_home(
-    door: Door, say: Callable[[str], None], later: Callable[[str], None] = lambda address: None
+    door: Door,
+    say: Callable[[str], None],
+    later: Callable[[str], None] = lambda address: None,
+    using: Callable[[str], None] | None = None,
 ) -> list[str]:
     """As `workers_at_home`, less those who cannot be used now: `say` hears who that is and why.
+
+    `using` hears who is used, in place of `say`.
 
     Who does not let this machine in, does not answer, serves another master or is of another version. The user has
     named nobody, so one machine that cannot be used keeps this one from none of the others. `later` hears of the
@@ -162,8 +173,8 @@ def willing_at_home(
     for address in busy.values():
         later(address)
     if willing:
-        used = ", ".join(f"{name} ({address})" for name, address in willing.values())
-        say(f"using {used}; --workers none uses nobody")
+        used = ", ".join(with_address(name, address) for name, address in willing.values())
+        (using or say)(f"using {used}; --workers none uses nobody")
     elif door.keys.paired:
         say("this machine computes alone" if there or hidden else f"{_NOBODY}; this machine computes alone")
     return [address for _, address in willing.values()]

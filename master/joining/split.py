@@ -18,7 +18,8 @@ from scheduler.model.home.solve import best_split, split_over
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from tpi.devices.host import open_host
 from tpi.errors import PlanError
-from tpi.progress import phase, warn
+from tpi.progress import phase
+from tpi.text import short_number, with_address
 from worker.measure.speed import machine_speed
 
 
@@ -61,15 +62,27 @@ class PlannedSplit:
 
 @dataclass(frozen=True)
 class FirstSplit:
-    """The split that a run begins with: who takes part in it, by address, and who was measured and does not."""
+    """The split that a run begins with: who takes part in it, by address, and who was measured and does not.
+
+    `names` are those of `addresses`; `note` says for people what is left out and why, and is empty if nothing is.
+    """
 
     sharing: PlannedSplit
     addresses: tuple[str, ...]
+    names: tuple[str, ...]
     left_out: tuple[WorkerId, ...]
+    note: str
+
+    def words(self, found: str) -> str:
+        """Return one sentence on what is used and left out; `found` is what is said of workers that were found."""
+        if not self.note or not found:
+            return self.note or found
+        used = ", ".join(map(with_address, self.names, self.addresses))
+        return f"using {used or 'this machine alone'}; {self.note}"
 
 
 def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | None:
-    """Measure and plan, and say who is left out; None where one does not answer, or does not say how fast it is.
+    """Measure and plan; None where one does not answer, or does not say how fast it is.
 
     Such workers are met as if nothing had been planned.
     """
@@ -87,10 +100,10 @@ def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | N
         dealing = best_split(sharing.problem(neighbours))
     except PlanError:  # said again, by whom, where weights are assigned
         return None
-    _say(sharing.problem(neighbours), dealing)
     used = [neighbours[rank - 1] for rank in dealing.members if rank]
     left_out = tuple(one.id for one in neighbours if one not in used)
-    return FirstSplit(sharing, tuple(one.address for one in used), left_out)
+    addresses, names = tuple(one.address for one in used), tuple(one.name for one in used)
+    return FirstSplit(sharing, addresses, names, left_out, _note(sharing.problem(neighbours), dealing))
 
 
 def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:
@@ -112,20 +125,22 @@ def _shares(found: Dealing, nodes: int) -> Split:
     return Split(*kinds)
 
 
-def _say(problem: HomeProblem, dealing: Dealing) -> None:
+def _note(problem: HomeProblem, dealing: Dealing) -> str:
+    """Return what is expected without the nodes that the best split leaves out; empty if it leaves out none."""
     out = [node.name for rank, node in enumerate(problem.nodes) if rank not in dealing.members]
-    if out:
-        everybody = split_over(problem, tuple(range(len(problem.nodes))))
-        slower = f" ({1 / everybody.seconds:.3g} with all)" if everybody else ""
-        warn(
-            f"{1 / dealing.seconds:.3g} tok/s expected without {', '.join(out)}{slower}: left out; "
-            "--split equal uses every node"
-        )
+    if not out:
+        return ""
+    everybody = split_over(problem, tuple(range(len(problem.nodes))))
+    slower = f" ({short_number(1 / everybody.seconds)} with all)" if everybody else ""
+    return (
+        f"{short_number(1 / dealing.seconds)} tok/s expected without {', '.join(out)}{slower}: left out; "
+        "--split equal uses every node"
+    )
 
 
 def _why(problem: HomeProblem, best: Dealing, rank: int, one: Neighbour) -> str:
     """What is expected without one node and with it, and how far away it is."""
     both = split_over(problem, tuple(sorted({*best.members, rank})))
-    slower = f", {1 / both.seconds:.3g} with it" if both else ""
-    far = f"{one.link.latency_s * 1e3:.3g} ms and {one.link.bytes_per_s * 8 / 1e6:.3g} Mbit/s away"
-    return f"{1 / best.seconds:.3g} tok/s expected without it{slower} ({far}); --split equal uses every node"
+    slower = f", {short_number(1 / both.seconds)} with it" if both else ""
+    far = f"{short_number(one.link.latency_s * 1e3)} ms and {short_number(one.link.bytes_per_s * 8 / 1e6)} Mbit/s away"
+    return f"{short_number(1 / best.seconds)} tok/s expected without it{slower} ({far}); --split equal uses every node"

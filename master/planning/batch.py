@@ -15,6 +15,7 @@ from scheduler.model.roofline.levels import Hierarchy, TurningPoints
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork, PolicyLimits
 from scheduler.model.roofline.search import BatchChoice, best_policy
 from tpi.kv import KvDtype
+from tpi.text import short_number
 
 RESOURCES = {
     "accelerator": "the GPU", "host": "the CPU", "up": "the link to the GPU", "down": "the link from the GPU",
@@ -81,8 +82,8 @@ class BatchReport:
         ahead, request = self.forecast, self.problem.request
         yield f"in a batch, of {request.most} requests: {policy_words(ahead.policy)}"
         yield (
-            f"{ahead.rate:.3g} tok/s in all, prompts included: {ahead.policy.batch} prompts in "
-            f"{ahead.prompt:.3g} s, then {ahead.decode:.3g} s for a token of each"
+            f"{short_number(ahead.rate)} tok/s in all, prompts included: {ahead.policy.batch} prompts in "
+            f"{short_number(ahead.prompt)} s, then {short_number(ahead.decode)} s for a token of each"
         )
         for stretch in STRETCHES:
             roof = RESOURCES[ahead.roof(stretch)]
@@ -100,8 +101,8 @@ class BatchReport:
             return
         each = 2.0 * layer.token_weights / layer.feed_forward_bytes
         yield (
-            f"neurons in RAM are worth moving to the GPU from {points.move / each:.3g} tokens on, and from "
-            f"{points.arrive / each:.3g} on the link is no roof any more"
+            f"neurons in RAM are worth moving to the GPU from {short_number(points.move / each)} tokens on, and from "
+            f"{short_number(points.arrive / each)} on the link is no roof any more"
         )
 
 
@@ -137,5 +138,5 @@ def busy_words(ahead: BatchForecast, stretch: Stretch) -> str:
     """Milliseconds of each resource for a layer, the busiest first."""
     busy = sorted(ahead.busy[stretch].items(), key=lambda item: -item[1])
     longest = busy[0][1]
-    told = [f"{RESOURCES[name]} {_MS * value:.3g} ms" for name, value in busy if value > _SHOWN * longest]
+    told = [f"{RESOURCES[name]} {short_number(_MS * value)} ms" for name, value in busy if value > _SHOWN * longest]
     return ", ".join(told)

@@ -14,6 +14,7 @@ from scheduler.model.machine import Accelerator, NodeMachine
 from scheduler.model.offload.forecast import StretchForecast
 from scheduler.model.offload.memory import MemoryParts
 from scheduler.model.offload.work import PLACES, TIERS, Tier, kv_pages
+from tpi.text import short_number
 
 _GIB, _MIB = float(1 << 30), float(1 << 20)
 _GIGA = 1e9
@@ -108,8 +109,9 @@ def _memories(report: PlanReport) -> Iterator[tuple[str, ...]]:
 def _speeds(report: PlanReport) -> Iterator[str]:
     ahead, request = report.forecast, report.problem.request
     yield (
-        f"{ahead.decode.rate:.3g} tok/s, prompts {ahead.prompt.rate:.3g} tok/s; the first token of {request.prompt} "
-        f"after {ahead.ttft:.3g} s; pipeline {report.chosen.offload.pipeline}"
+        f"{short_number(ahead.decode.rate)} tok/s, prompts {short_number(ahead.prompt.rate)} tok/s; "
+        f"the first token of {request.prompt} after {short_number(ahead.ttft)} s; "
+        f"pipeline {report.chosen.offload.pipeline}"
     )
     yield f"busy with tokens: {_use(ahead.decode)}"
     yield f"busy with prompts: {_use(ahead.prompt)}"

@@ -112,10 +112,14 @@ def node_fields(nodes: Sequence[NodeReport]) -> list[dict[str, Any]]:
     return [asdict(node) for node in nodes]
 
 
-def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False) -> None:
-    """The table of nodes, under it one line of figures for the whole run. It fits 80 columns: long names take lines."""
+def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False, table: bool = True) -> None:
+    """Print the table of nodes, if there is to be a `table`, and under it one line of figures for the whole run.
+
+    The table fits 80 columns: long names take lines.
+    """
     console = wide_console(stderr)
-    console.print(figures_table("node", *_COLUMNS, rows=[(node.name, *_cells(node)) for node in nodes]))
+    if table:
+        console.print(figures_table("node", *_COLUMNS, rows=[(node.name, *_cells(node)) for node in nodes]))
     console.say(summary)
     for node in nodes:
         if node.steady is not None:

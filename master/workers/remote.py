@@ -30,7 +30,7 @@ from tpi.net.monitor import deafen
 from tpi.net.questions import Echo, Spans, Stats
 from tpi.net.sockets import WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
-from tpi.text import SENTENCE_CHARACTERS, plain
+from tpi.text import SENTENCE_CHARACTERS, plain, with_address
 
 ALIVE_S = 1.0  # between the signs of life that a worker gets
 _ALIVE_SLOW_S = 5.0  # to one that does not seem to read them
@@ -207,7 +207,7 @@ class RemoteWorker:
 
     @property
     def _who(self) -> str:
-        return self.name if self.name == self.address else f"{self.name} ({self.address})"
+        return with_address(self.name, self.address)
 
     def _connection(self, connected: bool) -> None:
         self.connected = connected

@@ -2,6 +2,8 @@
 
 import re
 
+from tpi.text import short_number
+
 _NUMBER = r"\s*([0-9]+(?:\.[0-9]+)?)\s*"
 _BARE = re.compile(_NUMBER)
 _RATE = re.compile(_NUMBER + r"([KMG])(?:bit(?:/s)?|bps)\s*", re.IGNORECASE)
@@ -43,8 +45,8 @@ def format_rate(bits: float) -> str:
         return "unlimited"
     for name, size in (("Gbit", 1e9), ("Mbit", 1e6)):
         if bits >= size:
-            return f"{bits / size:.4g} {name}"
-    return f"{bits / 1e3:.4g} kbit"
+            return f"{short_number(bits / size, 4)} {name}"
+    return f"{short_number(bits / 1e3, 4)} kbit"
 
 
 def _parse(

@@ -17,6 +17,7 @@ from scheduler.model.offload.problem import Problem
 from scheduler.neurons.moving import STATIC
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
+from tpi.text import short_number
 from worker.neurons.plan import NeuronPlan, decide_sparse, insistence, refuse_insistence
 from worker.pipelines.decide import Decide
 from worker.plan.fit import Hosted, Tables, fit
@@ -62,9 +63,9 @@ def decide_either(
     request = whole.problem.request
     said = (
         f"{request.prompt} tokens of prompt and {request.answer} of answer are predicted to take "
-        f"{sum(all_of_them):.3g} s with all neurons ({_token(whole.problem, all_of_them)}) and "
-        f"{sum(active):.3g} s with the active ones on both sides ({_token(sparse.problem, active)}): the plans do not "
-        "fit beside each other, so neither was tried"
+        f"{short_number(sum(all_of_them))} s with all neurons ({_token(whole.problem, all_of_them)}) and "
+        f"{short_number(sum(active))} s with the active ones on both sides ({_token(sparse.problem, active)}): "
+        "the plans do not fit beside each other, so neither was tried"
     )
     return replace(sparse if sum(active) < sum(all_of_them) else whole, remark=said)
 
@@ -115,7 +116,7 @@ def _share_there(plan: NeuronPlan) -> float:
 
 
 def _token(problem: Problem, seconds: tuple[float, float]) -> str:
-    return f"{1e3 * seconds[1] / problem.request.answer:.3g} ms a token"
+    return f"{short_number(1e3 * seconds[1] / problem.request.answer)} ms a token"
 
 
 def _fits(plan: NodePlan, held: Sequence[HeldBlock], sparse: NeuronPlan, tables: Tables | None) -> bool:

@@ -14,6 +14,7 @@ from tpi.keys.door import Door
 from tpi.net.fields import Profile
 from tpi.net.sockets import Net
 from tpi.progress import warn
+from tpi.text import with_address
 from tpi.topology.links import Link
 
 
@@ -76,7 +77,7 @@ def home_asked(addresses: Sequence[str], own: NodeMachine, door: Door | None = N
 def _neighbour(one: Asked) -> Neighbour:
     if one.condition is None:
         raise NodeLost(one.address, one.problem)
-    profile, who = one.condition.profile, f"{one.name} ({one.address})"
+    profile, who = one.condition.profile, with_address(one.name, one.address)
     if profile.speed is None:
         raise NodeLost(one.address, f"{who} does not say how fast it is; start it again with --remeasure")
     if one.link is None:

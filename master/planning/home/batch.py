@@ -17,6 +17,7 @@ from scheduler.model.roofline.forecast import BatchForecast, forecast_batch
 from scheduler.model.roofline.layer import LayerShape, layer_shape
 from scheduler.model.roofline.policy import BatchProblem, BatchWork, PolicyLimits, SumCost
 from scheduler.model.roofline.search import best_policies
+from tpi.text import short_number
 
 _TIMES = 2.0  # as much of a thing is what its gain is told for
 _HELPS, _NAMED = 1.01, 4  # times as fast; things
@@ -80,8 +81,9 @@ class GroupBatchReport:
             f"{first.micro_batch} (mu), the same on all nodes"
         )
         yield (
-            f"{self.rate:.3g} tok/s in all, prompts included: {first.batch} prompts in {self.seconds('prompt'):.3g} s, "
-            f"then {self.seconds('decode'):.3g} s for a token of each"
+            f"{short_number(self.rate)} tok/s in all, prompts included: {first.batch} prompts in "
+            f"{short_number(self.seconds('prompt'))} s, "
+            f"then {short_number(self.seconds('decode'))} s for a token of each"
         )
         told = zip(self.forecasts, self.names, strict=True)
         for places, alike in groupby(told, lambda one: policy_words(one[0].policy, sizes=False)):

@@ -14,6 +14,7 @@ from scheduler.model.offload.work import Workload, unit_bytes
 from tpi.kv import KvDtype, vector_bytes
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import RunLayout
+from tpi.partition import FFN_UNIT
 from tpi.topology.links import LinkTable
 
 
@@ -57,6 +58,15 @@ class HomeModel:
         if links.size == 1:
             return 0.0, "loopback"
         return min((predict(name, links, values, self.wire), name) for name in PREDICTIONS)
+
+    def items(self, kind: str) -> tuple[int, int]:
+        """Return how many heads or neurons a unit of `kind` has, and how many there are in all: the last may be cut."""
+        config, mixture = self.shape.config, self.shape.config.mixture
+        if kind == "heads":
+            units = next(each.units for each in self.problem.dealt if each.kind == kind)
+            return -(-config.heads // units), config.heads
+        of_experts = {"experts": mixture.width, "shared": mixture.shared} if mixture else {}
+        return FFN_UNIT, of_experts.get(kind, config.intermediate)
 
     @cached_property
     def everywhere(self) -> int:

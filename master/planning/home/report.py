@@ -10,6 +10,7 @@ from master.planning.shapes import weight_bytes
 from scheduler.model.home.problem import Dealing
 from scheduler.model.home.solve import best_split, split_over
 from scheduler.model.offload.forecast import Gain
+from tpi.partition import Range
 from tpi.topology.links import Link, LinkTable
 
 _TIMES = 2.0  # as much of a thing is what its gain is told for
@@ -61,6 +62,15 @@ class HomeReport:
         """What a node is called."""
         return self.model.home.names[member.rank]
 
+    def holds(self, member: MemberForecast) -> dict[str, int]:
+        """Return how many heads and neurons of a layer a node holds: of experts, the neurons of each."""
+        at = self.dealing.members.index(member.rank)
+        found = {}
+        for kind, counts in self.dealing.units.items():
+            width, limit = self.model.items(kind)
+            found[kind] = len(Range(sum(counts[:at]), sum(counts[: at + 1])).scaled(width, limit))
+        return found
+
     def fields(self) -> dict[str, Any]:
         """The object of `--json`: times in seconds, sizes in bytes."""
         shape, ahead = self.model.shape, self.ahead
@@ -86,7 +96,7 @@ class HomeReport:
         machine = self.model.home.machines[member.rank]
         return {
             "name": self.name(member),
-            "units": member.units,
+            "holds": self.holds(member),
             "weight_bytes": member.weight_bytes,
             "disk_bytes": member.disk_bytes,
             "memory": asdict(member.memory) | {"total": member.memory.total, "limit": machine.memory},

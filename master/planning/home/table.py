@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from master.planning.home.report import HomeReport
 from master.planning.shapes import weight_bytes
 from master.reporting.report import figures_table, wide_console
+from tpi.text import short_number
 
 _GIB, _MIB, _MS = float(1 << 30), float(1 << 20), 1e3
 _HELPS = 1.01  # times as fast: what helps less is not named
@@ -30,7 +31,7 @@ def print_home(report: HomeReport) -> None:
 def _nodes(report: HomeReport) -> Iterator[tuple[str, ...]]:
     for member in report.ahead.members:
         memory, machine = member.memory, report.model.home.machines[member.rank]
-        counts = [str(count) for count in member.units.values()]
+        counts = [str(count) for count in report.holds(member).values()]
         disk = _size(member.disk_bytes) if member.disk_bytes else "-"
         sizes = (
             _size(member.weight_bytes),
@@ -44,10 +45,10 @@ def _nodes(report: HomeReport) -> Iterator[tuple[str, ...]]:
 def _sentences(report: HomeReport) -> Iterator[str]:
     ahead, request = report.ahead, report.model.request
     yield (
-        f"{1 / ahead.token:.3g} tok/s, prompts {ahead.prompt_rate:.3g} tok/s; "
-        f"the first token of {request.prompt} after {ahead.ttft:.3g} s"
+        f"{short_number(1 / ahead.token)} tok/s, prompts {short_number(ahead.prompt_rate)} tok/s; "
+        f"the first token of {request.prompt} after {short_number(ahead.ttft)} s"
     )
-    parts = ", ".join(f"{what} {_MS * seconds:.3g} ms" for what, seconds in _shown(report))
+    parts = ", ".join(f"{what} {short_number(_MS * seconds)} ms" for what, seconds in _shown(report))
     waited = f", and the others wait for {report.name(report.slowest)}" if len(report.dealing.members) > 1 else ""
     worst = max(report.parts, key=report.parts.__getitem__)
     yield f"a token: {parts}; most of it is {worst}{waited}"
@@ -67,7 +68,7 @@ def _shown(report: HomeReport) -> list[tuple[str, float]]:
 def _left_out(report: HomeReport) -> Iterator[str]:
     if report.left_out:
         names, all_of_them = ", ".join(report.left_out), report.everyone
-        slower = f"; with all of them {1 / all_of_them.seconds:.3g} tok/s" if all_of_them else ""
+        slower = f"; with all of them {short_number(1 / all_of_them.seconds)} tok/s" if all_of_them else ""
         yield f"left out, since the rest is faster without: {names}{slower}"
 
 

@@ -35,7 +35,8 @@ def test_70b_on_eight_machines_from_its_configuration_alone_in_two_seconds(tmp_p
     found = json.loads(done.stdout)
     nodes = found["nodes"]
     assert len(nodes) == 8
-    assert sum(node["units"]["heads"] for node in nodes) == 64
+    assert sum(node["holds"]["heads"] for node in nodes) == 64
+    assert sum(node["holds"]["neurons"] for node in nodes) == 28672  # neurons, no units of 32
     assert all(node["memory"]["total"] <= node["memory"]["limit"] < 8 * GIB for node in nodes)
     assert found["collective"] in ("star", "mesh", "two-shot", "tree", "ring")
     assert sum(found["token_s"].values()) == pytest.approx(1 / found["decode_tokens_per_s"])
@@ -62,7 +63,7 @@ def test_far_machines_are_left_out_by_name(model: str, tmp_path: Path) -> None:
 def test_a_mixture_is_dealt_by_slices_of_experts(tmp_path: Path) -> None:
     mixtral = str(ROOT / "tests/support/data/mixtral-8x7b")
     found = plan_json("-m", mixtral, "--dtype", "q4", "--devices", "4x8GiB", cache=tmp_path)
-    assert all(node["units"]["experts"] > 0 for node in found["nodes"])
+    assert sum(node["holds"]["experts"] for node in found["nodes"]) == 14336  # neurons of each expert
 
 
 def test_workers_are_asked_how_fast_they_are(model: str, tmp_path: Path) -> None:

@@ -125,14 +125,17 @@ def test_bytes_that_are_not_utf8_on_the_command_line(model: str, cache: Path) ->
 
 def test_the_answer_goes_to_stdout_and_all_else_to_stderr(model: str, cache: Path) -> None:
     flags = ("run", "-m", model, "-n", "8", "--temp", "0", "--system", "Be brief.")
-    shown = tpi(*flags, cache=cache, data=b"Hello\n", TERM="dumb", NO_COLOR="1", COLUMNS="80")
+    shown = tpi(*flags, "--verbose", cache=cache, data=b"Hello\n", TERM="dumb", NO_COLOR="1", COLUMNS="80")
+    plain = tpi(*flags, "-p", "Hello", cache=cache)
     quiet = tpi(*flags, "--quiet", "-p", "Hello", cache=cache)
     fields = json.loads(tpi(*flags, "--json", "-f", "-", cache=cache, data=b"Hello\n").stdout)
     assert shown.stdout == quiet.stdout == (fields["text"] + "\n").encode()
     assert b"tok/s" in shown.stderr
     assert b"heads" in shown.stderr
     assert b"\x1b" not in shown.stderr
-    assert max(map(len, shown.stderr.decode().splitlines()[:-1])) <= 80
+    assert max(map(len, shown.stderr.decode().splitlines()[:-2])) <= 80
+    assert b"tok/s" in plain.stderr
+    assert b"heads" not in plain.stderr  # the table is for several nodes, or on demand
     assert quiet.stderr == CUT % 8
     bare = json.loads(tpi("run", "-m", model, "-n", "1", "--json", "-p", "Hello", cache=cache).stdout)
     assert fields["prompt_tokens"] > bare["prompt_tokens"]  # the system message is in it

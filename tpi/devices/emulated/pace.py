@@ -6,6 +6,7 @@ from statistics import median
 from threading import Lock
 
 from tpi.errors import EmulationError
+from tpi.text import short_number
 
 HALF = 0.5  # of its slot is what a task's real work may take
 _MARGIN = 2.0  # real work may become that much slower than it was while it was measured
@@ -64,6 +65,6 @@ class Pace:
             if self.overruns > allowed * self.tasks:
                 raise EmulationError(
                     f"{self.overruns} of {self.tasks} emulated tasks took real work for more than half of their time, "
-                    f"so this run says nothing of its schedule: give stretch={2 * self.stretch:.3g}, or have nothing "
-                    "else run on this machine"
+                    f"so this run says nothing of its schedule: give stretch={short_number(2 * self.stretch)}, "
+                    "or have nothing else run on this machine"
                 )

@@ -4,7 +4,7 @@ import { getJson } from "./api.js";
 import { $, make, setText } from "./dom.js";
 
 const EVERY = 1000; // milliseconds
-const PARTS = [["compute_ms", "compute"], ["network_ms", "network"], ["disk_ms", "disk"]];
+const PARTS = [["compute_ms", "compute"], ["network_ms", "others"], ["disk_ms", "disk"]];
 
 export class House {
   constructor(panel, store, shown) {

@@ -29,7 +29,7 @@ ACCEPTED = (
     f"an alias ({', '.join(ALIASES)}), a directory in Hugging Face format, a .gguf file, a pack directory, or a hub id "
     "such as Qwen/Qwen3-0.6B or, of GGUF files, owner/name:Q4_K_M"
 )
-_MAKING = 1  # goes up where the same source gives another pack than before
+_MAKING = 2  # goes up where the same source gives another pack than before
 _SMALL = 1 << 20  # bytes up to which a file counts with its content
 _PARTS = (
     "*.safetensors",

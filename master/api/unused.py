@@ -86,4 +86,4 @@ _ADVICE = {
 
 def advice_on(name: str) -> str:
     """Return what is told of a field that is not known, or not with this value."""
-    return f"this server cannot do what the field asks for; {_ADVICE.get(name, 'leave it out')}"
+    return f"this field is not supported, or not with this value; {_ADVICE.get(name, 'leave it out')}"

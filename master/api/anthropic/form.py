@@ -146,6 +146,9 @@ class CountForm(Body):
         only = choice.name if choice and choice.type == "tool" else None
         if choice and choice.type == "tool" and only is None:
             raise RequestError("a choice of type tool has the tool's name", "tool_choice.name", "invalid_value")
+        if choice and choice.type != "tool" and choice.name is not None:
+            refusal = "tool_choice.name: it goes with a choice of type tool; leave it out"
+            raise RequestError(refusal, "tool_choice.name", "invalid_value")
         several = not (choice and choice.disable_parallel_tool_use)
         output, use = self.output_config or OutputConfig(), tool_use(tools, word, only, several, others)
         grammar = grammars.of_schema(output.format.schema_) if output.format else None
@@ -154,8 +157,8 @@ class CountForm(Body):
         if continued:
             field = f"messages[{len(self.messages) - 1}]"
             if said[-1].get("tool_calls"):
-                said_ = "the last message uses a tool; send what the tool answered"
-                raise RequestError(f"{field}: {said_}", field, "invalid_value")
+                refusal = "the last message uses a tool; send what the tool answered"
+                raise RequestError(f"{field}: {refusal}", field, "invalid_value")
             check_continued(field, use, grammar is not None)
         thinking = self.thinking.type != "disabled" if self.thinking else None
         return ChatAsk(

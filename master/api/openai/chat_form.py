@@ -17,6 +17,7 @@ from master.api.openai.fields import (
     TokenLimit,
     grammar_of,
     limit_of,
+    one_of,
 )
 from master.api.unused import CACHING, SENT_BACK
 from master.generation.client import Client
@@ -163,7 +164,7 @@ class ChatForm(CommonFields):
         grammar, field = grammar_of(self.response_format)
         wanted = Wanted(
             self.sampling(),
-            limit_of(self.max_completion_tokens or self.max_tokens),
+            limit_of(one_of(self, "max_completion_tokens", "max_tokens")),
             self.stops(),
             (self.top_logprobs or 0) if self.logprobs else None,
             self.n or 1,
@@ -269,7 +270,7 @@ def as_message(message: ChatMessage, index: int) -> Message:
         said["tool_calls"] = [_call(call, index, place) for place, call in enumerate(message.tool_calls)]
     elif message.content is None and role != "assistant":
         raise RequestError("a message has no content", f"messages[{index}].content", "invalid_value")
-    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    thought = one_of(message, "reasoning_content", "reasoning")
     more = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thought}
     return said | {name: value for name, value in more.items() if value is not None}
 

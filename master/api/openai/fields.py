@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from master.api.answers import grammars
+from master.api.failures import RequestError
 from master.api.forms import Body, FormPart
 from master.api.unused import CACHING, CALLER, NEUTRAL, SWITCHED_OFF
 from master.generation.sampler import REPEAT_PENALTY, Sampling
@@ -58,7 +59,7 @@ class SamplingFields(Body):
             "temperature": self.temperature,
             **nucleus(self.top_p, self.top_k),
             "min_p": self.min_p,
-            "repeat_penalty": self.repetition_penalty if self.repeat_penalty is None else self.repeat_penalty,
+            "repeat_penalty": one_of(self, "repeat_penalty", "repetition_penalty"),
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
             "seed": self.seed,
@@ -72,6 +73,16 @@ def nucleus(top_p: float | None, top_k: int | None) -> dict[str, float | int | N
     if top_p == 0:
         return {"top_k": 1}
     return {"top_p": top_p, "top_k": 0 if top_k == -1 else top_k}
+
+
+def one_of(form: FormPart, *names: str) -> Any:
+    """Return the value of a field that has several names; raise RequestError if two of them differ."""
+    given = {name: getattr(form, name) for name in names if getattr(form, name) is not None}
+    if len(set(given.values())) > 1:
+        last = names[-1]
+        said = f"{last}: it is another value than that of {names[0]}, which means the same; leave one of the two out"
+        raise RequestError(said, last, "invalid_value")
+    return next(iter(given.values()), None)
 
 
 def limit_of(tokens: int | None) -> int | None:

@@ -92,6 +92,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         said(stream_options={"include_obfuscation": True}),
         "stream_options.include_obfuscation",
     ),
+    "two limits": (CHAT, {"messages": [ASKED], "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    "two penalties": (CHAT, said(repeat_penalty=1.1, repetition_penalty=1.2), "repetition_penalty"),
+    "the name of a tool that need not be called": (
+        MESSAGES,
+        {"model": MODEL, "max_tokens": 5, "messages": [ASKED], "tool_choice": {"type": "auto", "name": "f"}},
+        "tool_choice.name",
+    ),
     "a field that nobody knows": (CHAT, said(tempreature=1), "tempreature"),
 }
 

@@ -58,7 +58,7 @@ def directory_of(variable: str, standard: str, inside_home: str) -> Path:
     """
     if chosen := os.environ.get(variable):
         path = user_path(chosen)
-        if path.exists() and not path.is_dir():
+        if _is_something_else(path):
             raise UsageError(f"{variable} is {str(path)!r}, which is not a directory; set it to one")
         return path
     base = Path(os.environ.get(standard, ""))
@@ -72,6 +72,14 @@ def directory_of(variable: str, standard: str, inside_home: str) -> Path:
     return found / inside_home / "tpi"
 
 
+def _is_something_else(directory: Path) -> bool:
+    """Return True if there is something that is not a directory; what cannot be looked at is said where it is used."""
+    try:
+        return directory.exists() and not directory.is_dir()
+    except OSError:  # no permission, or too long a name
+        return False
+
+
 class UserPath(click.Path):
     """The type of an option or an argument that is a path."""
 
@@ -81,7 +89,7 @@ class UserPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the `Path`; raise a UsageError if `value` cannot be one."""
         found = user_path(os.fspath(value))
-        if not self.file_okay and found.exists() and not found.is_dir():  # a FIFO, for example
+        if not self.file_okay and _is_something_else(found):  # a FIFO, for example
             self.fail(f"{str(found)!r} is not a directory; give another path", param, ctx)
         return super().convert(found, param, ctx)
 

@@ -1,5 +1,6 @@
 """Paths that a user or the environment gives: what each means, and one sentence for each that cannot be one."""
 
+import logging
 import os
 import pwd
 import re
@@ -85,6 +86,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TPI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TPI_CONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(logging, "basicConfig", lambda **options: None)  # `tpi worker` sets up the whole process's
     Path("file").write_bytes(b"\xff\xfe")
     Path("full").mkdir()
     Path("full", "file").touch()
@@ -131,6 +133,20 @@ def test_every_command_says_one_sentence_of_an_odd_path(
         assert said, (command, path)
         assert "Traceback" not in "".join(said)
         assert said[-1].startswith(("tpi: ", "Error: ")), said
+
+
+@pytest.mark.parametrize("variable", ["TPI_CACHE", "TPI_CONFIG", "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"])
+@pytest.mark.parametrize("command", ["ls", "rm x", "pull smollm2-135m", "keys list", "run -m m.gguf -p hi"])
+def test_every_command_says_one_sentence_of_an_odd_environment(
+    command: str, variable: str, places: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in FAMILIAR:
+        monkeypatch.setenv(name, str(places / "file"))  # where nothing can be written
+    for path in ("file", "fifo", "full/file/x", "dangling", "loop/x", "n" * 300, "~no-such-user/x", "caf\udce9"):
+        monkeypatch.setenv(variable, path)
+        run_command(command.split())
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("tpi: ", "Error: "))]
+        assert len(said) <= 1, (path, said)
 
 
 @pytest.mark.parametrize("variable", ["TPI_CACHE", "HOME"])

@@ -5,9 +5,11 @@ import asyncio
 from starlette.types import Message, Receive
 
 from master.api.failures import CLIENT_GONE, RETRY_S, ApiFailure, refusal
+from master.api.forms import MOST_VALUES, has_more_values
 from master.api.state import ServeLimits
 
 _DIGITS = 20  # of a length
+_FIELDS = 4096  # values beside those of the longest list
 
 
 class BodyRoom:
@@ -35,9 +37,12 @@ class HeldBody:
         if length is not None and (len(length) > _DIGITS or not length.isdecimal() or int(length) > most):
             return too_large
         try:
-            return await asyncio.wait_for(self._read(receive, most, too_large), limits.body_s)
+            failure = await asyncio.wait_for(self._read(receive, most, too_large), limits.body_s)
         except asyncio.TimeoutError:
             return refusal(408, f"the body did not come within {limits.body_s:.0f} s", code="timeout")
+        if failure is None and has_more_values(b"".join(self._parts).decode("latin-1"), MOST_VALUES + _FIELDS):
+            return refusal(400, f"the body has more than {MOST_VALUES} values; ask for less", code="invalid_value")
+        return failure
 
     def replayed(self, receive: Receive) -> Receive:
         """The body at once, kept here no longer; then whatever comes: that the client left."""

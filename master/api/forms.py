@@ -95,6 +95,14 @@ def check_values(value: Any, field: str) -> None:
         raise RequestError(f"{field}: {problem}", field, "invalid_value")
 
 
+def has_more_values(text: str, most: int) -> bool:
+    """Return whether JSON has more than `most` values, without parsing it: that would hold up every other client."""
+    if sum(map(text.count, _OPENING)) <= most:
+        return False
+    structure = _STRINGS.sub("", text)
+    return sum(map(structure.count, _OPENING)) > most
+
+
 def call_arguments(text: str | None, field: str) -> dict[str, Any] | str:
     """Return the arguments of a call in a history as an object; text that is not a JSON object stays text.
 
@@ -104,10 +112,8 @@ def call_arguments(text: str | None, field: str) -> dict[str, Any] | str:
         RequestError: about `field`, if there are more than MOST_INNER values, or as `check_values`.
     """
     text = text or "{}"
-    if sum(map(text.count, _OPENING)) > MOST_INNER:
-        structure = _STRINGS.sub("", text)
-        if sum(map(structure.count, _OPENING)) > MOST_INNER:  # parsing it would hold up every other client
-            raise RequestError(f"{field}: there are more than {MOST_INNER} values", field, "invalid_value")
+    if has_more_values(text, MOST_INNER):
+        raise RequestError(f"{field}: there are more than {MOST_INNER} values", field, "invalid_value")
     try:
         value = json.loads(text)
     except json.JSONDecodeError:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from threading import Lock
@@ -54,8 +55,8 @@ class ConfinedProcess:
         self._lock = Lock()
 
     def start(self) -> None:
-        """Start the child, if there is none, so that it loads while other things happen."""
-        with self._lock:
+        """Start the child, if there is none, so that it loads while other things happen; `ask` says why it cannot."""
+        with self._lock, suppress(ConfinedError):
             self._started()
 
     def ask(self, request: Any) -> Any:
@@ -63,7 +64,7 @@ class ConfinedProcess:
 
         Raises:
             LimitError: if it took more than the limits allow; the child is replaced.
-            ConfinedError: if the work raised an error, or the child ended.
+            ConfinedError: if the work raised an error, or the child ended or cannot be started.
         """
         with self._lock:
             child = self._started()
@@ -83,7 +84,10 @@ class ConfinedProcess:
 
     def _started(self) -> "_Child":
         if self._child is None:
-            self._child = _Child(self._module, self._limits)
+            try:
+                self._child = _Child(self._module, self._limits)
+            except OSError as error:
+                raise ConfinedError(f"a process for it cannot be started: {error.strerror}") from error
         return self._child
 
     def _end(self) -> None:

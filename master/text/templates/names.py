@@ -1,6 +1,6 @@
 """Names in chat templates that a caller may not give: those of the server, of Hugging Face, of Jinja and of Python."""
 
-_GIVEN = {"messages", "tools", "bos_token", "eos_token", "add_generation_prompt", "continue_final_message"}
+_GIVEN = {"messages", "replay", "tools", "bos_token", "eos_token", "add_generation_prompt", "continue_final_message"}
 _GLOBALS = {"raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace"}
 _OF_JINJA = {"self", "super", "loop", "caller", "varargs", "kwargs", "context", "environment"}
 _WORDS = {

@@ -53,7 +53,7 @@ INNER = {
     "too long a number": f'{{"a": {"9" * 10_000}}}',
 }
 RESERVED = (
-    *("messages", "self", "replay-", "tools", "bos_token", "add_generation_prompt", "raise_exception", "namespace"),
+    *("messages", "self", "replay", "tools", "bos_token", "add_generation_prompt", "raise_exception", "namespace"),
     *("range", "loop", "__class__", "_x", "true", "if", "a b", "1a", "", "\u00e9", "caller", "context"),
 )
 
@@ -108,7 +108,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "more items than tokens": ("/v1/responses", {"input": [SHORT] * 10_000}, "input"),
     "a long text of a response": ("/v1/responses", {"input": "Hello you " * 200}, "input"),
     "tools without end": (CHAT, said(tools=[TOOL] * 20_000), "tools"),
-    "values without end": (CHAT, said(metadata=["x"] * 300_000), "metadata"),
+    "values without end": (CHAT, said(metadata=["x"] * 300_000), None),
+    "lists without end": (CHAT, said(metadata=[[]] * 900_000), None),
     "values in values": (CHAT, said(metadata=deep(200)), "metadata"),
     "an empty prompt": (TEXT, {"prompt": ""}, "prompt"),
     "a token that is none": (TEXT, {"prompt": [5, 999999]}, "prompt"),

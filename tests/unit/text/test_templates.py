@@ -1,5 +1,7 @@
 """Chat templates: Hugging Face's helpers work, and whatever a template does ends soon, small, and in one sentence."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -161,6 +163,17 @@ def test_the_child_ends_with_its_parent() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int(done.stdout)).wait(60)
+
+
+def test_a_child_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with closing(ChatTemplate("x", "tiny")) as template:
+        template.start()
+        with pytest.raises(ModelError, match="a process for it cannot be started: Too many open files"):
+            template.render(HELLO, {})
 
 
 def test_memory_is_watched_where_the_system_does_not_limit_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The memory of one device, up to a hard limit that is never exceeded."""
 
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -55,17 +55,20 @@ class Arena:
         allocate: Callable[[int], Bytes] = page_buffer,
         release: Callable[[Bytes], None] = drop,
         beside: Callable[[int], int] = alone,
+        allocate_cut: Callable[[int, Sequence[int]], Bytes] | None = None,
     ) -> None:
         """`limit` is in bytes; None: whatever the system gives. `allocate` makes a zeroed buffer of so many bytes.
 
         `release` is called with each buffer that was freed. `beside` is told how many bytes of the limit are left to
-        others, and says how many they take, when they have given back what they can.
+        others, and says how many they take, when they have given back what they can. `allocate_cut` makes a buffer that
+        may be cut at some offsets: for a device that gives no more than so much in one piece.
         """
         self.limit = limit
         self._device = device
         self._allocate = allocate
         self._release = release
         self._beside = beside
+        self._allocate_cut = allocate_cut
         self._lock = Lock()
         self._used = 0
         self._held: dict[int, Bytes] = {}  # by address
@@ -76,8 +79,10 @@ class Arena:
         """Bytes that are allocated now, in whole pages."""
         return self._used
 
-    def allocate(self, size: int) -> Bytes:
+    def allocate(self, size: int, cuts: Sequence[int] = ()) -> Bytes:
         """`size` bytes, 1-D uint8, zeroed, from the start of a page on; the rest of the last page is nobody else's.
+
+        `cuts` are offsets, in order, that no array which a kernel or a copy is given reaches across.
 
         Raises:
             DeviceFullError: if they do not fit beside what is allocated; names the smallest limit that would do.
@@ -87,7 +92,7 @@ class Arena:
         with self._lock:
             self._used += round_up(size)  # first: what lies beside it may ask meanwhile how much there is left
             try:
-                memory = self._within_limit(round_up(size))
+                memory = self._within_limit(round_up(size), cuts)
             except BaseException:
                 self._used -= round_up(size)
                 raise
@@ -96,11 +101,11 @@ class Arena:
             insort(self._starts, start)
         return memory[:size]
 
-    def _within_limit(self, size: int) -> Bytes:
+    def _within_limit(self, size: int, cuts: Sequence[int]) -> Bytes:
         """`size` bytes that are counted already."""
         if self.limit is not None and (used := self._used + self._beside(self.limit - self._used)) > self.limit:
             raise DeviceFullError(self._device, self.limit, used)
-        return self._allocate(size)
+        return self._allocate_cut(size, cuts) if cuts and self._allocate_cut else self._allocate(size)
 
     def free(self, memory: Bytes) -> None:
         """Give back what `allocate` returned; no view of it may be used any more.
@@ -136,6 +141,17 @@ class Arena:
         """
         if not self.owns(array):
             raise DeviceError(f"{what} must lie in the memory of {self._device}; allocate them there and copy them")
+
+
+def cuts_between(slots: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the offsets, in order, at which no slot begins before and ends behind; a slot is its begin and its end."""
+    found: list[int] = []
+    end = 0
+    for begin, stop in sorted(slots):
+        if begin >= end and begin:
+            found.append(begin)
+        end = max(end, stop)
+    return found
 
 
 def bounds(array: Array) -> tuple[int, int]:

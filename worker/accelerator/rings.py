@@ -40,7 +40,10 @@ class Rings:
         self._devices, self._window = devices, window
         contents = {piece: self._contents(plan, piece, part) for piece, part in fed.items()}
         cards = zip(plan.cards, devices, strict=False)  # to the last ones nothing may be dealt
-        parts = [RingPart(device, placed.allocate(device, plan.ring_bytes(card))) for card, device in cards]
+        parts = [
+            RingPart(device, placed.allocate(device, plan.ring_bytes(card), plan.ring_cuts(card)))
+            for card, device in cards
+        ]
         together = any(each.in_turn for each in contents.values())
         groups = [frozenset(fed)] if together else [plan.on(card) for card in plan.cards]
         self._group = {piece: number for number, group in enumerate(groups) for piece in group}

@@ -58,7 +58,8 @@ class ExpertAccelerated(Accelerated):
         if window.kept is None:
             raise PlanError("experts come to the accelerator from memory, which does not hold all; give more --memory")
         units, plan = self._units(window.kept), self.experts
-        memory = self._placed.allocate(self.device, plan.arena_bytes)
+        slots = range(plan.slot_bytes, plan.arena_bytes, plan.slot_bytes)
+        memory = self._placed.allocate(self.device, plan.arena_bytes, slots)
         recording = recording_of(self._plan.routing, list(units))
         self.arena = ExpertArena(self.device, memory, units, plan.costs, self._queue, recording, self._trace)
         super().open_rings(window)

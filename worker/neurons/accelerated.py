@@ -1,6 +1,7 @@
 """A node's accelerator at work beside the CPU, neuron by neuron: its arena, its predictors, and their blocks."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
@@ -57,7 +58,8 @@ class NeuronAccelerated(Accelerated):
         if window.kept is None:
             raise PlanError("neurons migrate from the host's memory, which does not hold them all; give more --memory")
         layers = self._layers(window.kept)
-        memory = self._placed.allocate(self.device, arena_bytes(list(layers.values())))
+        ends = list(accumulate(layer.nbytes for layer in layers.values()))
+        memory = self._placed.allocate(self.device, arena_bytes(list(layers.values())), ends[:-1])
         setup = self._neurons.setup
         self.arena = NeuronArena(
             self.device, memory, list(layers.values()), self._queue, setup.moving, trace=self._trace, clock=self._clock

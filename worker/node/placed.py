@@ -42,9 +42,9 @@ class Placed:
             device.copy(part, data[begin:end]).wait()
         return data
 
-    def allocate(self, device: Device, size: int) -> Bytes:
-        """`size` zeroed bytes of the memory of `device`. Errors as `load`."""
-        memory = device.memory.allocate(size)
+    def allocate(self, device: Device, size: int, cuts: Sequence[int] = ()) -> Bytes:
+        """`size` zeroed bytes of the memory of `device`. `cuts` as for `Arena.allocate`, errors as `load`."""
+        memory = device.memory.allocate(size, cuts)
         self._held.append((device, memory))
         return memory
 

@@ -116,6 +116,10 @@ class BatchPlan(OffloadPlan):
         ]
         return with_lags(uses, [piece.nbytes for piece in self.pieces], 2 * self.layer_bytes, offsets)
 
+    def ring_cuts(self, card: int) -> list[int]:
+        """See `OffloadPlan.ring_cuts`; chunks lie in places of their own, which are not cut."""
+        return []
+
     def ring_bytes(self, card: int) -> int:
         """See `OffloadPlan.ring_bytes`."""
         return 2 * self.layer_bytes

@@ -21,6 +21,7 @@ from scheduler.model.placement import Placement
 from scheduler.model.ring import Ring, smallest
 from scheduler.transfer.merged import merged
 from tpi.config import ModelConfig
+from tpi.devices.arena import cuts_between
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
@@ -101,6 +102,17 @@ class OffloadPlan:
     def ring_bytes(self, card: int) -> int:
         """Bytes of an accelerator's larger ring, of long steps or of short ones: they take turns."""
         return max(self.ring(there & self.on(card)).size for there in (self.long, self.short))
+
+    def ring_cuts(self, card: int) -> list[int]:
+        """Return the offsets in an accelerator's ring that no piece reaches across, in long steps or in short ones."""
+        mine = self.on(card)
+        rings = [self.ring(there & pieces) for there in (self.long, self.short) for pieces in (mine, there)]
+        return cuts_between(
+            (offset, offset + _size(self.pieces[piece]))
+            for ring in rings
+            for piece, offset in zip(ring.blocks, ring.offsets, strict=True)
+            if piece in mine
+        )
 
     def deepened(self, rooms: Sequence[int]) -> "OffloadPlan":
         """The same with the deepest rings that so many bytes of each accelerator hold: uneven pieces even out."""

@@ -13,7 +13,9 @@ from tests.support.devices.opencl_device import opencl_device
 from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format
 from tpi.devices.base import shares_memory
+from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
+from tpi.devices.pages import round_up
 from tpi.kv import KvDtype
 from tpi.pack.reader import Pack
 
@@ -43,6 +45,27 @@ def test_what_a_chip_takes_of_the_hosts_memory_is_within_the_nodes_budget(
             assert device.used + node.budget.used - node.offload.shared_bytes <= 12 << 20
             assert node.budget.used <= 12 << 20
             assert weights != "gpu" or device.memory.used >= weights_bytes(pack)
+
+
+def test_a_ring_is_of_buffers_that_the_driver_gives(
+    tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some give a quarter of the card at most in one piece; here it is the largest block."""
+    pack = tiny_pack("llama", "q8")
+    asked = prompts(pack.config.vocab, 2, seed=3)
+    small: dict[str, Any] = {"context": 64, "pool": 8}
+    with closing(in_process_deployment(pack, [1], tmp_path / "host", **small)) as deployment:
+        expected = answers(deployment, asked)
+        largest = max(round_up(block.nbytes) for block in deployment.node._residence.segments)
+    monkeypatch.setattr(OpenClCard, "largest", lambda card: largest)
+    with (
+        opencl_device() as device,
+        offloaded(pack, tmp_path / "card", {0: device}, OffloadOptions("ram", crossover=1), **small) as deployment,
+    ):
+        offload = deployment.node.offload
+        assert offload is not None
+        assert offload.ring_bytes(1) > largest
+        assert answers(deployment, asked) == expected
 
 
 @pytest.mark.parametrize(("dtype", "weights", "kv", "pipeline", "batch", "crossover", "kv_dtype"), CASES)

@@ -7,8 +7,9 @@ no mistake is taken for zeros.
 """
 
 import mmap
-from bisect import bisect_right, insort
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from threading import Lock
 from typing import Any
 
@@ -30,32 +31,46 @@ def reserve(size: int) -> Bytes:
 class Addresses:
     """The buffers of one device by the addresses that stand for them. May be used by several threads."""
 
-    def __init__(self, device: str, create: Callable[[int], Any]) -> None:
-        """`create` makes a zeroed `pyopencl.Buffer` of so many bytes, or raises."""
+    def __init__(self, device: str, create: Callable[[int], Any], most: Callable[[], int] = lambda: 1 << 62) -> None:
+        """`create` makes a zeroed `pyopencl.Buffer` of so many bytes, or raises; `most`: of one buffer."""
         self._device = device
         self._create = create
+        self._most = most
         self._lock = Lock()
         self._buffers: dict[int, Any] = {}  # by first address
         self._starts: list[int] = []  # in order
 
     def allocate(self, size: int) -> Bytes:
         """A new buffer's name; for `Arena`."""
+        return self.allocate_cut(size, ())
+
+    def allocate_cut(self, size: int, cuts: Sequence[int]) -> Bytes:
+        """The name of new memory; where one buffer may not be so large, of several that end at some of `cuts`."""
         if not size:
             return np.empty(0, np.uint8)
-        buffer, memory = self._create(size), reserve(size)
+        with ExitStack() as stack:
+            made: list[tuple[int, Any]] = []
+            for begin, end in _parts(size, cuts, self._most() if cuts else size):
+                made.append((begin, self._create(end - begin)))
+                stack.callback(made[-1][1].release)
+            memory = reserve(size)
+            stack.pop_all()
         start = bounds(memory)[0]
         with self._lock:
-            self._buffers[start] = buffer
-            insort(self._starts, start)
+            for begin, buffer in made:
+                self._buffers[start + begin] = buffer
+                insort(self._starts, start + begin)
         return memory
 
     def release(self, memory: Bytes) -> None:
-        """Give a buffer back; its addresses stay taken for as long as an array refers to them."""
-        start = bounds(memory)[0]
+        """Give buffers back; their addresses stay taken for as long as an array refers to them."""
+        start, end = bounds(memory)
         with self._lock:
-            self._starts.remove(start)
-            buffer = self._buffers.pop(start)
-        buffer.release()
+            mine = self._starts[bisect_left(self._starts, start) : bisect_left(self._starts, end)]
+            buffers = [self._buffers.pop(each) for each in mine]
+            self._starts = [each for each in self._starts if each not in set(mine)]
+        for buffer in buffers:
+            buffer.release()
 
     def locate(self, array: Array) -> tuple[Any, int]:
         """The buffer that holds an array's bytes, which are not none, and the offset of the first in it.
@@ -80,3 +95,14 @@ class Addresses:
             self._starts.clear()
         for buffer in buffers:
             buffer.release()
+
+
+def _parts(size: int, cuts: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Begins and ends of as few parts as there can be, of `most` bytes each as far as `cuts` allow."""
+    begin = last = 0
+    for cut in (*cuts, size):
+        if cut - begin > most and last > begin:
+            yield begin, last
+            begin = last
+        last = cut
+    yield begin, size

@@ -14,6 +14,7 @@ from tpi.devices.opencl.addresses import Addresses
 from tpi.devices.opencl.buffers import BufferPool, PooledBuffer
 from tpi.devices.opencl.discover import opencl
 from tpi.devices.opencl.programs import Program, Programs
+from tpi.devices.pages import PAGE
 from tpi.errors import DeviceError
 from tpi.kernels.spec import F32
 
@@ -31,11 +32,18 @@ class OpenClCard:
         with self.explained():
             self.context = cl.Context([device])
             self._queue = cl.CommandQueue(self.context)
-        self.addresses = Addresses(name, self._create)
+        self.addresses = Addresses(name, self._create, self.largest)
         self._programs = Programs(self.context)
         self._pool = BufferPool(name, partial(cl.Buffer, self.context, cl.mem_flags.READ_WRITE), self._queue.finish)
         self._lock = RLock()
-        self.memory = Arena(name, limit, self.addresses.allocate, self.addresses.release, self._trimmed)
+        self.memory = Arena(
+            name, limit, self.addresses.allocate, self.addresses.release, self._trimmed, self.addresses.allocate_cut
+        )
+
+    def largest(self) -> int:
+        """Return the bytes that the device gives in one piece."""
+        with self.explained():
+            return int(self.device.max_mem_alloc_size) // PAGE * PAGE
 
     @property
     def working_bytes(self) -> int:
@@ -116,8 +124,7 @@ class OpenClCard:
     def _create(self, size: int) -> Any:
         """A zeroed buffer: writing to it shows whether it is there."""
         cl = opencl()
-        with self.explained():
-            most = self.device.max_mem_alloc_size
+        most = self.largest()
         if size > most:
             raise DeviceError(
                 f"{self.name} gives at most {most} bytes in one piece, not {size}: hold less at once on it"

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.devices.opencl_device import fetched, hold, holding, opencl_device
-from tests.support.kernels.kernel_cases import ffn_case
+from tests.support.kernels.kernel_cases import ffn_case, reference
+from tpi.devices.arena import cuts_between
 from tpi.devices.base import wait_all
+from tpi.devices.opencl.addresses import Addresses
 from tpi.devices.opencl.copies import pinned
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.devices.pages import PAGE, Bytes, round_up
@@ -157,6 +159,81 @@ def test_a_copy_ends_when_it_ends(small: OpenClDevice) -> None:
     wait_all([upload, upload])
     assert upload.done
     np.testing.assert_array_equal(fetched(small, there), here)
+
+
+class Room:
+    """A `pyopencl.Buffer` of so many bytes, of which there is a list."""
+
+    def __init__(self, size: int, made: list["Room"]) -> None:
+        self.size, self.made = size, made
+        made.append(self)
+
+    def release(self) -> None:
+        self.made.remove(self)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.integers(1, 40),
+)
+@settings(max_examples=60)
+def test_memory_that_may_be_cut_is_of_buffers_that_are_not_too_large(slots: list[int], most: int) -> None:
+    """Every slot lies in one of them, from the offset on that it has there."""
+    made: list[Room] = []
+    addresses = Addresses("card", lambda size: Room(size, made), lambda: most * PAGE)
+    ends = [sum(slots[: at + 1]) * PAGE for at in range(len(slots))]
+    memory = addresses.allocate_cut(ends[-1], cuts_between(zip([0, *ends], ends, strict=False)))
+    other = addresses.allocate(PAGE)
+    assert all(room.size <= most * PAGE or room.size in {slot * PAGE for slot in slots} for room in made)
+    assert most < max(slots) or len(made) - 1 <= 2 * -(-sum(slots) // most)
+    taken: dict[int, int] = {}
+    for begin, end in zip([0, *ends], ends, strict=False):
+        buffer, offset = addresses.locate(memory[begin:end])
+        assert offset == taken.get(id(buffer), 0)
+        taken[id(buffer)] = offset + end - begin
+    if len(made) > 2:
+        with pytest.raises(DeviceError, match="names no memory"):
+            addresses.locate(memory)
+    addresses.release(memory)
+    assert [room.size for room in made] == [PAGE]
+    addresses.release(other)
+    assert not made
+
+
+def test_a_refused_part_gives_back_those_before_it() -> None:
+    made: list[Room] = []
+
+    def create(size: int) -> Room:
+        if len(made) == 2:
+            raise DeviceError("no more")
+        return Room(size, made)
+
+    with pytest.raises(DeviceError, match="no more"):
+        Addresses("card", create, lambda: PAGE).allocate_cut(3 * PAGE, [PAGE, 2 * PAGE])
+    assert not made
+
+
+def test_slots_of_a_device_that_gives_little_at_once_hold_and_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three blocks in one arena, of which the driver gives one at a time."""
+    with opencl_device(1 << 22) as device:
+        cases = [ffn_case(np.random.default_rng(seed), format="q8", tokens=2) for seed in range(3)]
+        size = round_up(cases[0].data.size)
+        monkeypatch.setattr(device._card, "largest", lambda: size + PAGE)
+        monkeypatch.setattr(device._card.addresses, "_most", lambda: size + PAGE)
+        with pytest.raises(DeviceError, match="in one piece"):
+            device.memory.allocate(3 * size)
+        memory = device.memory.allocate(3 * size, [size, 2 * size])
+        for at, case in enumerate(cases):
+            slot = memory[at * size :][: case.data.size]
+            device.copy(case.data, slot).wait()
+            np.testing.assert_allclose(
+                device.kernels.ffn(case.spec, slot, case.x),
+                reference.ffn(case.spec, case.data, case.x),
+                rtol=0,
+                atol=1e-3,
+            )
+        device.memory.free(memory)
+        assert device.memory.used == 0
 
 
 class Failed:

@@ -40,6 +40,16 @@ def test_two_turns(served: Served, http: httpx.Client, tmp_path: Path) -> None:
     assert done.stdout.split()[: len(said[2]["content"].split())] == said[2]["content"].split()
 
 
+def test_a_cut_answer_goes_on_in_its_turn(served: Served, tmp_path: Path) -> None:
+    cut, longer = tmp_path / "cut.json", tmp_path / "longer.json"
+    done = chat(served.url, f"Hello\n/save {cut}\n/continue\n/save {longer}\n", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("cut at -n 8: /continue goes on") == 2
+    (_, first), (_, second) = (json.loads(file.read_text())["messages"] for file in (cut, longer))
+    assert second["content"].startswith(first["content"])
+    assert len(second["content"]) > len(first["content"])
+
+
 def test_a_long_conversation_drops_its_oldest_turns(served: Served, tmp_path: Path) -> None:
     long = "Hello you there " * 40
     done = chat(served.url, f"{long}\n{long}\n{long}\n", tmp_path)
@@ -143,4 +153,4 @@ def test_ctrl_c_stops_the_servers_answer_and_what_came_of_it_counts(cat: str, tm
 
 
 def test_a_pipe_gets_markdown_as_it_is(cat: str, tmp_path: Path) -> None:
-    assert chat(cat, "Tell me\n", tmp_path).stdout == "".join(PIECES).removesuffix("\x1b[2J") + "\n"
+    assert chat(cat, "Tell me\n", tmp_path).stdout == "".join(PIECES) + "\n"

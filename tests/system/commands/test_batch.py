@@ -24,7 +24,7 @@ def request(number: int) -> dict[str, Any]:
     words = " ".join(str(number * step % 97) for step in range(1 + number % 13))
     body: dict[str, Any] = {"temperature": 0, "max_tokens": 1 + number * 7 % 40}
     if number % 9 == 8:
-        body["max_tokens"] = -1
+        body["max_tokens"] = -2
     if number % 2:
         body["messages"] = [{"role": "user", "content": words}]
     else:

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import time
 
 from allreduce.base import GroupSpec
+from tpi.system.private import make_private, private
 from tpi.topology.links import Link, LinkTable
 
 FRESH_S = 24 * 3600.0
@@ -66,9 +67,10 @@ def save(path: Path, spec: GroupSpec, table: LinkTable, known: dict[Pair, Known]
             confirmed = before is not None and _same(before.link, link)
             entries[_key(spec, *pair)] = [link.latency_s, link.bytes_per_s, time(), int(confirmed)]
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(entries, indent=1))
+        with open(partial, "w", opener=private) as file:
+            json.dump(entries, file, indent=1)
         partial.replace(path)
 
 

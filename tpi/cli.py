@@ -86,6 +86,7 @@ def version() -> None:
 def main() -> None:
     """Entry point: what goes wrong becomes one sentence and its exit code, never a traceback."""
     filter_output()
+    os.umask(0o077)  # traces, records, shards and answers tell of prompts: they are their owner's alone
     sys.exit(run_command(sys.argv[1:]))
 
 

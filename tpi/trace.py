@@ -8,11 +8,13 @@ Where nothing is recorded, `OFF` stands in: its `span` is one shared object that
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from struct import Struct
 from threading import Lock
 from types import TracebackType
@@ -20,6 +22,8 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+
+from tpi.system.private import FILE, private
 
 TransferKind = Literal["weight load", "kv load", "kv save"]
 Kind = Literal["compute", "allreduce", "load", "stall", "accelerator", "attention", TransferKind]
@@ -183,7 +187,9 @@ def write_chrome(path: Path, nodes: Sequence[NodeTrace], zero: int) -> None:
         OSError: if the file cannot be written.
     """
     events = (event for pid, node in enumerate(nodes) for event in _events(pid, node, zero))
-    with path.open("w") as file:
+    with open(path, "w", opener=private) as file:
+        if S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), FILE)  # it may have been there
         file.write('{"displayTimeUnit": "ms", "traceEvents": [')
         for number, event in enumerate(events):
             file.write((",\n" if number else "\n") + json.dumps(event))

@@ -11,6 +11,7 @@ from tpi.net.fields import Card, MachineSpeed, Profile
 from tpi.net.messages import NodeOptions
 from tpi.system.machine import disk_free, usable_cores
 from tpi.system.memory import resident_memory, total_memory
+from tpi.system.private import make_private
 from tpi.text import plain
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -40,7 +41,7 @@ def measure_machine(
 def _disk_free(cache: Path) -> int:
     """Bytes free where the cache is, which is made again if it went away; 0 if it cannot be."""
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        make_private(cache)
         return disk_free(cache)
     except OSError:
         return 0

@@ -3,10 +3,11 @@
 import hmac
 import json
 import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address
 from secrets import token_hex
 from time import perf_counter
 
@@ -21,6 +22,9 @@ from tpi.text import plain
 
 OPEN_PATHS = frozenset({"/health"})
 _NAMES = ("localhost",)
+_HOST = re.compile(
+    r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[^\s:%\[\]@/]+))(?::[0-9]{1,5})?"
+)  # RFC 3986, no zones, no user
 
 log = logging.getLogger("tpi.serve")
 
@@ -67,7 +71,8 @@ class Guard:
         key, address = self._key_of(headers), (scope.get("client") or ("",))[0]
         sender = sender_of(address, key, self._access.keys, self._access.share_prefixes)
         scope["state"]["sender"] = sender
-        if not self._known_host(headers.get("host", "")):
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._known_host(hosts[0]):
             said = "this server answers to its addresses and to localhost; name another one with --allow-host"
             return refusal(403, said, code="unknown_host")
         if scope["path"] not in OPEN_PATHS and not self._open(scope["path"]) and not self._knows(key):
@@ -82,13 +87,21 @@ class Guard:
         return await body.read(headers.get("content-length"), receive, self._limits)
 
     def _known_host(self, host: str) -> bool:
-        """Against pages of other sites whose name was made to point here (DNS rebinding)."""
-        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        name = name.strip("[]").lower()
+        """Return True for an IP address, localhost and the names that were allowed, each with or without a port.
+
+        This refuses pages of other sites whose name was made to point here (DNS rebinding). A zone (`fe80::1%name`) is
+        refused: ip_address takes any text for one.
+        """
+        parts = _HOST.fullmatch(host.lower())
+        if parts is None:
+            return False
         with suppress(ValueError):
-            ip_address(name)
+            if parts["six"] is not None:
+                IPv6Address(parts["six"])
+            else:
+                IPv4Address(parts["name"])
             return True
-        return name in _NAMES or name in self._access.hosts
+        return parts["name"] is not None and (parts["name"] in _NAMES or parts["name"] in self._access.hosts)
 
     def _key_of(self, headers: Headers) -> str:
         """Return the key of a request: of two that it has in its headers, the one that is known."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from master.batch.source import ID, BatchLine, BatchSource
 from tpi.errors import UsageError
+from tpi.system.private import private
 
 OK = 200  # the status of an answer
 _BEGINNING = f'{{"id": "{ID}'.encode()  # of every line that is written here
@@ -90,7 +91,7 @@ class BatchResults:
         if self.path.exists() and self.path.samefile(self._source.path):
             raise UsageError(f"{self.path} is the input itself; give another -o")
         try:
-            return self.path.open("a+b", buffering=0)
+            return open(self.path, "a+b", buffering=0, opener=private)
         except OSError as error:
             raise UsageError(f"cannot write {self.path}: {error.strerror}; give another -o") from error
 

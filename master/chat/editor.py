@@ -13,6 +13,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 
 from master.chat.readers import CONTINUED, PROMPT
 from master.text.prompts import checked_text
+from tpi.system.private import make_private
 
 _MOST_HISTORY = 1 << 20  # bytes; the older half goes when a chat begins with more
 
@@ -73,7 +74,7 @@ def _history(path: Path | None) -> History:
     if path is None:
         return InMemoryHistory()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
             os.fchmod(file.fileno(), 0o600)
             _shorten(file.fileno())

@@ -137,7 +137,10 @@ def _shown(said: Condition, asked: Sequence[str]) -> Condition:
         profile = replace(profile, card=replace(profile.card, name=plain(profile.card.name)))
     version, name, used_by = map(plain, (said.version, said.name, said.used_by))
     unreached = tuple(one for one in asked if one in said.unreached)
-    return replace(said, version=version, name=name, used_by=used_by, profile=profile, unreached=unreached)
+    untried = tuple(one for one in asked if one in said.untried)
+    return replace(
+        said, version=version, name=name, used_by=used_by, profile=profile, unreached=unreached, untried=untried
+    )
 
 
 def link_from(short: float, long: float, nbytes: int) -> Link:

@@ -108,6 +108,10 @@ def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Obser
     for port in said.unreached if said else ():
         where = f"{port} (of {names.get(port, port)}) cannot be reached from there"
         yield Observation("sums", where, "let it through, or use --collective star, in which workers do not meet")
+    for port in said.untried if said else ():
+        yield Observation(
+            "sums", f"{port} (of {names.get(port, port)}) is tried from there only while both serve a run"
+        )
 
 
 def _sum_port(address: str, said: Condition) -> str:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO
 
 from tpi.errors import NodeLost, WeightsError
+from tpi.system.private import make_private, private
 
 START_S = 30.0
 STOP_S = 8.0
@@ -116,8 +117,8 @@ def _log(cache: Path) -> Path:
 
 def _opened_log(cache: Path) -> IO[bytes]:
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        return _log(cache).open("wb")
+        make_private(cache)
+        return open(_log(cache), "wb", opener=private)
     except OSError as error:
         reason = f"cannot use {cache} for a local worker: {error.strerror or error}"
         raise WeightsError(f"{reason}; give another directory with --cache") from error

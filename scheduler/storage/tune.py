@@ -13,6 +13,7 @@ from pathlib import Path
 from scheduler.storage.disk import DEFAULT_CHUNK, DEFAULT_THREADS, DirectDisk
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import PAGE, page_buffer, round_up
+from tpi.system.private import make_private, private
 
 CHUNKS = (512 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes per read
 THREADS = (4, 8)  # fewer would leave the disk idle while computing threads keep a reader from its core
@@ -169,8 +170,8 @@ def measure_reads(
 def _one_at_a_time(lock: Path) -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(OSError):  # where nothing can be written, nothing is remembered either
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(lock.open("wb")), fcntl.LOCK_EX)
+            make_private(lock.parent)
+            fcntl.flock(stack.enter_context(open(lock, "wb", opener=private)), fcntl.LOCK_EX)
         yield
 
 
@@ -192,8 +193,9 @@ def _load(record: Path) -> dict[str, DiskSpeed]:
 def _save(record: Path, known: dict[str, DiskSpeed]) -> None:
     draft = record.with_suffix(f".{os.getpid()}.tmp")
     try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps({key: asdict(speed) for key, speed in known.items()}))
+        make_private(record.parent)
+        with open(draft, "w", opener=private) as file:
+            json.dump({key: asdict(speed) for key, speed in known.items()}, file)
         draft.replace(record)
     except OSError:
         with suppress(OSError):  # a cache that cannot be written costs a second at every start, no more

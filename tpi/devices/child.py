@@ -21,6 +21,7 @@ from tpi.config import default_cache
 from tpi.devices.failures import reason
 from tpi.errors import DeviceError, TpiError
 from tpi.system.atomic import write_atomically
+from tpi.system.private import make_private
 
 _FILE = "chips.json"
 _FRESH_S = 30 * 24 * 3600.0
@@ -141,7 +142,7 @@ def _good(record: Any) -> bool:
 def _save(known: dict[str, Any]) -> None:
     with suppress(OSError, TpiError):
         cache = default_cache()
-        cache.mkdir(parents=True, exist_ok=True)
+        make_private(cache)
         write_atomically(cache / _FILE, json.dumps(known, indent=1).encode())
 
 

@@ -12,6 +12,7 @@ from zmq.utils import z85
 
 from tpi.errors import UsageError
 from tpi.keys.text import key_text, parse_key
+from tpi.system.private import make_private
 
 FILE = "identity.json"
 
@@ -66,7 +67,7 @@ def _make(path: Path) -> None:
 
     public, secret = map(z85.decode, zmq.curve_keypair())
     fields = {"version": 1, "public": key_text(public), "secret": key_text(secret)}
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(path.parent)
     handle, name = mkstemp(prefix=".identity-", dir=path.parent)  # 0600
     try:
         with os.fdopen(handle, "w") as file:

@@ -13,6 +13,7 @@ from typing import Any
 from tpi.errors import UsageError
 from tpi.keys.text import key_text, parse_key, short_key
 from tpi.system.atomic import write_atomically
+from tpi.system.private import make_private
 from tpi.text import plain
 
 FILE = "keys.json"
@@ -98,7 +99,7 @@ class KeyRing:
     def _changing(self) -> Iterator[TrustedKeys]:
         """What the file says, while nobody else changes it."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self.path.parent)
             lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)

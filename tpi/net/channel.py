@@ -14,7 +14,7 @@ import zmq
 
 from tpi.errors import MessageError
 from tpi.net.codec import Buffer, WrongProtocolError, decode, encode
-from tpi.net.monitor import Socket, end_connection, receive_keyed, receive_whole
+from tpi.net.monitor import Socket, end_connection, other_end, receive_keyed, receive_whole
 from tpi.net.sockets import Tap
 from tpi.system.interrupts import deferred
 
@@ -62,9 +62,15 @@ class Channel:
         """Whether a peer's messages may be long; None: everyone's. A stranger's are read only as far as a Join goes."""
         self._router = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._tap = tap
-        self._admits = admits if self._router and socket.getsockopt(zmq.CURVE_SERVER) else None
+        self._admits = admits if self._router else None
+        self._keyed = bool(socket.getsockopt(zmq.CURVE_SERVER))
         self.key = b""
         """Whose message was received last, where the socket needs keys."""
+        self._descriptor = -1
+
+    def sender_address(self) -> str:
+        """Return the IP address that the last message came from; empty if the connection is gone or none is known."""
+        return other_end(self._descriptor) if self._descriptor >= 0 else ""
 
     def send(self, message: object, peer: bytes = b"") -> None:
         """Queue a message; `peer` is the receiver's identity, on a ROUTER only.
@@ -164,10 +170,10 @@ class Channel:
         received = receive_keyed(self.socket)
         if received is None:
             return None
-        frames, self.key, descriptor = received
-        if self._admits(self.key):
+        frames, self.key, self._descriptor = received
+        if not self._keyed or self._admits(self.key):
             return frames
-        end_connection(descriptor)
+        end_connection(self._descriptor)
         return [b""]
 
     def _admitted(self, peer: bytes, frames: list[bytes]) -> bool:

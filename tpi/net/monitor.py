@@ -34,12 +34,16 @@ def receive_whole(socket: Socket) -> list[bytes] | None:
 
 
 def receive_keyed(socket: Socket) -> tuple[list[bytes], bytes, int] | None:
-    """As `receive_whole` for a socket that needs keys, with the sender's key and its connection's descriptor."""
+    """Return the frames of the next message, its sender's key and its connection's descriptor; None if there is none.
+
+    The key is empty where the socket needs none.
+    """
     if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         return None
     with deferred():
         first = socket.recv(zmq.NOBLOCK, copy=False)
-        key, descriptor = bytes.fromhex(str(first.get("User-Id"))), int(first.get(zmq.SRCFD))
+        keyed = socket.getsockopt(zmq.CURVE_SERVER)
+        key, descriptor = bytes.fromhex(str(first.get("User-Id"))) if keyed else b"", int(first.get(zmq.SRCFD))
         frames = [first.bytes]
         del first
         while socket.rcvmore:

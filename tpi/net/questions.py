@@ -21,7 +21,10 @@ MOST_ECHOED = 3584  # bytes: a stranger may send no more at once
 @message
 @dataclass(frozen=True)
 class Inquiry:
-    """Asks a worker how it is, whomever it serves; and whether it can connect to the ports of `reach`, `host:port`."""
+    """Asks a worker how it is, whatever master it serves, and whether it can connect to the ports of `reach`.
+
+    Each is `host:port`. The worker tries those of the asker's own IP address and of nodes of its plan.
+    """
 
     number: Id64  # that the answer carries
     reach: tuple[Name, ...]
@@ -45,7 +48,8 @@ class Condition:
     collective_port: Port
     weights_port: Port
     profile: Profile
-    unreached: tuple[Name, ...]  # of `reach`
+    unreached: tuple[Name, ...]  # of `reach`: a connection was tried and failed
+    untried: tuple[Name, ...] = ()  # of `reach`: neither the asker's nor of a node of the plan
 
 
 @message

@@ -25,6 +25,7 @@ from tpi.sparsity.replay import F32, I32, FfnWeights, dense, replay
 from tpi.sparsity.usage import U8, packed
 from tpi.system.atomic import write_atomically
 from tpi.system.fulldisk import write_error
+from tpi.system.private import make_private, private
 
 Active = npt.NDArray[np.bool_]
 Watch = Callable[[int, int, F32, U8], None]
@@ -151,9 +152,9 @@ class ExampleFiles:
         except (OSError, ValueError, KeyError, TypeError):
             pass  # nothing that can be gone on with
         self.remove()
-        self.folder.mkdir(parents=True)
+        make_private(self.folder)
         for path, size in zip(files, sizes, strict=True):
-            with path.open("wb") as file:
+            with open(path, "wb", opener=private) as file:
                 file.truncate(size)
         return 0
 

@@ -20,6 +20,7 @@ from tpi.devices.base import Device, identity_of, shares_memory
 from tpi.kernels import Kernels
 from tpi.system.atomic import write_atomically
 from tpi.system.machine import usable_cores
+from tpi.system.private import make_private
 from worker.measure.machine import SAMPLES, free_memory, measure_device, measure_host, samples_in
 
 _FILE = "machine.json"
@@ -166,5 +167,5 @@ def _load(cache: Path) -> dict[str, dict[str, Any]]:
 
 def _save(cache: Path, known: dict[str, dict[str, Any]]) -> None:
     with suppress(OSError):
-        cache.mkdir(parents=True, exist_ok=True)
+        make_private(cache)
         write_atomically(cache / _FILE, json.dumps(known, indent=1).encode())

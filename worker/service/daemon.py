@@ -187,7 +187,8 @@ class Daemon:
             asked.number, __version__, options.name, used_by, used_s, time.time(), ports.collective, ports.weights,
             profile, (),
         )  # fmt: skip
-        if not self._inquiries.begin(peer, asked, condition):
+        asker, plan = self._control.sender_address(), self._master.plan if self._master else ()
+        if not self._inquiries.begin(peer, asked, condition, asker, plan):
             self._dropped += 1
 
     def _join(self, peer: bytes, join: Join) -> None:
@@ -236,6 +237,7 @@ class Daemon:
         elif isinstance(message, Assign) and message.epoch > master.epoch:
             master.epoch = message.epoch
             self._gate.expected = 2 + message.size
+            master.plan = frozenset(one.address.removeprefix("tcp://") for one in message.peers)
             master.guests = self._net.door.guests = frozenset(peer.key for peer in message.peers if peer.key)
             self._compute.plan = (master.session, message.epoch)
             self._compute.put(replace(message, options=limited(message.options, master.profile)))

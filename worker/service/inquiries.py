@@ -2,8 +2,9 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from ipaddress import ip_address
 from queue import SimpleQueue
 from threading import Thread
 
@@ -25,12 +26,19 @@ class Inquiries:
         self._done: SimpleQueue[tuple[bytes, Condition]] = SimpleQueue()
         self._threads: list[Thread] = []
 
-    def begin(self, peer: bytes, asked: Inquiry, condition: Condition) -> bool:
-        """Find out what is asked for; whether it is begun. `condition` is the answer but for what cannot be reached."""
+    def begin(self, peer: bytes, asked: Inquiry, condition: Condition, asker: str, plan: Collection[str]) -> bool:
+        """Find out what is asked for; return False if too many inquiries are under way.
+
+        `condition` is the answer but for what cannot be reached. Ports of `asker`, an IP address, are tried, and those
+        of `plan`, `host:port` of each node: others would make the worker a scanner of its own machine and network.
+        """
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= _MOST:
             return False
-        thread = Thread(target=self._ask, args=(peer, asked.reach, condition), name="inquiry", daemon=True)
+        allowed = [one for one in asked.reach if one in plan or _host(one) == asker != ""]
+        untried = tuple(one for one in asked.reach if one not in allowed)
+        answer = replace(condition, untried=untried)
+        thread = Thread(target=self._ask, args=(peer, allowed, answer), name="inquiry", daemon=True)
         self._threads.append(thread)
         thread.start()
         return True
@@ -56,6 +64,15 @@ class Inquiries:
         unreached = tuple(address for address in addresses if address not in reached)
         self._done.put((peer, replace(condition, unreached=unreached)))
         self._wake()
+
+
+def _host(address: str) -> str:
+    """The IP address in `host:port`, as a connection's other end is written; empty for anything else."""
+    try:
+        found = ip_address(split_address(address)[0].strip("[]"))
+    except (UsageError, ValueError):
+        return ""
+    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 def _try(address: str, reached: list[str]) -> None:

@@ -63,6 +63,7 @@ class ServedMaster:
     key: bytes  # that it has proved to own; empty on this machine
     since: float = field(default_factory=since_boot)
     epoch: int = 0
+    plan: frozenset[str] = frozenset()  # `host:port` at which the nodes of its plan sum
     guests: frozenset[bytes] = frozenset()  # keys of those with whom its plan has this worker sum: it answers for them
 
     def sent(self, peer: bytes, key: bytes, message: object) -> bool:

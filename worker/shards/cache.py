@@ -22,6 +22,7 @@ from tpi.errors import WeightsError
 from tpi.progress import Progress, silent
 from tpi.system.fulldisk import is_full, write_error
 from tpi.system.machine import disk_free
+from tpi.system.private import FILE, make_private, private
 from worker.shards.image import HeldBlock, ImagePlan, Piece, stored_units
 from worker.shards.nearby import NearbyPacks
 from worker.shards.partial_image import PartialImage, bad_pieces, out_of_disk
@@ -48,9 +49,9 @@ class ShardCache:
         self._nearby = nearby
         self._model = ""
         with self._usable():
-            root.mkdir(parents=True, exist_ok=True)
+            make_private(root)
             self._uses = Uses(root)
-            self._writer = os.open(root / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._writer = os.open(root / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
         self._suffix = ".part" if _try_lock(self._writer) else f".{os.getpid()}.part"
         self._checked = _load(root / "checked.json")
         self._saved = dict(self._checked)
@@ -144,7 +145,7 @@ class ShardCache:
 
     def _partial(self, plan: ImagePlan) -> PartialImage:
         path = self._partial_path(plan)
-        path.parent.mkdir(exist_ok=True)
+        make_private(path.parent)
         partial = PartialImage(plan, path)
         for sibling in self._siblings(plan):
             if not partial.missing:
@@ -224,7 +225,8 @@ class ShardCache:
         self._checked = {key: stamp for key, stamp in self._checked.items() if self._exists(key)}
         temporary = self.root / f"checked.{os.getpid()}.tmp"
         try:
-            temporary.write_text(json.dumps(self._checked))
+            with open(temporary, "w", opener=private) as file:
+                json.dump(self._checked, file)
             temporary.replace(self.root / "checked.json")
             self._saved = dict(self._checked)
         except OSError:  # what is not remembered is checked again

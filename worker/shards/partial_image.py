@@ -12,6 +12,7 @@ from tpi.errors import WeightsError
 from tpi.net.fields import TRANSFER_BYTES
 from tpi.net.transfers import Need, UnitData
 from tpi.system.fulldisk import is_full
+from tpi.system.private import FILE
 from worker.shards.image import ImagePlan, Piece, StoredUnits
 
 
@@ -134,7 +135,7 @@ class PartialImage:
 
     @contextlib.contextmanager
     def _opened(self, flags: int = 0) -> Iterator[int]:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | flags, FILE)
         try:
             yield descriptor
         finally:

@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpi.system.private import private
+
 _STAMP = ".used"  # a file beside each image: touched when it is used, and says of which model it is
 
 
@@ -60,7 +62,8 @@ def mark_used(path: Path, model: str) -> None:
         try:
             os.utime(stamp)
         except FileNotFoundError:
-            stamp.write_text(model)
+            with open(stamp, "w", opener=private) as file:
+                file.write(model)
 
 
 def remove_least_recent(images: Iterable[StoredImage], excess: int) -> list[StoredImage]:

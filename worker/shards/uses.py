@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tpi.system.private import FILE, make_private
+
 
 class Uses:
     """What this process uses of one shard cache."""
@@ -25,10 +27,10 @@ class Uses:
             OSError: if `root` cannot be written.
         """
         self._root = root
-        (root / "uses").mkdir(exist_ok=True)
+        make_private(root / "uses")
         self._path = root / "uses" / f"{os.getpid()}-{secrets.token_hex(4)}.json"
         with changing(root):
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def declare(self, keys: Iterable[str]) -> None:
@@ -56,7 +58,7 @@ class Uses:
 @contextmanager
 def changing(root: Path) -> Iterator[None]:
     """Wait until nobody else changes which images of `root` there are, or are used; hold that."""
-    handle = os.open(root / "change.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(root / "change.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -76,10 +76,16 @@ def test_doctor_tries_ports_from_both_sides(tmp_path: Path) -> None:
             reached = [one.found for one in found[address] if "can be reached from here" in one.found]
             assert len(reached) == 2
         assert [(one.subject, bool(one.advice)) for one in found[NOBODY]] == [("answer", True)]
-        blocked = {addresses[0]: (NOBODY, addresses[1], "nonsense")}
-        (one,) = ask(net, [addresses[0]], blocked)
+        with socket.create_server(("127.0.0.2", 0)) as another:
+            elsewhere = f"127.0.0.2:{another.getsockname()[1]}"
+            blocked = {addresses[0]: (NOBODY, addresses[1], "nonsense", elsewhere)}
+            (one,) = ask(net, [addresses[0]], blocked)
+            another.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                another.accept()
         assert one.condition is not None
-        assert one.condition.unreached == (NOBODY, "nonsense")
+        assert one.condition.unreached == (NOBODY,)
+        assert one.condition.untried == ("nonsense", elsewhere)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0", "::1"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +17,17 @@ from master.api.state import ServeLimits
 from master.api.streams import EventStream
 from tpi.errors import UsageError
 
-HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-
 
 async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
     pytest.fail("it got in")
 
 
-def asked(messages: list[Message], path: str = "/v1/chat/completions", access: Access = Access()) -> int:  # noqa: B008
+def asked(
+    messages: list[Message],
+    path: str = "/v1/chat/completions",
+    access: Access = Access(),  # noqa: B008
+    hosts: Sequence[str] = ("localhost",),
+) -> int:
     """The status of a POST whose client sends these and then leaves; nothing may get through to the application."""
     sent: list[Message] = []
 
@@ -34,13 +37,36 @@ def asked(messages: list[Message], path: str = "/v1/chat/completions", access: A
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": HEADERS, "client": ("127.0.0.1", 1)}
+    scope: Scope = {"type": "http", "method": "POST", "path": path, "client": ("127.0.0.1", 1)}
+    scope["headers"] = [*((b"host", host.encode()) for host in hosts), (b"content-type", b"application/json")]
     asyncio.run(Guard(nobody, access, ServeLimits(), lambda _: False)(scope, receive, send))
     return int(sent[0]["status"])
 
 
 def test_a_body_that_breaks_off_is_not_answered_though_it_looks_whole() -> None:
     assert asked([{"type": "http.request", "body": b'{"messages": []}', "more_body": True}]) == CLIENT_GONE
+
+
+ADDRESSES = ["127.0.0.1", "127.0.0.1:8080", "[::1]", "[::1]:8080", "[fe80::1]", "[::ffff:10.0.0.1]:1", "192.0.2.7:80"]
+NAMES = ["localhost", "LocalHost:8080", "laptop.local", "Laptop.local:8080"]
+ODD = [
+    "", "evil.example", "[fe80::1%25evil.example]", "[fe80::1%evil.example]:80", "fe80::1%evil.example", "127.0.0.1%1",
+    "::1", "[::1", "::1]", "[[::1]]", "[127.0.0.1]", "[localhost]", "127.0.0.1:8080:80", "127.0.0.1:", "127.0.0.1:x",
+    "localhost@evil.example", "evil.example@localhost", "localhost/evil", "localhost evil", "127.1", "2130706433",
+    "0x7f.1", "localhost:123456", "localhost,evil.example",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", [*ADDRESSES, *NAMES, *ODD])
+def test_only_addresses_and_known_names_are_hosts(host: str) -> None:
+    """What is let in meets the next check: it has no key."""
+    wanted = 403 if host in ODD else 401
+    assert asked([], access=Access(("secret",), ("laptop.local",)), hosts=[host]) == wanted
+
+
+@pytest.mark.parametrize("hosts", [[], ["localhost", "evil.example"], ["localhost", "localhost"]])
+def test_a_request_has_one_host(hosts: list[str]) -> None:
+    assert asked([], access=Access(("secret",)), hosts=hosts) == 403
 
 
 def test_a_stranger_writes_no_line_of_the_log_and_no_terminal_obeys_it(caplog: pytest.LogCaptureFixture) -> None:

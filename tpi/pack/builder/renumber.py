@@ -20,6 +20,7 @@ from tpi.pack.library.store import write_synced
 from tpi.pack.manifest import MANIFEST, Manifest
 from tpi.pack.reader import Bytes, Pack, PackBlock
 from tpi.progress import Progress, silent
+from tpi.system.private import private
 
 I32 = npt.NDArray[np.int32]
 SPARE = 64 << 20  # bytes of disk that stay free
@@ -82,7 +83,7 @@ def _write(block: PackBlock, order: I32, directory: Path) -> str:
     shape, hashes = block.shape, []
     vectors = b"".join(_turned(name, values, order).tobytes() for name, values in block.vectors().items())
     unfinished = directory / "block.partial"
-    with unfinished.open("wb") as file:
+    with open(unfinished, "wb", opener=private) as file:
         file.write(shape.header)
         for units in _units(block, order):
             file.write(units.data)

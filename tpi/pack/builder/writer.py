@@ -23,6 +23,7 @@ from tpi.pack.groups import group_factors
 from tpi.pack.layout import Part, RunLayout, is_quantised
 from tpi.progress import Progress, silent
 from tpi.sources.base import Source
+from tpi.system.private import private
 
 Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -63,7 +64,7 @@ class BlockWriter:
     def _write(self, plan: BlockRecipe) -> str:
         shape = plan.shape
         unfinished = self._directory / "block.partial"
-        with unfinished.open("wb") as file:
+        with open(unfinished, "wb", opener=private) as file:
             file.write(shape.header)
             hashes = b"".join([self._write_run(file, run) for run in plan.runs])
             vectors = b"".join([self._vector(*item) for item in plan.vectors])

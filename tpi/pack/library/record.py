@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from tpi.system.private import make_private, private
+
 Stamp = list[int]
 
 
@@ -48,8 +50,9 @@ class PackRecord:
         del fields["cache"]
         draft = self.file.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(fields))
+            make_private(self.file.parent)
+            with open(draft, "w", opener=private) as file:
+                json.dump(fields, file)
             draft.replace(self.file)
         except OSError:
             with suppress(OSError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from tpi.config import another_place
 from tpi.errors import WeightsError
 from tpi.system.fulldisk import is_full, write_error
+from tpi.system.private import FILE, FOLDER, make_private, private
 
 
 def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], bool], again: bool = False) -> None:
@@ -44,11 +45,11 @@ def drafting(target: Path) -> Iterator[Path]:
     """
     partial = _partial(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_private(target.parent)
         with _locked(_lock_file(target)):
             sweep(target.parent)
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
+            partial.mkdir(FOLDER)
             try:
                 yield partial
             finally:
@@ -74,7 +75,7 @@ def _replace(target: Path, made: Path) -> None:
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on disk."""
-    with path.open("wb") as file:
+    with open(path, "wb", opener=private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -110,7 +111,7 @@ def _lock_file(target: Path) -> Path:
 def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Hold an exclusive lock on the file `path`, which exists only as long; yields whether it was got."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

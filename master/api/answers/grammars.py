@@ -10,7 +10,9 @@ from master.text.channels import CHANNEL, ENDS, KIND, MESSAGE, START, TOOL
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # small models love white space
-_LIKE_A_CALL = r"\s*(<\|python_tag\|>|```(json)?)?\s*[{\[](.|\n)*"  # see `master.api.tools.bare`
+_LIKE_A_CALL = (
+    r"\s*(<\|python_tag\|>|<\|tool_call\|>|functools|```(json)?)?\s*[{\[](.|\n)*"  # see `master.api.tools.bare`
+)
 
 Literal = Callable[[str], str]
 """How the grammar writes a text that control tokens may be part of."""

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from master.api.failures import public
 from master.generation.thread import EngineThread
 from master.reporting.live import LiveFigures
 from master.reporting.report import MEGA, MILLI, NodeReport
-from tpi.errors import TpiError
+from tpi.errors import NodeError, TpiError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.net.fields import WindowState
 from tpi.net.questions import Stats
@@ -62,7 +63,7 @@ class House:
         try:
             taken = done.result()
         except TpiError as error:
-            self._problem = str(error)
+            self._problem = _told(error)
             return
         self._problem = None
         if self._shown is None or taken.moved or taken.epoch != self._shown.epoch:
@@ -75,7 +76,7 @@ class House:
             "model": self._model,
             "context": engine.context,
             "fresh": fresh,
-            "problem": self._problem or (str(problem) if problem else None),
+            "problem": self._problem or (_told(problem) if problem else None),
             "running": running,
             "waiting": max(0, self._engine.open - running),
             "pages": {"held": pages.total - pages.free, "total": pages.total, "tokens": PAGE_TOKENS},
@@ -124,3 +125,8 @@ def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:
         "received_bytes": node.received_bytes_per_token,
         "accelerator": node.accelerator,
     }
+
+
+def _told(problem: TpiError) -> str:
+    """Return what the page says of a problem: of nodes, which it shows, everything."""
+    return str(problem) if isinstance(problem, NodeError) else public(problem)

@@ -8,8 +8,10 @@ from master.api.tools.parser import calls_in
 from master.api.tools.scan import JsonEnd
 
 PYTHON_TAG = "<|python_tag|>"
+TOOL_CALL, TOOL_CALL_END = "<|tool_call|>", "<|/tool_call|>"  # Phi-4 mini's
+_OPENINGS = (PYTHON_TAG, TOOL_CALL, "functools")  # before the JSON of calls
 _FENCE = re.compile(r"```(?:json)?\s*\n?")
-_BEGINNINGS = ("{", "[", PYTHON_TAG, "```json", "```\n")
+_BEGINNINGS = ("{", "[", *_OPENINGS, "```json", "```\n")
 _BETWEEN = " \t\r\n;,`"
 
 
@@ -34,14 +36,19 @@ class BareParser:
     def flush(self) -> list[Piece]:
         """See `master.api.tools.parser.ToolParser`."""
         rest, self._raw = self._raw, ""
-        return [] if not rest or (self._called and not rest.strip(_BETWEEN)) else [TextPiece(rest)]
+        ended = self._called and not rest.replace(TOOL_CALL_END, "").strip(_BETWEEN)
+        return [] if not rest or ended else [TextPiece(rest)]
 
     def _next(self) -> list[Piece] | None:
         """The next calls, or all as text where there can be none; None if more has to come."""
         held = self._raw.lstrip(_BETWEEN if self._called else None)
-        if not held or any(one.startswith(held) and one != held for one in _BEGINNINGS):
+        if self._called:
+            held = held.removeprefix(TOOL_CALL_END).lstrip(_BETWEEN)
+        awaited = (*_BEGINNINGS, TOOL_CALL_END) if self._called else _BEGINNINGS
+        if not held or any(one.startswith(held) and one != held for one in awaited):
             return None
-        body = held.removeprefix(PYTHON_TAG).lstrip()
+        opening = next((one for one in _OPENINGS if held.startswith(one)), "")
+        body = held.removeprefix(opening).lstrip()
         if fence := _FENCE.match(body):
             body = body[fence.end() :]
         if not body:

@@ -52,6 +52,14 @@ CASES: dict[str, tuple[str, str, list[Piece]]] = {
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n',
         [ROME],
     ),
+    # https://huggingface.co/microsoft/Phi-4-mini-instruct, whose models write both
+    "Phi-4 mini": (
+        "bare",
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Rome"}}]<|/tool_call|>',
+        [ROME],
+    ),
+    "Phi-4 mini, as a function": ("bare", 'functools[{"name": "get_weather", "arguments": {"city": "Rome"}}]', [ROME]),
+    "a text of functools": ("bare", "functools is a module", [TextPiece("functools is a module")]),
     "hermes broken": ("hermes", "<tool_call>\n{oops\n</tool_call>", [TextPiece("<tool_call>\n{oops\n</tool_call>")]),
     "hermes of a tool that is not there": (
         "hermes",

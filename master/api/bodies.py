@@ -1,6 +1,7 @@
 """Bodies of requests as they come in: within limits of size and time, and of memory for all of them together."""
 
 import asyncio
+from collections import Counter
 
 from starlette.types import Message, Receive
 
@@ -13,10 +14,27 @@ _FIELDS = 4096  # values beside those of the longest list
 
 
 class BodyRoom:
-    """What all bodies may take together, bytes: a crowd of large ones does not fill this machine's memory."""
+    """Bytes that all larger bodies may take together: a crowd of them does not fill this machine's memory.
+
+    No client takes more than is left to the others, so that one that sends many large bodies leaves them room.
+    """
 
     def __init__(self, most: int) -> None:
         self.free = most
+        self._held = Counter[str]()
+
+    def take(self, client: str, size: int) -> bool:
+        """Take bytes for a client; return False if it would have more than is left."""
+        if self._held[client] + 2 * size > self.free:
+            return False
+        self.free -= size
+        self._held[client] += size
+        return True
+
+    def give_back(self, client: str, size: int) -> None:
+        """Give bytes of a client back."""
+        self.free += size
+        self._held -= Counter({client: size})
 
     def held(self) -> "HeldBody":
         """For one request, until its `release`."""
@@ -27,17 +45,21 @@ class HeldBody:
     """One request's part of a room."""
 
     def __init__(self, room: BodyRoom) -> None:
-        self._room, self._size = room, 0
+        self._room, self._client = room, ""
+        self._size = self._taken = 0  # bytes, and those of them that take room
         self._parts: list[bytes] = []
 
-    async def read(self, length: str | None, receive: Receive, limits: ServeLimits) -> ApiFailure | None:
-        """Take it in; what is wrong with it. `length` is what the client says of its size."""
+    async def read(
+        self, length: str | None, receive: Receive, limits: ServeLimits, client: str = ""
+    ) -> ApiFailure | None:
+        """Take it in; return what is wrong with it. `length` is what the `client` says of its size."""
+        self._client = client
         most = limits.body_bytes
         too_large = refusal(413, f"the body is over the limit of {most} bytes; ask for less", code="body_too_large")
         if length is not None and (len(length) > _DIGITS or not length.isdecimal() or int(length) > most):
             return too_large
         try:
-            failure = await asyncio.wait_for(self._read(receive, most, too_large), limits.body_s)
+            failure = await asyncio.wait_for(self._read(receive, limits, too_large), limits.body_s)
         except asyncio.TimeoutError:
             return refusal(408, f"the body did not come within {limits.body_s:.0f} s", code="timeout")
         if failure is None and has_more_values(b"".join(self._parts).decode("latin-1"), MOST_VALUES + _FIELDS):
@@ -61,27 +83,28 @@ class HeldBody:
 
     def release(self) -> None:
         """The request is over."""
-        self._room.free += self._size
-        self._size = 0
+        self._room.give_back(self._client, self._taken)
+        self._size = self._taken = 0
         self._parts.clear()
 
-    async def _read(self, receive: Receive, most: int, too_large: ApiFailure) -> ApiFailure | None:
+    async def _read(self, receive: Receive, limits: ServeLimits, too_large: ApiFailure) -> ApiFailure | None:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":  # what came may look whole, and is not
                 return refusal(CLIENT_GONE, "the client left before the end of the body", code="client_gone")
             part = message.get("body", b"")
-            if self._size + len(part) > most:
+            if self._size + len(part) > limits.body_bytes:
                 return too_large
-            if len(part) > self._room.free:
-                return _full()
-            self._room.free -= len(part)
             self._size += len(part)
+            needed = max(0, self._size - limits.small_body_bytes) - self._taken
+            if not self._room.take(self._client, needed):
+                return busy("too many large bodies are under way; ask again in a while")
+            self._taken += needed
             self._parts.append(part)
             if not message.get("more_body"):
                 return None
 
 
-def _full() -> ApiFailure:
-    said = "too many large bodies are under way; ask again in a while"
+def busy(said: str) -> ApiFailure:
+    """Return the failure of a request that finds no room."""
     return ApiFailure(429, "rate_limit_error", said, code="busy", retry_after=RETRY_S)

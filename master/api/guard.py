@@ -14,7 +14,7 @@ from time import perf_counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from master.api.bodies import BodyRoom, HeldBody
+from master.api.bodies import BodyRoom, HeldBody, busy
 from master.api.failures import ApiFailure, anthropic_form, openai_form, refusal
 from master.api.senders import sender_of
 from master.api.state import ServeLimits
@@ -67,6 +67,8 @@ class Guard:
 
     async def _checked(self, scope: Scope, receive: Receive, body: HeldBody) -> ApiFailure | None:
         """What is wrong with it; a body is taken in."""
+        if scope["state"].get("crowded"):
+            return busy("as many connections are open as may be; ask again in a while")
         headers = Headers(scope=scope)
         key, address = self._key_of(headers), (scope.get("client") or ("",))[0]
         sender = sender_of(address, key, self._access.keys, self._access.share_prefixes)
@@ -84,7 +86,7 @@ class Guard:
             return None
         if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             return refusal(415, "the body has to be application/json", code="unsupported_media_type")
-        return await body.read(headers.get("content-length"), receive, self._limits)
+        return await body.read(headers.get("content-length"), receive, self._limits, sender.name)
 
     def _known_host(self, host: str) -> bool:
         """Return True for an IP address, localhost and the names that were allowed, each with or without a port.

@@ -11,25 +11,33 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from master.api.connections import KEEP_ALIVE_S, Connections, most_connections
 from master.generation.thread import EngineThread
 
 GRACE_S = 10.0  # for answers under way when the server ends
 _LINGER_S = 5  # for the last bytes of those that were ended
-_KEEP_ALIVE_S = 75
-_MOST_CONNECTIONS = 2048
+_TICKS = 10  # of uvicorn's main loop, a second
 
 
 class ApiServer(uvicorn.Server):
     """Serves until SIGINT or SIGTERM; then no more is taken, and answers finish or are ended with a reason."""
 
     def __init__(self, app: ASGIApp, engine: EngineThread, grace_s: float = GRACE_S) -> None:
+        most = most_connections()
+        self._connections = Connections(most)
         config = uvicorn.Config(
-            app, http="h11", ws="none", loop="asyncio", lifespan="off", access_log=False, log_config=None,
-            timeout_keep_alive=_KEEP_ALIVE_S, limit_concurrency=_MOST_CONNECTIONS, server_header=False,
+            app, http=self._connections.protocol, ws="none", loop="asyncio", lifespan="off", access_log=False,
+            log_config=None, timeout_keep_alive=int(KEEP_ALIVE_S), backlog=most // 2, server_header=False,
             timeout_graceful_shutdown=int(grace_s) + _LINGER_S,
         )  # fmt: skip
         super().__init__(config)
         self._engine, self._grace_s = engine, grace_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """As uvicorn's; once a second connections that are late are closed."""
+        if counter % _TICKS == 0:
+            self._connections.sweep(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, while the engine's requests come to their end."""

@@ -19,7 +19,8 @@ class ServeLimits:
     """Bounds on what one client may do. Seconds and bytes."""
 
     body_bytes: int = 4 << 20
-    bodies_bytes: int = 32 << 20  # of all bodies under way
+    bodies_bytes: int = 32 << 20  # of all bodies under way, without the beginning of each
+    small_body_bytes: int = 16 << 10  # that beginning: connections are bounded, and so is this
     body_s: float = 30.0  # in which a body has to arrive
     answer_s: float = 600.0
     waiting: int = 256  # requests beyond those that run

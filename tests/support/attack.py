@@ -105,8 +105,8 @@ def quiet(target: Target) -> float:
     return max(found[0].gap, found[0].wait)
 
 
-def unnoticed(target: Target, attack: Callable[[Target], None]) -> None:
-    """Attack while a bystander streams, which must not notice: no error, and no long gap or wait.
+def unnoticed(target: Target, attack: Callable[[Target], None], wait: float = 1.0) -> None:
+    """Attack while a bystander streams, which must not notice: no error, no long gap, and no wait `wait` times as long.
 
     What is long depends on how busy this machine is by itself. One of several tries has to pass; none may have errors.
     """
@@ -117,7 +117,7 @@ def unnoticed(target: Target, attack: Callable[[Target], None]) -> None:
             attack(target)
         assert not found[0].wrong, found[0].wrong
         seen.append((found[0], most))
-        if max(found[0].gap, found[0].wait) < most:
+        if max(found[0].gap, found[0].wait / wait) < most:
             break
     else:
         raise AssertionError(seen)

@@ -286,7 +286,10 @@ def answered(served: Served, length: str, body: bytes) -> bytes:
 
 
 def test_a_body_that_finds_no_room_is_told_to_come_back(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    with tiny_server(tiny_pack("llama"), tmp_path, ServeLimits(bodies_bytes=1000)) as served, client(served) as http:
+    with (
+        tiny_server(tiny_pack("llama"), tmp_path, ServeLimits(bodies_bytes=1000, small_body_bytes=0)) as served,
+        client(served) as http,
+    ):
         answer = http.post(CHAT, json=said("x" * 2000))
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1

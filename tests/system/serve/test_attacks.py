@@ -1,12 +1,18 @@
 """Attacks by a real client on a real server; a second client streams meanwhile, and must not notice."""
 
+import json
+import resource
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.attack import Target, target, unnoticed
+from tests.support.house import until
 from tests.support.models import TinyModel
 from tests.support.serving import said
 
@@ -15,7 +21,9 @@ CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 
 @pytest.fixture(scope="module")
 def served(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    with target(tmp_path_factory.mktemp("attacked"), tiny_model("llama").directory, "--alias", "tiny") as served:
+    with target(
+        tmp_path_factory.mktemp("attacked"), tiny_model("llama").directory, "--alias", "tiny", "--queue", "16"
+    ) as served:
         yield served
 
 
@@ -43,7 +51,7 @@ GREEDY: dict[str, Any] = {"ignore_eos": True, "max_tokens": 4000}
 STARVING: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "many long answers": [(CHAT, said(**{**GREEDY, "n": 16, "stream": True}))] * 4,
     "many full contexts": [(TEXT, {**GREEDY, "prompt": ["Hello you " * 60] * 16, "max_tokens": 100})] * 4,
-    "many requests": [(TEXT, {**GREEDY, "prompt": "Hello", "stream": True})] * 400,
+    "many requests": [(TEXT, {**GREEDY, "prompt": "Hello", "stream": True, "max_tokens": 60})] * 100,
     "embeddings": [("/v1/embeddings", {"input": ["Hello you " * 60] * 200})] * 4,
     "counting": [("/v1/messages/count_tokens", {"model": "tiny", "messages": [
         {"role": "user", "content": "Hello you " * 1500}]})] * 300,
@@ -53,8 +61,137 @@ STARVING: dict[str, list[tuple[str, dict[str, Any]]]] = {
 @pytest.mark.parametrize("kind", STARVING)
 def test_one_client_does_not_starve_another(kind: str, served: Target) -> None:
     def attack(target: Target) -> None:
-        with ThreadPoolExecutor(64) as pool:
+        with ThreadPoolExecutor(100) as pool:
             statuses = list(pool.map(lambda one: target.post(*one).status_code, STARVING[kind]))
         assert set(statuses) <= {200, 400, 429}, statuses
 
     unnoticed(served, attack)
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HALVES: dict[str, bytes] = {
+    "nothing": b"",
+    "half a header": b"GET /health HTTP/1.1\r\nHost: loc",
+    "half a body": HEAD + b"Content-Length: 500\r\n\r\n{",
+    "half a chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\nfff\r\n{",
+    "an answer and half a header": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTT",
+}
+CONNECTIONS = 2100
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < CONNECTIONS + 500:
+        pytest.skip(f"{hard} open files are too few for {CONNECTIONS} connections")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, CONNECTIONS + 500), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def held(target: Target, stack: ExitStack, begin: bytes) -> socket.socket:
+    """A connection that has said so much, and says no more."""
+    one = stack.enter_context(socket.create_connection(("127.0.0.1", target.port), timeout=60))
+    one.sendall(begin)
+    return one
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_silent_connections_shut_nobody_out(half: str, served: Target, descriptors: None) -> None:
+    def attack(target: Target) -> None:
+        with ExitStack() as stack:
+            for _ in range(CONNECTIONS):
+                held(target, stack, HALVES[half])
+            with httpx.Client(base_url=target.http.base_url, timeout=60) as fresh:
+                assert fresh.post(CHAT, json=said()).status_code == 200
+
+    before = served.descriptors
+    unnoticed(served, attack, wait=10.0)  # as new connections come after thousands of others
+    until(lambda: served.descriptors <= before + 3)
+
+
+STRANGE: dict[str, bytes] = {
+    "an absurd header": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1_000_000,
+    "headers without end": b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 100_000,
+    "pipelined requests": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000,
+    "HTTP/1.0": b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n",
+    "no HTTP": b"\x16\x03\x01\x02\x00" * 1000,
+    "two lengths": HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}   ",
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_strange_requests_are_answered_or_closed(kind: str, served: Target) -> None:
+    def attack(target: Target) -> None:
+        for _ in range(5):
+            with ExitStack() as stack, suppress(ConnectionError):
+                one = held(target, stack, STRANGE[kind])
+                one.shutdown(socket.SHUT_WR)
+                got = b"".join(iter(lambda: one.recv(65536), b""))  # noqa: B023 - called at once
+                assert b"HTTP/1.1 5" not in got, got[:500]
+
+    unnoticed(served, attack)
+
+
+def test_readers_that_stop_are_no_burden(served: Target) -> None:
+    body = json.dumps(said(stream=True, max_tokens=4000, logprobs=True, top_logprobs=20)).encode()
+
+    def attack(target: Target) -> None:
+        with ExitStack() as stack:
+            for _ in range(60):
+                held(target, stack, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    unnoticed(served, attack)
+
+
+MIXED: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", CHAT, said(max_tokens=2)),
+    ("POST", CHAT, said(max_tokens=2, stream=True, n=2, logprobs=True, top_logprobs=3)),
+    ("POST", CHAT, said(max_tokens=2, seed=1, temperature=1.5, response_format={"type": "json_object"})),
+    ("POST", CHAT, said(max_tokens=2, cache_salt="x", tools=[{"type": "function", "function": {"name": "f"}}])),
+    ("POST", CHAT, {"messages": []}),
+    ("POST", CHAT, said("Hello " * 5000)),
+    ("POST", TEXT, {"prompt": ["Hello", "you"], "max_tokens": 2, "echo": True}),
+    ("POST", TEXT, {"prompt": [5, 999999]}),
+    ("POST", "/v1/responses", {"input": "Hello", "max_output_tokens": 2}),
+    ("POST", "/v1/responses", {"input": "Hello", "max_output_tokens": 2, "stream": True}),
+    ("POST", "/v1/responses", {"input": "Hello", "previous_response_id": "resp_0"}),
+    ("POST", "/v1/embeddings", {"input": ["Hello", "you"]}),
+    ("POST", MESSAGES, {"model": "tiny", "max_tokens": 2, "messages": said()["messages"]}),
+    ("POST", MESSAGES, {"model": "tiny", "max_tokens": 2, "messages": said()["messages"], "stream": True}),
+    ("POST", f"{MESSAGES}/count_tokens", {"model": "tiny", "messages": said()["messages"]}),
+    ("GET", "/v1/models", None), ("GET", "/v1/models/tiny", None), ("GET", "/v1/models/other", None),
+    ("GET", "/health", None), ("GET", "/metrics", None), ("GET", "/house", None), ("GET", "/", None),
+    ("GET", "/openapi.json", None), ("GET", "/nowhere", None), ("DELETE", "/v1/models", None),
+]  # fmt: skip
+REQUESTS, AT_ONCE, GROWTH = 2000, 8, 24 << 20
+
+
+def test_thousands_of_mixed_requests_leave_nothing_behind(served: Target) -> None:
+    """Memory, descriptors and threads are back where they were after the first hundreds."""
+    limits = httpx.Limits(max_connections=AT_ONCE)
+    with (
+        httpx.Client(base_url=served.http.base_url, timeout=100, limits=limits) as http,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
+
+        def ask(number: int) -> int:
+            method, path, body = MIXED[number % len(MIXED)]
+            with http.stream(method, path, json=body) as answer:
+                if number % 7:  # else the client leaves
+                    answer.read()
+                return answer.status_code
+
+        def idle() -> tuple[int, int, int]:
+            until(lambda: served.gauge("num_requests_running") + served.gauge("num_requests_waiting") == 0)
+            return served.memory, served.descriptors, served.threads
+
+        list(pool.map(ask, range(REQUESTS // 4)))
+        before = idle()
+        statuses = set(pool.map(ask, range(REQUESTS)))
+        after = idle()
+    assert statuses == {200, 400, 404, 405}
+    assert after[0] - before[0] < GROWTH
+    assert after[1] <= before[1] + 2
+    assert after[2] <= before[2] + 1
+    assert served.gauge("kv_cache_usage_perc") == 0

@@ -11,7 +11,7 @@ from master.api.bodies import BodyRoom
 from master.api.failures import CLIENT_GONE
 from master.api.state import ServeLimits
 
-LIMITS = ServeLimits(body_bytes=100, body_s=5.0)
+LIMITS = ServeLimits(body_bytes=100, body_s=5.0, small_body_bytes=0)
 ROOM = 150
 
 
@@ -46,7 +46,7 @@ def test_what_is_taken_is_given_back(bodies: list[tuple[list[bytes], bool, bool]
             elif failure.status == CLIENT_GONE:
                 assert leaves
             else:
-                assert size > {413: LIMITS.body_bytes, 429: free}[failure.status]
+                assert 2 * size > {413: 2 * LIMITS.body_bytes, 429: 2 * free - ROOM}[failure.status]
             under_way.append(held)
             if over:
                 under_way.pop().release()
@@ -76,3 +76,17 @@ def test_what_a_client_says_of_the_size_is_looked_at_first() -> None:
     assert [asyncio.run(refused(length)) for length in ("101", "-1", "x", "\u00b2", "9" * 5000, "100")] == [413] * 5 + [
         0
     ]
+
+
+def test_one_client_leaves_room_for_others_and_small_bodies_need_none() -> None:
+    async def status(room: BodyRoom, client: str, size: int) -> int:
+        limits = ServeLimits(body_bytes=100, small_body_bytes=10)
+        failure = await room.held().read(None, Client([b"x" * size], False).receive, limits, client)
+        return failure.status if failure else 200
+
+    async def all_of_them() -> list[int]:
+        room = BodyRoom(ROOM)
+        many = [await status(room, "a", 40) for _ in range(9)]
+        return [*many, await status(room, "b", 40), await status(room, "a", 10)]
+
+    assert asyncio.run(all_of_them()) == [200, 200, *[429] * 7, 200, 200]

@@ -1,0 +1,165 @@
+"""Connections of the server: how many there are, how long one may say nothing, and which goes first where it is full.
+
+A connection is *silent* while it owes a request: before its first one, within a header or a body, and between two
+requests. One whose request has come whole is not silent until it has its answer, and is never closed for another.
+"""
+
+import asyncio
+import resource
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from master.api.senders import network_of
+
+MOST_CONNECTIONS = 2048
+HEADER_S = 20.0
+"""Seconds from a connection, or from the first byte of a further request, to the end of the request's header."""
+KEEP_ALIVE_S = 75.0
+"""Seconds between two requests of a connection."""
+STALLED_S = 30.0
+"""Seconds in which a client takes nothing of what was sent."""
+DRAINED_S = 600.0
+"""Seconds after the end of an answer in which a client has to take all of it."""
+
+_SPARE_FILES = 64  # for all that is not a connection
+_LEAST = 16
+
+
+def most_connections() -> int:
+    """Return how many connections there may be: half of the descriptors that are free, since many are accepted at once.
+
+    Descriptors are those of the process now, so that this is to be asked when all else is open.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    used = len(list(Path("/dev/fd").iterdir()))
+    return max(_LEAST, min(MOST_CONNECTIONS, (soft - used - _SPARE_FILES) // 2))
+
+
+class Connections:
+    """All connections of one server. Called on its loop."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._counts = Counter[str]()  # of all, by network
+        self._silent: dict[str, dict[HttpConnection, None]] = {}  # by network, the longest silent first
+        self._all: set[HttpConnection] = set()
+
+    @property
+    def protocol(self) -> "type[HttpConnection]":
+        """The class of a protocol whose connections are kept here."""
+        return type("HttpConnection", (HttpConnection,), {"kept": self})
+
+    def arrived(self, one: "HttpConnection") -> bool:
+        """Count a connection, and close the longest silent one of the network with most if there are too many.
+
+        Returns:
+            False if there are too many and none is silent.
+        """
+        self._all.add(one)
+        self._counts[one.network] += 1
+        if len(self._all) <= self._most:
+            return True
+        crowded = max(self._silent, key=self._counts.__getitem__, default=None)
+        if crowded is None:
+            return False
+        next(iter(self._silent[crowded])).drop()
+        return True
+
+    def left(self, one: "HttpConnection") -> None:
+        """Count a connection no longer."""
+        if one in self._all:
+            self._all.remove(one)
+            self._counts -= Counter([one.network])
+            self.note(one, silent=False)
+
+    def note(self, one: "HttpConnection", silent: bool) -> None:
+        """Remember whether a connection is silent; one that was keeps its place among the others."""
+        own = self._silent.setdefault(one.network, {})
+        if silent:
+            own.setdefault(one)
+        else:
+            own.pop(one, None)
+        if not own:
+            del self._silent[one.network]
+
+    def sweep(self, now: float) -> None:
+        """Close what has been silent, or has taken nothing, for too long; `now` in seconds of the loop's clock."""
+        for one in list(self._all):
+            if one.is_late(now):
+                one.drop()
+
+
+class HttpConnection(H11Protocol):
+    """uvicorn's connection, with deadlines for what it leaves open: half a header, and answers that are not read."""
+
+    kept: Connections
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.network = ""
+        self._deadline: float | None = None  # for the next request's header
+        self._partial = False  # something of it has come
+        self._drained: float | None = None  # deadline for what is unsent, once the answer is over
+        self._unsent, self._moved = 0, 0.0  # bytes, and when they last became fewer
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count it; where there is no room for another, its request is answered with 429."""
+        super().connection_made(transport)
+        self.network = network_of(self.client[0]) if self.client else ""
+        self._deadline = self.loop.time() + HEADER_S
+        if not self.kept.arrived(self):
+            self.app_state = self.app_state | {"crowded": True}
+        self.kept.note(self, silent=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it no longer."""
+        self.kept.left(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; the first ones of a request start the time for its header."""
+        super().data_received(data)
+        self._note()
+        if self._idle and not self._partial:
+            self._partial = True
+            self._deadline = min(self._deadline or self.loop.time() + HEADER_S, self.loop.time() + HEADER_S)
+
+    def on_response_complete(self) -> None:
+        """Start the time until the next request, and that for reading this answer."""
+        self._partial = False
+        self._deadline, self._drained = self.loop.time() + KEEP_ALIVE_S, self.loop.time() + DRAINED_S
+        super().on_response_complete()
+        self._note()
+
+    def is_late(self, now: float) -> bool:
+        """Return True if it has said or taken nothing for too long; asked about once a second."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent < self._unsent or not self._unsent:
+            self._moved = now
+        self._unsent = unsent
+        if unsent:
+            drained = self._idle and self._drained is not None and now > self._drained
+            return drained or now - self._moved > STALLED_S
+        return self._idle and self._deadline is not None and now > self._deadline
+
+    def drop(self) -> None:
+        """Close it at once, whatever is unsent."""
+        self.connections.discard(self)
+        self.kept.left(self)
+        self.transport.abort()
+
+    @property
+    def _idle(self) -> bool:
+        """Whether it has no request under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _note(self) -> None:
+        asking = not self._idle and self.cycle.more_body and not self.cycle.response_started
+        if self.transport.is_closing():
+            return
+        self.kept.note(self, silent=self._idle or asking)

@@ -1,5 +1,6 @@
 """The commands `tpi run` and `tpi bench`: flags in, answers and tables out."""
 
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -8,7 +9,7 @@ import click
 from master.generation.answer import Answer, AnswerLimits, answer, encode_prompt, prompt_messages
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling, verbose_option
-from master.reporting.output import stream_answer, write, write_trace
+from master.reporting.output import at_terminal, stream_answer, write, write_trace
 from master.reporting.prose import AnswerWriter
 from master.reporting.report import answer_fields, node_fields, print_choice, print_nodes
 from master.reporting.spans import Span
@@ -63,7 +64,7 @@ def run(
         screen = AnswerWriter()
         show = _nothing if as_json else screen.write
         limits = AnswerLimits(tokens or session.engine.context, stops)
-        with typing_kept(lines=True):
+        with typing_kept(lines=True) if at_terminal() else nullcontext():  # a pager would have the keyboard
             result = stream_answer(session, sequence, session.sampler(sampling), limits, show)
         nodes = session.report()
         write_trace(session)

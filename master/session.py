@@ -51,6 +51,9 @@ class Session:
     engine: Engine
     figures: RunFigures
 
+    _deployer: Deployer
+    _membership: Membership
+
     def __init__(self, placement: RunOptions, tap: Tap | None = None, equipment: Equipment | None = None) -> None:
         """`tap` sees every frame of the control and weights planes, for tests; `equipment` is in place of the real."""
         self.placement = placement
@@ -112,12 +115,18 @@ class Session:
         return Sampler(defaults.under(sampling))
 
     def recover(self, error: TpiError) -> bool:
-        """After a step that failed: go on without the worker that is lost; whether that could be done.
+        """After a step that failed: go on without the worker that is lost, or without a graphics chip that was found;
+        return whether that could be done.
 
         Raises:
             TpiError: if those who are left cannot hold the model, and nobody came back within `--patience`.
         """
-        return self._membership.recover(error)
+        left = self.equipment.after(error)
+        if left is None:
+            return self._membership.recover(error)
+        self._equipment, self._deployer = left, replace(self._deployer, equipment=left)
+        self._membership.renew()
+        return True
 
     def break_off(self) -> None:
         """Have what is computed, loaded or waited for end with a TpiError; for other threads, too."""

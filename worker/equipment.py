@@ -134,6 +134,15 @@ class Equipment:
             return self._without(error)
         return self
 
+    def after(self, failure: TpiError) -> "Equipment | None":
+        """Return the devices to go on with after a step failed; None if it was no accelerator that `auto` found.
+
+        The one that failed stays open, so that what used it can be closed.
+        """
+        beside = self.accelerator
+        of_device = isinstance(failure, (DeviceError, KernelError)) and not isinstance(failure, EmulationError)
+        return self._without(failure) if of_device and beside is not None and beside.found else None
+
     def _without(self, why: Exception) -> "Equipment":
         say_alone(why)
         return replace(self, accelerator=None)

@@ -17,7 +17,7 @@ from master.generation.client import Client
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
-from tpi.errors import NodeError, TpiError, UsageError
+from tpi.errors import DeviceError, KernelError, NodeError, TpiError, UsageError
 from tpi.finite import require_finite
 from tpi.net.messages import StepEntry
 
@@ -176,7 +176,7 @@ class Engine:
     def _mended_step(self) -> None:
         try:
             self.step()
-        except NodeError as error:
+        except (NodeError, DeviceError, KernelError) as error:
             if not self.recover(error):
                 raise
 

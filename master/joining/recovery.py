@@ -62,6 +62,10 @@ class Membership:
         self._redeploy()
         return True
 
+    def renew(self) -> None:
+        """Plan anew over those who are there: this node has changed. Errors as `recover`."""
+        self._redeploy()
+
     def welcome(self, fresh: bool) -> None:
         """Take in who has come, if a request is to begin, or at once with `rebalance`; called between two steps."""
         if not self.standing:

@@ -20,7 +20,7 @@ from tests.support.models import TinyModel
 from tpi.devices.base import Device
 from tpi.devices.host import open_host
 from tpi.devices.options import DeviceOptions, OffloadOptions
-from tpi.errors import KernelError, PlanError, TpiError
+from tpi.errors import DeviceError, KernelError, PlanError, TpiError
 from tpi.kernels import Kernels
 from tpi.pack.reader import Pack
 from worker.measure import remembered
@@ -117,6 +117,36 @@ def test_one_that_raises_what_tpi_does_not_know_is_left_out(
     said = [line for line in capsys.readouterr().err.splitlines() if "chip" in line]
     assert said == [f"tpi: {LEFT_OUT}: CUDA error: unspecified launch failure"]
     assert chip.memory.used == 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_fails_while_it_answers_is_left_out_and_the_answer_goes_on(
+    found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a card does after a sticky error: from some step on every call fails."""
+    path, left = tiny_pack("llama").path, [12]
+    kernels = open_host().kernels
+
+    def tires(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise DeviceError("cuda:0 failed: CUDA error: an illegal memory access; choose another device")
+            return getattr(kernels, name)(*arguments, **named)
+
+        return call
+
+    chip = found(**{name: tires(name) for name in ("attention", "ffn")})
+    expected, _ = answer(path, tmp_path, CPU)
+    with Session(RunOptions(str(path), context=64, devices=AUTO, cache=tmp_path)) as session:
+        assert session.node.link is not None
+        sampled = session.engine.generate(session.engine.admit(PROMPT), Sampler(Sampling(temperature=0)), 4)
+        assert [each.token for each in sampled] == expected
+        assert session.node.link is None
+    assert left[0] < 0
+    assert chip.closed == 1
+    assert chip.memory.used == 0
+    assert f"{LEFT_OUT}: cuda:0 failed: CUDA error: an illegal memory access\n" in capsys.readouterr().err
 
 
 def test_a_plan_leaves_out_one_that_cannot_be_measured(

@@ -24,7 +24,8 @@ class Repository:
 
     @property
     def commit(self) -> str:
-        return hashlib.sha1(repr(sorted(self.files.items())).encode()).hexdigest()
+        states = [(name, len(data), data[:64]) for name, data in sorted(self.files.items())]
+        return hashlib.sha1(repr(states).encode()).hexdigest()
 
 
 @dataclass

@@ -43,6 +43,8 @@ class BatchResults:
         self.failed: set[str] = set()
         self._source, self._model, self._retry = source, model, retry
         self._lines = {line.id: line for line in source.lines}
+        if path.exists() and not path.is_file():  # it is read again, and its end is mended
+            raise UsageError(f"{path} is not a regular file; give -o another one")
         self._file = self._open()
         try:
             self._lock()

@@ -1,11 +1,10 @@
 """`--dtype auto` for float models: the best format in which the weights fit the nodes' memory."""
 
-import json
 from collections.abc import Sequence
 
-from tpi.errors import ModelError
 from tpi.pack.layout import GROUP, GROUP_BYTES
 from tpi.pack.library.locate import Located
+from tpi.sources.files import read_json
 
 _ROOM = 0.9  # of the memory, for weights; the rest is for KV and activations
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -32,12 +31,8 @@ def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Se
 
 def _source(located: Located) -> tuple[str, int]:
     """Element type and number of values of the weights in a Hugging Face directory."""
-    path = located.path / "config.json"
-    try:
-        config = json.loads(path.read_text())
-        element = config.get("dtype") or config.get("torch_dtype") or "float32"
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); download the model again") from error
-    element = element if element in _ELEMENT_BYTES else "float32"
+    config = read_json(located.path, "config.json")
+    element = config.get("dtype") or config.get("torch_dtype") or "float32"
+    element = element if isinstance(element, str) and element in _ELEMENT_BYTES else "float32"
     size = sum(file.stat().st_size for file in located.path.glob("*.safetensors"))
     return element, size // _ELEMENT_BYTES[element]

@@ -1,13 +1,17 @@
 """Paths that a user or the environment gives: what each means, and one sentence for each that cannot be one."""
 
+import json
 import logging
 import os
 import pwd
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.models import TinyModel
 from tests.support.paths import ROOT
 from tpi.cli import run_command
 from tpi.config import default_cache, default_config
@@ -170,3 +174,22 @@ def test_options_take_paths_from_one_place() -> None:
     files = [file for room in ("tpi", "worker", "master", "testbed") for file in (ROOT / room).rglob("*.py")]
     found = [file for file in files if file.name != "paths.py" and re.search(r"click\.(Path|File)\(", file.read_text())]
     assert not found
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_model_whose_file_is_a_fifo_is_refused_at_once(
+    name: str, places: Path, tiny_model: Callable[[str], TinyModel], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny_model("llama").directory, places / "model")
+    (places / "model" / name).unlink()
+    os.mkfifo(places / "model" / name)
+    assert run_command(["run", "-m", "model", "-p", "hi"]) == 2
+    assert f"{name} is not a regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["fifo", "/dev/null", "full"])
+def test_answers_of_a_batch_need_a_regular_file(output: str, places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    Path("lines").write_text(json.dumps(body))
+    assert run_command(["batch", "lines", "-o", output, "-m", "m.gguf"]) == 2
+    assert "not a regular file" in capsys.readouterr().err or output == "full"

@@ -35,7 +35,9 @@ def inside(directory: Path, name: str) -> Path:
         raise ModelError(f"{path} is missing; download the model again") from error
     snapshot = next((parent for parent in (home, home.parent) if parent.parent.name == "snapshots"), None)
     blobs = home if snapshot is None else snapshot.parent.parent / "blobs"
-    if real.parent not in (home, blobs) or not real.is_file():
+    if not real.is_file():
+        raise ModelError(f"{path} is not a regular file; refused, put the file itself there")
+    if real.parent not in (home, blobs):
         raise ModelError(f"{path} is a link out of its directory; refused, put the file itself there")
     return real
 

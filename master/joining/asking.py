@@ -14,7 +14,7 @@ from master.workers.reach import obstacle
 from tpi import __version__
 from tpi.errors import UsageError
 from tpi.net.channel import Channel, UnreachableError
-from tpi.net.codec import WrongProtocolError
+from tpi.net.codec import WrongProtocolError, protocol
 from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net, split_address
 from tpi.text import SENTENCE_CHARACTERS, plain
@@ -56,15 +56,13 @@ class Asked:
         said = self.condition
         if said is None:
             return self.problem
-        if said.version != __version__:
-            return f"it runs tpi {said.version}, this is {__version__}; install the same on both"
         return f"it is in use by {said.used_by}" if said.used_by else ""
 
     @property
     def in_use(self) -> bool:
         """Whether it would serve this machine, but that it serves another."""
         said = self.condition
-        return said is not None and said.version == __version__ and bool(said.used_by)
+        return said is not None and bool(said.used_by)
 
     def begin(self, net: Net) -> None:
         """Call it."""
@@ -123,7 +121,8 @@ class Asked:
 
     def _take(self, message: object) -> None:
         if isinstance(message, WrongProtocolError):
-            self.problem = f"it is of another version: {plain(str(message), SENTENCE_CHARACTERS)}"
+            other, own = plain(str(message), SENTENCE_CHARACTERS), f"tpi {__version__} (protocol {protocol():x})"
+            self.problem = f"it runs {other}, this is {own}; install the same on both"
         elif isinstance(message, Condition) and message.number == self._number:
             self.round_trip = time.monotonic() - self._sent_at
             self.condition = said = _shown(message, self.reach)

@@ -83,8 +83,7 @@ def _own_key(door: Door) -> Observation:
 def _worker(one: Asked, said: Condition) -> Iterator[Observation]:
     use = f"used by {said.used_by} for {said.used_s:.0f} s" if said.used_by else "free"
     yield Observation("answer", f"{one.name} after {one.round_trip * 1e3:.0f} ms, {use}")
-    other = f"install {__version__} there, or {said.version} here" if said.version != __version__ else ""
-    yield Observation("version", said.version, other)
+    yield Observation("version", f"{said.version}, and {__version__} here: they speak the same protocol")
     host = split_address(one.address)[0]
     for plane, port in (("sums", said.collective_port), ("weights", said.weights_port)):
         open_ = _reachable(host, port)

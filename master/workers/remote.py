@@ -13,7 +13,7 @@ from tpi import __version__
 from tpi.errors import NodeError, NodeInUse, NodeLost, NodeRefused, NodeTwice, TpiError, WeightsError
 from tpi.keys.text import short_key
 from tpi.net.channel import Channel, UnreachableError
-from tpi.net.codec import Buffer, WrongProtocolError, encode
+from tpi.net.codec import Buffer, WrongProtocolError, encode, protocol
 from tpi.net.messages import (
     Alive,
     Bye,
@@ -219,9 +219,7 @@ class RemoteWorker:
 
     def _take(self, message: object) -> None:
         if isinstance(message, WrongProtocolError):
-            raise NodeRefused(
-                self.name, f"worker {self._who} is not of the version of {self._master} ({__version__}): {message}"
-            )
+            raise self._of_another_protocol(message)
         if getattr(message, "session", self._session) != self._session:
             self.dropped += 1
             return
@@ -280,11 +278,18 @@ class RemoteWorker:
         weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity, self.key)
         self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
 
+    def _of_another_protocol(self, error: WrongProtocolError) -> NodeRefused:
+        text = (
+            f"worker {self._who} runs {error}, {self._master} runs tpi {__version__} (protocol {protocol():x}); "
+            "install the same on both"
+        )
+        return NodeRefused(self.name, text)
+
     def _refused(self, refusal: Refuse) -> NodeRefused:
-        if refusal.reason == "version":
+        if refusal.reason == "version":  # its last word is in the same protocol, so the first was not
             text = (
-                f"worker {self._who} runs tpi {plain(refusal.version)}, {self._master} runs {__version__}; "
-                "install the same on both"
+                f"worker {self._who} runs tpi {plain(refusal.version)} and could not read a message; install the same "
+                "on both"
             )
         elif refusal.reason == "twice":
             master = plain(refusal.in_use_by)

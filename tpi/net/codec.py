@@ -8,16 +8,19 @@ Whatever arrives either decodes to a message that would encode to the same bytes
 """
 
 from collections.abc import Sequence
+from functools import cache
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import msgpack
 
 from tpi.errors import MessageError, TpiError
 from tpi.net.schema import ArrayField, Between, Pieces, Raw, Schema, compile_dataclass
+from tpi.text import plain
 
 __all__ = [
     "FRAME_BYTES",
-    "PROTOCOL",
+    "MEANING",
     "ArrayField",
     "Between",
     "Raw",
@@ -25,9 +28,11 @@ __all__ = [
     "decode",
     "encode",
     "message",
+    "protocol",
 ]
 
-PROTOCOL = 6  # grows with every change of a message
+MEANING = 7
+"""Grows when nodes would take the same message in another sense: orders of tasks, frames of sums, layouts of units."""
 FRAME_BYTES = 256 << 10
 HEADER_BYTES = 128 << 10  # msgpack of hostile headers grows by at most about 60 times in memory
 MAX_FRAMES = 1 + (256 << 20) // FRAME_BYTES
@@ -40,11 +45,26 @@ _schemas: dict[type, Schema] = {}
 
 
 class WrongProtocolError(MessageError):
-    """A message of another protocol; `protocol` is its number."""
+    """A message of another protocol; `number` is its number, `version` the sender's if the message says it."""
 
-    def __init__(self, protocol: int) -> None:
-        super().__init__(f"a message of protocol {protocol}, where this version of tpi speaks {PROTOCOL}")
-        self.protocol = protocol
+    def __init__(self, number: int, version: str = "") -> None:
+        sender = f"tpi {version} (protocol {number:x})" if version else f"a tpi of protocol {number:x}"
+        super().__init__(sender)
+        self.number, self.version = number, version
+
+
+@cache
+def protocol() -> int:
+    """Return the number of the protocol that this tpi speaks: 32 bits of a hash over all messages and `MEANING`.
+
+    So two checkouts that differ in a message have different numbers, though their version may be the same.
+    """
+    import tpi.net.messages  # these define all messages
+    import tpi.net.transfers  # noqa: F401
+
+    own = sorted(name for name, cls in _classes.items() if cls.__module__.startswith("tpi.net."))
+    text = "\n".join([str(MEANING), *(_schema(_classes[name]).described for name in own)])
+    return int.from_bytes(sha256(text.encode()).digest()[:4], "big")
 
 
 def message(cls: Class) -> Class:
@@ -62,7 +82,7 @@ def encode(value: object) -> list[Buffer]:
     if _classes.get(type(value).__name__) is not type(value):
         raise MessageError(f"{type(value).__name__} is not a message")
     pieces = Pieces(FRAME_BYTES)
-    header = [PROTOCOL, type(value).__name__, *_schema(type(value)).to_wire(value, pieces)]
+    header = [protocol(), type(value).__name__, *_schema(type(value)).to_wire(value, pieces)]
     try:
         packed: bytes = msgpack.packb(header, use_bin_type=True)
     except UnicodeEncodeError as error:
@@ -82,8 +102,8 @@ def decode(frames: Sequence[Buffer]) -> Any:
     header = _header(frames)
     if len(header) < 2 or type(header[0]) is not int or type(header[1]) is not str:
         raise MessageError("a header without protocol and type")
-    if header[0] != PROTOCOL:
-        raise WrongProtocolError(header[0])
+    if header[0] != protocol():
+        raise WrongProtocolError(header[0], _version_of(header))
     cls = _classes.get(header[1])
     if cls is None:
         raise MessageError("a message of an unknown type")
@@ -113,6 +133,12 @@ def _header(frames: Sequence[Buffer]) -> list[Any]:
     if type(header) is not list:
         raise MessageError("a header that is not an array")
     return header
+
+
+def _version_of(header: list[Any]) -> str:
+    """Return the version that a sender of another protocol gives: these messages must keep it as their first field."""
+    named = len(header) > 2 and header[1] in ("Join", "Hello", "Refuse") and type(header[2]) is str
+    return plain(header[2]) if named else ""
 
 
 def _schema(cls: type) -> Schema:

@@ -100,6 +100,8 @@ class Schema:
 
     to_wire: Callable[[Any, Pieces], Any]
     from_wire: Callable[[Any, Pieces], Any]
+    described: str
+    """What both ends have to agree on: names, types, limits and order, written alike by every version of Python."""
 
 
 def compile_dataclass(cls: type) -> Schema:
@@ -116,7 +118,8 @@ def compile_dataclass(cls: type) -> Schema:
         values = zip(fields, value, strict=True)
         return cls(*[_named(name, schema.from_wire, item, pieces) for (name, schema), item in values])
 
-    return Schema(to_wire, from_wire)
+    described = ", ".join(f"{name}: {schema.described}" for name, schema in fields)
+    return Schema(to_wire, from_wire, f"{cls.__name__}({described})")
 
 
 def _named(name: str, convert: Callable[[Any, Pieces], Any], value: Any, pieces: Pieces) -> Any:
@@ -171,7 +174,7 @@ def _scalar(kind: Any, limit: Between | None) -> Schema:
     def to_wire(value: Any, pieces: Pieces) -> Any:
         return check(float(value) if kind is float and type(value) is int else value, pieces)
 
-    return Schema(to_wire, check)
+    return Schema(to_wire, check, f"{kind.__name__}[{allowed.low!r}..{allowed.high!r}]")
 
 
 def _literal(options: tuple[Any, ...]) -> Schema:
@@ -179,7 +182,7 @@ def _literal(options: tuple[Any, ...]) -> Schema:
         _require(type(value) is str and value in options, f"expected one of {', '.join(map(str, options))}")
         return value
 
-    return Schema(check, check)
+    return Schema(check, check, "|".join(map(repr, options)))
 
 
 def _union(arguments: tuple[Any, ...]) -> Schema:
@@ -190,6 +193,7 @@ def _union(arguments: tuple[Any, ...]) -> Schema:
     return Schema(
         lambda value, pieces: None if value is None else schema.to_wire(value, pieces),
         lambda value, pieces: None if value is None else schema.from_wire(value, pieces),
+        f"{schema.described}?",
     )
 
 
@@ -206,7 +210,7 @@ def _tuple(arguments: tuple[Any, ...]) -> Schema:
         _require(type(value) is list, "expected an array")
         return tuple([schema.from_wire(item, pieces) for item in value])
 
-    return Schema(to_wire, from_wire)
+    return Schema(to_wire, from_wire, f"({schema.described})*")
 
 
 def _raw(limit: Raw, keep_view: bool) -> Schema:
@@ -222,7 +226,7 @@ def _raw(limit: Raw, keep_view: bool) -> Schema:
         view = pieces.take(value)
         return view if keep_view else bytes(view)
 
-    return Schema(to_wire, from_wire)
+    return Schema(to_wire, from_wire, f"raw[{limit.limit}]")
 
 
 def _tensor(limit: ArrayField) -> Schema:
@@ -243,7 +247,7 @@ def _tensor(limit: ArrayField) -> Schema:
         # copied: frames have no alignment, and their memory belongs to the socket
         return np.frombuffer(pieces.take(nbytes), dtype).reshape(value).copy() if nbytes else np.empty(value, dtype)
 
-    return Schema(to_wire, from_wire)
+    return Schema(to_wire, from_wire, f"{limit.dtype}{limit.ndim}[{limit.limit}]")
 
 
 def _require(condition: bool, problem: str) -> None:

@@ -22,7 +22,7 @@ from tpi import __version__
 from tpi.errors import MessageError, PlanError, TpiError, UsageError
 from tpi.keys.text import short_key
 from tpi.net.channel import Channel, UnreachableError
-from tpi.net.codec import PROTOCOL, WrongProtocolError
+from tpi.net.codec import WrongProtocolError
 from tpi.net.fields import WindowState
 from tpi.net.messages import (
     Abort,
@@ -165,7 +165,7 @@ class Daemon:
 
     def _dispatch(self, peer: bytes, message: object) -> None:
         if isinstance(message, WrongProtocolError):
-            self._answer(peer, Refuse(f"{__version__} (protocol {PROTOCOL})", 0, "version", ""))
+            self._answer(peer, Refuse(__version__, 0, "version", ""))
         elif isinstance(message, Join):
             self._join(peer, message)
         elif isinstance(message, Inquiry):
@@ -192,9 +192,6 @@ class Daemon:
             self._dropped += 1
 
     def _join(self, peer: bytes, join: Join) -> None:
-        if join.version != __version__:
-            self._answer(peer, Refuse(__version__, join.session, "version", ""))
-            return
         if not peer.startswith(master_identity(join.session)):
             self._dropped += 1
             return

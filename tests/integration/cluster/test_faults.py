@@ -21,6 +21,7 @@ from tpi import __version__
 from tpi.errors import NodeError, NodeLost, NodeRefused
 from tpi.keys.identity import load_identity
 from tpi.keys.text import short_key
+from tpi.net import codec
 from tpi.net.fields import IN_FLIGHT_BYTES, TRANSFER_BYTES
 from tpi.net.sockets import Net
 from tpi.net.transfers import Need
@@ -56,9 +57,17 @@ def test_same_worker_twice(addresses: list[str]) -> None:
 
 
 def test_wrong_version(addresses: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages decide, not the name of the version: two checkouts of one version may differ in them."""
+    own = codec.protocol()
     monkeypatch.setattr(remote, "__version__", "99.1")
+    with Cluster.connect(addresses[:1]) as cluster:
+        assert cluster.hellos[0].version == __version__
+    other = own ^ 1
+    monkeypatch.setattr(codec, "protocol", lambda: other)
+    monkeypatch.setattr(remote, "protocol", lambda: other)
     sentence = (
-        rf"worker {addresses[0]} runs tpi {re.escape(__version__)}, {MASTER}\) runs 99\.1; install the same on both"
+        rf"worker {addresses[0]} runs tpi {re.escape(__version__)} \(protocol {own:x}\), {MASTER}\) "
+        rf"runs tpi 99\.1 \(protocol {other:x}\); install the same on both"
     )
     refused("wrong version", sentence, lambda: Cluster.connect(addresses[:1]))
 

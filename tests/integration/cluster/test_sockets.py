@@ -14,7 +14,7 @@ import zmq
 from tests.support.cluster.cluster_helpers import HIDDEN, step
 from tpi.errors import UsageError
 from tpi.net.channel import Channel, UnreachableError
-from tpi.net.codec import FRAME_BYTES, PROTOCOL, WrongProtocolError, encode
+from tpi.net.codec import FRAME_BYTES, WrongProtocolError, encode, protocol
 from tpi.net.messages import Bye, Join
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net, Plane, split_address
 
@@ -124,7 +124,8 @@ def test_an_oversized_frame_ends_the_connection_and_nothing_else(net: Net) -> No
 def test_another_protocol_is_seen(net: Net) -> None:
     bound, connected = pair(net)
     frames = encode(Join("v", 1, "m"))
-    connected.socket.send_multipart([bytes(frames[0]).replace(bytes([PROTOCOL]), bytes([PROTOCOL + 1]), 1)])
+    own, other = (number.to_bytes(4, "big") for number in (protocol(), protocol() ^ 1))
+    connected.socket.send_multipart([bytes(frames[0]).replace(own, other, 1)])
     received = bound.wait(5)
     assert received is not None
     assert isinstance(received[1], WrongProtocolError)

@@ -4,6 +4,7 @@ import dataclasses
 import random
 import time
 import tracemalloc
+from typing import Annotated, Any, Literal
 
 import msgpack
 import numpy as np
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from tests.support.cluster.cluster_helpers import step
 from tests.support.cluster.message_strategies import any_message
 from tpi.errors import MessageError
-from tpi.net.codec import FRAME_BYTES, HEADER_BYTES, MAX_FRAMES, PROTOCOL, WrongProtocolError, decode, encode
+from tpi.net import codec
+from tpi.net.codec import FRAME_BYTES, HEADER_BYTES, MAX_FRAMES, WrongProtocolError, decode, encode, protocol
+from tpi.net.fields import Id64, Name
 from tpi.net.messages import Bye, Heartbeat, Join, Step
-from tpi.net.schema import Pieces
+from tpi.net.schema import Between, Pieces
 from tpi.net.transfers import Need, UnitData
 
 
@@ -78,7 +81,7 @@ def test_random_frames_are_refused(frames: list[bytes]) -> None:
 
 
 def header(*fields: object) -> list[bytes]:
-    return [msgpack.packb([PROTOCOL, *fields])]
+    return [msgpack.packb([protocol(), *fields])]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +117,49 @@ def test_wrong_headers_are_refused(frames: list[bytes]) -> None:
 
 
 def test_another_protocol_is_named() -> None:
-    with pytest.raises(WrongProtocolError, match=f"protocol {PROTOCOL + 1}.*speaks {PROTOCOL}"):
-        decode([msgpack.packb([PROTOCOL + 1, "Join", "0.9"])])
+    other = protocol() ^ 1
+    with pytest.raises(WrongProtocolError, match=rf"^tpi 0\.9 \(protocol {other:x}\)$"):
+        decode([msgpack.packb([other, "Join", "0.9", 7])])
+    with pytest.raises(WrongProtocolError, match=rf"^a tpi of protocol {other:x}$"):
+        decode([msgpack.packb([other, "Bye", 7])])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [("session", Id64), ("name", Name)],
+        [("name", Name), ("session", Id64), ("version", Name)],
+        [("version", Name), ("session", Id64), ("title", Name)],
+        [("version", Name), ("session", Id64), ("name", str)],
+        [("version", Name), ("session", Id64), ("name", Name | None)],
+        [("version", Name), ("session", Id64), ("name", tuple[Name, ...])],
+        [("version", Name), ("session", Annotated[int, Between(0, 7)]), ("name", Name)],
+        [("version", Name), ("session", Id64), ("name", Literal["a", "b"])],
+        [("version", Name), ("session", Id64), ("name", Name), ("more", bool)],
+    ],
+)
+def test_a_changed_message_is_another_protocol(changed: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the version is the same, and whether or not somebody thought of it."""
+    before = protocol()
+    altered = dataclasses.make_dataclass("Join", changed, frozen=True)
+    altered.__module__ = Join.__module__
+    monkeypatch.setitem(codec._classes, "Join", altered)
+    try:
+        protocol.cache_clear()
+        assert protocol() != before
+    finally:
+        monkeypatch.undo()
+        protocol.cache_clear()
+    assert protocol() == before
+
+
+def test_another_sense_of_the_messages_is_another_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = protocol()
+    monkeypatch.setattr(codec, "MEANING", codec.MEANING + 1)
+    try:
+        assert protocol.__wrapped__() != before
+    finally:
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-fast check bench install clean
+.PHONY: demo test test-fast lowest check bench install clean
 
 install: $(STAMP)
 
@@ -31,6 +31,10 @@ test: $(STAMP)
 # the unit tests but those
 test-fast: $(STAMP)
 	$(PARALLEL) tests/unit
+
+# the unit tests with the lowest versions that pyproject.toml allows, in an environment of their own; PYTHON=python3.10, too
+lowest:
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" .ci/lowest
 
 # all three, also where the first complains
 check: $(STAMP)

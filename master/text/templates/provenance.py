@@ -143,6 +143,31 @@ class Text(str):
         room = max(0, int(width) - len(self))
         return agreed(super().rjust(width, fillchar), lambda: _filled(fillchar, room, self, 0))
 
+    def zfill(self, width: SupportsIndex) -> "Text":
+        """See `str.zfill`."""
+        value, sign = super().zfill(width), int(self.startswith(("+", "-")))
+        return agreed(value, lambda: joined((self[:sign], "0" * (len(value) - len(self)), self[sign:])))
+
+    def expandtabs(self, tabsize: SupportsIndex = 8) -> "Text":
+        """See `str.expandtabs`."""
+        value, parts, column = super().expandtabs(tabsize), list[str](), 0
+        for line in self.split("\n"):
+            first, *others = line.split("\t")
+            parts, column = [*parts, first], len(first)
+            for part in others:
+                blanks = int(tabsize) - column % int(tabsize) if int(tabsize) > 0 else 0
+                parts += [" " * blanks, part]
+                column += blanks + len(part)
+            parts.append("\n")
+        return agreed(value, lambda: joined(parts[:-1]))
+
+    def translate(self, table: Any) -> "Text":
+        """See `str.translate`."""
+        value = super().translate(table)
+        changed = (str.translate(character, table) for character in self)
+        kept = (old if new == old else new for old, new in zip(self, changed, strict=True))
+        return agreed(value, lambda: joined(kept))
+
     def lower(self) -> "Text":
         """See `str.lower`."""
         return self.recased(super().lower())

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from master.confined.process import ConfinedError, ConfinedProcess, Limits
+from master.confined.process import ConfinedError, ConfinedProcess, LimitError, Limits
 from tpi.errors import ModelError
 
 SECONDS = 5.0  # of processor time, for compiling and for each rendering
@@ -42,6 +42,8 @@ class ChatTemplate:
         self._model = model
         limits = Limits(SECONDS, MEMORY, SECONDS, MEMORY)
         settings = {"source": source, "special": dict(special or {})}
+        self._works = False  # it has rendered a conversation
+        self._hopeless: str | None = None  # a limit that it went over before it ever worked: it is not tried again
         self._process = ConfinedProcess("master.text.templates.renderer", settings, limits)
 
     def start(self) -> None:
@@ -65,10 +67,15 @@ class ChatTemplate:
             "answers": list(answers),
             "first_answer": FIRST_ANSWER,
         }
+        if self._hopeless is not None:
+            raise TemplateRefusal(self._model, self._hopeless)
         try:
             done = self._process.ask(asked)
         except ConfinedError as error:
+            if isinstance(error, LimitError) and not self._works:
+                self._hopeless = str(error)
             raise TemplateRefusal(self._model, str(error)) from error
+        self._works = True
         return Rendering(done["text"], b"".join(bytes([mark]) * length for length, mark in done["runs"]))
 
     def close(self) -> None:

@@ -132,6 +132,7 @@ def template() -> Iterator[ChatTemplate]:
 
 
 def test_a_template_renders_again_after_a_failure(template: ChatTemplate) -> None:
+    assert template.render([{"role": "user", "content": "1"}], {}).text == "a"
     with pytest.raises(ModelError):
         template.render([{"role": "user", "content": "1" + "0" * 9}], {})
     for _ in range(4):
@@ -163,6 +164,20 @@ def test_the_child_ends_with_its_parent() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     with suppress(psutil.NoSuchProcess):
         psutil.Process(int(done.stdout)).wait(60)
+
+
+def test_what_never_worked_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    with closing(
+        ChatTemplate("{{ messages[0].content and 1 // 0 }}" + DOUBLED + "{{ a.x == a.y }}", "tiny")
+    ) as template:
+        with pytest.raises(ModelError, match="division"):
+            template.render(HELLO, {})
+        before = children()
+        for _ in range(3):
+            with pytest.raises(ModelError, match="longer than"):
+                template.render([{"role": "user", "content": ""}], {})
+        assert children() == [child for child in before if child.is_running()]
 
 
 def test_a_child_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
+from ssl import SSLError
 from typing import BinaryIO
 
 Report = Callable[[int, int], None]  # bytes that are there, of how many
@@ -22,6 +23,11 @@ _NOTHING_LEFT = 416
 
 class DamagedFileError(Exception):
     """What came does not have the expected hash."""
+
+
+def wants_more(error: OSError) -> bool:
+    """Return True if a server refused, as one does that wants credentials or certificates that only others have."""
+    return isinstance(error, urllib.error.HTTPError) or isinstance(getattr(error, "reason", None), SSLError)
 
 
 def download(

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from email.message import Message
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
+from urllib.error import HTTPError
 
 import pytest
 
@@ -168,6 +170,16 @@ def test_half_of_a_file_is_gone_on_with_and_checked(harm: bool, hub: FakeHub, tm
     assert whole(found("o/m", tmp_path), hub)
     asked = [start for method, path, start in hub.requests if method == "GET" and path.endswith("model.safetensors")]
     assert asked == [f"bytes={size}-", *([None] if harm else [])]
+
+
+def test_the_library_does_it_where_the_server_wants_what_only_it_knows(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(url: str, *args: object, **options: object) -> None:
+        raise HTTPError(url, 403, "Forbidden", Message(), None)
+
+    monkeypatch.setattr(hub_module, "download", refused)
+    assert whole(found("o/m", tmp_path), hub)
 
 
 def test_a_file_that_comes_damaged_is_fetched_again(hub: FakeHub, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tpi.pack.library.hubfiles import HubFiles, HubModel
 from tpi.paths import home
 from tpi.progress import Phase, phase, warn
 from tpi.system.atomic import write_atomically
-from tpi.system.download import DamagedFileError, download
+from tpi.system.download import DamagedFileError, download, wants_more
 from tpi.system.fulldisk import is_full, write_error
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -140,7 +140,11 @@ def _fetch(model: HubModel, library: Any, commit: str, name: str, progress: Phas
             headers = build_hf_headers()
         blob.parent.mkdir(parents=True, exist_ok=True)
         with progress(f"downloading {name} of {model.repository}") as report:
-            download(file.location, blob, file.etag, headers, report)
+            try:
+                download(file.location, blob, file.etag, headers, report)
+            except OSError as error:
+                if not wants_more(error):
+                    raise  # else the library does it
     hf_hub_download(model.repository, name, revision=commit, cache_dir=library.HF_HUB_CACHE)
 
 

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
-from ssl import SSLError
 from tempfile import gettempdir
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from tpi.errors import ModelError, WeightsError
 from tpi.pack.library.store import drafting
 from tpi.progress import Phase, Progress, phase
 from tpi.sources.gguf import open_gguf
-from tpi.system.download import DamagedFileError, download
+from tpi.system.download import DamagedFileError, download, wants_more
 from tpi.system.fulldisk import is_full
 from tpi.system.private import private
 
@@ -109,9 +107,9 @@ def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> P
     except OSError as error:
         if is_full(error):
             raise
-        reason = getattr(error, "reason", error)
-        if isinstance(error, HTTPError) or isinstance(reason, SSLError):
+        if wants_more(error):
             return None
+        reason = getattr(error, "reason", error)
         raise ModelError(
             f"{requirement} could not be downloaded ({str(reason)[:200]}); check the network and run the command "
             "again, which goes on where it stopped"

@@ -121,7 +121,7 @@ def test_a_template_that_refuses_says_so_without_the_servers_path(
     ("path", "body"),
     [
         (CHAT, said(max_tokens=-1)),
-        (CHAT, said(max_completion_tokens=-1)),
+        (CHAT, said(max_tokens=None, max_completion_tokens=-1)),
         (TEXT, {"prompt": "Hello", "max_tokens": -1, "temperature": 0}),
         (RESPONSES, {"input": "Hello", "max_output_tokens": -1, "temperature": 0}),
     ],

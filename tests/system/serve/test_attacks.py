@@ -2,10 +2,12 @@
 
 import json
 import resource
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -195,3 +197,80 @@ def test_thousands_of_mixed_requests_leave_nothing_behind(served: Target) -> Non
     assert after[1] <= before[1] + 2
     assert after[2] <= before[2] + 1
     assert served.gauge("kv_cache_usage_perc") == 0
+
+
+def nested(depth: int) -> str:
+    """JSON of lists in lists."""
+    return "[" * depth + "]" * depth
+
+
+def called(arguments: str) -> dict[str, Any]:
+    """A conversation with an earlier call of these arguments."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "5"},
+    ]
+    return said() | {"messages": turns}
+
+
+def shaped(schema: dict[str, Any]) -> dict[str, Any]:
+    """A request for JSON of a schema."""
+    return said(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+
+
+GROWING = {"type": "integer", "multipleOf": 1_999_957}
+MOST_GROWTH = 128 << 20
+CLIMBING: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "schemas that grow": [
+        (CHAT, shaped(GROWING)),
+        (CHAT, shaped({"allOf": [{"type": "integer"}, GROWING]})),
+        (CHAT, shaped({"type": "string", "maxLength": 10_000_000, "minLength": 9_999_999})),
+        (CHAT, said(tool_choice="required", tools=[{"type": "function", "function": {
+            "name": "f", "parameters": {"type": "object", "properties": {"x": GROWING}}}}])),
+        (CHAT, said(response_format={"type": "regex", "pattern": "(((a{0,99}){0,99}){0,99}){0,99}"})),
+    ],
+    "names that a template has of its own": [
+        (CHAT, said(chat_template_kwargs={name: "x"}))
+        for name in ("messages", "self", "replay", "tools", "add_generation_prompt", "raise_exception", "loop")
+    ],
+    "arguments of an earlier call": [
+        (CHAT, called(arguments))
+        for arguments in (
+            nested(900), nested(100_000), "[" + "[]," * 900_000 + "[]]", "{", "NaN", '"\\ud800"', "1" * 5000
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CLIMBING)
+def test_bodies_that_cost_much_more_than_they_are_long(kind: str, served: Target) -> None:
+    def attack(target: Target) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda one: target.post(*one), CLIMBING[kind] * 2))
+        assert {answer.status_code for answer in answers} <= {200, 400, 413}, [answer.text for answer in answers]
+
+    before = served.memory
+    unnoticed(served, attack)
+    assert served.memory - before < MOST_GROWTH
+
+
+def test_a_template_outlasts_nothing(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    """What a template of a model does in C is cut off, too; other clients of the same server do not wait for it."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model("llama").directory, model)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    doubling = (
+        "{% if messages[0].content == 'loop' %}{% set a = namespace(x=[1], y=[1]) %}{% for i in range(60) %}"
+        "{% set a.x = [a.x, a.x] %}{% set a.y = [a.y, a.y] %}{% endfor %}{{ a.x == a.y }}{% endif %}"
+    )
+    settings["chat_template"] = doubling + settings["chat_template"]
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    def attack(target: Target) -> None:
+        assert target.post(CHAT, said("loop")).status_code == 400
+
+    (tmp_path / "log").mkdir()
+    with target(tmp_path / "log", model) as served:
+        unnoticed(served, attack, wait=60.0)  # prompts are read in turn: another's waits for one rendering at most

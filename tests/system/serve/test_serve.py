@@ -44,7 +44,22 @@ CURL = re.findall(r"```sh\n(curl .*?)```", (ROOT / "docs/serving.md").read_text(
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     gguf, folder = pull(MODEL, default_cache()), tmp_path_factory.mktemp("serve")
-    command = [*TPI, "serve", "-m", str(gguf), "--local", "2", "--port", "0", "--alias", MODEL, "-c", "1024"]
+    command = [
+        *TPI,
+        "serve",
+        "-m",
+        str(gguf),
+        "--local",
+        "2",
+        "--port",
+        "0",
+        "--alias",
+        MODEL,
+        "--alias",
+        "gpt-5",
+        "-c",
+        "1024",
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, text=True, env=clean(folder, {"TPI_API_KEY": KEY})
@@ -128,11 +143,11 @@ def test_streams_of_every_form_logprobs_and_errors(ai: OpenAI) -> None:
     events = [event.type for event in ai.responses.create(model=MODEL, input="Hello", max_output_tokens=6, stream=True)]
     assert events[0] == "response.created"
     assert events[-1] in ("response.completed", "response.incomplete")
-    assert [model.id for model in ai.models.list()] == [MODEL]
+    assert [model.id for model in ai.models.list()] == [MODEL, "gpt-5"]
     with pytest.raises(NotFoundError, match="there is no model"):
         ai.chat.completions.create(messages=ASK, **asked | {"model": "gpt-9"})
     with pytest.raises(BadRequestError, match="max_tokens"):
-        ai.chat.completions.create(messages=ASK, **asked | {"max_tokens": -1})
+        ai.chat.completions.create(messages=ASK, **asked | {"max_tokens": -2})
     with pytest.raises(AuthenticationError):
         ai.with_options(api_key="wrong").models.list()
 

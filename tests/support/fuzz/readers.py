@@ -5,12 +5,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from master.text.templates.template import ChatTemplate
+from master.confined.process import ConfinedError, ConfinedProcess, Limits
+from master.text.templates.template import MEMORY, SECONDS
 from tests.support.cluster.cluster_helpers import MadeUpModel, step
 from tests.support.fuzz.fuzz import Reader
 from tests.support.fuzz.mutate import Parts
@@ -44,11 +46,13 @@ _MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conte
 @contextmanager
 def readers() -> Iterator[Sequence[Reader]]:
     """All of them; the files that they read lie in memory, where the system has such a folder."""
-    with TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as name:
-        yield _readers(Path(name))
+    limits = Limits(SECONDS, MEMORY, SECONDS, MEMORY)
+    renderer = ConfinedProcess("tests.support.fuzz.rendering", {"messages": _MESSAGES}, limits)
+    with TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as name, closing(renderer):
+        yield _readers(Path(name), renderer)
 
 
-def _readers(folder: Path) -> Sequence[Reader]:
+def _readers(folder: Path, renderer: ConfinedProcess) -> Sequence[Reader]:
     safetensors = _safetensors()
     directory = folder / "model"
     directory.mkdir()
@@ -61,7 +65,7 @@ def _readers(folder: Path) -> Sequence[Reader]:
         ),
         Reader("index", ((_index(),),), lambda parts: _read_index(directory, parts), 0.15),
         Reader("config", ((json.dumps(_CONFIG).encode(),),), lambda parts: _read_config(directory, parts), 0.1),
-        Reader("template", ((TEMPLATE.encode(),), (_CALLS.encode(),)), _render, 0.1),
+        Reader("template", ((TEMPLATE.encode(),), (_CALLS.encode(),)), partial(_render, renderer), 0.1),
     )
 
 
@@ -147,8 +151,9 @@ def _read_config(directory: Path, parts: Parts) -> None:
     open_source(directory).source.close()
 
 
-def _render(parts: Parts) -> None:
-    source = parts[0].decode(errors="replace")
-    template = ChatTemplate(source, "fuzzed", {"eos_token": "</s>"})
-    with closing(template):
-        template.render(_MESSAGES, {})
+def _render(renderer: ConfinedProcess, parts: Parts) -> None:
+    """Render as `ChatTemplate` does, in one process for all sources."""
+    try:
+        renderer.ask(parts[0].decode(errors="replace"))
+    except ConfinedError as error:
+        raise ModelError(str(error)) from error

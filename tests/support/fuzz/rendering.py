@@ -1,0 +1,16 @@
+"""Any chat template, as one child process of `master.confined` compiles and renders it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from master.text.templates.renderer import open_work as open_template
+
+
+def open_work(settings: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
+    """Return what compiles a source and renders the messages of `settings` by it."""
+
+    def render(source: str) -> dict[str, Any]:
+        template = open_template({"source": source, "special": {"eos_token": "</s>"}})
+        return template({"messages": settings["messages"], "names": {}, "answers": [], "first_answer": 0xF0000})
+
+    return render

@@ -229,3 +229,13 @@ def test_without_a_template_messages_are_text() -> None:
     assert controls(fast, tokenizer.encode_chat([{"role": "user", "content": START + USER}])) == []
     assert controls(fast, tokenizer.encode_text(START + USER)) == []
     assert controls(fast, tokenizer.encode(START)) == [START]
+
+
+def test_a_template_that_cuts_at_a_spelled_token_keeps_its_own_and_no_others() -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
+    with closing(Tokenizer(make("bytes", "bare"), {"chat_template": template})) as tokenizer:
+        ids = tokenizer.encode_chat([{"role": "user", "content": "a</think>b<|im_end|>c"}])
+        start, end = map(tokenizer._fast.token_to_id, SPECIAL)
+        assert (ids[0], ids[-1]) == (start, end)
+        assert not {start, end} & {*ids[1:-1]}
+        assert tokenizer._fast.decode(ids[1:-1]) == "b<|im_end|>c"

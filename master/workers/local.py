@@ -5,7 +5,9 @@ A worker leaves when its stdin closes, which the operating system does even when
 
 import os
 import re
+import resource
 import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from tpi.errors import NodeLost, WeightsError
+from tpi.errors import NodeLost, UsageError, WeightsError
 from tpi.system.private import make_private, private
 
 START_S = 30.0
@@ -22,6 +24,7 @@ STOP_S = 8.0
 COMMAND = (sys.executable, "-m", "tpi.cli", "worker")
 _ADDRESS = re.compile(rb"listens on (\S+:\d+)")
 _LOG_LINES = 5  # of a worker that did not start
+_FILES, _FILES_EACH = 40, 14  # open files that a run needs, and for each worker
 
 
 class LocalWorkers:
@@ -52,7 +55,10 @@ class LocalWorkers:
 
         Raises:
             NodeLost: if one does not start, with what it said.
+            UsageError: if this machine lets no process reach another, or not as many.
         """
+        _require_files(_FILES + _FILES_EACH * len(self._caches))
+        _require_loopback()
         try:
             for cache in self._caches:
                 self._processes.append(self._start(cache))
@@ -109,6 +115,39 @@ class LocalWorkers:
             said = b" ".join(_log(cache).read_bytes().splitlines()[-_LOG_LINES:]).decode(errors="replace")
             raise NodeLost(cache.name, f"{cache.name} did not start: {said or 'it said nothing'} (log: {_log(cache)})")
         return found[1].decode()
+
+
+def _require_files(needed: int) -> None:
+    """Raise the soft limit of open files to `needed` where the hard one allows it.
+
+    Raises:
+        UsageError: if it does not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"--local needs {needed} open files at once, and this process may have {hard}; raise that (ulimit -n "
+            f"{needed}), or give a smaller --local"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _require_loopback() -> None:
+    """Connect to this machine as the workers will be connected to.
+
+    Raises:
+        UsageError: if that fails.
+    """
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), START_S).close()
+    except OSError as error:
+        raise UsageError(
+            f"--local needs the loopback interface, and 127.0.0.1 cannot be reached ({error.strerror or error}); bring "
+            "it up (ip link set lo up), or run without --local"
+        ) from error
 
 
 def _log(cache: Path) -> Path:

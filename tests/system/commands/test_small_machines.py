@@ -1,0 +1,36 @@
+"""Runs of several nodes where the system gives little: a run that works, or the true cause in one sentence."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import TPI, clean
+
+
+def local(cache: Path, model: str, *before: str) -> "subprocess.CompletedProcess[str]":
+    """A run on three nodes, started by the command `before`."""
+    command = [*before, *TPI, "run", "-m", model, "-p", "1 2", "-n", "2", "-q", "--local", "2"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=clean(cache))
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
+def test_too_few_open_files_are_named_with_how_many_would_do(cache: Path, model: str) -> None:
+    done = local(cache, model, "prlimit", "--nofile=40")
+    assert done.returncode == 2
+    (needed,) = re.findall(r"^tpi: --local needs (\d+) open files at once, and this process may have 40;", done.stderr)
+    done = local(cache, model, "prlimit", f"--nofile={needed}")
+    assert done.returncode == 0, done.stderr
+    done = local(cache, model, "prlimit", f"--nofile=40:{needed}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_loopback_is_named(cache: Path, model: str) -> None:
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a network namespace of its own")
+    done = local(cache, model, "unshare", "-n")
+    assert done.returncode == 2
+    assert done.stderr.startswith("tpi: --local needs the loopback interface, and 127.0.0.1 cannot be reached")
+    assert len(done.stderr.splitlines()) == 1

@@ -101,6 +101,7 @@ def _gguf() -> bytes:
     pairs = [_string("general.architecture") + struct.pack("<I", 8) + _string("llama")]
     pairs += [_string(f"llama.{key}") + struct.pack("<II", 4, number) for key, number in numbers.items()]
     pairs.append(_string("llama.attention.layer_norm_rms_epsilon") + struct.pack("<If", 6, 1e-5))
+    pairs.append(_string("tokenizer.ggml.model") + struct.pack("<I", 8) + _string("llama"))
     pairs.append(_string("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 300) + _string("token") * 300)
     pairs.append(_string("tokenizer.ggml.scores") + struct.pack("<IIQ", 9, 6, 300) + bytes(4 * 300))
     tensors, offset, data = [], 0, b""

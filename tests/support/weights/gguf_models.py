@@ -130,7 +130,7 @@ def decoded(values: Array, kind: str) -> Array:
 
 
 def byte_level_vocabulary(
-    directory: Path, pre: str = "gpt-2", template: str | list[dict[str, str]] = TEMPLATE
+    directory: Path, pre: str | None = "gpt-2", template: str | list[dict[str, str]] = TEMPLATE
 ) -> Callable[[GGUFWriter], None]:
     """Writes the tokenizer.json of `directory` (see `tests.support.models.write_tokenizer`) as a GGUF vocabulary."""
     import json
@@ -141,7 +141,8 @@ def byte_level_vocabulary(
 
     def write(writer: GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(pre)
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
         writer.add_token_list(tokens)
         writer.add_token_types([3 if token in special else 1 for token in tokens])
         writer.add_token_merges([" ".join(merge) for merge in model["model"]["merges"]])

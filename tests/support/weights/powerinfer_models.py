@@ -104,8 +104,13 @@ def falcon_tensors(reference: Any, predictors: Mapping[int, tuple[F32, F32]]) ->
     return found
 
 
-def write_falcon(path: Path, reference: Any, predictors: Mapping[int, tuple[F32, F32]]) -> None:
-    """Write a FalconForCausalLM of the newer kind in float32, its predictors in float16."""
+def write_falcon(
+    path: Path,
+    reference: Any,
+    predictors: Mapping[int, tuple[F32, F32]] | None,
+    vocabulary: Callable[[GGUFWriter], None] = lambda writer: None,
+) -> None:
+    """Write a FalconForCausalLM of the newer kind in float32, its predictors in float16; without, as llama.cpp does."""
     config = reference.config
     writer = GGUFWriter(path, "falcon")
     writer.add_context_length(config.max_position_embeddings)
@@ -116,10 +121,16 @@ def write_falcon(path: Path, reference: Any, predictors: Mapping[int, tuple[F32,
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_layer_norm_eps(config.layer_norm_epsilon)
-    writer.add_float32("powerinfer.sparse_threshold", 0.0)
-    for name, values in falcon_tensors(reference, predictors).items():
-        writer.add_tensor(name, encoded(values, "F16" if ".fc" in name else "F32"))
-    _finish(writer, path)
+    vocabulary(writer)
+    if predictors is not None:
+        writer.add_float32("powerinfer.sparse_threshold", 0.0)
+    for name, values in falcon_tensors(reference, predictors or {}).items():
+        plain = predictors is None and "ffn_down_t" in name
+        rows = np.ascontiguousarray(values.T) if plain else values
+        writer.add_tensor(
+            name.replace("down_t", "down") if plain else name, encoded(rows, "F16" if ".fc" in name else "F32")
+        )
+    _finish(writer, path, powerinfer=predictors is not None)
 
 
 def write_split(path: Path, marks: Mapping[int, npt.NDArray[np.int32]], capacity: int = 1 << 30) -> None:
@@ -134,11 +145,13 @@ def write_split(path: Path, marks: Mapping[int, npt.NDArray[np.int32]], capacity
     _renumber(path, GGMLQuantizationType.I32, _I32, 2 * len(marks))
 
 
-def _finish(writer: GGUFWriter, path: Path) -> None:
+def _finish(writer: GGUFWriter, path: Path, powerinfer: bool = True) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if not powerinfer:
+        return
     with path.open("r+b") as file:
         file.write(b"PWRI" + (3).to_bytes(4, "little"))
 

@@ -89,6 +89,7 @@ OWN: dict[str, tuple[str, ...]] = {
     "deepseek-coder": (
         r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}",
     ),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
 }  # fmt: skip
 TEXTS = (

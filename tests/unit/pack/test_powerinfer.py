@@ -1,6 +1,6 @@
 """PowerInfer's files: read as they are written by its converter, their predictors kept, hostile ones refused."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from master.deployment.planner import deal_shards, units_of
 from master.deployment.predictors import predictors_for
 from master.options import RunOptions
 from tests.support.models import SIZES, TOKENS, TinyModel, forward
-from tests.support.weights.gguf_models import encoded
+from tests.support.weights.gguf_models import byte_level_vocabulary, encoded
 from tests.support.weights.packs import part
 from tests.support.weights.powerinfer_models import (
     F32,
@@ -104,27 +104,50 @@ def test_bamboo_has_relu_of_gate_and_up(model: TinyModel, tmp_path: Path) -> Non
     assert np.abs(forward(pack, TOKENS) - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("norms", [1, 2])
-def test_falcon_stands_side_by_side(norms: int, tmp_path: Path) -> None:
+def falcon(norms: int, activation: str) -> Any:
+    """A random Falcon of the newer kind."""
     import torch
     import transformers
 
     torch.manual_seed(5)
     config = transformers.FalconConfig(
         hidden_size=96, num_hidden_layers=2, num_attention_heads=6, num_kv_heads=2, new_decoder_architecture=True,
-        num_ln_in_parallel_attn=norms, ffn_hidden_size=160, vocab_size=320, activation="relu",
+        num_ln_in_parallel_attn=norms, ffn_hidden_size=160, vocab_size=320, activation=activation,
     )  # fmt: skip
     reference = transformers.FalconForCausalLM._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in reference.parameters():
             spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
             parameter.add_(torch.randn_like(parameter) * spread)
+    return reference
+
+
+@pytest.mark.parametrize("norms", [1, 2])
+def test_falcon_stands_side_by_side(norms: int, tmp_path: Path) -> None:
+    reference = falcon(norms, "relu")
     write_falcon(tmp_path / "falcon.powerinfer.gguf", reference, predictors())
     pack, expected = packed(tmp_path / "falcon.powerinfer.gguf"), reference_logits(TinyModel(Path(), reference))
     found = forward(pack, TOKENS)
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
     assert (pack.config.activation, pack.config.parallel) == ("relu", True)
     assert list(load_predictors(pack.path / NAME)) == [0, 1]
+
+
+@pytest.mark.parametrize(("pre", "ours"), [("falcon", False), ("falcon", True), (None, True)])
+def test_falcon_has_its_words(
+    pre: str | None, ours: bool, tiny_model: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    """llama.cpp names its way of splitting, PowerInfer does not (`ours`: one of PowerInfer's files)."""
+    from tokenizers import Tokenizer
+
+    write = byte_level_vocabulary(tiny_model("llama").directory, pre)
+    reference = falcon(2, "relu" if ours else "gelu_pytorch_tanh")
+    write_falcon(tmp_path / "falcon.gguf", reference, predictors() if ours else None, write)
+    pack, expected = packed(tmp_path / "falcon.gguf"), reference_logits(TinyModel(Path(), reference))
+    assert np.abs(forward(pack, TOKENS) - expected).max() < 1e-4 * np.abs(expected).max()
+    tokenizer = Tokenizer.from_file(str(pack.tokenizer_file))
+    pieces = [place for _, place in tokenizer.pre_tokenizer.pre_tokenize_str("``it's 12345")]
+    assert pieces == [(0, 2), (2, 4), (4, 5), (5, 6), (6, 7), (7, 10), (10, 12)]
 
 
 def test_predictors_are_kept_as_they_are(model: TinyModel, tmp_path: Path) -> None:

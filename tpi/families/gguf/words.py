@@ -80,6 +80,7 @@ _OF_DEEPSEEK = (
 )  # fmt: skip
 _GROUPS: tuple[tuple[str, Words], ...] = (
     ("default", Words((r"[\p{P}\$\+<=>\^~\|]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
+    ("falcon", Words((r"[\p{P}\$\+<=>\^~\|`]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
     ("gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 trillion granite-docling", Words()),
     ("olmo mpt", Words(composed=True)),  # GPT-NeoX's
     ("smollm starcoder refact codeshell exaone minerva-7b mellum2", Words(digits=True)),

@@ -51,6 +51,8 @@ def check_vocabulary(source: GgufSource) -> Words | None:
         ModelError: naming what is not known: the kind of vocabulary, its way of splitting, or a setting.
     """
     kind, pre = (source.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if pre is None and source.powerinfer and source.metadata.get("general.architecture") == "falcon":
+        pre = "falcon"  # PowerInfer's converter writes no name, and its Falcons have one tokenizer
     if kind not in ("gpt2", "llama"):
         raise _refused(source, "model", kind, "; gpt2 and llama are supported")
     for key, neutral in _NEUTRAL.items():

@@ -149,8 +149,11 @@ def _memory(text: str | None) -> int | None:
 def _try_writing(path: Path) -> None:
     """Open the trace before the work, whose end is too late to learn that it cannot be written.
 
-    A run that fails before anything was recorded leaves no file: what is made here goes again.
+    A run that fails before anything was recorded leaves no file: what is made here goes again. A FIFO or a device is
+    not tried, because a reader would take the trial for the whole trace.
     """
+    if path.is_fifo() or path.is_char_device():
+        return
     try:
         with path.open("ab" if path.exists() else "xb") as file:
             if file.mode == "xb":

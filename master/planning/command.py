@@ -30,6 +30,7 @@ from tpi.flags import ModelCommand, model_argument
 from tpi.kv import KV_DTYPES
 from tpi.paths import DIRECTORY, PATH
 from tpi.progress import warn
+from tpi.system.private import private
 from tpi.text import json_text
 from worker.pipelines.decide import several_cards
 
@@ -199,7 +200,8 @@ def _draw(svg: Path, shape: ModelShape, batch: BatchReport) -> None:
     from master.planning.roofs import charts_of
 
     try:
-        svg.write_text(draw_charts(charts_of(batch.problem, batch.forecast.policy, shape.config.head_dim)))
+        with open(svg, "w", opener=private) as file:
+            file.write(draw_charts(charts_of(batch.problem, batch.forecast.policy, shape.config.head_dim)))
     except OSError as error:
         raise UsageError(f"{svg} cannot be written: {error.strerror}; give --svg another file") from None
 

@@ -16,6 +16,8 @@ from tests.support.paths import ROOT
 from tpi.cli import run_command
 from tpi.config import default_cache, default_config
 from tpi.errors import UsageError
+from tpi.keys.identity import load_identity
+from tpi.keys.ring import KeyRing
 from tpi.paths import home, user_path
 from tpi.topology.schema import load_topology
 
@@ -193,3 +195,21 @@ def test_answers_of_a_batch_need_a_regular_file(output: str, places: Path, capsy
     Path("lines").write_text(json.dumps(body))
     assert run_command(["batch", "lines", "-o", output, "-m", "m.gguf"]) == 2
     assert "not a regular file" in capsys.readouterr().err or output == "full"
+
+
+@pytest.mark.parametrize("command", ["run -p hi -n 1 -m @ --trace fifo", "plan -m @ --batch 8 --svg fifo"])
+def test_a_fifo_that_no_process_reads_is_not_waited_for(
+    command: str, places: Path, tiny_model: Callable[[str], TinyModel], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tiny_model("llama").directory)
+    assert run_command([model if word == "@" else word for word in command.split()]) == 2
+    assert "fifo" in capsys.readouterr().err
+
+
+def test_keys_are_not_read_from_a_fifo(tmp_path: Path) -> None:
+    for name in ("keys.json", "identity.json"):
+        os.mkfifo(tmp_path / name, 0o600)
+    with pytest.raises(UsageError, match=r"keys.json is not a regular file; remove it"):
+        KeyRing(tmp_path).read()
+    with pytest.raises(UsageError, match=r"identity.json is not a regular file; remove it"):
+        load_identity(tmp_path)

@@ -32,13 +32,15 @@ def load_identity(folder: Path) -> Identity:
     """The identity in `folder`; where there is none one is made, once, whoever else tries at the same time.
 
     Raises:
-        UsageError: if the file is damaged, others can read it, or it cannot be made.
+        UsageError: if the file is damaged, not a regular one, others can read it, or it cannot be made.
     """
     path = folder / FILE
     require_curve()
     try:
         if not path.exists():
             _make(path)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UsageError(f"{path} is not a regular file; remove it to get another key, and pair again")
         with path.open("rb") as file:
             _require_private(path, os.fstat(file.fileno()).st_mode)
             return _parsed(path, file.read())

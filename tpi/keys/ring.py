@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from tpi.errors import UsageError
@@ -68,6 +69,8 @@ class KeyRing:
 
     def _look(self) -> None:
         state = self.path.stat()
+        if not S_ISREG(state.st_mode):
+            raise UsageError(f"{self.path} is not a regular file; remove it, and pair your machines again")
         stamp = (state.st_ino, state.st_mtime_ns, state.st_size)
         if stamp != self._stamp:
             keys = _parsed(self.path)

@@ -7,8 +7,14 @@ FILE, FOLDER = 0o600, 0o700
 
 
 def private(name: str, flags: int) -> int:
-    """Open a file as `open(name, mode, opener=private)`: one that is made is readable for its owner alone."""
-    return os.open(name, flags | os.O_CLOEXEC, FILE)
+    """Open a file as `open(name, mode, opener=private)`: one that is made is readable for its owner alone.
+
+    Raises:
+        OSError: if it cannot be opened, also at once where `name` is a FIFO that no process reads from.
+    """
+    handle = os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE)
+    os.set_blocking(handle, True)
+    return handle
 
 
 def make_private(path: Path) -> None:

@@ -48,7 +48,7 @@ class _Closing:
         names = self._names(schema)
         if names is None:
             return found
-        properties = {**{name: {} for name in sorted(names)}, **found.get("properties", {})}
+        properties = {**{name: {} for name in names}, **found.get("properties", {})}
         kind = {} if found.get("type") else {"type": "object"}
         return {**kind, **found, "properties": properties, "additionalProperties": False}
 
@@ -86,9 +86,13 @@ class _Closing:
             stack += [(below, inner and key in _PARTS) for key, below in one.items()]
         return bases
 
-    def _names(self, schema: Schema) -> set[str] | None:
-        """Return all properties of the object; None if it names none, is open, or is not known in whole."""
-        names, seen, named = set[str](), set[str](), False
+    def _names(self, schema: Schema) -> list[str] | None:
+        """Return all properties of the object; None if it names none, is open, or is not known in whole.
+
+        They come in the order in which the schema describes them, because answers have them in this order. Those
+        that are required and not described come last.
+        """
+        described, needed, seen, named = dict[str, None](), dict[str, None](), set[str](), False
         parts: list[Any] = [schema]
         while parts:
             one = parts.pop()
@@ -99,15 +103,17 @@ class _Closing:
                 return None
             properties, required = one.get("properties"), one.get("required")
             named = named or isinstance(properties, dict) or "patternProperties" in one
-            names.update(properties if isinstance(properties, dict) else ())
-            names.update(name for name in (required if isinstance(required, list) else ()) if isinstance(name, str))
-            parts += [part for key in _PARTS if isinstance(one.get(key), list) for part in one[key]]
+            described |= dict.fromkeys(properties if isinstance(properties, dict) else ())
+            listed = required if isinstance(required, list) else ()
+            needed |= dict.fromkeys(name for name in listed if isinstance(name, str))
+            below = [part for key in _PARTS if isinstance(one.get(key), list) for part in one[key]]
+            parts += reversed(below)  # the first is looked at next
             if isinstance(ref := one.get("$ref"), str) and ref not in seen:
                 seen.add(ref)
                 if (target := self._target(ref)) is None:
                     return None
                 parts.append(target)
-        return names if named else None
+        return list(described | needed) if named else None
 
     def _target(self, ref: str) -> Any:
         """Return what a reference names; None if it is not in this schema."""

@@ -58,6 +58,16 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"next": {"next": {}}}],
         [{"next": {"z": 1}}],
     ),
+    "in the order of the schema": (
+        {"type": "object", "properties": {"why": S, "answer": S}, "required": ["answer", "why"]},
+        [{"why": "x", "answer": "y"}],
+        [{"answer": "y", "why": "x"}],
+    ),
+    "of parts in the order of the schema": (
+        {"allOf": [{"required": ["b", "a"]}, {"properties": {"z": S, "a": S}}, {"properties": {"b": S}}]},
+        [{"z": "1", "a": "2", "b": "3"}],
+        [{"a": "2", "b": "3"} | {"z": "1"}, {"b": "3", "a": "2"}],
+    ),
     "or null": ({"anyOf": [A, {"type": "null"}]}, [None, {"a": "x"}], [{"z": 1}]),
 }  # fmt: skip
 

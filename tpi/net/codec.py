@@ -136,9 +136,12 @@ def _header(frames: Sequence[Buffer]) -> list[Any]:
 
 
 def _version_of(header: list[Any]) -> str:
-    """Return the version that a sender of another protocol gives: these messages must keep it as their first field."""
+    """Return the version that a sender of another protocol gives: these messages must keep it as their first field.
+
+    Senders of protocol 6 and less add their protocol to it: that is left out.
+    """
     named = len(header) > 2 and header[1] in ("Join", "Hello", "Refuse") and type(header[2]) is str
-    return plain(header[2]) if named else ""
+    return plain(header[2].partition(" (protocol ")[0]) if named else ""
 
 
 def _schema(cls: type) -> Schema:

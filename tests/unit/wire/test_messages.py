@@ -120,6 +120,8 @@ def test_another_protocol_is_named() -> None:
     other = protocol() ^ 1
     with pytest.raises(WrongProtocolError, match=rf"^tpi 0\.9 \(protocol {other:x}\)$"):
         decode([msgpack.packb([other, "Join", "0.9", 7])])
+    with pytest.raises(WrongProtocolError, match=r"^tpi 0\.9 \(protocol 6\)$"):
+        decode([msgpack.packb([6, "Refuse", "0.9 (protocol 6)", 0, "version", ""])])
     with pytest.raises(WrongProtocolError, match=rf"^a tpi of protocol {other:x}$"):
         decode([msgpack.packb([other, "Bye", 7])])
 

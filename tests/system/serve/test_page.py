@@ -135,6 +135,17 @@ def test_a_key_is_asked_for_until_the_server_takes_it(size: tuple[int, int], win
     window.complaints()  # of the browser, about the answers 401
 
 
+def test_a_server_that_did_not_answer_is_asked_again(page: Browser, page_url: str) -> None:
+    page.command("Network.enable")
+    page.command("Network.setBlockedURLs", urls=["*/v1/models"])
+    page.open(f"{page_url}/")
+    page.wait("document.getElementById('notice').innerText.includes('does not answer')")
+    page.command("Network.setBlockedURLs", urls=[])
+    page.wait(f"document.getElementById('model').textContent === '{MODEL}'")
+    assert page.run("return document.getElementById('notice').hidden")
+    page.complaints()  # of the browser, about what was blocked
+
+
 def test_what_the_server_refuses_is_said(page: Browser) -> None:
     page.run(
         "const field = document.getElementById('temperature'); field.value = '9';"

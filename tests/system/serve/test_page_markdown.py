@@ -184,6 +184,24 @@ LINKS = {
         "[a@bank.example](mailto:a@evil.example?cc=b)", "mailto:a@evil.example?cc=b", "a@bank.example (a@evil.example)",
     ),
     "a picture": ("![a.png](https://x.example/a.png)", "https://x.example/a.png", "!a.png (x.example)"),
+    "an address by a comma": (
+        "[bank,example](https://evil.example/)", "https://evil.example/", "bank,example (evil.example)",
+    ),
+    "the beginning of an address": (
+        "[bank](https://evil.example/).example", "https://evil.example/", "bank (evil.example).example",
+    ),
+    "the beginning in bold": (
+        "**[bank](https://evil.example/)**__.example", "https://evil.example/", "bank (evil.example)__.example",
+    ),
+    "the end of an address": (
+        "(bank.[example](https://evil.example/))", "https://evil.example/", "(bank.example (evil.example))",
+    ),
+    "the middle of an address": (
+        "- **bank**[.](https://evil.example/)example", "https://evil.example/", "bank. (evil.example)example",
+    ),
+    "words in a sentence": (
+        '("[the docs, please](https://x.example/).") Now', "https://x.example/", '("the docs, please.") Now',
+    ),
     "in a heading": ("# [bank.example](https://evil.example)", "https://evil.example/", "bank.example (evil.example)"),
 }  # fmt: skip
 

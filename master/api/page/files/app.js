@@ -9,6 +9,7 @@ import { Store } from "./store.js";
 import { Talk } from "./talk.js";
 
 const NARROW = matchMedia("(max-width: 899px)");
+const AGAIN = 2000; // milliseconds until a server that did not answer is asked again
 
 const store = new Store(localStorage);
 const talk = new Talk(store, changed);
@@ -17,6 +18,7 @@ const house = new House($("house"), store, ({ model }) => model && setText($("mo
 const settings = new Settings(store, meet);
 let frame = 0;
 let meeting = false; // whether the server is being asked for its model
+let again = 0; // the timer of the next time, where it did not answer
 
 function changed(what, message, pace) {
   setText($("send"), talk.live ? "Stop" : "Send");
@@ -203,6 +205,7 @@ async function takeIn() {
 async function meet() {
   if (meeting) return;
   meeting = true;
+  clearTimeout(again);
   let key;
   do {
     ({ key } = store.settings);
@@ -220,7 +223,10 @@ async function look(key) {
     closeKey();
   } catch (error) {
     if (error.status === 401) lock();
-    else notice("The server does not answer.");
+    else {
+      notice("The server does not answer. It is asked again.");
+      again = setTimeout(meet, AGAIN);
+    }
   }
 }
 

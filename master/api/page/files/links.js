@@ -12,7 +12,9 @@ const HIDDEN_ALL = /[\p{Cc}\p{Bidi_Control}]/gu;
 const WEB = /^https?:\/\/[^/?#@]+(?:[/?#]|$)/i; // without a user before the host
 const MAIL = /^mailto:[^/\\?#]+/i;
 // Words: letters, digits and marks with what stands between words. Letters and digits that look like a dot are none.
-const WORDS = /^(?:(?![\u0660\u06f0\u0701\u0702\u1427\ua4f8-\ua4fd])[\p{L}\p{N}\p{M}]|[ \n,;!?'"()&+*#\u2018-\u201d\u2013\u2014-]|[.:](?=\s|$))*$/u;
+const WORDS = /^(?:(?![\u0660\u06f0\u0701\u0702\u1427\ua4f8-\ua4fd])[\p{L}\p{N}\p{M}]|[ \n;!?'"()&+*#\u2018-\u201d\u2013\u2014-]|[.,:](?=\s|$))*$/u;
+const ALONE_BEFORE = /(?:^|[ \n])["'([{!\u2018\u201c]*$/; // the text before a link that is a word of its own
+const ALONE_AFTER = /^["')\]},;:.!?\u2019\u201d\u2026]*(?:[ \n]|$)/; // and the text after it
 const MOST = 120; // characters of an address beside a label
 
 // A link, or `otherwise` (the source) as text where there cannot be one.
@@ -22,9 +24,37 @@ export function link(source, label, otherwise) {
   const target = { href: url.href, title: url.href, target: "_blank", rel: "noopener noreferrer", dir: "auto" };
   const element = make("a", target, ...label);
   const beside = shown(url, element.textContent);
-  if (!beside) return element;
-  return make("span", {}, element, " ", make("bdi", { class: "leads", dir: "ltr" }, `(${beside})`));
+  if (!beside) return Object.assign(element, { place: placeOf(url) });
+  return make("span", {}, element, " ", leads(beside));
 }
+
+// Shows where those links lead that text touches: a label of words is part of an address in [bank](...).com.
+export function showTouched(block) {
+  for (const element of block.querySelectorAll("a")) {
+    const words = element.closest("p, li, th, td, h1, h2, h3, h4, h5, h6");
+    if (!element.place || !words || !WORDS.test(element.textContent)) continue;
+    const walker = document.createTreeWalker(words, NodeFilter.SHOW_TEXT);
+    walker.currentNode = element;
+    const before = near(() => walker.previousNode(), (text, more) => more + text);
+    walker.currentNode = element;
+    while (walker.lastChild());
+    const after = near(() => walker.nextNode(), (text, more) => text + more);
+    if (!ALONE_BEFORE.test(before) || !ALONE_AFTER.test(after)) element.after(" ", leads(cut(element.place)));
+  }
+}
+
+// The text on one side of a link, as far as the next space.
+function near(next, joined) {
+  let text = "";
+  for (let node = next(); node && text.length < MOST; node = next()) {
+    text = joined(text, node.data);
+    if (/[ \n]/.test(node.data)) break;
+  }
+  return text;
+}
+
+const leads = (text) => make("bdi", { class: "leads", dir: "ltr" }, `(${text})`);
+const placeOf = (url) => (url.protocol === "mailto:" ? url.pathname : url.host);
 
 // The address as the browser understands it; null where it is none that may be a link.
 function parsed(source) {
@@ -48,7 +78,7 @@ function decoded(part) {
 // What has to stand beside a label: nothing where it is words, or this very address.
 function shown(url, label) {
   if (WORDS.test(label)) return "";
-  const place = url.protocol === "mailto:" ? url.pathname : url.host;
+  const place = placeOf(url);
   const [, host, rest] = /^(?:https?:\/\/|mailto:)?([^/?#\s]*)(.*)$/is.exec(label);
   if (host.toLowerCase() !== place.toLowerCase()) return cut(place);
   const own = url.href.slice(url.href.indexOf(place, url.protocol.length) + place.length);

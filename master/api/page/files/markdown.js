@@ -2,7 +2,7 @@
 // A text that grows is shown again cheaply: only blocks whose source has changed are built anew.
 
 import { copyText, make } from "./dom.js";
-import { link } from "./links.js";
+import { link, showTouched } from "./links.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
@@ -28,6 +28,7 @@ export function render(element, text) {
     const old = element.children[index];
     if (old?.source === block.source) return;
     const fresh = BUILD[block.kind](block);
+    showTouched(fresh);
     fresh.source = block.source;
     if (old) old.replaceWith(fresh);
     else element.append(fresh);

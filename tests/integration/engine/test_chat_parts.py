@@ -136,7 +136,7 @@ def test_lines_of_a_pipe() -> None:
 
 
 def test_help_names_every_command() -> None:
-    assert list(COMMANDS) == ["/help", "/reset", "/system", "/save", "/load", "/regenerate", "/bye"]
+    assert list(COMMANDS) == ["/help", "/reset", "/system", "/save", "/load", "/continue", "/regenerate", "/bye"]
     assert all(name in help_text() for name in COMMANDS)
     assert max(map(len, help_text().splitlines())) < 80
 

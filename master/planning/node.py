@@ -49,7 +49,7 @@ def planned_node(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> Planne
 
     Raises:
         UsageError: if a machine is described twice or wrongly, or a device is not there.
-        PlanError: if more of the accelerator's memory is asked for than it has.
+        PlanError: if more memory is asked for than a described machine or the accelerator has.
     """
     node = _node(flags, cache, files)
     machine = node.machine if flags.memory is None else replace(node.machine, memory=flags.memory)
@@ -60,15 +60,22 @@ def _node(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:
     if flags.machine is not None:
         if flags.devices:
             raise UsageError("--machine and --device exclude each other; give one of them")
-        return _roomy(parse_machine(flags.machine), "as described")
+        return _roomy(parse_machine(flags.machine), "as described", flags.memory)
     if flags.devices and all(name.startswith(_EMULATED) for name in flags.devices):
         emulated = [parse_emulated(name.removeprefix(_EMULATED)) for name in flags.devices]
-        return _roomy(emulated_node(*emulated), f"as {emulated[0].name} emulates it")
+        return _roomy(emulated_node(*emulated), f"as {emulated[0].name} emulates it", flags.memory)
     return _measured(flags, cache, files)
 
 
-def _roomy(machine: NodeMachine, told: str) -> PlannedNode:
-    """The system and others need some of the memory that a machine has."""
+def _roomy(machine: NodeMachine, told: str, asked: int | None) -> PlannedNode:
+    """Return a described machine less what the system and other programs need of its memory.
+
+    Raises:
+        PlanError: if more memory is `asked` for, in bytes, than the machine has.
+    """
+    if asked is not None and asked > machine.memory:
+        have = machine.memory // _MIB
+        raise PlanError(f"--memory {asked // _MIB}MiB is beyond what this machine has; give at most {have}MiB")
     return PlannedNode(replace(machine, memory=less_margin(machine.memory)), told)
 
 

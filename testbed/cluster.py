@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import Any
 
 from testbed.launch import Testbed
 from tpi.errors import TestbedError
+from tpi.system.modules import module_command
 from tpi.topology.topology import Host
 
 WORKERS = "TPI_WORKERS"
@@ -37,7 +37,7 @@ class HostWorkerOptions:
         patience: seconds in which a worker has to listen.
     """
 
-    command: tuple[str, ...] = (sys.executable, "-m", "tpi.cli", "worker")
+    command: tuple[str, ...] = module_command("tpi.cli", "worker")
     cache: Path | None = None
     logs: Path | None = None
     patience: float = 60.0

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from testbed.network.namespaces import require_root
 from testbed.processes import marked
 from testbed.state import TestbedRecord
 from tpi.errors import TestbedError
+from tpi.system.modules import module_command
 from tpi.topology.topology import Topology
 
 _START_SECONDS = 60.0
@@ -82,9 +82,7 @@ class Testbed:
         self.record.host(device)
         options["env"] = marked(self.record, device, options.get("env") or os.environ)
         parent = str(os.getpid() if tied else 0)
-        return subprocess.Popen(
-            [sys.executable, "-m", "testbed.enter", str(self.folder), device, parent, *command], **options
-        )
+        return subprocess.Popen(module_command("testbed.enter", str(self.folder), device, parent, *command), **options)
 
     def address(self, device: str) -> str:
         """IPv4 address of `device`."""
@@ -120,7 +118,7 @@ def _start_holder(folder: Path, owner: str, lock: int) -> "subprocess.Popen[byte
     """Start the holder process and wait until the network stands. Its standard input is its lifeline."""
     with (folder / "holder.log").open("wb") as log:
         holder = subprocess.Popen(
-            [sys.executable, "-m", "testbed.holder", str(folder)],
+            module_command("testbed.holder", str(folder)),
             stdin=subprocess.PIPE if owner == "run" else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

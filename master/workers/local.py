@@ -9,7 +9,6 @@ import resource
 import selectors
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +16,12 @@ from types import TracebackType
 from typing import IO
 
 from tpi.errors import NodeLost, UsageError, WeightsError
+from tpi.system.modules import module_command
 from tpi.system.private import make_private, private
 
 START_S = 30.0
 STOP_S = 8.0
-COMMAND = (sys.executable, "-m", "tpi.cli", "worker")
+COMMAND = module_command("tpi.cli", "worker")
 _ADDRESS = re.compile(rb"listens on (\S+:\d+)")
 _LOG_LINES = 5  # of a worker that did not start
 _FILES, _FILES_EACH = 40, 14  # open files that a run needs, and for each worker

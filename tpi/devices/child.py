@@ -21,14 +21,16 @@ from tpi.config import default_cache
 from tpi.devices.failures import reason
 from tpi.errors import DeviceError, TpiError
 from tpi.system.atomic import write_atomically
+from tpi.system.modules import module_command
 from tpi.system.private import make_private
 
 _FILE = "chips.json"
 _FRESH_S = 30 * 24 * 3600.0
 _DEADLINE_S = 120.0  # compilers of graphics drivers take their time
-_COMMAND = (sys.executable, "-m", "tpi.devices.child")
+_COMMAND = module_command("tpi.devices.child")
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/etc/OpenCL/vendors"))
 _LIBRARIES = ("torch", "triton", "pyopencl")
+_SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)  # by a user or for want of memory: no crash
 
 
 class _LostError(DeviceError):
@@ -89,6 +91,8 @@ def _ask(*request: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired as error:
         raise _LostError(f"its driver did not answer within {_DEADLINE_S:.0f} s") from error
     if done.returncode < 0:
+        if -done.returncode in _SENT:
+            raise DeviceError(f"the process that tried it was ended ({_signal(-done.returncode)})")
         raise _LostError(f"its driver crashed ({_signal(-done.returncode)})")
     lines = done.stdout.decode(errors="replace").splitlines()
     with suppress(ValueError, IndexError):
@@ -127,7 +131,7 @@ def _version(library: str) -> str:
 
 def _load() -> dict[str, Any]:
     """What is remembered and still fresh; records that cannot be read cost a trial, and nothing else."""
-    with suppress(OSError, ValueError, AttributeError, TpiError):
+    with suppress(OSError, ValueError, AttributeError, LookupError, TypeError, TpiError):
         known = json.loads((default_cache() / _FILE).read_text())
         return {key: each for key, each in known.items() if _good(each)}
     return {}

@@ -155,7 +155,27 @@ def test_a_refusal_is_found_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     child.try_chip("opencl:0")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"list": 3}', '{"list": {"at": "x", "answer": {"result": []}}}'])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL", "SIGTERM"])
+def test_a_child_that_another_program_ends_is_asked_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    python(monkeypatch, f"import os, signal; os.kill(os.getpid(), signal.{name}); signal.pause()")
+    with pytest.raises(DeviceError, match=rf"the process that tried it was ended \({name}\)"):
+        child.try_chip("cuda")
+    python(monkeypatch, "print('{\"result\": []}')")
+    child.try_chip("cuda")
+
+
+def test_files_of_the_working_directory_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "signal", "runpy", "tpi"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadow')")
+    monkeypatch.chdir(tmp_path)
+    child.try_chip("emu:1GiB")
+
+
+DAMAGED = ["", "[]", '{"list": 3}', '{"list": {"at": "x", "answer": {"result": []}}}',
+           '{"list": {"answer": {"result": []}}}', '{"list": {"at": null, "answer": {"result": []}}}']  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_damaged_records_cost_a_trial(text: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir()
     (cache / "chips.json").write_text(text)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from tpi.progress import Phase, Progress, phase
 from tpi.sources.gguf import open_gguf
 from tpi.system.download import DamagedFileError, download, wants_more
 from tpi.system.fulldisk import is_full
+from tpi.system.modules import module_command
 from tpi.system.private import private
 
 _CHUNK = 4 << 20
@@ -119,8 +119,8 @@ def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> P
 
 def _address(requirement: str) -> tuple[str, str] | None:
     """Return where pip would download `requirement` from, and its SHA-256; None if it does not say."""
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary",
-               ":all:", "--quiet", "--disable-pip-version-check", "--report", "-", requirement]  # fmt: skip
+    command = module_command("pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:",
+                             "--quiet", "--disable-pip-version-check", "--report", "-", requirement)  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     with suppress(ValueError, LookupError, TypeError):
         told = json.loads(done.stdout)["install"][0]["download_info"]
@@ -131,8 +131,8 @@ def _address(requirement: str) -> tuple[str, str] | None:
 
 
 def _download(requirement: str, directory: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet",
-               "--disable-pip-version-check", "--dest", str(directory), requirement]  # fmt: skip
+    command = module_command("pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet",
+                             "--disable-pip-version-check", "--dest", str(directory), requirement)  # fmt: skip
     free = {path: disk_usage(path).free for path in (directory.parent, Path(gettempdir()))}
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     wheels = list(directory.glob("*.whl"))

@@ -1,14 +1,17 @@
 """Machines in words: what is said, what is a laptop's, and what means nothing."""
 
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from master.planning.node import NodeFlags, planned_node
 from scheduler.model.machine import EXAMPLE, GIB, LAPTOP, emulated_node, laptop_gpu, parse_machine
 from tpi.devices.emulated.machine import parse_emulated
-from tpi.errors import UsageError
+from tpi.errors import PlanError, UsageError
 
 
 def test_what_is_said_and_what_is_a_laptops() -> None:
@@ -74,3 +77,14 @@ def test_an_emulation_is_a_node_whose_lanes_share_nothing() -> None:
         1e-3,
     )
     assert (found.host.read, found.disk.read, found.bus) == (10e9, 1e9, float("inf"))
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [NodeFlags("16GiB RAM"), NodeFlags("8GiB GPU, 16GiB RAM"), NodeFlags(devices=("emu:1GiB,ram=16GiB,stretch=1",))],
+)
+def test_no_more_memory_is_planned_than_a_described_machine_has(machine: NodeFlags, tmp_path: Path) -> None:
+    asked = replace(machine, memory=16 << 30)
+    assert planned_node(asked, tmp_path, ()).machine.memory == 16 << 30
+    with pytest.raises(PlanError, match="--memory 20480MiB is beyond what this machine has; give at most 16384MiB"):
+        planned_node(replace(asked, memory=20 << 30), tmp_path, ())

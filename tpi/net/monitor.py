@@ -36,19 +36,27 @@ def receive_whole(socket: Socket) -> list[bytes] | None:
 def receive_keyed(socket: Socket) -> tuple[list[bytes], bytes, int] | None:
     """Return the frames of the next message, its sender's key and its connection's descriptor; None if there is none.
 
-    The key is empty where the socket needs none.
+    The key is empty where the socket needs none. The descriptor is -1 where libzmq does not know it.
     """
     if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         return None
     with deferred():
         first = socket.recv(zmq.NOBLOCK, copy=False)
         keyed = socket.getsockopt(zmq.CURVE_SERVER)
-        key, descriptor = bytes.fromhex(str(first.get("User-Id"))) if keyed else b"", int(first.get(zmq.SRCFD))
+        key, descriptor = bytes.fromhex(str(first.get("User-Id"))) if keyed else b"", _descriptor(first)
         frames = [first.bytes]
         del first
         while socket.rcvmore:
             frames.append(socket.recv(zmq.NOBLOCK))
         return frames, key, descriptor
+
+
+def _descriptor(frame: zmq.Frame) -> int:
+    """Return the descriptor of the connection that `frame` came by; -1 if it was reset before libzmq looked at it."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
 
 
 _WATCHED = (

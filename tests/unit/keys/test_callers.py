@@ -1,15 +1,19 @@
 """Who came from where, so that the connections of who is let in no more can be found."""
 
+import errno
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zmq
 
 from tests.support.cluster.key_helpers import locked, pair_folders
 from tests.support.house import until
 from tpi.keys.callers import Callers, caller
 from tpi.keys.identity import load_identity
 from tpi.keys.ring import KeyRing
+from tpi.net.monitor import end_connection, other_end, receive_keyed
 from tpi.net.sockets import CONTROL, Net
 
 
@@ -48,3 +52,25 @@ def test_connections_end_where_a_refused_key_came_from(tmp_path: Path, host: str
         assert bound.lock_out()
         until(lambda: False in monitor.changes())
         monitor.close()
+
+
+class Reset:
+    """A socket with one message, whose connection was reset before libzmq asked for its address."""
+
+    rcvmore, bytes = False, b"hello"
+
+    def getsockopt(self, option: int) -> int:
+        return zmq.POLLIN if option == zmq.EVENTS else 0
+
+    def recv(self, flags: int, copy: bool) -> "Reset":
+        return self
+
+    def get(self, what: object) -> int:
+        raise zmq.ZMQError(errno.EINVAL)
+
+
+def test_a_message_of_a_connection_that_is_not_known_any_more_is_received() -> None:
+    socket: Any = Reset()
+    assert receive_keyed(socket) == ([b"hello"], b"", -1)
+    assert other_end(-1) == ""
+    end_connection(-1)

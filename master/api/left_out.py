@@ -34,7 +34,7 @@ class OtherTool(FormPart):
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    type: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,64}$")]
     name: str | None = Field(None, max_length=128)
     custom: Named | None = None
 

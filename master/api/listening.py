@@ -63,14 +63,15 @@ class Listening:
 def listen(host: str, port: int) -> Listening:
     """Listen at every address of `host`; port 0 takes a free one.
 
-    `0.0.0.0` is all IPv4 addresses of this machine, `::` all IPv4 and IPv6 addresses.
+    `0.0.0.0` is all IPv4 addresses of this machine, `::` all IPv4 and IPv6 addresses. An IPv6 address may be in
+    brackets, as in a URL.
 
     Raises:
         UsageError: if the server cannot listen there.
     """
     _allow_files()
     try:
-        return Listening(host, _sockets(host, port))
+        return Listening(_bare(host), _sockets(_bare(host), port))
     except UnicodeError:  # Python's error about labels that are empty or too long
         raise UsageError(f"--host {host!r} is not a name or an address; give one of this machine") from None
     except OSError as error:
@@ -81,8 +82,13 @@ def listen(host: str, port: int) -> Listening:
 def is_own(host: str) -> bool:
     """Return True if only this machine reaches `host`."""
     with suppress(ValueError):
-        return ip_address(host).is_loopback
+        return ip_address(_bare(host)).is_loopback
     return host == "localhost"
+
+
+def _bare(host: str) -> str:
+    """Return an IPv6 address without the brackets that it has in a URL."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def _sockets(host: str, port: int, tries: int = _TRIES) -> list[socket.socket]:

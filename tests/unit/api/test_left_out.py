@@ -34,6 +34,7 @@ RESPONSES_TOOLS: list[dict[str, Any]] = [
     {"type": "mcp", "server_label": "a", "server_url": "https://a.example"},
     {"type": "namespace", "name": "mcp__a", "tools": [LOOK]},
     {"type": "tool_search"},
+    {"type": "openrouter:web_search"},
 ]
 ANTHROPIC_TOOLS: list[dict[str, Any]] = [
     {"type": "web_search_20250305", "name": "web_search", "max_uses": 3},

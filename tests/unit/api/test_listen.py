@@ -121,7 +121,7 @@ def test_addresses_that_are_said_are_those_that_work(
         assert listening.urls() == [f"{url}:{listening.port}" for url in urls]
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", pytest.param("::", marks=IPV6)])
+@pytest.mark.parametrize("host", ["0.0.0.0", *(pytest.param(one, marks=IPV6) for one in ("::", "[::]"))])
 def test_each_address_of_this_machine_that_is_said_answers(host: str) -> None:
     with listen(host, 0) as listening:
         for url in listening.urls():
@@ -155,5 +155,5 @@ def test_the_welcome_has_the_page_and_the_base_of_the_api() -> None:
 
 
 def test_own_hosts() -> None:
-    assert all(map(is_own, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
-    assert not any(map(is_own, ("0.0.0.0", "::", "192.168.1.7", "box", "")))
+    assert all(map(is_own, ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost")))
+    assert not any(map(is_own, ("0.0.0.0", "::", "[::]", "192.168.1.7", "box", "")))

@@ -1,6 +1,7 @@
 """The commands `tpi run` and `tpi bench`: flags in, answers and tables out."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,7 @@ from master.session import Session
 from master.text.prompts import checked_text, read_prompt
 from tpi.flags import ModelCommand, model_argument, prompt_argument
 from tpi.progress import warn
+from tpi.system.interrupts import ending
 from tpi.system.keyboard import typing_kept
 from tpi.text import json_text
 
@@ -64,7 +66,7 @@ def run(
         screen = AnswerWriter()
         show = _nothing if as_json else screen.write
         limits = AnswerLimits(tokens or session.engine.context, stops)
-        with typing_kept(lines=True) if at_terminal() else nullcontext():  # a pager would have the keyboard
+        with _quiet_keyboard() if at_terminal() else nullcontext():  # a pager would have the keyboard
             result = stream_answer(session, sequence, session.sampler(sampling), limits, show)
         nodes = session.report()
         write_trace(session)
@@ -145,6 +147,13 @@ def _cut(limit: int | None, used: int, session: Session) -> str:
         return f"the answer was cut at -n {limit}: give a larger -n, or none"
     more = f"a larger -c has room for more, up to {longest}" if longest > context else "the model was made for no more"
     return f"the answer was cut where the context of {context} tokens ends: {more}"
+
+
+@contextmanager
+def _quiet_keyboard() -> Iterator[None]:
+    """Keep what is typed for the program that reads next; the terminal's settings survive SIGTERM and SIGHUP."""
+    with ending(), typing_kept(lines=True):
+        yield
 
 
 def _nothing(text: str) -> None:

@@ -44,7 +44,7 @@ def line_is_begun() -> bool:
 
 
 def warn(text: str) -> None:
-    """Say on stderr what the user should know, quiet or not; nothing breaks if nobody reads it."""
+    """Say on stderr what the user should know, quiet or not; a closed stderr is no error."""
     _say(f"tpi: {text}")
 
 

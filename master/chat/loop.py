@@ -35,10 +35,10 @@ class Chat:
         """Take messages and commands until the end of the input or /bye.
 
         Raises:
-            NodeError: if a worker is lost, or a server where nobody sits at a terminal; what was said is in a file
-                then, and stderr names it.
-            KeyboardInterrupt: on Ctrl-C where nobody sits at a terminal, or on the third one during one answer.
-            UsageError: for a message that cannot be answered, where nobody sits at a terminal.
+            NodeError: if a worker is lost, or a server without a terminal; what was said is in a file then, and
+                stderr names it.
+            KeyboardInterrupt: on Ctrl-C without a terminal, or on the third one during one answer.
+            UsageError: for a message that cannot be answered, without a terminal.
         """
         while self._survives():
             pass

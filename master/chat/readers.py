@@ -58,7 +58,7 @@ class PlainReader:
 def open_reader(history: Path | None) -> Reader:
     """The best reader for this terminal or pipe; lines are remembered in the file `history`, if there is one."""
     if sys.stdin is None:
-        raise UsageError("there is nobody to chat with: standard input is closed; use tpi run")
+        raise UsageError("standard input is closed, so a chat cannot read messages; use tpi run")
     interactive = sys.stdin.isatty()
     screen = next((stream for stream in (sys.stderr, sys.stdout) if stream is not None and stream.isatty()), None)
     if not interactive or screen is None or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):

@@ -35,7 +35,7 @@ class SamplingDefaults:
             if value is None:
                 continue
             if (usable := _usable(setting, value)) is None:
-                ignored.append(f"the model's {name} of {str(value)[:40]!r} is not used: it is out of range")
+                ignored.append(f"the model's {name} of {str(value)[:40]} is not used: it is not a number in its range")
             else:
                 values[setting] = usable
         if isinstance(said, Mapping) and said.get("do_sample") is False:

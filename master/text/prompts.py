@@ -9,7 +9,7 @@ from tpi.paths import user_path
 
 MOST_BYTES = 64 << 20  # of a prompt; no context has room for more
 STDIN = "-"
-_WAYS = "give it with -p TEXT, with -f FILE, or on standard input"
+_WAYS = 'give it after the model (tpi run MODEL "TEXT"), with -p TEXT, with -f FILE, or on standard input'
 
 
 def read_prompt(prompt: str | None, file: str | None, raw: bool = False) -> str:
@@ -21,7 +21,7 @@ def read_prompt(prompt: str | None, file: str | None, raw: bool = False) -> str:
         UsageError: if there is none, two are given, or it is empty, not UTF-8, too long or not readable.
     """
     if prompt is not None and file is not None:
-        raise UsageError("-p and -f exclude each other; give one prompt")
+        raise UsageError("a prompt on the command line and -f exclude each other; give one prompt")
     if prompt is not None and prompt != STDIN:
         text = checked_text(prompt, "the prompt")
     else:

@@ -67,7 +67,7 @@ def noticed(warning: bytes) -> Iterator[Callable[[], bool]]:
 def ending() -> Iterator[None]:
     """SIGTERM and SIGHUP within the block leave as exceptions do, so that a terminal is as it was before.
 
-    Whoever has changed the terminal meanwhile may not hear of such an exception in time: stdin's is put back here.
+    Code that has changed the terminal's settings may not get such an exception in time: stdin's are put back here.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -98,5 +98,5 @@ def _put_back(settings: list[Any]) -> None:
 
     with suppress(termios.error, OSError):  # it is gone
         if os.tcgetpgrp(0) != os.getpgrp():
-            return  # somebody else has it by now: who sets it from the background is stopped
+            return  # another process has it by now: setting it from the background stops a process
         termios.tcsetattr(0, termios.TCSANOW, settings)

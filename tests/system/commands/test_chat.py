@@ -96,6 +96,19 @@ def test_a_terminal_is_left_as_it_was(number: signal.Signals, model: str, cache:
         assert "Traceback" not in screen.screen
 
 
+def test_a_terminated_run_leaves_the_terminal_as_it_was(cache: Path) -> None:
+    gguf = str(pull("smollm2-135m", default_cache()))
+    command = [*TPI, "run", gguf, "Write a very long story about the sea.", "-c", "8192", "--quiet"]
+    with terminal(command, clean(cache, {"TERM": "dumb"})) as screen:
+        before = screen.attributes()
+        screen.expect(" ")  # the first words are there
+        assert screen.attributes() != before  # nothing that is typed is shown
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.leave() == 128 + signal.SIGTERM
+        assert screen.attributes() == before
+        assert "Traceback" not in screen.screen
+
+
 @pytest.mark.timeout(300)
 def test_ctrl_c_stops_the_answer_and_not_the_chat(cache: Path, tmp_path: Path) -> None:
     gguf = pull("smollm2-135m", default_cache())

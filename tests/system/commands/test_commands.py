@@ -6,6 +6,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import psutil
 import pytest
@@ -83,6 +84,27 @@ def test_stop_text_ends_the_answer(model: str, cache: Path) -> None:
     stopped = run_json(*flags, "--stop", stop, cache=cache)
     assert stopped["text"] == text[: text.index(stop)]
     assert stopped["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("said", "flags", "note"),
+    [
+        ({"do_sample": False, "temperature": 0.6}, (), "greedy (temperature 0); --temp overrides it"),
+        ({"temperature": "0.6"}, ("--temp", "0"), "the model's temperature of '0.6' is not used: it is not a number"),
+        ({"temperature": 90}, ("--temp", "0"), ""),
+    ],
+)
+def test_a_model_says_how_it_is_sampled(
+    said: dict[str, object], flags: tuple[str, ...], note: str, model: str, cache: Path, tmp_path: Path
+) -> None:
+    greedy = run_json("-m", model, "-p", "Hello", "-n", "8", "--temp", "0", cache=cache)
+    changed = copytree(model, tmp_path / "changed")
+    (changed / "generation_config.json").write_text(json.dumps(said))
+    done = tpi("run", str(changed), "Hello", "-n", "8", "--json", *flags, cache=cache)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["token_ids"] == greedy["token_ids"]
+    assert note in done.stderr
+    assert done.stderr.count("the model's") == bool(note)
 
 
 def test_version(cache: Path) -> None:

@@ -68,7 +68,7 @@ def test_what_is_no_prompt_is_refused(
 
 def test_no_prompt_on_a_terminal_says_the_ways_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Stdin(b"", terminal=True))
-    with pytest.raises(UsageError, match="-p TEXT, with -f FILE, or on standard input"):
+    with pytest.raises(UsageError, match=r'tpi run MODEL "TEXT".*, with -p TEXT, with -f FILE, or on standard input'):
         read_prompt(None, None)
 
 

@@ -103,6 +103,8 @@ def open_gguf(path: Path) -> GgufSource:
 
 
 def _open_one(path: Path) -> GgufSource:
+    if path.exists() and not path.is_file():  # a FIFO would be waited for
+        raise ModelError(f"{path} is not a regular file; put the file itself there")
     try:
         with _Header(path) as header:
             header.start()

@@ -20,3 +20,8 @@ def gguf_name(path: Path) -> str:
     """Return what the model in a GGUF file is called: the file's name without its ending and the number of a part."""
     found = _PART.fullmatch(path.name)
     return found["name"] if found else path.stem
+
+
+def is_auxiliary(name: str) -> bool:
+    """Return True for the name of a GGUF file that is not a model: a projector of images, or what quantising needs."""
+    return any(word in name.lower() for word in ("mmproj", "imatrix"))

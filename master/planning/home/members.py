@@ -92,7 +92,9 @@ def _laptop(memory: int) -> NodeMachine:
 
 
 def _link(text: str) -> Link:
-    rate, _, latency = text.partition(",")
+    rate, comma, latency = text.partition(",")
+    if not comma:
+        raise UsageError(f"--link {text!r} is not a rate and a latency; write for example {DEFAULT_LINK!r}")
     try:
         found = Link(LOOPBACK.latency_s + parse_time(latency), parse_rate(rate) / _BITS)
     except ValueError as error:

@@ -98,6 +98,14 @@ def test_weights_are_fetched_where_all_else_is_there_already(hub: FakeHub, tmp_p
     assert hub.fetched() == ["model.safetensors"]
 
 
+@pytest.mark.parametrize("there", ["*.json", "model-00001*", "*1-of-00002*"])
+def test_shards_are_fetched_where_another_program_left_some(there: str, hub: FakeHub, tmp_path: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download("o/shards", cache_dir=str(tmp_path / "hub"), allow_patterns=["*.json", there])
+    assert len([*found("o/shards", tmp_path).path.glob("*.safetensors")]) == 2
+
+
 def test_what_another_program_has_fetched_needs_no_hub(hub: FakeHub, tmp_path: Path) -> None:
     from huggingface_hub import snapshot_download
 

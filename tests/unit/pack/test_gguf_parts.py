@@ -1,5 +1,6 @@
 """GGUF models in several files: opened by any of them or by their directory, and refused where they do not fit."""
 
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -86,6 +87,8 @@ def renumber_all(parts: list[Path], tensors: int) -> None:
         (lambda parts: shutil.copy(parts[2], parts[1]), r"says that it is part 2 \(from 0\)"),
         (lambda parts: parts[2].write_bytes(parts[2].read_bytes()[:-40]), r"ends after the end of the file"),
         (lambda parts: parts[2].write_bytes(b"<html>"), r"m-00003-of"),
+        (lambda parts: (parts[2].unlink(), os.mkfifo(parts[2])), r"m-00003-of.* is not a regular file"),
+        (lambda parts: (parts[2].unlink(), parts[2].mkdir()), r"m-00003-of.* is not a regular file"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(

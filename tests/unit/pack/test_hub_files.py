@@ -26,6 +26,8 @@ def choose(spec: str, *names: str) -> HubFiles:
         ("o/m", ("o/m", "main", "")),
         ("o/m@v1.0", ("o/m", "v1.0", "")),
         ("o/m@refs/pr/1:Q4_K_M", ("o/m", "refs/pr/1", "Q4_K_M")),
+        ("hf.co/o/m:Q8_0", ("o/m", "main", "Q8_0")),
+        ("https://huggingface.co/o/m", ("o/m", "main", "")),
         ("o/m-GGUF:sub/m-Q8_0.gguf", ("o/m-GGUF", "main", "sub/m-Q8_0.gguf")),
     ],
 )
@@ -82,7 +84,13 @@ def test_one_of_several_gguf_models(spec: str, chosen: str) -> None:
     assert ("Q4_K_M.gguf, one of 7" in files.note) == (spec == "o/m")
 
 
+def test_a_directory_may_name_the_quantisation() -> None:
+    parts = [f"{name}/M-0000{part}-of-00002.gguf" for name in ("Q2_K", "Q4_K_M") for part in (1, 2)]
+    assert choose("o/m:q4_k_m", *parts).gguf == tuple(parts[2:])
+
+
 def test_the_only_gguf_model_needs_no_note() -> None:
+    assert not choose("o/m", "a-mmproj-Q8_0.gguf", "a-imatrix.gguf", "a.gguf").note
     assert choose("o/m", "model.IQ3_M.gguf", "mmproj.gguf") == HubFiles(
         frozenset({"model.IQ3_M.gguf", "mmproj.gguf"}), ("model.IQ3_M.gguf",)
     )

@@ -41,7 +41,7 @@ def hub_model(model: HubModel, cache: Path, progress: Phase = phase, weights: bo
     place = Path(library.HF_HUB_CACHE) / f"models--{model.repository.replace('/', '--')}"
     remembered = _Listing(model, cache, place)
     try:
-        found = remembered.load()
+        found = remembered.load(weights)
         if found and (path := found.complete(weights)):
             return path
         return _download(model, library, remembered, weights, progress)
@@ -78,11 +78,11 @@ class _Listing:
         name = f"{model.repository}@{model.revision}".replace("/", "--")
         self._file = cache / "hub" / f"{name}.json"
 
-    def load(self) -> _Snapshot | None:
+    def load(self, weights: bool) -> _Snapshot | None:
         with suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads(self._file.read_bytes())
             return self.snapshot(str(known["commit"]), map(str, known["files"]))
-        return self._of_others()
+        return self._of_others(weights)
 
     def save(self, commit: str, names: Iterable[str]) -> None:
         with suppress(OSError):
@@ -92,8 +92,11 @@ class _Listing:
     def snapshot(self, commit: str, names: Iterable[str]) -> _Snapshot:
         return _Snapshot(self._place / "snapshots" / commit, HubFiles.choose(self._model, names))
 
-    def _of_others(self) -> _Snapshot | None:
-        """Return the snapshot that another program has made, if it holds a model in full, as far as can be seen."""
+    def _of_others(self, weights: bool) -> _Snapshot | None:
+        """Return the snapshot that another program has made, if it holds a model in full, as far as can be seen.
+
+        Without `weights` it need not hold those that an index names.
+        """
         try:
             commit = (self._place / "refs" / self._model.revision).read_text().strip()
         except (OSError, ValueError):
@@ -102,7 +105,7 @@ class _Listing:
         names = [file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file()]
         with suppress(ModelError):  # half of a model, for example
             found = self.snapshot(commit, names)
-            return found if found.files.has_tokenizer else None
+            return found if found.files.has_tokenizer and found.complete(weights) else None
         return None
 
 

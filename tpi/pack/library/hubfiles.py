@@ -9,11 +9,12 @@ from typing import Any
 
 from tpi.errors import ModelError
 from tpi.sources.files import read_json
-from tpi.sources.ggufparts import gguf_name, gguf_parts
+from tpi.sources.ggufparts import gguf_name, gguf_parts, is_auxiliary
 from tpi.sources.safetensors import INDEX, SINGLE
 
 _REPOSITORY = r"(?P<repository>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})"
-_SPEC = re.compile(_REPOSITORY + r"(@(?P<revision>[\w./-]{1,200}))?(:(?P<choice>[\w./+ -]{1,200}))?", re.ASCII)
+_SITE = r"((https?://)?(huggingface\.co|hf\.co)/)?"  # as a browser's address, or as other programs have it
+_SPEC = re.compile(_SITE + _REPOSITORY + r"(@(?P<revision>[\w./-]{1,200}))?(:(?P<choice>[\w./+ -]{1,200}))?", re.ASCII)
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 _SMALL = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -29,7 +30,8 @@ _SHOWN = 30  # names that a refusal lists
 class HubModel:
     """A model of the hub as the user names it: `owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`.
 
-    `revision` is a branch, a tag or a commit; `choice` the file, or the quantisation in its name, of a GGUF model.
+    `https://huggingface.co/` or `hf.co/` may stand before it. `revision` is a branch, a tag or a commit; `choice` the
+    file, or the quantisation in its name, of a GGUF model.
     """
 
     repository: str
@@ -123,7 +125,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _is_gguf(name: str) -> bool:
     path = PurePosixPath(name.lower())
-    return path.suffix == ".gguf" and not path.name.startswith(("mmproj", "imatrix"))  # of images; of quantising
+    return path.suffix == ".gguf" and not is_auxiliary(path.name)
 
 
 def _one_of(model: HubModel, files: list[str]) -> tuple[str, str]:
@@ -131,6 +133,7 @@ def _one_of(model: HubModel, files: list[str]) -> tuple[str, str]:
     shown = ", ".join(files[:_SHOWN]) + (", ..." if len(files) > _SHOWN else "")
     if model.choice:
         found = [file for file in files if _means(model.choice, file)]
+        found = found or [file for file in files if model.choice.lower() in map(str.lower, Path(file).parent.parts)]
         if len(found) != 1:
             how_many = f"{len(found)} GGUF models" if found else "no GGUF model"
             raise ModelError(f"{model.repository} has {how_many} {model.choice!r}; name one of its files: {shown}")
@@ -141,7 +144,7 @@ def _one_of(model: HubModel, files: list[str]) -> tuple[str, str]:
 
 
 def _means(choice: str, file: str) -> bool:
-    """Return True if `choice` is the file, its path, its name without the ending, or the quantisation in its name."""
+    """Return True if `choice` is the file, its path, its name without the ending, or the quantisation in it."""
     path, wanted = Path(file), choice.lower()
     whole = (file, path.name, gguf_name(path), *(part.as_posix() for part in gguf_parts(path)))
     if wanted in {name.lower() for name in whole} or wanted in {part.name.lower() for part in gguf_parts(path)}:

@@ -19,7 +19,7 @@ from tpi.pack.manifest import PACK_VERSION
 from tpi.pack.reader import Pack, is_pack
 from tpi.paths import user_path
 from tpi.progress import Phase, phase
-from tpi.sources.ggufparts import gguf_name, gguf_parts
+from tpi.sources.ggufparts import gguf_name, gguf_parts, is_auxiliary
 from tpi.system.machine import return_memory
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _directory(path: Path, cache: Path | None = None) -> Located:
     if is_pack(path) or (cache and PackRecord.load(cache, path).source):  # it may have lost its manifest
         return Located("pack", path, path.name)
     found = {gguf_parts(file)[0]: gguf_name(file) for file in sorted(path.glob("*.gguf")) if file.is_file()}
-    found = {file: name for file, name in found.items() if not name.lower().startswith("mmproj")}  # of images
+    found = {file: name for file, name in found.items() if not is_auxiliary(file.name)}
     if (path / "config.json").exists() and (not found or any(path.glob("*.safetensors"))):
         return Located("directory", path, path.resolve().name)
     if len(found) == 1:

@@ -249,6 +249,15 @@ def test_a_full_disk_is_named(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.
         found("o/m", tmp_path)
 
 
+def test_a_cache_that_cannot_be_written_is_named(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
+    with pytest.raises(ModelError, match=r"cannot be kept in the hub's cache \(Not a directory: .*; set HF_HOME to"):
+        found("o/m", tmp_path)
+
+
 def test_ctrl_c_ends_a_download_at_once_and_the_next_goes_on(hub: FakeHub, tmp_path: Path) -> None:
     size = 3 << 20
     hub.repositories["o/large"] = Repository({"config.json": b"{}", "model.safetensors": os.urandom(size)})

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 from urllib.parse import urlsplit
 
 from tpi.errors import ModelError, TpiError
@@ -175,6 +176,11 @@ def _refusal(model: HubModel, library: Any, error: Exception) -> TpiError:
     name, host = model.repository, library.ENDPOINT
     if isinstance(error, OSError) and is_full(error):
         return write_error(error.filename or f"the files of {name}", error, "free space or set HF_HOME")
+    if isinstance(error, OSError) and error.filename and not isinstance(error, URLError):  # not of the network
+        return ModelError(
+            f"files of {name} cannot be kept in the hub's cache ({error.strerror}: {error.filename}); set HF_HOME to a "
+            "directory that can be written"
+        )
     if isinstance(error, GatedRepoError):
         return ModelError(
             f"{name} is gated: accept its conditions at {host}/{name}, then log in (hf auth login) or set HF_TOKEN"

@@ -156,6 +156,17 @@ def test_names_that_llama_cpp_takes_for_the_same_split_alike() -> None:
         assert len({WORDS[name] for name in same.split()}) == 1
 
 
+def test_each_byte_level_family_of_the_documentation_has_its_words() -> None:
+    """The names that llama.cpp's converter writes for the models of docs/models.md."""
+    written = {
+        "llama": "llama-bpe smaug-bpe smollm falcon3 deepseek-llm deepseek-coder seed-coder",
+        "mistral": "tekken", "qwen": "qwen2 deepseek-r1-qwen", "phi": "dbrx gpt-4o", "smollm3": "llama-bpe smaug-bpe",
+        "granite": "refact starcoder", "falcon": "falcon", "olmoe": "olmo", "dbrx": "dbrx", "gptoss": "gpt-4o",
+        "deepseek": "deepseek-llm deepseek-v3 kimi-k2",
+    }  # fmt: skip
+    assert not [(family, name) for family, names in written.items() for name in names.split() if name not in WORDS]
+
+
 @pytest.mark.parametrize(
     ("name", "whole", "bos"), [("llama-bpe", True, True), ("tekken", True, True), ("dbrx", False, False)]
 )

@@ -39,9 +39,9 @@ class FormPart(BaseModel):
     @classmethod
     def _without_unused(cls, data: Any) -> Any:
         """Leave out the fields that ask for nothing; those that are left and not known are refused afterwards."""
-        if not isinstance(data, dict) or data.keys() <= cls.fields():
+        if not isinstance(data, dict):
             return data
-        return {name: value for name, value in data.items() if name in cls.fields() or not cls._is_unused(name, value)}
+        return {name: value for name, value in data.items() if not cls._is_unused(name, value)}
 
     @classmethod
     @cache
@@ -51,7 +51,15 @@ class FormPart(BaseModel):
 
     @classmethod
     def _is_unused(cls, name: str, value: Any) -> bool:
+        """Return whether a field asks for nothing. Null of a field that is used is the same as no field."""
+        if name in cls.fields():
+            return value is None and name not in cls._required()
         return value is None or name in cls.harmless or value in cls.neutral.get(name, ())
+
+    @classmethod
+    @cache
+    def _required(cls) -> frozenset[str]:
+        return frozenset(field.alias or name for name, field in cls.model_fields.items() if field.is_required())
 
 
 class Body(FormPart):

@@ -15,6 +15,7 @@ from master.api.failures import RequestError
 from master.api.forms import FormPart
 
 HEADER = "X-TPI-Left-Out-Tools"
+FIELDS_HEADER = "X-TPI-Left-Out-Fields"
 FUNCTION, OTHER = "function-tool", "other-tool"  # tags of the two branches of a tool
 _MOST_LOGGED = 64  # types: a client makes them up
 
@@ -46,8 +47,8 @@ class OtherTool(FormPart):
 
 def kind_of_tool(value: Any) -> str:
     """Return the tag of a tool of OpenAI's forms. Without a type it is a function, whose error names the type."""
-    kind = value.get("type", "function") if isinstance(value, dict) else getattr(value, "type", "function")
-    return FUNCTION if kind == "function" else OTHER
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return FUNCTION if kind in (None, "function") else OTHER
 
 
 def refuse_choice(choice: OtherTool) -> RequestError:

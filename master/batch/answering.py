@@ -45,18 +45,18 @@ class BatchCounts:
 
 
 class BatchAnswering:
-    """One run over a batch. `service` counts tokens with `counts`."""
+    """One run over a batch. `names` are what the model is called; `service` counts tokens with `counts`."""
 
     def __init__(
         self,
         service: Service,
-        model: str,
+        names: Sequence[str],
         source: BatchSource,
         results: BatchResults,
         counts: BatchCounts,
         progress: Progress,
     ) -> None:
-        self._service, self._model, self._source, self._results = service, model, source, results
+        self._service, self._names, self._source, self._results = service, names, source, results
         self._counts, self._progress = counts, progress
         self._at_once = service.engine.engine.admission.most
 
@@ -85,7 +85,7 @@ class BatchAnswering:
         for line in window:
             if (request := self._request(line)) is not None:
                 try:
-                    yield await made_ready(line, request, self._service, self._model)
+                    yield await made_ready(line, request, self._service, self._names)
                 except UsageError as error:
                     self._refuse(line, error)
 
@@ -105,7 +105,7 @@ class BatchAnswering:
 
     async def _answer(self, one: ReadyLine) -> None:
         try:
-            body = await one.answer(self._service, self._model)
+            body = await one.answer(self._service, self._names[0])
         except UsageError as error:
             if error is self._service.engine.problem:  # no fault of the request
                 raise

@@ -1,6 +1,6 @@
 """The command `tpi batch`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,12 @@ _MOST = 4096  # requests at once
 @click.argument("source", metavar="FILE.jsonl", type=FILE)
 @click.option("-o", "--output", metavar="OUT.jsonl", required=True, type=FILE, help="Where answers are appended.")
 @placement_options
-@click.option("--alias", metavar="NAME", help="What lines call the model (default: its file or directory).")
+@click.option(
+    "--alias",
+    multiple=True,
+    metavar="NAME",
+    help="What lines call the model (default: its file or directory). May be repeated: each name is taken.",
+)
 @click.option(
     "--parallel",
     type=click.IntRange(1, _MOST),
@@ -41,7 +46,7 @@ _MOST = 4096  # requests at once
 def batch(
     source: Path,
     output: Path,
-    alias: str | None,
+    alias: tuple[str, ...],
     parallel: int | None,
     retry: bool,
     verbose: bool,
@@ -59,13 +64,13 @@ def batch(
     from tpi.progress import warn
 
     placement = RunOptions.from_flags(flags)
-    model = alias or Path(placement.model).name or placement.model
+    names = tuple(dict.fromkeys(filter(None, alias))) or (Path(placement.model).name or placement.model,)
     asked = BatchSource(source)
     placement = _for_many(placement, asked, parallel)
-    with BatchResults(output, asked, model, warn, retry) as results:
+    with BatchResults(output, asked, names, warn, retry) as results:
         if left := len(results.answered) < len(asked.lines):
             with _saying_how_far(asked, results, warn):
-                _answer(placement, model, asked, results, verbose, quiet)
+                _answer(placement, names, asked, results, verbose, quiet)
         elif not quiet:
             click.echo(f"all {len(asked.lines)} requests of {source} are answered in {output} already", err=True)
         if not results.failed:
@@ -104,7 +109,12 @@ def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None)
 
 
 def _answer(
-    placement: RunOptions, model: str, asked: "BatchSource", results: "BatchResults", verbose: bool, quiet: bool
+    placement: RunOptions,
+    names: Sequence[str],
+    asked: "BatchSource",
+    results: "BatchResults",
+    verbose: bool,
+    quiet: bool,
 ) -> None:
     from master.batch.answering import BatchCounts
     from master.batch.watch import watching
@@ -119,7 +129,7 @@ def _answer(
         began = perf_counter()
         session.figures.mark()
         with watching(f"answering {asked.path.name}", quiet) as progress:
-            _run(session, model, asked, results, counts, progress)
+            _run(session, names, asked, results, counts, progress)
         nodes = session.report()
         write_trace(session)
         if not quiet:
@@ -129,7 +139,7 @@ def _answer(
 
 def _run(
     session: Session,
-    model: str,
+    names: Sequence[str],
     asked: "BatchSource",
     results: "BatchResults",
     counts: "BatchCounts",
@@ -147,7 +157,7 @@ def _run(
     try:
         service = Service(engine, session.tokenizer, session.pack.config.vocab, counts)
         try:
-            asyncio.run(BatchAnswering(service, model, asked, results, counts, progress).run())
+            asyncio.run(BatchAnswering(service, names, asked, results, counts, progress).run())
         finally:
             service.close()
     except BaseException:  # nobody waits for a step, which may be one of all prompts, or for the end of a recovery

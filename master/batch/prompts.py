@@ -40,12 +40,15 @@ class ReadyLine:
         return Lengths(prompt, sum(ready.limit * ask.wanted.count for ask, ready in self.prompts))
 
     async def answer(self, service: Service, model: str) -> dict[str, Any]:
-        """OpenAI's object; raises what generating fails with."""
+        """Return OpenAI's object, under the model's name that the line asks for, else `model`.
+
+        Raises what generating fails with.
+        """
         answers: list[Answering] = []
         try:
             for ask, ready in self.prompts:
                 answers += await service.begin(ready, ask.wanted, ask.client)
-            return self._whole(await collected(answers), [one.echo for one in answers], model)
+            return self._whole(await collected(answers), [one.echo for one in answers], self.form.model or model)
         finally:
             for one in answers:
                 one.cancel()
@@ -59,15 +62,16 @@ class ReadyLine:
         return whole
 
 
-async def made_ready(line: BatchLine, request: BatchRequest, service: Service, model: str) -> ReadyLine:
-    """What a line asks, as the engine takes it.
+async def made_ready(line: BatchLine, request: BatchRequest, service: Service, names: Sequence[str]) -> ReadyLine:
+    """Return what a line asks, as the engine takes it. `names` are all that the model is called.
 
     Raises:
         RequestError: if it cannot be answered; names the field.
     """
     form = _form(request)
-    if form.model not in (None, model):
-        said = f"the model is {model!r} here, not {form.model!r:.100}; --alias gives it the name that lines ask for"
+    if form.model is not None and form.model not in names:
+        known = " or ".join(map(repr, names))
+        said = f"the model is {known} here, not {form.model!r:.100}; --alias gives it the name that lines ask for"
         raise RequestError(said, "model", "model_not_found", 404)
     client = Client(_SENDER.name, _SENDER.salted(form.salts()))
     asks = [form.ask(client)] if isinstance(form, ChatForm) else form.asks(client)

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -26,22 +26,22 @@ class BatchResults:
     """
 
     def __init__(
-        self, path: Path, source: BatchSource, model: str, warn: Callable[[str], None], retry: bool = False
+        self, path: Path, source: BatchSource, names: Sequence[str], warn: Callable[[str], None], retry: bool = False
     ) -> None:
-        """Open or begin `path`, and mend its end.
+        """Open or begin `path`, and mend its end. `names` are what the model is called.
 
         `warn` hears of a line that was half written; its request is answered again. With `retry` so are those that
         failed: their lines are taken out, those of requests that have been changed since, too.
 
         Raises:
-            UsageError: if it cannot be written, another process writes it, or it holds anything but answers of `model`
-                to lines of `source`; names what.
+            UsageError: if it cannot be written, another process writes it, or it holds anything but answers of
+                this model to lines of `source`; names what.
             OSError: if there is no room for a copy without the lines that failed; it is as it was then.
         """
         self.path = path
         self.answered: set[str] = set()
         self.failed: set[str] = set()
-        self._source, self._model, self._retry = source, model, retry
+        self._source, self._names, self._retry = source, names, retry
         self._lines = {line.id: line for line in source.lines}
         if path.exists() and not path.is_file():  # it is read again, and its end is mended
             raise UsageError(f"{path} is not a regular file; give -o another one")
@@ -131,8 +131,9 @@ class BatchResults:
             raise self._foreign(f"{other}, with an error that --retry takes out" if failed else other)
         if name in self.answered:
             raise self._foreign(f"its line {number} answers {custom_id!r:.80} once more")
-        if model not in (None, self._model):
-            raise self._foreign(f"its line {number} is of the model {model!r:.80}, not {self._model!r}")
+        if model is not None and model not in self._names:
+            known = " or ".join(map(repr, self._names))
+            raise self._foreign(f"its line {number} is of the model {model!r:.80}, not {known}")
         self.answered.add(name)
         if failed:
             self.failed.add(name)

@@ -95,6 +95,12 @@ class Tokenizer:
         """Return what can be given to the model's chat template, or to the one that it has for tools."""
         return self._tool_traits if with_tools and self.tool_template != self.chat_template else self._traits
 
+    def names_read(self, with_tools: bool = False) -> frozenset[str]:
+        """Return the names that the chat template, or the one for tools, reads; raises ModelError if it is wrong."""
+        if self.chat_template is None:
+            return frozenset()
+        return (self._tool_template if with_tools else self._template).names_read
+
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a prompt that is text only: control tokens that it spells out stay text."""
         return self._controls.prompt(text)

@@ -9,6 +9,7 @@ from master.api.answers.shape import Shape, Shapes
 from master.api.failures import RequestError
 from master.api.tools.families import SPELLED
 from master.text.replay import Replay
+from master.text.templates.traits import EFFORT, SWITCHES
 from master.text.tokenizer import Tokenizer
 from master.text.values import texts_of
 from tpi.errors import ModelError
@@ -71,6 +72,7 @@ class Preparer:
         replay = self.replay.find(ask.messages, ask.client.salt)
         names = {**self._switches(ask), **ask.template}
         try:
+            self._refuse_unread(ask)
             return self._tokenizer.encode_chat(ask.messages, replay, names, ask.use.tools, ask.continued)
         except ModelError as error:
             reason = getattr(error, "reason", "it failed; the server's log says why")
@@ -81,6 +83,14 @@ class Preparer:
         """Return how much the model is told to think; None if it cannot be told."""
         return ask.effort if ask.effort is not None and self._read(ask) else None
 
+    def untold(self, ask: ChatAsk) -> tuple[str, ...]:
+        """Return which of `effort` and `thinking` were asked for and cannot be told to the model."""
+        read = self._read(ask) if (ask.effort, ask.thinking) != (None, None) else frozenset()
+        thinks, switched = self._shapes.thinking is not None, bool(read & {*SWITCHES})
+        effort = ask.effort is not None and not (EFFORT in read or (switched and ask.thinking is None))
+        thinking = ask.thinking is not None and not switched and ask.thinking is not thinks
+        return ("effort",) * effort + ("thinking",) * thinking
+
     def _switches(self, ask: ChatAsk) -> dict[str, object]:
         """Return the names that tell the template how much to think; raises RequestError if it reads none."""
         found: dict[str, object] = {}
@@ -88,7 +98,7 @@ class Preparer:
             return found
         thinks = ask.thinking if ask.thinking is not None else ask.effort != "none"
         for name in self._read(ask):
-            if name != "reasoning_effort":
+            if name != EFFORT:
                 found[name] = thinks
             elif ask.effort is not None:
                 found[name] = ask.effort
@@ -96,6 +106,20 @@ class Preparer:
             said = f"{ask.effort_field}: this model cannot be told how much to think; leave it out"
             raise RequestError(said, ask.effort_field, "unsupported_parameter")
         return found
+
+    def _refuse_unread(self, ask: ChatAsk) -> None:
+        """Refuse names for the template that it does not read, unless they ask for what the model does anyway."""
+        given = {name: value for name, value in ask.template.items() if name != "add_generation_prompt"}
+        unread = given.keys() - self._tokenizer.names_read(bool(ask.use.tools)) if given else ()
+        thinks = self._shapes.thinking is not None
+        for name in sorted(unread):
+            if (name in SWITCHES and given[name] is thinks) or (
+                name == EFFORT and given[name] == "none" and not thinks
+            ):
+                continue
+            field = f"chat_template_kwargs.{name}"
+            said = "the chat template of this model does not read this name; leave it out"
+            raise RequestError(f"{field}: {said}", field, "unsupported_parameter")
 
     def _read(self, ask: ChatAsk) -> frozenset[str]:
         return self._tokenizer.traits(bool(ask.use.tools)).switches

@@ -78,6 +78,12 @@ class Service:
             return None
         return await self._text.run(ask.client.name, lambda: self._preparer.effort(ask))
 
+    async def untold(self, ask: ChatAsk) -> tuple[str, ...]:
+        """Return which of `effort` and `thinking` were asked for and cannot be told to the model."""
+        if ask.effort is None and ask.thinking is None:
+            return ()
+        return await self._text.run(ask.client.name, lambda: self._preparer.untold(ask))
+
     async def count(self, ask: ChatAsk) -> int:
         """Tokens of a conversation; errors as `chat`."""
         return len(await self._text.run(ask.client.name, lambda: self._preparer.encode(ask)))

@@ -1,7 +1,7 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`, as in Anthropic's API reference."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from secrets import token_hex
 from typing import Any
 
@@ -12,6 +12,7 @@ from master.api.answers.ask import Wanted
 from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, ToolCall
 from master.api.anthropic.form import CountForm, MessagesForm
 from master.api.failures import ApiFailure, anthropic_form
+from master.api.left_out import FIELDS_HEADER
 from master.api.state import ApiState
 from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
 
@@ -27,8 +28,9 @@ def message_routes(state: ApiState) -> APIRouter:
         model = state.named(form.model)
         ask = form.ask(state.client(request))
         deadline = Deadline(state.limits.answer_s)
+        untold = await unless_gone(request, state.service.untold(ask), deadline)
         answers = await unless_gone(request, state.service.chat(ask), deadline)
-        blocks, headers = Blocks(model), state.left_out.headers(ask.use)
+        blocks, headers = Blocks(model), state.left_out.headers(ask.use) | _untold_headers(untold)
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), blocks, answers[0].prompt_tokens)
             return EventStream(guarded(events, answers, deadline, _failed), answers, headers)
@@ -45,6 +47,12 @@ def message_routes(state: ApiState) -> APIRouter:
         return JSONResponse({"input_tokens": count}, headers=state.left_out.headers(ask.use))
 
     return router
+
+
+def _untold_headers(untold: Sequence[str]) -> dict[str, str]:
+    """Return what tells a client that the model cannot be told how much to think, or whether to."""
+    fields = ["output_config.effort" if name == "effort" else name for name in untold]
+    return {FIELDS_HEADER: ", ".join(fields)} if fields else {}
 
 
 class Blocks:

@@ -159,7 +159,7 @@ class ChatForm(CommonFields):
 
     def ask(self, client: Client) -> ChatAsk:
         """What is asked; raises RequestError naming the field."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs goes with logprobs: true", "top_logprobs", "invalid_value")
         grammar, field = grammar_of(self.response_format)
         wanted = Wanted(

@@ -96,7 +96,7 @@ class ResponsesForm(SamplingFields):
         **{name: NEUTRAL[name] for name in ("priority", "skip_special_tokens")},
         "background": (False,),
         "context_management": ([],),
-        "stream_options": ({}, {"include_obfuscation": False}),
+        "stream_options": ({}, {"include_obfuscation": False}, {"include_usage": True}),
         "truncation": ("disabled",),
     }
 
@@ -162,8 +162,11 @@ class ResponsesForm(SamplingFields):
     def _grammar(self) -> tuple[str | None, str]:
         form = self.text.format if self.text else None
         if form is None or form.type == "text":
+            if form is not None and form.schema_ is not None:
+                said = "text.format.schema: it goes with the type json_schema; leave it out, or give that type"
+                raise RequestError(said, "text.format.schema", "invalid_value")
             return None, ""
-        if form.type == "json_object":
+        if form.type == "json_object" and form.schema_ is None:
             return grammars.of_schema(grammars.ANY_OBJECT), "text.format"
         if form.schema_ is None:
             raise RequestError("a json_schema needs a schema", "text.format.schema", "invalid_value")

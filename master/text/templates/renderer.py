@@ -17,13 +17,18 @@ _RUN = re.compile(rb"\x00+|\x01+|\x02+")
 def open_work(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     """Compile the template `source`, which knows the texts `special` as its own; return what renders it.
 
+    Asked for `names_read`, it returns these instead of a rendering.
+
     Raises:
         Exception: whatever compiling raises.
     """
-    template = Sandbox().compiled(settings["source"])
+    sandbox, source = Sandbox(), settings["source"]
+    template = sandbox.compiled(source)
     special = {name: own(text) for name, text in settings["special"].items()}
 
     def render(asked: Mapping[str, Any]) -> dict[str, Any]:
+        if asked.get("names_read"):
+            return {"names_read": sorted(sandbox.names_read(source))}
         names = {"add_generation_prompt": True, **from_caller(asked["names"]), **special}
         answers = {index: chr(asked["first_answer"] + index) for index in asked["answers"]}
         messages = [_message(message, answers.get(index)) for index, message in enumerate(asked["messages"])]

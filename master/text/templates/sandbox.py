@@ -14,6 +14,7 @@ from jinja2 import Environment, nodes, pass_context, pass_environment
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension
 from jinja2.filters import do_title, make_attrgetter
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
@@ -48,6 +49,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if len(source) > SOURCE_CHARS:
             raise TemplateError(f"it is longer than {SOURCE_CHARS} characters")
         return self.from_string(_Literals(self).visit(self.parse(source)))
+
+    def names_read(self, source: str) -> frozenset[str]:
+        """Return the names that the template reads and does not set itself; errors as `compiled`."""
+        return frozenset(find_undeclared_variables(self.parse(source)))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return what `form.format` or `form.format_map` is for a template; None where `value` is neither."""

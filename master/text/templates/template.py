@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from master.confined.process import ConfinedError, ConfinedProcess, LimitError, Limits
@@ -67,17 +68,26 @@ class ChatTemplate:
             "answers": list(answers),
             "first_answer": FIRST_ANSWER,
         }
-        if self._hopeless is not None:
-            raise TemplateRefusal(self._model, self._hopeless)
-        try:
-            done = self._process.ask(asked)
-        except ConfinedError as error:
-            if isinstance(error, LimitError) and not self._works:
-                self._hopeless = str(error)
-            raise TemplateRefusal(self._model, str(error)) from error
+        done = self._ask(asked)
         self._works = True
         return Rendering(done["text"], b"".join(bytes([mark]) * length for length, mark in done["runs"]))
+
+    @cached_property
+    def names_read(self) -> frozenset[str]:
+        """The names that the template reads and does not set itself; raises TemplateRefusal as `render`."""
+        return frozenset(self._ask({"names_read": True})["names_read"])
 
     def close(self) -> None:
         """End the child process."""
         self._process.close()
+
+    def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        if self._hopeless is not None:
+            raise TemplateRefusal(self._model, self._hopeless)
+        try:
+            done: dict[str, Any] = self._process.ask(asked)
+        except ConfinedError as error:
+            if isinstance(error, LimitError) and not self._works:
+                self._hopeless = str(error)
+            raise TemplateRefusal(self._model, str(error)) from error
+        return done

@@ -23,9 +23,11 @@ _SYSTEM, _USER, _ANSWER, _AGAIN, _RESULT = "tpisystem", "tpiuser", "tpianswer", 
 _NAME, _KEY, _VALUE = "tpitool", "tpikey", "tpivalue"
 _PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string", "description": "A word."}}, "required": [_KEY]}
 _TOOL = {"name": _NAME, "description": "Looks a word up.", "parameters": _PARAMETERS}
-_SWITCHES: Mapping[str, tuple[object, object]] = {
-    "reasoning_effort": ("low", "high"), "enable_thinking": (True, False), "thinking": (True, False),
-}  # fmt: skip
+EFFORT = "reasoning_effort"
+"""The name by which templates are told how much to think."""
+SWITCHES = ("enable_thinking", "thinking")
+"""Names by which templates are told whether to think."""
+_TRIED: Mapping[str, tuple[object, object]] = {EFFORT: ("low", "high"), **dict.fromkeys(SWITCHES, (True, False))}
 LONG_ID, SHORT_ID = "call_0123456789abcdef01234567", "a1b2c3d4e"
 
 
@@ -67,6 +69,11 @@ class Traits:
     def system(self) -> bool:
         """Whether it shows a system message at the beginning."""
         return self._takes([_turn("system", _SYSTEM), _turn("user", _USER)], _SYSTEM, _USER)
+
+    @cached_property
+    def system_alone(self) -> bool:
+        """Whether it shows a system message that no other message follows."""
+        return self._takes([_turn("system", _SYSTEM)], _SYSTEM)
 
     @cached_property
     def later_system(self) -> bool:
@@ -115,9 +122,30 @@ class Traits:
         return words and f"'{_KEY}'" not in shown and "None" not in shown  # as Python writes an object, and nothing
 
     @cached_property
+    def several_calls(self) -> bool:
+        """Whether it shows all calls of a message that has several."""
+        form = self.calls
+        if form is None:
+            return False
+        asked, called, answered = _call(form, None if form.null else "")
+        (first,) = called["tool_calls"]
+        function = {"name": _AGAIN, "arguments": first["function"]["arguments"]}
+        both = {**called, "tool_calls": [first, {**first, "function": function}]}
+        return self._shows([self._fitted(message) for message in (asked, both, answered)], _NAME, _AGAIN)
+
+    @cached_property
+    def user_after_result(self) -> bool:
+        """Whether the user may speak after a result, before the assistant has answered it."""
+        if (form := self.calls) is None:
+            return True
+        turns = [*_call(form, None if form.null else ""), _turn("user", _AGAIN)]
+        return self._takes(turns, _RESULT, _AGAIN)
+
+    @cached_property
     def results(self) -> bool:
         """Whether it shows what a tool answered, as a message of its own."""
-        turns = [_turn("user", _USER), _turn("assistant", _ANSWER), _turn("tool", _RESULT)]
+        result = {**_turn("tool", _RESULT), "tool_call_id": SHORT_ID}
+        turns = [_turn("user", _USER), _turn("assistant", _ANSWER), result]
         known = self.calls is not None or self.tells_tools
         return known and self._shows([self._fitted(turn) for turn in turns], _RESULT)
 
@@ -127,7 +155,7 @@ class Traits:
         asked = [self._fitted(_turn("user", _USER))]
         return frozenset(
             name
-            for name, (one, other) in _SWITCHES.items()
+            for name, (one, other) in _TRIED.items()
             if self.works and self._tried(asked, **{name: one}) != self._tried(asked, **{name: other})
         )
 

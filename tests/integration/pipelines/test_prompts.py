@@ -120,11 +120,11 @@ def test_nobody_waits_for_a_long_step_when_the_batch_ends_early(
     source = BatchSource(asked)
     with (
         Session(RunOptions(str(pack.path), context=64, cache=tmp_path)) as session,
-        BatchResults(tmp_path / "out.jsonl", source, "llama", list[str]().append) as results,
+        BatchResults(tmp_path / "out.jsonl", source, ["llama"], list[str]().append) as results,
     ):
         monkeypatch.setattr(results, "write", _full)
         with pytest.raises(OSError, match="No space"):
-            _run(session, "llama", source, results, BatchCounts(), silent)
+            _run(session, ["llama"], source, results, BatchCounts(), silent)
         with pytest.raises(TpiError, match="ends early"):
             session.node.loop.on_block()
 

@@ -76,6 +76,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "messages[1].prefix",
     ),
     "an effort that no template reads": (CHAT, said(reasoning_effort="high"), "reasoning_effort"),
+    "a name that no template reads": (CHAT, said(chat_template_kwargs={"foo": 1}), "chat_template_kwargs.foo"),
+    "a schema of a text": (
+        RESPONSES,
+        {"input": "x", "text": {"format": {"type": "text", "schema": SCHEMA}}},
+        "text.format.schema",
+    ),
     "a use of a tool without its result": (
         MESSAGES,
         {"model": MODEL, "max_tokens": 5, "messages": [ASKED, {"role": "assistant", "content": [CALLED]}]},
@@ -117,6 +123,23 @@ def test_a_model_that_does_not_think_takes_no_effort(http: httpx.Client) -> None
     assert http.post(CHAT, json=said(reasoning_effort="none")).status_code == 200
     answer = http.post(RESPONSES, json={"input": "x", "max_output_tokens": 2, "reasoning": {"effort": "high"}})
     assert answer.json()["reasoning"] == {"effort": None, "summary": None}
+
+
+LEFT_OUT: list[tuple[dict[str, Any], str | None]] = [
+    ({}, None),
+    ({"thinking": {"type": "disabled"}}, None),
+    ({"thinking": {"type": "adaptive"}}, "thinking"),
+    ({"output_config": {"effort": "low"}}, "output_config.effort"),
+    ({"output_config": {"effort": "low"}, "thinking": {"type": "enabled"}}, "output_config.effort, thinking"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(LEFT_OUT)))
+def test_messages_say_which_thinking_is_left_out(case: int, http: httpx.Client) -> None:
+    more, left_out = LEFT_OUT[case]
+    body = {"model": MODEL, "max_tokens": 2, "messages": [ASKED], **more}
+    answer = http.post(MESSAGES, json=body)
+    assert (answer.status_code, answer.headers.get("X-TPI-Left-Out-Fields")) == (200, left_out)
     claude = {"model": MODEL, "max_tokens": 2, "messages": [ASKED], "thinking": {"type": "disabled"}}
     assert http.post(MESSAGES, json=claude).status_code == 200
 

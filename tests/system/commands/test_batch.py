@@ -102,7 +102,10 @@ def test_interrupted_on_three_nodes_it_says_so_and_goes_on(model: str, cache: Pa
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ({"body": {"model": "gpt-9", "prompt": "x"}}, "the model is 'llama' here, not 'gpt-9'; --alias gives it"),
+        (
+            {"body": {"model": "gpt-9", "prompt": "x"}},
+            "the model is 'llama' or 'gpt-4o' here, not 'gpt-9'; --alias gives it",
+        ),
         ({"body": {"prompt": [1 << 20]}}, "token ids are from 0"),
         ({"body": {"prompt": "word " * 5000}}, "over the context of"),
         ({"url": CHAT, "body": {"messages": "x"}}, "messages: "),
@@ -112,14 +115,16 @@ def test_a_request_that_cannot_be_answered_has_a_line_that_says_why(
     line: dict[str, Any], said: str, tiny_model: Callable[[str], TinyModel], cache: Path, tmp_path: Path
 ) -> None:
     asked, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    good = {"custom_id": "good", "method": "POST", "url": TEXT, "body": {"prompt": "x", "model": "llama"}}
+    good = {"custom_id": "good", "method": "POST", "url": TEXT, "body": {"prompt": "x", "model": "gpt-4o"}}
     asked.write_text(json.dumps(good | {"custom_id": "bad"} | line) + "\nno json\n" + json.dumps(good))
     model = str(tiny_model("llama").directory)
-    done = tpi("batch", str(asked), "-o", str(out), "-m", model, "--alias", "llama", "-c", "256", cache=cache)
+    names = ("--alias", "llama", "--alias", "gpt-4o")
+    done = tpi("batch", str(asked), "-o", str(out), "-m", model, *names, "-c", "256", cache=cache)
     assert done.returncode == 0, done.stderr
     found = {one["custom_id"]: one for one in map(json.loads, out.read_text().splitlines())}
     assert said in found["bad"]["response"]["body"]["error"]["message"]
     assert found["good"]["response"]["status_code"] == 200
+    assert found["good"]["response"]["body"]["model"] == "gpt-4o"
     assert found[None]["response"] is None
     assert found[None]["error"]["message"].startswith("line 2: the line is no JSON")
     assert "3 requests answered, 2 of them with an error" in done.stderr

@@ -35,7 +35,13 @@ def preparers() -> Iterator[dict[str, Preparer]]:
             pass
 
 
-TEMPLATES = {"named": NAMED, "switched": SWITCHED, "neither": TURNS}
+TEMPLATES = {
+    "named": NAMED,
+    "switched": SWITCHED,
+    "neither": TURNS,
+    "set": f"{{% set tone = tone | default('dry') %}}{{% set said = tone %}}{TURNS}{{{{ said }}}}",
+    "thinks": f"{TURNS}<think>",
+}
 
 
 def chat(**more: Any) -> ChatAsk:
@@ -55,7 +61,6 @@ EFFORTS: list[tuple[ChatAsk, str, str]] = [
     (chat(), "medium", "True"),
     (chat(reasoning_effort="high"), "high", "True"),
     (chat(reasoning_effort="none"), "none", "False"),
-    (chat(reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "low"}), "low", "True"),
     (response("low"), "low", "True"),
     (response("none"), "none", "False"),
     (claude(output_config={"effort": "high"}), "high", "True"),
@@ -71,7 +76,7 @@ def test_an_effort_reaches_the_template(case: int, preparers: dict[str, Preparer
     shown = {
         name: preparer._tokenizer.spelling(preparer.encode(ask))
         for name, preparer in preparers.items()
-        if name != "neither"
+        if name in ("named", "switched")
     }
     assert shown == {"named": f"Hi effort={named}", "switched": f"Hi thinks={switched}"}
 
@@ -87,3 +92,37 @@ def test_where_no_template_reads_it_a_client_is_told(preparers: dict[str, Prepar
     assert preparer.encode(response("high"))
     assert preparer.effort(response("high")) is None
     assert preparers["named"].effort(response("high")) == "high"
+
+
+def test_a_name_for_the_template_goes_before_the_field(preparers: dict[str, Preparer]) -> None:
+    preparer = preparers["named"]
+    ask = chat(reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "low"})
+    assert preparer._tokenizer.spelling(preparer.encode(ask)) == "Hi effort=low"
+
+
+UNREAD: list[tuple[str, dict[str, Any], str | None]] = [
+    ("neither", {"enable_thinking": False}, None),
+    ("neither", {"thinking": False, "reasoning_effort": "none"}, None),
+    ("neither", {"enable_thinking": True}, "enable_thinking"),
+    ("neither", {"enable_thinking": False, "tone": "calm"}, "tone"),
+    ("neither", {"reasoning_effort": "low"}, "reasoning_effort"),
+    ("named", {"reasoning_effort": "low"}, None),
+    ("named", {"m": 1}, "m"),
+    ("switched", {"enable_thinking": True}, None),
+    ("set", {"tone": "calm"}, None),
+    ("set", {"said": "calm"}, "said"),
+    ("thinks", {"enable_thinking": True}, None),
+    ("thinks", {"enable_thinking": False}, "enable_thinking"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(UNREAD)))
+def test_a_name_that_the_template_does_not_read_is_refused(case: int, preparers: dict[str, Preparer]) -> None:
+    template, names, refused = UNREAD[case]
+    ask = chat(chat_template_kwargs=names)
+    if refused is None:
+        assert preparers[template].encode(ask)
+        return
+    with pytest.raises(RequestError, match="does not read this name") as raised:
+        preparers[template].encode(ask)
+    assert raised.value.field == f"chat_template_kwargs.{refused}"

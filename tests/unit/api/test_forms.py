@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from master.api.failures import RequestError
-from master.api.openai.chat_form import ChatForm
+from master.api.forms import FormPart
+from master.api.openai.chat_form import ChatForm, MessageCall
+from master.api.openai.completions import CompletionForm
+from master.api.openai.fields import StreamOptions
+from master.api.openai.history import InputItem
+from master.generation.client import Client
 
 MESSAGE = {"role": "user", "content": "Hello"}
 _SECONDS = 0.1  # of processor time, as the acceptance of bad input says
@@ -25,6 +30,35 @@ def test_too_many_entries_are_counted_and_not_read(field: str, value: Any) -> No
     with pytest.raises(RequestError, match=rf"{field}: it has {len(value)} entries; give at most \d+"):
         ChatForm.model_validate({"messages": [MESSAGE], field: value})
     assert time.thread_time() - begun < _SECONDS
+
+
+NULLS: dict[str, tuple[type[FormPart], dict[str, Any]]] = {
+    "a call": (MessageCall, {"id": None, "type": None, "function": {"name": "f", "arguments": None}}),
+    "options of a stream": (StreamOptions, {"include_usage": None}),
+    "a completion": (CompletionForm, {"prompt": "x", "max_tokens": None, "stop": None, "whatever": None}),
+    "an item": (InputItem, {"type": None, "role": "user", "content": "x"}),
+}
+
+
+@pytest.mark.parametrize("case", NULLS)
+def test_null_is_the_same_as_no_field(case: str) -> None:
+    form, body = NULLS[case]
+    given = {name: value for name, value in body.items() if value is not None}
+    if "function" in given:
+        given["function"] = {"name": "f"}
+    assert form.model_validate(body) == form.model_validate(given)
+
+
+@pytest.mark.parametrize("type_", [{}, {"type": None}])
+def test_a_call_without_a_type_is_of_a_function(type_: dict[str, Any]) -> None:
+    call = {"id": "a", "function": {"name": "f"}, **type_}
+    form = ChatForm.model_validate({"messages": [MESSAGE, {"role": "assistant", "tool_calls": [call]}]})
+    assert isinstance((form.messages[1].tool_calls or [])[0], MessageCall)
+
+
+def test_no_logprobs_may_have_no_best_tokens() -> None:
+    asked = {"messages": [MESSAGE], "logprobs": False, "top_logprobs": 0}
+    assert ChatForm.model_validate(asked).ask(Client()).wanted.logprobs is None
 
 
 def test_as_many_as_there_may_be_are_taken() -> None:

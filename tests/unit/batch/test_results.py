@@ -31,7 +31,7 @@ def source(folder: Path, *lines: str) -> BatchSource:
 
 
 def results(folder: Path, asked: BatchSource, model: str = "tiny") -> BatchResults:
-    return BatchResults(folder / "out.jsonl", asked, model, WARNED.append)
+    return BatchResults(folder / "out.jsonl", asked, [model], WARNED.append)
 
 
 def answer(model: str = "tiny") -> dict[str, Any]:
@@ -147,7 +147,7 @@ def test_what_failed_is_asked_again_and_the_rest_stays(tmp_path: Path) -> None:
     path.chmod(0o640)
     with results(tmp_path, asked) as out:
         assert (len(out.answered), len(out.failed)) == (4, 2)
-    with BatchResults(path, asked, "tiny", WARNED.append, retry=True) as out:
+    with BatchResults(path, asked, ["tiny"], WARNED.append, retry=True) as out:
         assert out.answered == {asked.lines[0].id, asked.lines[3].id}
         assert not out.failed
         with pytest.raises(UsageError, match="another tpi batch writes"):
@@ -170,10 +170,10 @@ def test_a_line_that_failed_may_be_mended_in_the_input(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"answers 'b', .* with an error that --retry takes out"):
         results(tmp_path, mended)
     assert path.read_bytes() == whole
-    with BatchResults(path, mended, "tiny", WARNED.append, retry=True) as out:
+    with BatchResults(path, mended, ["tiny"], WARNED.append, retry=True) as out:
         assert out.answered == {mended.lines[0].id}
     with pytest.raises(UsageError, match="answers 'a', which is not asked"):  # an answer is not thrown away
-        BatchResults(path, source(tmp_path, request("b")), "tiny", WARNED.append, retry=True)
+        BatchResults(path, source(tmp_path, request("b")), ["tiny"], WARNED.append, retry=True)
 
 
 def test_a_disk_without_room_for_a_copy_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_disk_without_room_for_a_copy_changes_nothing(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: .*out\.jsonl"):
-        BatchResults(path, asked, "tiny", WARNED.append, retry=True)
+        BatchResults(path, asked, ["tiny"], WARNED.append, retry=True)
     assert path.read_bytes() == whole
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
@@ -223,6 +223,6 @@ def test_one_batch_at_a_time_writes_an_output_which_is_not_the_input(tmp_path: P
     with results(tmp_path, asked), pytest.raises(UsageError, match="another tpi batch writes"):
         results(tmp_path, asked)
     with pytest.raises(UsageError, match="is the input itself"):
-        BatchResults(asked.path, asked, "tiny", WARNED.append)
+        BatchResults(asked.path, asked, ["tiny"], WARNED.append)
     with pytest.raises(UsageError, match="cannot write"):
-        BatchResults(tmp_path / "none" / "out.jsonl", asked, "tiny", WARNED.append)
+        BatchResults(tmp_path / "none" / "out.jsonl", asked, ["tiny"], WARNED.append)

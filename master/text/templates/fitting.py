@@ -1,9 +1,10 @@
 """Conversations as a chat template takes them: what it has no turn for is said in another turn, and nothing is lost."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import takewhile
 from typing import Any
 
 from master.text.templates.traits import CallForm, Message, Traits, in_parts, wrapped, written
@@ -39,7 +40,7 @@ def fitted(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], traits: Traits
 ) -> tuple[list[Turn], dict[str, Any]]:
     """Return the turns that say all of `messages` and `tools`, and the names that the template is given for it."""
-    turns = list(_with_calls(messages, traits))
+    turns = list(_with_calls(_one_by_one(messages, traits), traits))
     turns, names = _with_tools(turns, tools, traits)
     turns = list(_alternating(_with_system(turns, traits), traits))
     if traits.parts:
@@ -54,11 +55,30 @@ def description(tools: Sequence[Mapping[str, Any]]) -> str:
     return f'You can call these tools:\n{listed}\n{how}: {{"name": TOOL, "arguments": {{...}}}}'
 
 
-def _with_calls(messages: Sequence[Message], traits: Traits) -> Iterator[Turn]:
+def _one_by_one(messages: Sequence[Message], traits: Traits) -> Iterator[Turn]:
+    """Yield the messages; of several calls in one, each with its result, where the template takes one at a time."""
+    moved = set[int]()  # results that are behind their calls already
+    for index, message in enumerate(messages):
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2 or traits.calls is None or traits.several_calls:
+            if index not in moved:
+                yield Turn(message, index)
+            continue
+        results = [*takewhile(lambda at: messages[at]["role"] == "tool", range(index + 1, len(messages)))]
+        for place, call in enumerate(calls):
+            content = message.get("content") if place == 0 else ""
+            yield Turn({**message, "content": content, "tool_calls": [call]})
+            for at in results:
+                if messages[at].get("tool_call_id") == call.get("id") and at not in moved:
+                    moved.add(at)
+                    yield Turn(messages[at], at)
+
+
+def _with_calls(turns: Iterable[Turn], traits: Traits) -> Iterator[Turn]:
     """Yield the turns with calls and results as the template takes them, else as text."""
     spelled = set[str]()  # ids of calls that became text where others do not: so do their results
-    for index, message in enumerate(messages):
-        turn = Turn(message, index)
+    for turn in turns:
+        message = turn.message
         if message.get("tool_calls"):
             form = traits.calls
             if form is None or not _is_sound(message) or (turn.content and not form.with_text):
@@ -70,7 +90,7 @@ def _with_calls(messages: Sequence[Message], traits: Traits) -> Iterator[Turn]:
         elif turn.role == "tool":
             id_ = str(message.get("tool_call_id", ""))
             if id_ in spelled or not traits.results:
-                yield Turn({"role": "user", "content": f"The tool answered: {turn.content}"}, index)
+                yield Turn({"role": "user", "content": f"The tool answered: {turn.content}"}, turn.index)
             elif traits.calls is not None and traits.calls.short_ids:
                 yield replace(turn, message={**message, "tool_call_id": _short(id_)})
             else:
@@ -146,7 +166,9 @@ def _with_system(turns: Sequence[Turn], traits: Traits) -> list[Turn]:
         first = [merged]
     if any(turn.role == "system" for turn in rest) and not traits.later_system:
         rest = [Turn({**turn.message, "role": "user"}) if turn.role == "system" else turn for turn in rest]
-    return first + rest if not first or traits.system else _folded(first, rest)
+    if not first or (traits.system if rest else traits.system_alone):
+        return first + rest
+    return _folded(first, rest)
 
 
 def _folded(first: Sequence[Turn], rest: Sequence[Turn]) -> list[Turn]:
@@ -173,6 +195,8 @@ def _alternating(turns: Sequence[Turn], traits: Traits) -> Iterator[Turn]:
             continue
         if before is not None:
             yield before
+        if before is not None and (before.role, turn.role) == ("tool", "user") and not traits.user_after_result:
+            yield Turn({"role": "assistant", "content": ""})
         before = turn
     if before is not None:
         yield before

@@ -49,6 +49,15 @@ SHORT_IDS = NATIVE.replace(
     "{% if c.id | length != 9 %}{{ raise_exception('ids are of 9 letters') }}{% endif %}<call {{ c.id }}>",
 )
 NO_TOOL_ROLE = NATIVE.replace(HEAD, HEAD + "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}")
+ONE_CALL = NATIVE.replace(
+    HEAD, HEAD + "{% if m.tool_calls and m.tool_calls | length != 1 %}{{ raise_exception('single calls') }}{% endif %}"
+)
+STRICT_TURNS = (  # as Mistral 7B v0.3: ids of calls and of results are checked, and turns but those of tools alternate
+    "{% set ns = namespace(index=0) %}{% for m in messages %}{% if not (m.role == 'tool' or m.tool_calls) %}"
+    "{% if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set ns.index = ns.index + 1 %}{% endif %}{% if m.role == 'tool' and m.tool_call_id | length != 9 %}"
+    "{{ raise_exception('ids are of 9 letters') }}{% endif %}{% endfor %}" + SHORT_IDS
+)
 PARTS = HEAD + "<{{ m.role }}>{% for part in m.content %}{{ part.text }}{% endfor %}{{ '\n' }}" + END
 SYSTEM_OR_TOOLS = (
     "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}\n{% set messages = messages[1:] %}"
@@ -58,6 +67,24 @@ SYSTEM_OR_TOOLS = (
 SYSTEM, ASKED, SAID, AGAIN = (
     {"role": role, "content": text}
     for role, text in (("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"))
+)
+
+
+CALLED_TWICE: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": id_, "type": "function", "function": {"name": "look", "arguments": {"city": city}}}
+        for id_, city in (("a1b2c3d4e", "Paris"), ("f1b2c3d4e", "Rome"))
+    ],
+}
+RAIN, SUN = (
+    {"role": "tool", "tool_call_id": id_, "content": text}
+    for id_, text in (("a1b2c3d4e", "rain"), ("f1b2c3d4e", "sun"))
+)
+ONE_BY_ONE = (
+    '<user>Hi\n<assistant>\n<call a1b2c3d4e>look {"city": "Paris"}\n<tool>rain\n'
+    '<assistant>\n<call f1b2c3d4e>look {"city": "Rome"}\n<tool>sun\n'
 )
 
 
@@ -114,6 +141,32 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], str]] = {
     ),
     "a system message that an alternation refuses": (ALTERNATING, [SYSTEM, ASKED], "<user>Be kind.\n\nHi\n<assistant>"),
     "a system message alone": (NO_SYSTEM + HEAD + TURN + END, [SYSTEM], "<user>Be kind.\n<assistant>"),
+    "a system message that is shown with a question alone": (
+        "{% set first = messages[0].content if messages[0].role == 'system' else '' %}" + HEAD
+        + "{% if m.role != 'system' %}<{{ m.role }}>{{ first if loop.index0 == 1 }}{{ m.content }}\n{% endif %}" + END,
+        [SYSTEM],
+        "<user>Be kind.\n<assistant>",
+    ),
+    "two calls where a message has one": (ONE_CALL, [ASKED, CALLED_TWICE, RAIN, SUN], ONE_BY_ONE + "<assistant>"),
+    "results in another order": (ONE_CALL, [ASKED, CALLED_TWICE, SUN, RAIN], ONE_BY_ONE + "<assistant>"),
+    "two calls in one message": (
+        NATIVE,
+        [ASKED, CALLED_TWICE, RAIN, SUN],
+        '<user>Hi\n<assistant>\n<call a1b2c3d4e>look {"city": "Paris"}\n<call f1b2c3d4e>look {"city": "Rome"}\n'
+        "<tool>rain\n<tool>sun\n<assistant>",
+    ),
+    "a result whose id is checked": (
+        STRICT_TURNS,
+        [ASKED, CALLED_TWICE, RAIN, SUN, SAID, AGAIN],
+        '<user>Hi\n<assistant>\n<call a1b2c3d4e>look {"city": "Paris"}\n<call f1b2c3d4e>look {"city": "Rome"}\n'
+        "<tool>rain\n<tool>sun\n<assistant>Hello\n<user>Bye\n<assistant>",
+    ),
+    "a user who interrupts a result": (
+        STRICT_TURNS,
+        [ASKED, CALLED_TWICE, RAIN, SUN, AGAIN],
+        '<user>Hi\n<assistant>\n<call a1b2c3d4e>look {"city": "Paris"}\n<call f1b2c3d4e>look {"city": "Rome"}\n'
+        "<tool>rain\n<tool>sun\n<assistant>\n<user>Bye\n<assistant>",
+    ),
     "two of the user": (ALTERNATING, [ASKED, AGAIN], "<user>Hi\n\nBye\n<assistant>"),
     "two of the assistant": (
         ALTERNATING,

@@ -59,6 +59,11 @@ class Asked:
         return f"it is in use by {said.used_by}" if said.used_by else ""
 
     @property
+    def answered(self) -> bool:
+        """Whether a worker answers there, of whatever protocol."""
+        return self._channel is not None
+
+    @property
     def in_use(self) -> bool:
         """Whether it would serve this machine, but that it serves another."""
         said = self.condition

@@ -59,7 +59,7 @@ def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, lis
     second = {one.address: one for one in ask(net, [address for address in ports if reach[address]], reach)}
     for address, one in first.items():
         if one.condition is None:
-            found, _, advice = one.problem.partition("; ")
+            found, _, advice = one.problem.partition("; ") if one.answered else (one.problem, "", "")
             yield address, [Observation("answer", found, advice or f"look at that machine; {firewall_advice(address)}")]
         else:
             unreached = second[address].condition if address in second else None

@@ -33,6 +33,7 @@ from tpi.keys.announcement import Announcement
 from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
 from tpi.keys.ring import KeyRing, PairedKey
+from tpi.net import codec
 from tpi.net.fields import Card
 from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net
@@ -225,6 +226,17 @@ def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, mo
         ((address, (observed,)),) = check_workers(net, [NOBODY])
     assert (address, observed.subject) == (NOBODY, "answer")
     assert "its firewall has to let ports 9 to 11 through" in observed.advice
+
+
+def test_a_worker_of_another_protocol_needs_another_build_and_no_firewall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = codec.protocol()
+    with fake_workers([tmp_path / "a"]) as (_, (address,)), closing(Net()) as net:
+        monkeypatch.setattr(codec, "protocol", lambda: own ^ 1)
+        ((_, (observed,)),) = check_workers(net, [address])
+    assert f"(protocol {own:x}), this is tpi" in observed.found
+    assert observed.advice == "install the same on both"
 
 
 def test_who_announces_where_nobody_answers_is_looked_for_where_it_was_paired(

@@ -39,6 +39,6 @@ def test_a_field_that_a_document_names_is_printed(
 
 
 def test_the_choice_has_what_each_collective_was_predicted_to_take() -> None:
-    chosen = Choice("star", "mesh", False, 8, 64, {"star": [0.001, 0.0, 0.0]}, {})
+    chosen = Choice("star", "mesh", False, 8, 64, {"star": (0.001, 0.0, 0.0)}, {})
     assert "`choice.predicted_ms`" in (ROOT / "docs/testbed.md").read_text()
     assert chosen.fields()["predicted_ms"] == {"star": [1.0, 0.0, 0.0]}

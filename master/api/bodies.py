@@ -6,11 +6,13 @@ from collections import Counter
 from starlette.types import Message, Receive
 
 from master.api.failures import CLIENT_GONE, RETRY_S, ApiFailure, refusal
-from master.api.forms import MOST_VALUES, has_more_values
+from master.api.forms import MOST_VALUES, has_more_values, may_have_more_values
 from master.api.state import ServeLimits
 
 _DIGITS = 20  # of a length
 _FIELDS = 4096  # values beside those of the longest list
+_LARGE = 1 << 14  # values, which take some 30 ms to parse
+_PAUSE_S = 0.1  # before each large body: parsing holds up all other clients
 
 
 class BodyRoom:
@@ -21,6 +23,7 @@ class BodyRoom:
 
     def __init__(self, most: int) -> None:
         self.free = most
+        self.parsing = asyncio.Lock()
         self._held = Counter[str]()
 
     def take(self, client: str, size: int) -> bool:
@@ -62,9 +65,18 @@ class HeldBody:
             failure = await asyncio.wait_for(self._read(receive, limits, too_large), limits.body_s)
         except asyncio.TimeoutError:
             return refusal(408, f"the body did not come within {limits.body_s:.0f} s", code="timeout")
-        if failure is None and has_more_values(b"".join(self._parts).decode("latin-1"), MOST_VALUES + _FIELDS):
+        return failure or await self._counted()
+
+    async def _counted(self) -> ApiFailure | None:
+        """Refuse a body of too many values. Let other clients go on before a large one, which is parsed after this."""
+        text = b"".join(self._parts).decode("latin-1")
+        if not may_have_more_values(text, _LARGE):
+            return None
+        async with self._room.parsing:
+            await asyncio.sleep(_PAUSE_S)
+        if has_more_values(text, MOST_VALUES + _FIELDS):
             return refusal(400, f"the body has more than {MOST_VALUES} values; ask for less", code="invalid_value")
-        return failure
+        return None
 
     def replayed(self, receive: Receive) -> Receive:
         """The body at once, kept here no longer; then whatever comes: that the client left."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 F32 = npt.NDArray[np.float32]
 
+_USUAL_S = 0.005  # of processor time, for the mask of one token, and as much to take the token
 _WORD = 32  # tokens in a number of the mask
 _MOST_GRAMMAR = 1 << 17  # characters
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
@@ -52,9 +53,12 @@ class GrammarConstraint:
 
     def allow(self, logits: F32) -> F32:
         """`logits` `[vocab]`, minus infinity for what may not come; at its end only the end of turn may."""
-        began = thread_time()
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        if thread_time() - began > trial.SLOW_S:  # every answer waits for it
+        if not self.share.is_slow:
+            began = thread_time()
+            self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            self.share.spend(thread_time() - began)
+        if self.share.is_slow:
+            self.share.spend(0.0)
             raise RequestError("the grammar takes too long to follow; ask for less", code="grammar_failed")
         if self._matcher.is_error():
             said = " ".join(self._matcher.get_error().split())[:300]
@@ -65,14 +69,30 @@ class GrammarConstraint:
     def accept(self, token: int) -> None:
         """It came; the end of turn is none of the grammar's tokens where the grammar is over."""
         if not self._matcher.is_stopped():
+            began = thread_time()
             self._matcher.consume_token(token)
+            self.share.spend(thread_time() - began)
 
 
 class GrammarShare:
-    """The memory of one compiled grammar, bytes."""
+    """The memory of one compiled grammar, bytes, and the time by which all answers that follow it are late.
+
+    Each token of every other answer waits for it. So one slow token is allowed, but not one after the other, nor one
+    in each of many answers.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._late = 0.0  # seconds of processor time
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the answers are too late to go on; each `spend(0)` makes them less late."""
+        return self._late > trial.SLOW_S
+
+    def spend(self, seconds: float) -> None:
+        """Count the processor time that one token took."""
+        self._late = max(0.0, self._late + seconds - _USUAL_S)
 
 
 class GrammarRoom:

@@ -285,7 +285,7 @@ def _one(flags: str, width: str | None, precision: str | None, kind: str, value:
     """Return one value as a conversion writes it."""
     if kind != "s":
         said = f"%{flags}{width or ''}{'' if precision is None else '.' + precision}{kind}" % (value,)
-        return own(said) if type(value) in (int, float) else Text(said)
+        return own(said) if kind != "c" and type(value) in (int, float) else Text(said)
     text = as_text(value)[: None if precision is None else int(precision)]
     size = int(width or 0)
     return text.ljust(size) if "-" in flags or size < 0 else text.rjust(size)

@@ -11,6 +11,7 @@ from master.text.templates.sandbox import OUTPUT_CHARS, Sandbox
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles that the server itself gives; templates make control tokens of them."""
+_HALVES = re.compile("[\ud800-\udfff]")
 _RUN = re.compile(rb"\x00+|\x01+|\x02+")
 
 
@@ -35,6 +36,8 @@ def open_work(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict
         rendered = as_text(template.render({**names, "messages": messages}))
         if len(rendered) > OUTPUT_CHARS:
             raise TemplateError(f"it writes more than {OUTPUT_CHARS} characters")
+        if _HALVES.search(rendered):
+            raise TemplateError("it writes half a character (a lone surrogate)")
         runs = [(found.end() - found.start(), found[0][0]) for found in _RUN.finditer(marks_of(rendered))]
         return {"text": str.__str__(rendered), "runs": runs}
 

@@ -82,7 +82,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 if name[:1] in ("", ".", "["):
                     name, unnamed = f"{unnamed}{name}", unnamed + 1
                 value = formatter.convert_field(formatter.get_field(name, args, kwargs)[0], conversion)
-                number = type(value) in (int, float)
+                number = type(value) in (int, float) and not (spec or "").endswith("c")
                 said = formatter.format_field(value, formatter.vformat(spec, args, kwargs)) if spec else value
                 yield own(said) if spec and number else said
 

@@ -238,8 +238,15 @@ CLIMBING: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "arguments of an earlier call": [
         (CHAT, called(arguments))
         for arguments in (
-            nested(900), nested(100_000), "[" + "[]," * 900_000 + "[]]", "{", "NaN", '"\\ud800"', "1" * 5000
+            nested(900), nested(100_000), "[" + "[]," * 900_000 + "[]]", "{", "NaN", '"\\ud800"', "1" * 5000,
+            "[" + "," * 140_000 + '"' + '\\"' * 200_000,
         )
+    ],
+    "many values at once": [
+        (CHAT, said(metadata={str(key): "x" for key in range(60_000)})),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 40_000}]}),
+        (CHAT, said(chat_template_kwargs={"x": [[]] * 60_000})),
+        (TEXT, {"prompt": [5] * 130_000}),
     ],
 }  # fmt: skip
 

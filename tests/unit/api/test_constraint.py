@@ -27,6 +27,23 @@ def grammars_of(tiny_pack: Callable[..., Pack]) -> Iterator[Grammars]:
         yield grammars_of
 
 
+def test_answers_that_hold_up_all_others_end_together(grammars_of: Grammars, tiny_pack: Callable[..., Pack]) -> None:
+    logits = np.zeros(tiny_pack("llama").config.vocab, np.float32)
+    compiled = grammars_of.compiled(grammars.whole(grammars.of_pattern("slow"), None, False, repr), "x")
+    answers = [compiled.copy() for _ in range(3)]
+    for _ in range(1000):
+        answers[0].share.spend(0.004)
+    answers[0].allow(logits)
+    for _ in range(3):
+        answers[0].share.spend(0.1)
+    for answer in answers:
+        with pytest.raises(RequestError, match="takes too long to follow"):
+            answer.allow(logits)
+    for _ in range(100):
+        answers[0].share.spend(0.0)
+    assert np.isfinite(answers[1].allow(logits)).any()
+
+
 def schema(properties: int, required: bool) -> str:
     names = {f"p{number}": {"type": "string"} for number in range(properties)}
     more: dict[str, Any] = {"required": [*names], "additionalProperties": False} if required else {}

@@ -80,6 +80,8 @@ WRITTEN = {
     "'<|' ~ n ~ '|>'": False,
     "'<|%d|>' % n": False,
     "'<|' ~ t ~ '|>'": False,
+    "'<%c>' % (n + 119)": False,
+    "'<{:c}>'.format(n + 119)": False,
     "'<|' ~ f ~ '|>'": False,
     "('<|' ~ n ~ '|>').replace('5', '6')": True,
 }

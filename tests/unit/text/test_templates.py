@@ -107,6 +107,8 @@ ATTACKS = (
     "{{ messages[0].content._marks + 1 }}",
     "{% include '/etc/passwd' %}",
     "{{ raise_exception('no system messages,\n \x1b[2Jplease') }}",
+    "{{ '\\ud800' }}",
+    "{{ '%c' % 55296 }}",
 )
 
 

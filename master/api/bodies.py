@@ -12,7 +12,7 @@ from master.api.state import ServeLimits
 _DIGITS = 20  # of a length
 _FIELDS = 4096  # values beside those of the longest list
 _LARGE = 1 << 14  # values, which take some 30 ms to parse
-_PAUSE_S = 0.1  # before each large body: parsing holds up all other clients
+_PAUSE_S = 0.3  # before each large body: parsing holds up all other clients
 
 
 class BodyRoom:

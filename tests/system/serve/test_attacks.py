@@ -242,12 +242,6 @@ CLIMBING: dict[str, list[tuple[str, dict[str, Any]]]] = {
             "[" + "," * 140_000 + '"' + '\\"' * 200_000,
         )
     ],
-    "many values at once": [
-        (CHAT, said(metadata={str(key): "x" for key in range(60_000)})),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 40_000}]}),
-        (CHAT, said(chat_template_kwargs={"x": [[]] * 60_000})),
-        (TEXT, {"prompt": [5] * 130_000}),
-    ],
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from time import thread_time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,3 +91,34 @@ def test_one_client_leaves_room_for_others_and_small_bodies_need_none() -> None:
         return [*many, await status(room, "b", 40), await status(room, "a", 10)]
 
     assert asyncio.run(all_of_them()) == [200, 200, *[429] * 7, 200, 200]
+
+
+def test_other_clients_go_on_between_two_large_bodies() -> None:
+    events: list[str] = []
+
+    async def read(room: BodyRoom) -> None:
+        body = b"[" + b"1," * 20_000 + b"1]"
+        assert await room.held().read(None, Client([body], False).receive, ServeLimits()) is None
+        events.append("read")
+
+    async def others() -> None:
+        while events.count("read") < 2:
+            events.append("other")
+            await asyncio.sleep(0)
+
+    async def together() -> None:
+        room = BodyRoom(1 << 20)
+        await asyncio.gather(read(room), read(room), others())
+
+    asyncio.run(together())
+    first, second = (at for at, event in enumerate(events) if event == "read")
+    assert second - first > 1
+
+
+def test_a_text_without_an_end_is_counted_at_once() -> None:
+    begun = thread_time()
+    body = b"[" + b"," * 140_000 + b'"' + b'\\"' * 1_000_000
+    failure = asyncio.run(BodyRoom(1 << 23).held().read(None, Client([body], False).receive, ServeLimits()))
+    assert failure is not None
+    assert failure.status == 400
+    assert thread_time() - begun < 5  # of processor time; a tenth of a second where it is counted once

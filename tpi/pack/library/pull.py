@@ -91,8 +91,8 @@ def _used_up(wheel: Path, directory: Path) -> Iterator[None]:
 def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> Path | None:
     """Return the wheel of `requirement`, downloaded into `directory` under a hidden name, which stays if interrupted.
 
-    None if pip has to do it: where it takes a local file, or where a server wants credentials or certificates that only
-    pip knows.
+    Return None if pip has to do it: it takes a local file, the server wants credentials or certificates that only pip
+    knows, or nothing comes, as where only pip's settings name a proxy.
     """
     found = _address(requirement)
     if found is None:
@@ -107,7 +107,7 @@ def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> P
     except OSError as error:
         if is_full(error):
             raise
-        if wants_more(error):
+        if wants_more(error) or not wheel.with_name(f"{wheel.name}.incomplete").exists():
             return None
         reason = getattr(error, "reason", error)
         raise ModelError(

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from master.api.senders import network_of
@@ -24,6 +25,10 @@ STALLED_S = 30.0
 DRAINED_S = 600.0
 """Seconds after the end of an answer in which a client has to take all of it."""
 
+MOST_CHUNKS = 4096
+"""Chunks of one body: each costs as much as kilobytes of a long one, and holds up all other connections."""
+
+_HEADER_BYTES = 64 << 10  # of one header, as uvicorn has it
 _SPARE_FILES = 64  # for all that is not a connection
 _LEAST = 16
 
@@ -94,6 +99,23 @@ class Connections:
                 one.drop()
 
 
+class _BoundedParser(h11.Connection):
+    """h11's parser, which refuses a body of too many chunks as it refuses what is not HTTP."""
+
+    _chunks = 0
+
+    def next_event(self) -> Any:
+        """Return the next event; raises RemoteProtocolError."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = 0
+        elif isinstance(event, h11.Data) and event.chunk_start:
+            self._chunks += 1
+            if self._chunks > MOST_CHUNKS:
+                raise h11.RemoteProtocolError(f"a body has at most {MOST_CHUNKS} chunks")
+        return event
+
+
 class HttpConnection(H11Protocol):
     """uvicorn's connection, with deadlines for what it leaves open: half a header, and answers that are not read."""
 
@@ -101,6 +123,7 @@ class HttpConnection(H11Protocol):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
+        self.conn = _BoundedParser(h11.SERVER, _HEADER_BYTES)
         self.network = ""
         self._deadline: float | None = None  # for the next request's header
         self._partial = False  # something of it has come
@@ -128,6 +151,13 @@ class HttpConnection(H11Protocol):
         if self._idle and not self._partial:
             self._partial = True
             self._deadline = min(self._deadline or self.loop.time() + HEADER_S, self.loop.time() + HEADER_S)
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what is wrong with the request; where it has its answer already, close the connection without a word."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.drop()
 
     def on_response_complete(self) -> None:
         """Start the time until the next request, and that for reading this answer."""

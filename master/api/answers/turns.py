@@ -63,14 +63,26 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # the turn had come
+            if turn.cancelled():
+                self._leave(client, turn)
+            elif turn.exception() is None:  # the turn had come
                 self._pass_on()
             raise
 
+    def _leave(self, client: str, turn: asyncio.Future[None]) -> None:
+        """Take a call that is given up out of its line, where it would count among those that wait."""
+        line = self._lines.get(client, deque())
+        if turn in line:
+            line.remove(turn)
+        if not line:
+            self._lines.pop(client, None)
+
     def _turn_away(self) -> None:
         """Refuse the latest call of the client that has most."""
-        line = max(self._lines.values(), key=len)
-        line.pop().set_exception(BusyError(f"{self._most} requests wait to be read and no more may; ask again later"))
+        latest = max(self._lines.values(), key=len).pop()
+        if not latest.done():  # else it was given up at this moment
+            said = f"{self._most} requests wait to be read and no more may; ask again later"
+            latest.set_exception(BusyError(said))
 
     def _pass_on(self) -> None:
         """Give the turn to the next client that waits."""

@@ -58,7 +58,7 @@ class AnthropicTurn(FormPart):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[ContentBlock]
+    content: str | Annotated[list[ContentBlock], Field(fail_fast=True)]
 
 
 class AnthropicTool(FormPart):
@@ -126,7 +126,7 @@ class CountForm(Body):
 
     messages: list[AnthropicTurn] = Field(min_length=1, max_length=10_000)
     model: str
-    system: str | list[ContentBlock] | None = None
+    system: str | Annotated[list[ContentBlock], Field(fail_fast=True)] | None = None
     tools: list[AnyTool] | None = Field(None, max_length=128)
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None

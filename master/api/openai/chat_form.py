@@ -91,9 +91,9 @@ class ChatMessage(FormPart):
     neutral = {"images": ([],)}  # noqa: RUF012
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[AnyCall] | None = None
+    tool_calls: Annotated[list[AnyCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

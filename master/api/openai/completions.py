@@ -21,8 +21,8 @@ from master.generation.client import Client
 _MOST_PROMPTS = 16
 _TOKENS = 16  # where nothing is said, as OpenAI's reference has it
 
-Ids = Annotated[list[int], Field(min_length=1)]
-Texts = Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS)]
+Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS, fail_fast=True)]
 
 
 class CompletionForm(CommonFields):
@@ -30,7 +30,7 @@ class CompletionForm(CommonFields):
 
     neutral = {**NEUTRAL, "add_special_tokens": (True,)}  # noqa: RUF012
 
-    prompt: str | Ids | Texts | Annotated[list[Ids], Field(min_length=1, max_length=_MOST_PROMPTS)]
+    prompt: str | Ids | Texts | Annotated[list[Ids], Field(min_length=1, max_length=_MOST_PROMPTS, fail_fast=True)]
     max_tokens: TokenLimit | None = _TOKENS
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None

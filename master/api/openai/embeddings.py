@@ -18,7 +18,7 @@ from master.api.unused import CALLER
 
 _MOST_INPUTS = 2048  # as at OpenAI
 
-Inputs = Annotated[list[str], Field(min_length=1, max_length=_MOST_INPUTS)]
+Inputs = Annotated[list[str], Field(min_length=1, max_length=_MOST_INPUTS, fail_fast=True)]
 
 
 class EmbeddingForm(Body):
@@ -27,7 +27,7 @@ class EmbeddingForm(Body):
     harmless = CALLER
     neutral = {"add_special_tokens": (True,), "normalize": (True,), "priority": (0,)}  # noqa: RUF012
 
-    input: str | Ids | Inputs | Annotated[list[Ids], Field(min_length=1, max_length=_MOST_INPUTS)]
+    input: str | Ids | Inputs | Annotated[list[Ids], Field(min_length=1, max_length=_MOST_INPUTS, fail_fast=True)]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)

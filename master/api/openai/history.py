@@ -28,7 +28,7 @@ class InputItem(FormPart):
     type: str = "message"
     id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None

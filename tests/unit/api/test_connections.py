@@ -5,6 +5,7 @@ import resource
 from types import SimpleNamespace
 from typing import Any
 
+import h11
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
@@ -15,6 +16,7 @@ from master.api.connections import (
     DRAINED_S,
     HEADER_S,
     KEEP_ALIVE_S,
+    MOST_CHUNKS,
     STALLED_S,
     Connections,
     HttpConnection,
@@ -166,6 +168,39 @@ def test_what_is_not_read_has_a_deadline() -> None:
         assert not other.is_late(now)
         assert not other.is_late(now + STALLED_S - 1)
         assert other.is_late(now + STALLED_S + 1)
+
+    asyncio.run(run())
+
+
+CHUNKED = b"POST /x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(("chunks", "refused"), [(MOST_CHUNKS, False), (MOST_CHUNKS + 1, True)])
+def test_a_body_of_too_many_chunks_is_refused(chunks: int, refused: bool) -> None:
+    async def run() -> None:
+        house = House(4)
+        house.go.set()
+        one, wire = house.connect(CHUNKED)
+        one.data_received(b"1\r\n \r\n" * chunks)
+        assert wire.closed == refused
+        assert (b" 400 " in wire.sent) == refused
+        if refused:
+            one.connection_lost(None)
+        else:
+            one.data_received(b"0\r\n\r\n" + CHUNKED + b"1\r\n \r\n" * chunks + b"0\r\n\r\n")
+        await settled()
+        assert wire.sent.count(b" 200 ") == (0 if refused else 2)  # each request has its own
+
+    asyncio.run(run())
+
+
+def test_a_broken_body_after_the_answer_closes_the_connection() -> None:
+    async def run() -> None:
+        house = House(4)
+        one, wire = house.connect(CHUNKED)
+        one.conn.send(h11.Response(status_code=401, headers=[(b"content-length", b"0")]))
+        one.data_received(b"no chunk\r\n")
+        assert wire.aborted
 
     asyncio.run(run())
 

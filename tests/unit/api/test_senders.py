@@ -104,3 +104,43 @@ def test_a_call_that_is_given_up_passes_its_turn_on() -> None:
         return [*done[::2], *map(type, found)]
 
     assert asyncio.run(run()) == [["a"], ["c"], int, int, BusyError]
+
+
+def test_calls_that_are_given_up_leave_their_places() -> None:
+    """Neither do they count among those that wait, nor does turning one away fail, nor are there two turns at once."""
+
+    async def run() -> list[str]:
+        turns, came, go = Turns(3), list[str](), asyncio.Event()
+        inside = most = 0
+
+        async def ask(client: str) -> None:
+            nonlocal inside, most
+            async with turns.turn(client):
+                inside += 1
+                most = max(most, inside)
+                await go.wait()
+                await asyncio.sleep(0)
+                inside -= 1
+                came.append(client)
+
+        first = asyncio.ensure_future(ask("a"))
+        await asyncio.sleep(0)
+        for _ in range(20):
+            gone = [asyncio.ensure_future(ask("b")) for _ in range(3)]
+            await asyncio.sleep(0)
+            for one in gone:
+                one.cancel()
+            late = asyncio.ensure_future(ask("b"))  # comes before those have left
+            await asyncio.sleep(0)
+            late.cancel()
+            await asyncio.gather(late, *gone, return_exceptions=True)
+        over = [asyncio.ensure_future(ask("d")) for _ in range(4)]
+        await asyncio.sleep(0)
+        over[-1].cancel()  # it is turned away and given up at once
+        go.set()
+        await asyncio.gather(first, *over[:-1])
+        await asyncio.gather(over[-1], return_exceptions=True)
+        assert most == 1
+        return came
+
+    assert asyncio.run(run()) == ["a", "d", "d", "d"]

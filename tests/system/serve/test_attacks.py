@@ -116,6 +116,7 @@ STRANGE: dict[str, bytes] = {
     "an absurd header": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1_000_000,
     "headers without end": b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 100_000,
     "pipelined requests": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000,
+    "chunks of one byte": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 100_000,
     "HTTP/1.0": b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n",
     "no HTTP": b"\x16\x03\x01\x02\x00" * 1000,
     "two lengths": HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}   ",

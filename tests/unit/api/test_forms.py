@@ -4,11 +4,14 @@ import time
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
+from master.api.anthropic.form import AnthropicTurn
 from master.api.failures import RequestError
 from master.api.forms import FormPart
-from master.api.openai.chat_form import ChatForm, MessageCall
+from master.api.openai.chat_form import ChatForm, ChatMessage, MessageCall
 from master.api.openai.completions import CompletionForm
+from master.api.openai.embeddings import EmbeddingForm
 from master.api.openai.fields import StreamOptions
 from master.api.openai.history import InputItem
 from master.generation.client import Client
@@ -63,3 +66,20 @@ def test_no_logprobs_may_have_no_best_tokens() -> None:
 
 def test_as_many_as_there_may_be_are_taken() -> None:
     assert len(ChatForm.model_validate({"messages": [MESSAGE] * 10_000}).messages) == 10_000
+
+
+@pytest.mark.parametrize("entry", ["a", 5, None, {}, []])
+@pytest.mark.parametrize(
+    ("form", "field", "more"),
+    [
+        (CompletionForm, "prompt", {}), (EmbeddingForm, "input", {}), (ChatMessage, "content", {"role": "user"}),
+        (ChatMessage, "tool_calls", {"role": "assistant"}), (AnthropicTurn, "content", {"role": "user"}),
+    ],
+)  # fmt: skip
+def test_a_list_is_read_up_to_its_first_wrong_entry(
+    form: type[BaseModel], field: str, more: dict[str, Any], entry: Any
+) -> None:
+    """Each further error costs the time of an answer to make and to choose from."""
+    with pytest.raises(ValidationError) as found:
+        form.model_validate({field: [{"type": 5}, *[entry] * 20_000], **more})
+    assert found.value.error_count() < 10

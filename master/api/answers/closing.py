@@ -14,6 +14,7 @@ _LISTED = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _NAMED = ("$defs", "definitions", "patternProperties", "properties")
 _PARTS = ("allOf", "anyOf", "oneOf")  # parts that describe the same object
 _OPEN = ("additionalProperties", "unevaluatedProperties")
+_NOTES = ("binary", "byte", "double", "float", "int32", "int64", "password")  # OpenAPI's formats: no JSON Schema's
 _MOST_STEPS = 200_000  # parts looked at for one schema; what is left then stays open
 
 
@@ -21,7 +22,8 @@ def closed(schema: Any) -> Any:
     """Return `schema` with each of its objects closed for which that is sound.
 
     The properties of one object may be spread over `properties`, `allOf`, `anyOf`, `oneOf` and `$ref`: they count
-    together. An object that says `additionalProperties` in any of these parts stays as it is.
+    together. An object that says `additionalProperties` in any of these parts stays as it is. Formats that OpenAPI
+    adds are left out: they describe a value to a reader and have no grammar.
     """
     return _Closing(schema).result if isinstance(schema, dict) else schema
 
@@ -41,7 +43,9 @@ class _Closing:
             return schema
         part, union = part or at in self._bases, _is_union(schema)
         found = {
-            key: self._below(key, value, f"{at}/{_escaped(key)}", part or not union) for key, value in schema.items()
+            key: self._below(key, value, f"{at}/{_escaped(key)}", part or not union)
+            for key, value in schema.items()
+            if key != "format" or not isinstance(value, str) or value not in _NOTES
         }
         if part or union or not _may_be_object(schema) or self._is_elsewhere(schema):
             return found

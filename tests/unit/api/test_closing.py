@@ -53,6 +53,11 @@ CASES: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"z": 1}],
     ),
     "that needs what it does not describe": ({**A, "required": ["b"]}, [{"a": "x", "b": 5}], [{"b": 5, "z": 1}]),
+    "with formats of OpenAPI": (
+        {"properties": {"a": {"type": "integer", "format": "int64"}, "format": {**S, "format": "password"}}},
+        [{"a": 5, "format": "x"}],
+        [{"a": "x"}],
+    ),
     "that is recursive": (
         {"type": "object", "properties": {"next": {"$ref": "#"}}},
         [{"next": {"next": {}}}],

@@ -17,6 +17,7 @@ from master.confined.child import LENGTH, OUT_OF_MEMORY, OUT_OF_TIME
 
 _START_S = 60.0  # for a fresh child to load its modules, on a busy machine
 _WALL = 4.0  # times the limit of processor time, after which a child that waits is ended, too
+_LEAST_WALL_S = 10.0
 _NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL)  # how a process ends that gets none
 _WATCHED = sys.platform != "linux"  # macOS does not limit a process's memory
 _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
@@ -97,7 +98,7 @@ class ConfinedProcess:
 
     def _answer(self, child: "_Child", request: Any, seconds: float, memory: int) -> Any:
         start = 0.0 if child.open else _START_S
-        reply = child.exchange(request, start + max(_WALL * seconds, 10.0), memory)
+        reply = child.exchange(request, start + max(_WALL * seconds, _LEAST_WALL_S), memory)
         child.over = reply is None or bool(reply.get("spent"))
         if reply is None:
             raise child.why(seconds, memory)
@@ -164,10 +165,12 @@ class _Child:
         """End the child that gave no reply, and return what was wrong."""
         if not (self._late or self._large):
             self._process.wait(_START_S)
-        code = self._process.returncode
+        code = self._process.poll()
         self.end()
-        if self._late or code == -OUT_OF_TIME:
+        if code == -OUT_OF_TIME:
             return LimitError(f"it takes longer than {seconds:g} s")
+        if self._late:  # the processor was not its own, or it waited
+            return ConfinedError("it did not end in time; the machine may be busy: try again")
         if self._large or code in _NO_MEMORY:
             return _too_large(memory)
         return ConfinedError(f"the process that it ran in ended with {code}")

@@ -182,6 +182,20 @@ def test_what_never_worked_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -
         assert children() == [child for child in before if child.is_running()]
 
 
+def test_a_busy_machine_makes_no_template_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(ChatTemplate("{% if messages %}{{ messages[0].content }}{% endif %}", "tiny")) as template:
+        template.start()
+        (child,) = children()
+        monkeypatch.setattr(process, "_START_S", 0.0)
+        monkeypatch.setattr(process, "_LEAST_WALL_S", 0.1)
+        monkeypatch.setattr(process, "_WALL", 0.0)
+        child.suspend()
+        with pytest.raises(ModelError, match="busy: try again"):
+            template.render(HELLO, {})
+        monkeypatch.undo()
+        assert template.render(HELLO, {}).text == "Hello"
+
+
 def test_a_child_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **named: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

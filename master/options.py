@@ -47,6 +47,7 @@ class RunOptions:
     batched: int = 0  # the most of them where accelerators batch them: as many as are fastest; 0: `parallel`
     usual: UsualRequest | None = None  # where all requests are known before the model is loaded
     memory: int | None = None
+    local_memory: int = 0  # of each node with `local`, where `memory` is None: determined before the workers start
     threads: int | None = None
     kv_dtype: KvDtype | None = None
     collective: str | None = None
@@ -203,7 +204,7 @@ _PLACEMENT = (
         "-c",
         "--context",
         type=click.IntRange(1, _MOST_CONTEXT),
-        help="Tokens of context, up to what the model was made for (default: that, at most 4096).",
+        help="Tokens of context, up to what the model was made for (default: that, at most 4096 or what memory holds).",
     ),
     click.option(
         "--memory",

@@ -27,7 +27,7 @@ from master.reporting.report import NodeReport
 from master.text.tokenizer import Tokenizer
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
-from tpi.errors import NodeError, TpiError, UsageError
+from tpi.errors import NodeError, PlanError, TpiError, UsageError
 from tpi.keys.door import Door
 from tpi.net.sockets import Net, Tap
 from tpi.pack.library.locate import Located, locate, open_located
@@ -40,6 +40,8 @@ from worker.equipment import Equipment, measured, open_equipment
 from worker.node.node import Node
 from worker.profile import memory_budget, rss
 from worker.shards.shelf import keep_within
+
+_LEAST_CONTEXT = 128  # tokens: with fewer, a conversation is of no use
 
 
 class Session:
@@ -97,13 +99,33 @@ class Session:
         """
         self._close_deployment()
         bare, began = rss(), clock()  # before any node records
-        self._deployment = deployment = self._deployer.deploy(shares)
+        self._deployment = deployment = self._deploy(shares)
         self.figures = RunFigures(self.pack, self._cluster, deployment, bare, began)
         if hasattr(self, "engine"):
             self.engine.replace(deployment)
         else:
             most = max(MOST_RUNNING, self.placement.parallel, deployment.at_once.requests)
             self.engine = Engine(deployment, most)
+
+    def _deploy(self, shares: Sequence[float] | Split) -> Deployment:
+        """Return a deployment. The first one has a shorter context where all that is free here holds no longer one.
+
+        Raises:
+            PlanError: as `Deployer.deploy`; also if that context is of no use, or the user asked for a longer one.
+        """
+        placement, first = self.placement, not hasattr(self, "engine")
+        automatic = not (placement.memory or placement.workers)
+        while True:
+            try:
+                return self._deployer.deploy(shares)
+            except PlanError as error:
+                if not (automatic and first):
+                    raise
+                if placement.context or error.context < _LEAST_CONTEXT:
+                    raise PlanError(_too_little(placement, error.context), error.node) from error
+                self.context = error.context
+            self._deployer = replace(self._deployer, context=self.context)
+            note(f"the context has {self.context} tokens, for which there is memory here; give -c to insist on more")
 
     def sampler(self, sampling: Sampling) -> Sampler:
         """Return a sampler for `sampling`, with the model's own settings where none were given; says so on stderr."""
@@ -157,6 +179,8 @@ class Session:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
         refuse_too_many(located, placement.dtype, placement.cache, shares)
+        if placement.local and placement.scheduler:
+            self.placement = placement = replace(placement, local_memory=own_memory(placement))
         addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
         net, without = Net(self._tap, door), partial(say_without, warn) if found else None
         self._cluster = stack.enter_context(Cluster.connect(addresses, net, without=without))
@@ -239,6 +263,17 @@ class Session:
     def _close_deployment(self) -> None:
         if self._deployment is not None:
             self._deployment.close()
+
+
+def _too_little(placement: RunOptions, fitting: int) -> str:
+    """Return why the nodes of this machine cannot hold the model, for which `fitting` tokens would fit; what to do."""
+    free, nodes = f"{own_memory(placement) >> 20}MiB", placement.local + 1
+    found = f"{free} of memory are free for " + (f"each of the {nodes} nodes" if placement.local else "this run")
+    ways = [f"give -c {fitting}"] if placement.context and fitting else []
+    ways += ["leave --local out"] if placement.local else []
+    ways += ["free memory (in a container: raise its limit)"]
+    wanted = f"a context of {placement.context} tokens" if ways[0].startswith("give") else "the model"
+    return f"{found} on this machine, too little for {wanted}; {', or '.join(ways)}"
 
 
 def _context(asked: int | None, longest: int) -> int:

@@ -79,7 +79,7 @@ def plan_budget(
         PlanError: if it does not fit; says the smallest budget that would do and the context that would fit.
     """
     if need.pages * need.page_bytes + minimum_bytes(need, window, retain) > total:
-        raise PlanError(_refusal(need, total, window, retain))
+        raise _refusal(need, total, window, retain)
     chunk, head, room = _shares(need, total, chunk, window, retain)
     tiles = min(TILE, round_up(need.embedding))
     placement = _placed(need.blocks, room, need.kinds, window, retain, speeds)
@@ -197,12 +197,15 @@ def _placed(
     return place(blocks, room // PAGE * PAGE, speeds)
 
 
-def _refusal(need: Demand, total: int, window: int, retain: int) -> str:
+def _refusal(need: Demand, total: int, window: int, retain: int) -> PlanError:
     smallest = round_up(minimum_bytes(need, window, retain) + need.pages * need.page_bytes)
     fitting = PAGE_TOKENS * affordable_pages(need, total, window, retain)
     context = f"a context of {fitting} tokens would fit" if fitting else "no context would fit"
     enough = f"--memory {_mib(smallest, up=True)} would do"
-    return f"{_mib(total)} of memory is too little for this part of the model: {enough}; at {_mib(total)} {context}"
+    return PlanError(
+        f"{_mib(total)} of memory is too little for this part of the model: {enough}; at {_mib(total)} {context}",
+        context=fitting,
+    )
 
 
 def _whole_mib(size: int) -> int:

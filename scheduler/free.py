@@ -6,8 +6,10 @@ from pathlib import Path
 
 from tpi.system.memory import available_memory
 
-_MARGIN = 256 << 20  # bytes left to others, at least
+_MARGIN = 256 << 20  # bytes of the machine left to other programs, at least
+_GROUP_MARGIN = 12 << 20  # bytes left in a control group, at least: program files, and what the kernel keeps
 _SHARE = 10  # and one part in so many of what is free
+_PROCESS = 28 << 20  # bytes of one more process, before it holds anything of a model
 _GROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
@@ -25,9 +27,19 @@ _V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 _V2 = _Files("memory.max", "memory.current", "inactive_file")
 
 
-def default_budget() -> int:
-    """Bytes: the least of what the machine and each of this process's control groups have free, less a margin."""
-    return less_margin(min([available_memory(), *_group_limits(_GROUPS, Path("/proc/self/cgroup"))]))
+def default_budget(others: int = 0) -> int:
+    """Return the bytes that this process, and each of `others` that it is about to start, may use for a model.
+
+    That is an equal part of what is free on the machine, or in the tightest of this process's control groups, after a
+    margin. A control group holds this program alone: its margin is small, and other processes are paid from the rest.
+    """
+    groups = _group_limits(_GROUPS, Path("/proc/self/cgroup"))
+    return min([less_margin(available_memory()) // (1 + others), *(_part(free, others) for free in groups)])
+
+
+def _part(free: int, others: int) -> int:
+    """Return the part of each process of `free` bytes in a control group."""
+    return max(0, free - max(_GROUP_MARGIN, free // _SHARE) - others * _PROCESS) // (1 + others)
 
 
 def less_margin(free: int) -> int:

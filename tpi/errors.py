@@ -39,11 +39,16 @@ class ModelError(UsageError):
 
 
 class PlanError(UsageError):
-    """The model cannot be placed on these nodes; `node` names the one that it is too much for, if it is one."""
+    """The model cannot be placed on these nodes; `node` names the one that it is too much for, if it is one.
 
-    def __init__(self, message: str, node: str = "") -> None:
+    Attributes:
+        context: tokens of context with which the model would fit; 0 if that is unknown, or if there is no such context.
+    """
+
+    def __init__(self, message: str, node: str = "", context: int = 0) -> None:
         super().__init__(message)
         self.node = node
+        self.context = context
 
 
 class MessageError(TpiError):

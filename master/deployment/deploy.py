@@ -242,12 +242,12 @@ def _check_one(name: str, own: Assign, tables: Tables | None, card: Card | None)
     try:
         check_memory(node_plan(own), tables, card)
     except PlanError as error:
-        raise PlanError(f"{name}: {error}", name) from None
+        raise PlanError(f"{name}: {error}", name, error.context) from None
 
 
 def own_memory(options: RunOptions) -> int:
-    """Bytes for each node of this machine: what the user said, or its part of what is free."""
-    return options.memory or default_budget() // (1 + options.local)
+    """Return the bytes for each node of this machine: what the user said, or its part of what is free."""
+    return options.memory or options.local_memory or default_budget(options.local)
 
 
 def one_process_is_faster(options: RunOptions, pack: Pack) -> bool:
@@ -257,7 +257,7 @@ def one_process_is_faster(options: RunOptions, pack: Pack) -> bool:
     """
     if not options.local or options.threads:
         return False
-    memory = options.memory or default_budget()
+    memory = options.memory or own_memory(options) * (1 + options.local)
     return _IN_MEMORY * sum(file.stat().st_size for file in pack.path.glob("*.safetensors")) < memory
 
 

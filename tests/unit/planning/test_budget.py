@@ -206,3 +206,16 @@ def test_damaged_statistics_of_a_control_group_count_nothing(tmp_path: Path) -> 
     for file, content in (("memory.max", "3000"), ("memory.current", "1000"), ("memory.stat", "inactive_file many\n")):
         (tmp_path / file).write_text(content)
     assert list(_group_limits(tmp_path, tmp_path / "cgroup")) == [2000]
+
+
+def test_the_parts_of_several_processes_fit_into_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def free(mib: int, others: int) -> int:
+        monkeypatch.setattr("scheduler.free._group_limits", lambda root, own: [mib * MIB])
+        return default_budget(others)
+
+    assert 100 * MIB < free(125, 0) < 125 * MIB
+    for others in (1, 2, 3):
+        assert 0 < free(256, others) * (1 + others) < (256 - 26 * others) * MIB
+    assert free(60, 3) == 0

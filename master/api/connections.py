@@ -62,15 +62,19 @@ class Connections:
     def arrived(self, one: "HttpConnection") -> bool:
         """Count a connection, and close the longest silent one of the network with most if there are too many.
 
+        One network may have three quarters of all places; beyond them it loses its own connections.
+
         Returns:
             False if there are too many and none is silent.
         """
         self._all.add(one)
         self._counts[one.network] += 1
-        if len(self._all) <= self._most:
-            return True
-        crowded = max(self._silent, key=self._counts.__getitem__, default=None)
-        if crowded is None:
+        crowded: str | None = one.network
+        if self._counts[one.network] <= self._most * 3 // 4:
+            if len(self._all) <= self._most:
+                return True
+            crowded = max(self._silent, key=self._counts.__getitem__, default=None)
+        if crowded not in self._silent:
             return False
         next(iter(self._silent[crowded])).drop()
         return True

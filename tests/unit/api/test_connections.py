@@ -90,7 +90,7 @@ async def settled() -> None:
 
 def test_the_longest_silent_one_goes_first_and_none_that_waits_for_its_answer() -> None:
     async def run() -> None:
-        house = House(4)
+        house = House(6)
         busy, silent, half, body = (house.connect(data)[1] for data in (GET, b"", b"GET /he", POST))
         further = [house.connect()[1] for _ in range(3)]
         assert [wire.aborted for wire in (busy, silent, half, body, *further)] == [False, *[True] * 3, *[False] * 3]
@@ -103,7 +103,7 @@ def test_the_longest_silent_one_goes_first_and_none_that_waits_for_its_answer() 
 
 def test_where_none_is_silent_the_newcomer_is_told_to_come_back() -> None:
     async def run() -> None:
-        house = House(2)
+        house = House(3)
         wires = [house.connect(GET)[1] for _ in range(3)]
         await settled()
         assert house.crowded == [False, False, True]
@@ -121,6 +121,20 @@ def test_the_network_with_most_connections_loses_one() -> None:
         many = [house.connect(address="10.0.0.1")[1] for _ in range(10)]
         assert not quiet.aborted
         assert [wire.aborted for wire in many] == [True] * 7 + [False] * 3
+
+    asyncio.run(run())
+
+
+def test_one_network_leaves_places_to_others() -> None:
+    async def run() -> None:
+        house = House(8)
+        busy = [house.connect(GET, address="10.0.0.1")[1] for _ in range(7)]
+        other = house.connect(GET, address="10.0.0.9")[1]
+        await settled()
+        assert house.crowded == [False] * 6 + [True, False]
+        assert not any(wire.aborted for wire in (*busy, other))
+        house.go.set()
+        await settled()
 
     asyncio.run(run())
 

@@ -183,14 +183,19 @@ def down(name: str | None, everything: bool) -> None:
 
 @testbed.command("doctor")
 def doctor() -> None:
-    """Say what this machine offers to a testbed, and what of it is used."""
-    from testbed.checks.doctor import examine
-    from testbed.network.namespaces import require_root
+    """Say what this machine offers to a testbed, what of it is used, and what is missing, with the way out.
 
-    require_root()
+    Without root it says less. The exit code is 1 if no testbed can be made.
+    """
+    from testbed.checks.doctor import examine
+
+    able = True
     for finding in examine():
         mark = {True: "ok", False: "NO", None: "--"}[finding.good]
         click.echo(f"{mark}  {finding.what:28} {finding.meaning}")
+        able = able and not (finding.needed and finding.good is False)
+    if not able:
+        raise click.exceptions.Exit(1)
 
 
 def _find(name: str | None) -> Path:

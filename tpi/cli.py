@@ -13,8 +13,10 @@ import click
 from tpi import __version__
 from tpi.config import another_place
 from tpi.errors import TpiError
+from tpi.system.openfiles import require_open_files
 from tpi.system.streams import filter_output
 
+_FILES = 32  # open files that each command may need at once, in addition to connections
 INTERRUPTED = 130  # exit code: 128 and the number of SIGINT
 
 COMMANDS = {
@@ -94,6 +96,7 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; say errors on stderr."""
 
     def run() -> int:
+        require_open_files(_FILES, "tpi")
         code = tpi(list(arguments), standalone_mode=False)
         return code if isinstance(code, int) else 0
 

@@ -40,10 +40,12 @@ def check_machine(door: Door, cache: Path, port: int) -> Iterator[Observation]:
     yield _own_key(door)
     cache = next(one for one in (cache, *cache.parents) if one.exists())
     free, memory = shutil.disk_usage(cache).free, default_budget()
-    less = "make room there, or give --cache on another disk"
+    less = "make room there, or set TPI_CACHE, or --cache, to a directory on another disk"
     yield Observation("disk", f"{free / GiB:.1f} GiB free for {cache}", less if free < _LEAST_DISK else "")
     if not os.access(cache, os.W_OK):
-        yield Observation("disk", f"{cache} cannot be written", "give another --cache")
+        yield Observation(
+            "disk", f"{cache} cannot be written", "set TPI_CACHE, or --cache, to a directory that can be written"
+        )
     close = "close what takes it, or expect weights to be streamed from the disk"
     yield Observation("memory", f"{memory / GiB:.1f} GiB to use", close if memory < _LEAST_MEMORY else "")
     for number in range(port, port + 3):

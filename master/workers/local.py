@@ -5,7 +5,6 @@ A worker leaves when its stdin closes, which the operating system does even when
 
 import os
 import re
-import resource
 import selectors
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import IO
 
 from tpi.errors import NodeLost, UsageError, WeightsError
 from tpi.system.modules import module_command
+from tpi.system.openfiles import require_open_files, way_to_write
 from tpi.system.private import make_private, private
 
 START_S = 30.0
@@ -24,6 +24,7 @@ STOP_S = 8.0
 COMMAND = module_command("tpi.cli", "worker")
 _ADDRESS = re.compile(rb"listens on (\S+:\d+)")
 _LOG_LINES = 5  # of a worker that did not start
+_CACHE_WAY = "set TPI_CACHE, or --cache, to a directory that can be written"
 _FILES, _FILES_EACH = 40, 14  # open files that a run needs, and for each worker
 
 
@@ -57,7 +58,8 @@ class LocalWorkers:
             NodeLost: if one does not start, with what it said.
             UsageError: if this machine lets no process reach another, or not as many.
         """
-        _require_files(_FILES + _FILES_EACH * len(self._caches))
+        files = _FILES + _FILES_EACH * len(self._caches)
+        require_open_files(files, "--local", ", or give a smaller --local")
         _require_loopback()
         try:
             for cache in self._caches:
@@ -117,23 +119,6 @@ class LocalWorkers:
         return found[1].decode()
 
 
-def _require_files(needed: int) -> None:
-    """Raise the soft limit of open files to `needed` where the hard one allows it.
-
-    Raises:
-        UsageError: if it does not.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise UsageError(
-            f"--local needs {needed} open files at once, and this process may have {hard}; raise that (ulimit -n "
-            f"{needed}), or give a smaller --local"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
 def _require_loopback() -> None:
     """Connect to this machine as the workers will be connected to.
 
@@ -160,7 +145,7 @@ def _opened_log(cache: Path) -> IO[bytes]:
         return open(_log(cache), "wb", opener=private)
     except OSError as error:
         reason = f"cannot use {cache} for a local worker: {error.strerror or error}"
-        raise WeightsError(f"{reason}; give another directory with --cache") from error
+        raise WeightsError(f"{reason}; {way_to_write(error, _CACHE_WAY)}") from error
 
 
 def _wait(process: subprocess.Popen[bytes], ends: float) -> None:

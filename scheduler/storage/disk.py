@@ -18,6 +18,7 @@ import numpy as np
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import WeightsError
+from tpi.system.openfiles import way_to_read
 
 DEFAULT_CHUNK = 1 << 20  # bytes per read
 DEFAULT_THREADS = 4  # reads in flight
@@ -157,7 +158,9 @@ def _attempt_again(disk: Disk, extent: Extent, into: Bytes, start: int, needed: 
         return _attempt(disk, extent, into, start, needed)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise WeightsError(f"{extent.path} could not be read: {reason}; {_remedy(extent.path)}") from error
+        raise WeightsError(
+            f"{extent.path} could not be read: {reason}; {way_to_read(error, _remedy(extent.path))}"
+        ) from error
 
 
 def _remedy(path: Path) -> str:

@@ -8,22 +8,30 @@ import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from testbed.cgroups import CONTROLLERS, block_devices, find_hierarchies
 from testbed.network.namespaces import CONGESTION, congestion_control, inside, new_namespace, open_tun
 from tpi.topology.topology import PREFIX, SUBNET
 
+_TUN = "/dev/net/tun"
 _NEW_QDISC, _REQUEST_AND_ACK = 36, 0x1 | 0x4 | 0x400
 _KIND, _ROOT, _LOOPBACK = 1, 0xFFFFFFFF, 1
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report; `good` is None where either way is fine."""
+    """One line of the doctor's report.
+
+    Attributes:
+        good: None where either way is fine.
+        needed: no testbed can be made without it.
+    """
 
     what: str
     good: bool | None
     meaning: str
+    needed: bool = False
 
 
 def has_qdisc(kind: str) -> bool:
@@ -48,7 +56,43 @@ def has_netem() -> bool:
 
 
 def examine() -> Iterator[Finding]:
-    """Try everything that a testbed uses. Needs root."""
+    """Try everything that a testbed uses; what only root may try is left out where namespaces cannot be made."""
+    obstacles = list(_obstacles())
+    yield from obstacles
+    if not any(one.good is False for one in obstacles):
+        yield from _in_namespaces()
+    yield from _cgroups()
+    yield _priority()
+    yield _timers()
+
+
+def _obstacles() -> Iterator[Finding]:
+    """Return whether this process may make namespaces and TUN devices, with the way out of each obstacle."""
+    if not Path("/proc/self/ns/net").exists():
+        yield Finding("Linux", False, "this system has no network namespaces; use a machine with Linux", True)
+        return
+    root = os.geteuid() == 0
+    found = "yes" if root else f"no, this is user {os.geteuid()}; run it with sudo"
+    yield Finding("root", root, found, True)
+    if not Path(_TUN).exists():
+        way = "run `modprobe tun` as root (in a container: start it with --device /dev/net/tun)"
+        yield Finding("TUN devices", False, f"{_TUN} does not exist; {way}", True)
+    if root:
+        yield _namespaces()
+
+
+def _namespaces() -> Finding:
+    """Make a network namespace."""
+    try:
+        os.close(new_namespace())
+    except OSError as error:
+        way = "in a container, start it with --privileged"
+        return Finding("network namespaces", False, f"cannot be made: {error.strerror or error}; {way}", True)
+    return Finding("network namespaces", True, "can be made", True)
+
+
+def _in_namespaces() -> Iterator[Finding]:
+    """Try what needs a namespace."""
     yield _tun()
     for kind in ("netem", "tbf", "htb"):
         yes = has_qdisc(kind)
@@ -56,9 +100,6 @@ def examine() -> Iterator[Finding]:
     used = "tc (netem and tbf)" if has_netem() else "tun (the user-space link), since there is no netem"
     yield Finding("links are shaped by", None, used)
     yield _congestion()
-    yield from _cgroups()
-    yield _priority()
-    yield _timers()
 
 
 def _tun() -> Finding:
@@ -67,10 +108,12 @@ def _tun() -> Finding:
         with inside(namespace):
             os.close(open_tun(f"{SUBNET}.1", PREFIX, 9000, True))
     except OSError as error:
-        return Finding("namespaces and TUN devices", False, f"TUN devices cannot be made: {error}")
+        return Finding(
+            "TUN devices", False, f"cannot be made: {error}; in a container, start it with --privileged", True
+        )
     finally:
         os.close(namespace)
-    return Finding("namespaces and TUN devices", True, "can be made")
+    return Finding("TUN devices", True, "can be made", True)
 
 
 def _congestion() -> Finding:
@@ -87,7 +130,11 @@ def _cgroups() -> Iterator[Finding]:
     controllers = find_hierarchies().controllers()
     for name in CONTROLLERS:
         version = controllers.get(name)
-        meaning = f"cgroup {version}" if version else "no controller: topologies that limit it are refused"
+        meaning = (
+            f"cgroup {version}"
+            if version
+            else f"no controller: topologies that limit it are refused; mount cgroup2 with {name}"
+        )
         yield Finding(f"limits of {name}", version is not None, meaning)
     disks = ", ".join(block_devices())
     yield Finding("disks that can be slowed", bool(disks), disks or "none: disk limits have no effect")
@@ -99,7 +146,11 @@ def _priority() -> Finding:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     except OSError:
-        return Finding("real-time priority", False, "refused: links keep time less well while devices compute")
+        return Finding(
+            "real-time priority",
+            False,
+            "refused: links keep time less well while devices compute; run it as root with CAP_SYS_NICE",
+        )
     return Finding("real-time priority", True, "granted to the link process")
 
 

@@ -3,6 +3,7 @@
 import errno
 
 from tpi.errors import WeightsError
+from tpi.system.openfiles import way_to_write
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -13,6 +14,6 @@ def is_full(error: OSError) -> bool:
 
 
 def write_error(name: object, error: OSError, way_out: str) -> WeightsError:
-    """The error for what could not be written; `way_out` ends the sentence."""
+    """Return the error for what could not be written; `way_out` ends the sentence unless too many files are open."""
     full = "disk full: " if is_full(error) else ""
-    return WeightsError(f"{full}cannot write {name}: {error.strerror or error}; {way_out}")
+    return WeightsError(f"{full}cannot write {name}: {error.strerror or error}; {way_to_write(error, way_out)}")

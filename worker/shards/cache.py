@@ -22,6 +22,7 @@ from tpi.errors import WeightsError
 from tpi.progress import Progress, silent
 from tpi.system.fulldisk import is_full, write_error
 from tpi.system.machine import disk_free
+from tpi.system.openfiles import way_to_write
 from tpi.system.private import FILE, make_private, private
 from worker.shards.image import HeldBlock, ImagePlan, Piece, stored_units
 from worker.shards.nearby import NearbyPacks
@@ -29,6 +30,7 @@ from worker.shards.partial_image import PartialImage, bad_pieces, out_of_disk
 from worker.shards.stored import StoredImage, key_of, mark_used, remove_least_recent, stored_images
 from worker.shards.uses import Uses, changing
 
+_CACHE_WAY = "set TPI_CACHE, or --cache, to a directory that can be written"
 _KEEP_OTHERS = 1  # images of a block with other ranges that stay, so that going back to the last split sends nothing
 
 
@@ -214,9 +216,13 @@ class ShardCache:
             yield
         except OSError as error:
             if is_full(error):
-                raise write_error(self.root, error, "make room there, or give another --cache") from error
+                raise write_error(
+                    self.root, error, "make room there, or set TPI_CACHE, or --cache, to another directory"
+                ) from error
             reason = error.strerror or error
-            raise WeightsError(f"cannot use {self.root} as a cache: {reason}; give another with --cache") from error
+            raise WeightsError(
+                f"cannot use {self.root} as a cache: {reason}; {way_to_write(error, _CACHE_WAY)}"
+            ) from error
 
     def _save(self) -> None:
         """Write down what was checked, if that is new; what is gone is forgotten."""

@@ -149,14 +149,17 @@ class PartialImage:
             self.path.unlink(missing_ok=True)
             if is_full(error):
                 raise out_of_disk(self.path.parent.parent, self.plan.file_bytes) from error
-            raise WeightsError(f"cannot write {self.path}: {error.strerror}; check the disk or give --cache") from error
+            raise WeightsError(
+                f"cannot write {self.path}: {error.strerror}; check the disk, or set TPI_CACHE or --cache"
+            ) from error
 
 
 def out_of_disk(root: Path, needed: int, free: int | None = None) -> WeightsError:
     """The error that says how much room a node's shards need."""
     has = "" if free is None else f", {free >> 20} MiB are free"
     return WeightsError(
-        f"disk full: {root} needs {-(-needed >> 20)} MiB more for shards{has}; make room there, or give another --cache"
+        f"disk full: {root} needs {-(-needed >> 20)} MiB more for shards{has}; make room "
+        "there, or set TPI_CACHE or --cache"
     )
 
 

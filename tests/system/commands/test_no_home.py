@@ -83,6 +83,33 @@ def test_what_needs_keys_names_their_directory(command: str, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run -m smollm2-135m -p hi",
+        "run -m smollm2-135m -p hi --local 1",
+        "chat -m smollm2-135m",
+        "serve -m smollm2-135m --port 0",
+        "pull smollm2-135m",
+        "worker --listen 127.0.0.1:0 --attached",
+        "doctor",
+    ],
+)
+def test_a_cache_in_a_home_that_is_only_read_is_named(command: str, tmp_path: Path) -> None:
+    inside = tmp_path / ".cache" / "tpi"
+    inside.mkdir(parents=True)
+    for folder in (inside, inside.parent, tmp_path):
+        folder.chmod(0o555)
+    try:
+        done = tpi(*command.split(), HOME=str(tmp_path))
+    finally:
+        tmp_path.chmod(0o755)
+    assert done.returncode in (1, 2)
+    assert "set TPI_CACHE" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 1
+
+
 def test_a_home_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
     done = tpi("run", "-m", "smollm2-135m", "-p", "hi", HOME="/proc")
     assert done.returncode in (1, 2)

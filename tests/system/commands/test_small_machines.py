@@ -27,6 +27,17 @@ def test_too_few_open_files_are_named_with_how_many_would_do(cache: Path, model:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
+@pytest.mark.parametrize("command", ["ls", "run -m x -p hi", "serve -m x", "worker --listen 127.0.0.1:0 --attached"])
+def test_a_command_that_may_open_too_few_files_says_so(cache: Path, command: str) -> None:
+    told = ["prlimit", "--nofile=12", *TPI, *command.split()]
+    done = subprocess.run(told, capture_output=True, text=True, timeout=100, check=False, env=clean(cache))
+    assert done.returncode == 2
+    assert done.stderr == (
+        "tpi: tpi needs 32 open files at once, and this process may have 12; raise that (ulimit -n 32)\n"
+    )
+
+
 def test_a_missing_loopback_is_named(cache: Path, model: str) -> None:
     if subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs a network namespace of its own")

@@ -71,7 +71,7 @@ def test_without_root_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys
     from tpi.cli import main
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    for command in (["up", "two-devices"], ["run", "two-devices", "--", "true"], ["down"], ["doctor"]):
+    for command in (["up", "two-devices"], ["run", "two-devices", "--", "true"], ["down"]):
         monkeypatch.setattr(sys, "argv", ["tpi", "testbed", *command])
         with pytest.raises(SystemExit) as left:
             main()
@@ -79,6 +79,37 @@ def test_without_root_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys
         assert left.value.code == 1
         assert complaint.count("\n") == 1
         assert "needs root" in complaint
+
+
+def test_doctor_says_without_root_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tpi.cli import run_command
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("testbed.checks.doctor._TUN", "/nowhere/tun")
+    assert run_command(["testbed", "doctor"]) == 1
+    said = capsys.readouterr()
+    assert re.search("^NO  root +no, this is user 1000; run it with sudo$", said.out, re.MULTILINE)
+    assert re.search("^NO  TUN devices +/nowhere/tun does not exist; run `modprobe tun`", said.out, re.MULTILINE)
+    assert "limits of memory" in said.out
+    assert said.err == ""
+
+
+def test_doctor_names_namespaces_that_root_may_not_make(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tpi.cli import run_command
+
+    def refused() -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("testbed.checks.doctor.new_namespace", refused)
+    assert run_command(["testbed", "doctor"]) == 1
+    assert re.search(
+        "^NO  network namespaces +cannot be made: .*; in a container,", capsys.readouterr().out, re.MULTILINE
+    )
 
 
 def test_shipped_topologies_are_listed() -> None:

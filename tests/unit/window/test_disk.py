@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,15 +82,21 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path, direct: bool) -> None
 class Failing(MemoryDisk):
     """Fails its first `faults` reads."""
 
-    def __init__(self, faults: int) -> None:
+    def __init__(self, faults: int, number: int = errno.EIO) -> None:
         super().__init__({Path("block.shard"): CONTENT})
         self.faults = faults
+        self.number = number
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
         if self.faults:
             self.faults -= 1
-            raise OSError(errno.EIO, "Input/output error")
+            raise OSError(self.number, os.strerror(self.number))
         return super().read(path, offset, into)
+
+
+def test_too_many_open_files_are_no_reason_to_remove_what_was_read() -> None:
+    with pytest.raises(WeightsError, match=r"Too many open files; raise the limit of open files \(ulimit -n\)$"):
+        read_chunk(Failing(2, errno.EMFILE), Extent(Path("block.shard"), 0, 100), page_buffer(PAGE), 0)
 
 
 def test_one_failure_is_retried_and_two_are_not() -> None:

@@ -1,0 +1,43 @@
+"""How many files this process may have open at once, and what to do where a file cannot be read or written."""
+
+import errno
+import resource
+
+from tpi.errors import UsageError
+
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
+
+
+def require_open_files(needed: int, what: str, otherwise: str = "") -> None:
+    """Raise the soft limit of open files to `needed` if it is lower and the hard limit allows that.
+
+    Args:
+        what: what needs them; the error begins with it.
+        otherwise: what else can be done, the end of the error.
+
+    Raises:
+        UsageError: if the hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"{what} needs {needed} open files at once, and this process may have {hard}; raise that (ulimit -n "
+            f"{needed}){otherwise}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def way_to_write(error: OSError, otherwise: str) -> str:
+    """Return what to do about `error`, which kept a file from being written: raise a limit, else `otherwise`."""
+    return "raise the limit of open files (ulimit -n)" if error.errno in _TOO_MANY else otherwise
+
+
+def way_to_read(error: OSError, otherwise: str) -> str:
+    """Return what to do about `error`, which kept a file from being read; `otherwise` if the file may be damaged."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "let this user read it"
+    if error.errno == errno.ENOMEM:
+        return "free memory"
+    return way_to_write(error, otherwise)

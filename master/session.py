@@ -179,8 +179,7 @@ class Session:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
         refuse_too_many(located, placement.dtype, placement.cache, shares)
-        if placement.local and placement.scheduler:
-            self.placement = placement = replace(placement, local_memory=own_memory(placement))
+        self.placement = placement = _with_local_memory(placement)
         addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
         net, without = Net(self._tap, door), partial(say_without, warn) if found else None
         self._cluster = stack.enter_context(Cluster.connect(addresses, net, without=without))
@@ -265,13 +264,26 @@ class Session:
             self._deployment.close()
 
 
+def _with_local_memory(placement: RunOptions) -> RunOptions:
+    """Return `placement` with the memory of each local node, if there are any.
+
+    Raises:
+        PlanError: if the user gave no memory, and nothing is free; before libraries fail for lack of it.
+    """
+    if not placement.scheduler or placement.memory:
+        return placement
+    if not (free := own_memory(placement)):
+        raise PlanError(_too_little(placement, 0))
+    return replace(placement, local_memory=free) if placement.local else placement
+
+
 def _too_little(placement: RunOptions, fitting: int) -> str:
     """Return why the nodes of this machine cannot hold the model, for which `fitting` tokens would fit; what to do."""
     free, nodes = f"{own_memory(placement) >> 20}MiB", placement.local + 1
     found = f"{free} of memory are free for " + (f"each of the {nodes} nodes" if placement.local else "this run")
     ways = [f"give -c {fitting}"] if placement.context and fitting else []
     ways += ["leave --local out"] if placement.local else []
-    ways += ["free memory (in a container: raise its limit)"]
+    ways += ["free memory (in a container, or with ulimit -v: raise the limit)"]
     wanted = f"a context of {placement.context} tokens" if ways[0].startswith("give") else "the model"
     return f"{found} on this machine, too little for {wanted}; {', or '.join(ways)}"
 

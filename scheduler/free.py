@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpi.system.memory import available_memory
+from tpi.system.memory import address_space, available_memory
 
 _MARGIN = 256 << 20  # bytes of the machine left to other programs, at least
 _GROUP_MARGIN = 12 << 20  # bytes left in a control group, at least: program files, and what the kernel keeps
+_ADDRESSES = 384 << 20  # bytes of a limited address space that threads reserve: stacks, and heaps of their own
 _SHARE = 10  # and one part in so many of what is free
 _PROCESS = 28 << 20  # bytes of one more process, before it holds anything of a model
 _GROUPS = Path("/sys/fs/cgroup")
@@ -34,7 +35,10 @@ def default_budget(others: int = 0) -> int:
     margin. A control group holds this program alone: its margin is small, and other processes are paid from the rest.
     """
     groups = _group_limits(_GROUPS, Path("/proc/self/cgroup"))
-    return min([less_margin(available_memory()) // (1 + others), *(_part(free, others) for free in groups)])
+    free, addresses = less_margin(available_memory()) // (1 + others), address_space()
+    if addresses is not None:
+        free = min(free, max(0, addresses - _ADDRESSES))  # each process has a limit of its own
+    return min([free, *(_part(each, others) for each in groups)])
 
 
 def _part(free: int, others: int) -> int:

@@ -13,6 +13,7 @@ import click
 from tpi import __version__
 from tpi.config import another_place
 from tpi.errors import TpiError
+from tpi.system.memory import exhaustion_named
 from tpi.system.openfiles import require_open_files
 from tpi.system.streams import filter_output
 
@@ -97,7 +98,8 @@ def run_command(arguments: Sequence[str]) -> int:
 
     def run() -> int:
         require_open_files(_FILES, "tpi")
-        code = tpi(list(arguments), standalone_mode=False)
+        with exhaustion_named():
+            code = tpi(list(arguments), standalone_mode=False)
         return code if isinstance(code, int) else 0
 
     return _exit_code(run)

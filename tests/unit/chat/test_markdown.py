@@ -29,15 +29,16 @@ def plain(text: str) -> str:
 
 
 def words(styled: str) -> str:
-    """Styles that begin and end at the same place make no difference."""
-    previous, merged = "", list[tuple[str, str]]()
-    for part in re.split(r"(\x1b\[[0-9;]*m)", styled):
+    """Merge parts of one style: where they begin and end makes no difference, nor has the end of a line a style."""
+    current, merged = "", list[tuple[str, str]]()
+    for part in re.split(r"(\x1b\[[0-9;]*m|\n)", styled):
+        style = "" if part == "\n" else current
         if part.startswith("\x1b"):
-            previous = "" if part == "\x1b[0m" else part
-        elif part and merged and merged[-1][0] == previous:
-            merged[-1] = (previous, merged[-1][1] + part)
+            current = "" if part == "\x1b[0m" else part
+        elif part and merged and merged[-1][0] == style:
+            merged[-1] = (style, merged[-1][1] + part)
         elif part:
-            merged.append((previous, part))
+            merged.append((style, part))
     return repr(merged)
 
 

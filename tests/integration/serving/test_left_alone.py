@@ -23,7 +23,7 @@ def test_a_connection_that_was_closed_for_idling_is_no_end(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a page or a client with a pool has it: the next question goes over a new one."""
-    monkeypatch.setattr(server, "_KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 1)
     with tiny_server(tiny_pack("llama"), tmp_path, key=None) as served:
         host, port = served.url.removeprefix("http://").split(":")
         with (

@@ -186,7 +186,9 @@ def judge_streaming(
         if steady or advised
         else sum(least.sizes)
         if rows
-        else sufficient_ring(least, _speeds(placement, costs, later, len(tiles))),
+        else sufficient_ring(
+            least, *(_speeds(placement, costs, one, len(tiles)) for one in (later, times)), measured=net
+        ),
     )
 
 
@@ -235,15 +237,25 @@ def advise(
     return min(found, key=lambda one: one[2], default=None)
 
 
-def sufficient_ring(placement: Placement, speeds: Speeds) -> int:
-    """Bytes, more than `placement` has, with which `place` does not wait any more: what must stay, and a ring."""
+def sufficient_ring(placement: Placement, speeds: Speeds, *faster: Speeds, measured: Costs | None = None) -> int:
+    """Return bytes, more than `placement` has, with which `place` does not wait any more: what must stay, and a ring.
+
+    `place` will choose by speeds that are measured later: it must not wait if these are `speeds` or one of `faster`,
+    nor by the `measured` seconds of the placement's blocks.
+    """
     sizes, costs = placement.sizes, speeds.costs(placement.sizes)
+    likely = [costs]
+    if measured is not None and len(measured.compute) == len(sizes):  # else neighbours that stay were joined
+        likely.append(replace(costs, compute=measured.compute, exchange=measured.exchange))
     total = sum(sizes)
     stay = round_up(max(placement.memory_bytes, least_resident(total, costs.busy, speeds.disk)))
     rings = sorted({min(total, stay + neighbours(sizes, depth)) for depth in _RINGS})
 
     def good(size: int) -> bool:
-        return size >= total or _waits(place(sizes, size, speeds).ring, costs) <= _NO_STALL
+        if size >= total:
+            return True
+        rings = [place(sizes, size, each).ring for each in (speeds, *faster)]
+        return all(_waits(ring, one) <= _NO_STALL for ring in rings for one in likely)
 
     if (found := next(filter(good, rings), None)) is not None:
         return found

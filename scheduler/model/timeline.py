@@ -61,9 +61,13 @@ class OtherWaits:
         if not exchange:
             return costs
         exchange[-1] = max(0.0, exchange[-1] - self.own - self.tail)
+        between = max(0.0, exchange[-1] - _mean(exchange[:-1]))  # tokens: there are no sums, which wait for others
+        exchange[-1] -= between
         total = sum(exchange)
         left = max(0.0, 1 - self.others / total) if total else 1.0
-        return replace(costs, exchange=[left * seconds for seconds in exchange])
+        exchange = [left * seconds for seconds in exchange]
+        exchange[-1] += max(0.0, between - max(0.0, self.others - total))
+        return replace(costs, exchange=exchange)
 
 
 NOTHING_ELSE = OtherWaits()

@@ -109,7 +109,8 @@ def test_client_disconnects_mid_stream(
         monkeypatch.setattr(served.engine, "step", counted)
         if stream:
             with http.stream("POST", CHAT, json=said(stream=True, max_tokens=700, ignore_eos=True)) as answer:
-                next(answer.iter_lines())
+                lines = answer.iter_lines()  # dropped, it would close the answer
+                next(lines)
                 wait_for(lambda: bool(steps))  # who leaves before that has nothing computed
         else:
             body = json.dumps(said(max_tokens=700, ignore_eos=True))

@@ -28,6 +28,7 @@ from master.text.tokenizer import Tokenizer
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
 from tpi.errors import NodeError, PlanError, TpiError, UsageError
+from tpi.kernels.spec import PAGE_TOKENS
 from tpi.keys.door import Door
 from tpi.net.sockets import Net, Tap
 from tpi.pack.library.locate import Located, locate, open_located
@@ -113,19 +114,23 @@ class Session:
         Raises:
             PlanError: as `Deployer.deploy`; also if that context is of no use, or the user asked for a longer one.
         """
-        placement, first = self.placement, not hasattr(self, "engine")
+        placement, first, asked = self.placement, not hasattr(self, "engine"), self.context
         automatic = not (placement.memory or placement.workers)
         while True:
             try:
-                return self._deployer.deploy(shares)
+                deployment = self._deployer.deploy(shares)
+                break
             except PlanError as error:
-                if not (automatic and first):
+                if not (automatic and first) or error.context is None:
                     raise
-                if placement.context or error.context < _LEAST_CONTEXT:
-                    raise PlanError(_too_little(placement, error.context), error.node) from error
-                self.context = error.context
+                shorter = _less_a_margin(error.context)
+                if placement.context or shorter < _LEAST_CONTEXT:
+                    raise PlanError(_too_little(placement, shorter), error.node) from error
+                self.context = shorter
             self._deployer = replace(self._deployer, context=self.context)
+        if self.context < asked:
             note(f"the context has {self.context} tokens, for which there is memory here; give -c to insist on more")
+        return deployment
 
     def sampler(self, sampling: Sampling) -> Sampler:
         """Return a sampler for `sampling`, with the model's own settings where none were given; says so on stderr."""
@@ -275,6 +280,11 @@ def _with_local_memory(placement: RunOptions) -> RunOptions:
     if not (free := own_memory(placement)):
         raise PlanError(_too_little(placement, 0))
     return replace(placement, local_memory=free) if placement.local else placement
+
+
+def _less_a_margin(context: int) -> int:
+    """Return how many tokens, of `context` that fit in what is free now, also fit if a little less is free."""
+    return context * 7 // 8 // PAGE_TOKENS * PAGE_TOKENS
 
 
 def _too_little(placement: RunOptions, fitting: int) -> str:

@@ -17,15 +17,27 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class _Files:
-    """Where a version of the API says what. `cache` is the line of memory.stat with the file pages to go first."""
+    """Where a version of the API says what.
+
+    `inactive`, `active` and `mapped` are lines of memory.stat: file pages that are to go first, other file pages, and
+    pages that a process has in its address space.
+    """
 
     limit: str
     usage: str
-    cache: str
+    inactive: str
+    active: str
+    mapped: str
 
 
-_V1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Files("memory.max", "memory.current", "inactive_file")
+_V1 = _Files(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+    "total_active_file",
+    "total_mapped_file",
+)
+_V2 = _Files("memory.max", "memory.current", "inactive_file", "active_file", "file_mapped")
 
 
 def default_budget(others: int = 0) -> int:
@@ -54,7 +66,7 @@ def less_margin(free: int) -> int:
 def _group_limits(root: Path, own: Path) -> Iterable[int]:
     """What is free in the memory control group of this process and in those above it; both versions of the API.
 
-    Inactive file pages count as free, as in the machine's own figure: they are dropped when memory is asked for.
+    File pages that no program runs from count as free: they are dropped when memory is asked for.
     """
     try:
         lines = own.read_text().splitlines()
@@ -70,7 +82,7 @@ def _group_limits(root: Path, own: Path) -> Iterable[int]:
         for folder in (group, *group.parents):
             limit, usage = _number(folder / files.limit), _number(folder / files.usage)
             if limit is not None and usage is not None and limit < _UNLIMITED:
-                yield max(0, limit - max(0, usage - _statistic(folder / "memory.stat", files.cache)))
+                yield max(0, limit - max(0, usage - _droppable(folder / "memory.stat", files)))
             if folder == tree:
                 break
 
@@ -82,10 +94,11 @@ def _number(path: Path) -> int | None:
         return None  # no such file, or "max"
 
 
-def _statistic(path: Path, name: str) -> int:
-    """A line of memory.stat, in bytes; 0 if there is none."""
+def _droppable(path: Path, files: _Files) -> int:
+    """Return the bytes of file pages that a memory.stat says are in use for speed alone; 0 if it cannot be read."""
     try:
         fields = dict(line.split() for line in path.read_text().splitlines())
-        return int(fields.get(name, 0))
+        inactive, active, mapped = (int(fields.get(name, 0)) for name in (files.inactive, files.active, files.mapped))
     except (OSError, ValueError):
         return 0
+    return max(inactive, inactive + active - mapped)

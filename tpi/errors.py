@@ -42,10 +42,10 @@ class PlanError(UsageError):
     """The model cannot be placed on these nodes; `node` names the one that it is too much for, if it is one.
 
     Attributes:
-        context: tokens of context with which the model would fit; 0 if that is unknown, or if there is no such context.
+        context: tokens of context with which the model would fit in RAM, 0 if with none; None if RAM is not what lacks.
     """
 
-    def __init__(self, message: str, node: str = "", context: int = 0) -> None:
+    def __init__(self, message: str, node: str = "", context: int | None = None) -> None:
         super().__init__(message)
         self.node = node
         self.context = context

@@ -143,7 +143,7 @@ def test_the_answer_goes_to_stdout_and_all_else_to_stderr(model: str, cache: Pat
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
-    "flags", [("--version",), ("run", "-n", "8", "-p", "Hi"), ("run", "-n", "1", "-p", "a", "--json")]
+    "flags", [("--version",), ("run", "-n", "8", "-p", "Hi", "--temp", "0"), ("run", "-n", "1", "-p", "a", "--json")]
 )
 def test_a_full_stdout_is_one_sentence(flags: tuple[str, ...], model: str, cache: Path) -> None:
     command = [*TPI, *flags, *(("-q", "-m", model) if flags[0] == "run" else ())]
@@ -167,13 +167,13 @@ def test_a_closed_pipe_ends_quietly(model: str, cache: Path) -> None:
 
 
 def test_a_stdout_that_is_closed_from_the_start(model: str, cache: Path) -> None:
-    shell = ["sh", "-c", '"$@" >&-', "sh", *TPI, "run", "-m", model, "-n", "2", "-p", "Hi", "-q"]
+    shell = ["sh", "-c", '"$@" >&-', "sh", *TPI, "run", "-m", model, "-n", "2", "-p", "Hi", "--temp", "0", "-q"]
     done = subprocess.run(shell, capture_output=True, timeout=100, env=clean(cache), check=False)
     assert (done.returncode, done.stderr) == (0, CUT % 2)
 
 
 def test_characters_that_the_terminal_lacks_end_nothing(model: str, cache: Path) -> None:
-    done = tpi("run", "-m", model, "-n", "30", "-p", "Hi", "-q", cache=cache, PYTHONIOENCODING="ascii")
+    done = tpi("run", "-m", model, "-n", "30", "-p", "Hi", "--temp", "0", "-q", cache=cache, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, CUT % 30)
 
 

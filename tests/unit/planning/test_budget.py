@@ -187,8 +187,13 @@ def test_control_groups_limit_what_is_free(tmp_path: Path) -> None:
     assert list(_group_limits(tmp_path, tmp_path / "none")) == []
 
 
-@pytest.mark.parametrize(("cached", "free"), [(600, 2600), (1000, 3000), (1001, 3000)])
-def test_file_pages_that_a_control_group_can_drop_are_free(tmp_path: Path, cached: int, free: int) -> None:
+@pytest.mark.parametrize(
+    ("inactive", "active", "mapped", "free"),
+    [(600, 0, 0, 2600), (1000, 0, 0, 3000), (1001, 0, 0, 3000), (300, 500, 100, 2700), (300, 500, 700, 2300)],
+)
+def test_file_pages_that_a_control_group_can_drop_are_free(
+    tmp_path: Path, inactive: int, active: int, mapped: int, free: int
+) -> None:
     own = tmp_path / "cgroup"
     own.write_text("4:memory:/\n0::/\n")
     (tmp_path / "memory").mkdir()
@@ -196,8 +201,12 @@ def test_file_pages_that_a_control_group_can_drop_are_free(tmp_path: Path, cache
         (tmp_path / file).write_text("3000\n")
     for file in ("memory/memory.usage_in_bytes", "memory.current"):
         (tmp_path / file).write_text("1000\n")
-    (tmp_path / "memory" / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {cached}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {cached}\nactive_file 1\n")
+    (tmp_path / "memory" / "memory.stat").write_text(
+        f"inactive_file 1\ntotal_inactive_file {inactive}\ntotal_active_file {active}\ntotal_mapped_file {mapped}\n"
+    )
+    (tmp_path / "memory.stat").write_text(
+        f"anon 1\ninactive_file {inactive}\nactive_file {active}\nfile_mapped {mapped}\n"
+    )
     assert list(_group_limits(tmp_path, own)) == [free, free]
 
 

@@ -37,7 +37,7 @@ BLOCKS = (
     "{% filter upper %}ж{{ @ }}{% endfilter %}", "{% macro f(y) %}ж{{ y }}{% endmacro %}{{ f(@) + 'д' }}",
     "{% macro f() %}[{{ caller() }}]{% endmacro %}{% call f() %}ж{{ @ }}{% endcall %}",
 )  # fmt: skip
-LOSSY = ("urlencode", "striptags", "format()", "| format")
+LOSSY = ("urlencode", "striptags", "format()", "| format", "| first", "| last")  # the last two of an empty text
 
 
 def plainly(source: str, names: Mapping[str, Any]) -> str:
@@ -60,7 +60,7 @@ def test_templates_write_the_same_and_each_character_keeps_its_mark(typed: str, 
     source = block.replace("@", reduce(lambda inner, step: step.replace("@", inner), steps, "t"))
     made = trying(lambda: Sandbox().compiled(source).render({"t": from_caller(typed)}))
     expected = trying(lambda: plainly(source, {"t": typed}))
-    if expected.startswith("failed"):  # filters of numbers: those here are lenient
+    if expected.startswith("failed") or "<reversed object at" in expected:  # filters of numbers: ours are lenient
         return
     assert made == expected, source
     for character, mark in zip(made, marks_of(as_text(made)), strict=True):

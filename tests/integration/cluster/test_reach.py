@@ -25,7 +25,7 @@ def _free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def test_a_port_where_nobody_listens_is_refused_at_once() -> None:
+def test_a_port_without_a_listener_is_refused_at_once() -> None:
     address = f"127.0.0.1:{_free_port()}"
     with pytest.raises(NodeLost, match=rf"{address} \(connection refused\).*tpi worker --listen 0\.0\.0\.0:\d+"):
         Cluster.connect([address], timeout_s=_LONG_S)

@@ -91,7 +91,7 @@ def test_an_address_of_another_machine_is_named(net: Net) -> None:
         net.bind(CONTROL, "192.0.2.1", 0)
 
 
-def test_sending_to_nobody_is_an_error(net: Net) -> None:
+def test_sending_without_a_receiver_is_an_error(net: Net) -> None:
     bound, connected = pair(net)
     with pytest.raises(UnreachableError):
         bound.send(Bye(1), b"nobody")

@@ -303,7 +303,7 @@ def serve(rank: int, name: str, pipe: Connection) -> None:
 
 
 @pytest.mark.parametrize("name", ["mesh", "two-shot"])
-def test_who_cannot_be_reached_keeps_nobody_else_waiting(name: str) -> None:
+def test_an_unreachable_worker_delays_no_other(name: str) -> None:
     with House(3) as house, ThreadPoolExecutor(1) as pool, socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         gone = replace(house.peers[2], address=f"tcp://127.0.0.1:{nobody.getsockname()[1]}")

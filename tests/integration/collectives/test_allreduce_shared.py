@@ -77,7 +77,7 @@ def test_a_member_that_does_not_come_is_named() -> None:
         assert list(pool.map(lose, (0, 1))) == ["node2", "node2"]
 
 
-def test_whoever_makes_progress_is_waited_for() -> None:
+def test_a_progressing_node_is_waited_for() -> None:
     looked = Event()
 
     def watch(rank: int) -> bool:

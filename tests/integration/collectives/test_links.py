@@ -57,7 +57,7 @@ def test_a_slow_node_slows_the_sums_that_wait_for_it() -> None:
 
 
 @given(st.integers(2, 12))
-def test_every_pair_meets_once_and_nobody_twice_a_round(size: int) -> None:
+def test_every_pair_meets_once_and_no_node_twice_a_round(size: int) -> None:
     turns = rounds(size)
     assert sorted(pair for pairs in turns for pair in pairs) == list(combinations(range(size), 2))
     for pairs in turns:

@@ -201,7 +201,7 @@ def begin(copies: CudaCopies, source: Bytes) -> Any:
     return copies.copy(torch.from_numpy(source), torch.from_numpy(target), (source, target))
 
 
-def test_both_ends_stay_until_a_copy_has_ended_though_nobody_waits() -> None:
+def test_both_ends_live_until_an_unawaited_copy_ends() -> None:
     lane = SlowLane()
     copies, source = CudaCopies("card", lane), np.arange(5, dtype=np.uint8)
     kept = ref(source)
@@ -215,7 +215,7 @@ def test_both_ends_stay_until_a_copy_has_ended_though_nobody_waits() -> None:
     assert [mark.waited for mark in lane.marks] == [0, 1]
 
 
-def test_a_copy_that_fails_says_so_to_whoever_waits() -> None:
+def test_a_failed_copy_raises_in_the_waiting_thread() -> None:
     lane = SlowLane()
     copies = CudaCopies("card", lane)
     good, bad = (begin(copies, np.zeros(5, np.uint8)) for _ in range(2))

@@ -149,9 +149,7 @@ def test_missing_fields_have_the_family_default_and_null_is_none() -> None:
     assert config_of({"architectures": ["Phi3ForCausalLM"], **SIZES}).norm_eps == 1e-5
 
 
-def test_fields_that_nobody_reads_are_named(
-    tiny_model: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unread_fields_are_named(tiny_model: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tiny_model("llama").directory
     for file in source.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -75,7 +75,7 @@ def test_the_plan_that_is_predicted_to_take_less(
     assert said in link.describe()
 
 
-def test_who_says_what_lies_where_gets_that_plan(pack: Pack, tmp_path: Path) -> None:
+def test_an_explicit_placement_is_the_plan(pack: Pack, tmp_path: Path) -> None:
     expected, whole = ran(pack, tmp_path / "off", "8MiB", 1.0, sparsity="off")
     found, link = ran(pack, tmp_path / "auto", "8MiB", 1.0, options=OffloadOptions(kv="ram"))
     assert found == expected

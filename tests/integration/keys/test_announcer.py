@@ -52,7 +52,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return said
 
 
-def test_who_gets_another_address_announces_it(tmp_path: Path, machine: Machine) -> None:
+def test_a_new_address_is_announced(tmp_path: Path, machine: Machine) -> None:
     """By mDNS, on this machine."""
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)

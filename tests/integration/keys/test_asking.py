@@ -42,7 +42,7 @@ from worker.service.announce import Announcer
 NOBODY = "127.0.0.1:9"
 
 
-def test_workers_say_who_uses_them_without_being_used(tmp_path: Path) -> None:
+def test_workers_name_their_master_without_being_used(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
     with (
@@ -200,7 +200,7 @@ def test_a_worker_that_has_revoked_this_machine_keeps_it_from_none_of_the_others
         assert "this machine computes alone" in said[1]
 
 
-def test_who_is_paired_with_nobody_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unpaired_machine_asks_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zeroconf", None)  # importing it would fail
     said: list[str] = []
     assert workers_at_home(Door(tmp_path), said.append) == []
@@ -239,7 +239,7 @@ def test_a_worker_of_another_protocol_needs_another_build_and_no_firewall(
     assert observed.advice == "install the same on both"
 
 
-def test_who_announces_where_nobody_answers_is_looked_for_where_it_was_paired(
+def test_a_worker_announced_in_vain_is_sought_where_it_was_paired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "laptop"
@@ -283,7 +283,7 @@ def test_no_keys_of_a_plan_goes_with_workers() -> None:
         home_of(planned(no_keys=True, devices="2x8GiB"), NodeFlags(), Path(), [])
 
 
-def test_without_keys_nobody_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_keys_no_worker_is_sought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPI_CONFIG", str(tmp_path))
     monkeypatch.setattr(commands, "workers_at_home", None)  # calling it would fail
     assert "no workers" in CliRunner().invoke(commands.ps, ["--no-keys"], catch_exceptions=False).output
@@ -311,7 +311,7 @@ def test_a_link_that_is_too_slow_to_be_measured_in_time_is_told_by_what_came(tmp
         assert asked.condition is None
 
 
-def test_who_echoes_more_than_was_sent_is_measured_all_the_same(tmp_path: Path) -> None:
+def test_a_worker_that_echoes_too_much_is_measured(tmp_path: Path) -> None:
     def echo_twice(worker: Hostile, message: object) -> list[object]:
         if isinstance(message, Inquiry):
             profile = worker.hello(0).profile

@@ -37,7 +37,7 @@ def announce(monkeypatch: pytest.MonkeyPatch, *found: Announcement) -> None:
     monkeypatch.setattr(discovery, "find_workers", lambda door: list(found))
 
 
-def test_who_serves_another_master_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_another_master_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, first, second = tmp_path / "here", tmp_path / "first", tmp_path / "second"
     pair_folders(here, first, second)
     said, later = list[str](), list[str]()
@@ -60,7 +60,7 @@ def test_who_serves_another_master_is_done_without(tmp_path: Path, monkeypatch: 
         assert willing_at_home(locked(here), said.append) == [busy, free]
 
 
-def test_who_refuses_after_all_is_done_without(tmp_path: Path) -> None:
+def test_a_worker_that_refuses_late_is_left_out(tmp_path: Path) -> None:
     """It was free a moment ago, when it was asked."""
     gone: list[NodeError] = []
     with fake_workers([tmp_path / "a", tmp_path / "b"]) as (processes, (busy, free)), Cluster.connect([busy]):
@@ -74,9 +74,7 @@ def test_who_refuses_after_all_is_done_without(tmp_path: Path) -> None:
     assert sorted(type(error).__name__ for error in gone) == ["NodeInUse", "NodeLost"]
 
 
-def test_who_announces_nothing_is_looked_for_where_it_was_paired(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_worker_is_sought_where_it_was_paired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
     KeyRing(here).pair(PairedKey("laptop", load_identity(there).public, "127.0.0.1"))
@@ -92,7 +90,9 @@ def test_who_announces_nothing_is_looked_for_where_it_was_paired(
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("No interfaces to listen on"), OSError("Network is unreachable")])
-def test_without_a_network_nobody_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
+def test_without_a_network_no_worker_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
     def fail(**options: object) -> object:
         raise problem
 
@@ -142,7 +142,7 @@ def revoked(cluster: Cluster, worker: Path) -> TpiError | None:
     return one.problem
 
 
-def test_a_plan_leaves_out_who_serves_another_master(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_leaves_out_workers_of_another_master(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with real_worker(tmp_path / "a", "--name", "a") as (_, address), Cluster.connect([address]) as other:
         assert home_asked([address], LAPTOP).names == ("master",)
         assert f"planned without a: it is in use by {other.name}" in capfd.readouterr().err

@@ -110,7 +110,7 @@ def test_what_cannot_be_a_code_costs_no_guess(tmp_path: Path, code: str) -> None
     assert len(host.codes) == 1
 
 
-def test_who_waits_is_told_why_there_is_another_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_code_comes_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def guessed_once(listener: object, door: Door, own: object, show: Callable[[str], None]) -> PairedKey:
         show("111-111")
         show("222-222")
@@ -138,7 +138,7 @@ def test_without_a_way_out_of_the_network_an_address_is_shown_and_no_name(monkey
 
 
 @pytest.mark.parametrize("pairs", [as_host, as_guest])
-def test_who_sends_a_byte_now_and_then_keeps_nobody_waiting(
+def test_a_dripping_client_delays_no_other(
     tmp_path: Path, pairs: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte comes in time, and all of them would take for ever."""
@@ -166,7 +166,7 @@ def test_what_cannot_be_a_name_is_said_so(tmp_path: Path) -> None:
         accept("192..168.1.7", 9993, "482-193", door, own_introduction(door))
 
 
-def test_who_guesses_again_and_again_ends_it(tmp_path: Path) -> None:
+def test_repeated_guesses_end_the_pairing(tmp_path: Path) -> None:
     with waiting(tmp_path / "here") as host:
         for number in range(3):
             with pytest.raises(PairingError, match="the code is wrong"):
@@ -192,7 +192,7 @@ def test_nonsense_costs_no_guess(tmp_path: Path, said: bytes) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400\r\n\r\n", b"tpi pairs 1\n\x00\x21A" + bytes(32)])
-def test_whoever_answers_instead_is_not_trusted(tmp_path: Path, answer: bytes) -> None:
+def test_an_impostor_is_not_trusted(tmp_path: Path, answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def pretend() -> None:
@@ -210,7 +210,7 @@ def test_whoever_answers_instead_is_not_trusted(tmp_path: Path, answer: bytes) -
     assert KeyRing(tmp_path).read().paired == ()
 
 
-def test_nobody_comes(tmp_path: Path) -> None:
+def test_no_worker_comes(tmp_path: Path) -> None:
     with waiting(tmp_path, wait_s=0.1) as host:
         pass
     assert "nobody came" in str(host.problem)
@@ -224,7 +224,7 @@ def test_codes_are_drawn_anew() -> None:
     assert len({drawn() for _ in range(50)}) > 40
 
 
-def test_connections_that_say_nothing_keep_nobody_waiting(tmp_path: Path) -> None:
+def test_silent_connections_delay_no_pairing(tmp_path: Path) -> None:
     """One that stops after a byte keeps them for a short while."""
     here, there = tmp_path / "here", tmp_path / "there"
     with waiting(here) as host, ExitStack() as stack:

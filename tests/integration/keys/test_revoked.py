@@ -25,7 +25,7 @@ PLANES = (CONTROL, COLLECTIVE, WEIGHTS)  # in the order of their ports
 ELSEWHERE = "127.0.0.9"  # where somebody calls from who is on another machine
 
 
-def test_who_is_revoked_while_connected_is_not_heard_any_more(tmp_path: Path) -> None:
+def test_a_key_revoked_while_connected_is_ignored(tmp_path: Path) -> None:
     """In a second: the connection that stood is ended, what came over it is dropped, and there is no other."""
     here, there = tmp_path / "here", tmp_path / "there"
 
@@ -127,7 +127,7 @@ def connected_to(address: str, plane: Plane) -> bool:
 
 
 @pytest.mark.parametrize("plane", PLANES, ids=lambda plane: plane.name)
-def test_who_is_revoked_loses_every_connection_though_it_says_nothing(tmp_path: Path, plane: Plane) -> None:
+def test_a_revoked_key_loses_silent_connections_too(tmp_path: Path, plane: Plane) -> None:
     """The worker serves nobody, and nothing is ever said over the connection."""
     here, there = tmp_path / "here", tmp_path / "there"
 
@@ -145,7 +145,7 @@ def test_who_is_revoked_loses_every_connection_though_it_says_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("plane", PLANES, ids=lambda plane: plane.name)
-def test_whoever_remains_allowed_stays_or_comes_back(tmp_path: Path, plane: Plane) -> None:
+def test_allowed_keys_stay_or_come_back(tmp_path: Path, plane: Plane) -> None:
     """From another address it notices nothing; at the address of who is revoked it connects again."""
     here, there, third = tmp_path / "here", tmp_path / "there", tmp_path / "third"
     pair_folders(here, there, third)
@@ -160,7 +160,7 @@ def test_whoever_remains_allowed_stays_or_comes_back(tmp_path: Path, plane: Plan
         assert apart.heard() == [True]
 
 
-def test_a_run_goes_on_while_somebody_else_is_revoked(tmp_path: Path) -> None:
+def test_a_run_goes_on_while_another_key_is_revoked(tmp_path: Path) -> None:
     here, there, third, model = tmp_path / "here", tmp_path / "there", tmp_path / "third", MadeUpModel()
     pair_folders(here, there, third)
     with ExitStack() as stack:

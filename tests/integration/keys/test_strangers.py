@@ -65,7 +65,7 @@ def test_an_unpaired_peer_and_a_wrong_key_reach_nothing(tmp_path: Path, plane: P
         assert channel.stats.received == channel.stats.malformed == 0
 
 
-def test_whoever_asks_for_keys_goes_on_where_they_cannot_be_looked_up(
+def test_keys_that_cannot_be_looked_up_end_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody gets in meanwhile, that is said once, and later it is as before."""
@@ -125,7 +125,7 @@ def test_garbage_and_half_messages_reach_nothing(tmp_path: Path) -> None:
         assert channel.stats.received == channel.stats.malformed == 0
 
 
-def test_a_thousand_connections_of_strangers_take_little_memory_and_stop_nobody(tmp_path: Path) -> None:
+def test_a_thousand_strangers_take_little_memory_and_stop_no_run(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
     model = MadeUpModel()

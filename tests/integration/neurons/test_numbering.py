@@ -182,7 +182,7 @@ def test_what_is_in_use_is_not_replaced(pack: Pack, tokens: I32, tmp_path: Path)
     made.keep(tmp_path, silent)
 
 
-def test_who_is_stopped_leaves_nothing_half_made(
+def test_a_stopped_run_leaves_nothing_half_made(
     pack: Pack, tokens: I32, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stopped(BaseException):

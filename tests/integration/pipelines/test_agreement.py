@@ -167,7 +167,7 @@ def test_a_session_batches_over_two_processes(tiny_pack: Callable[..., Pack], tm
         assert answers(session.engine.deployment, asked, 3) == expected
 
 
-def test_numbers_of_a_group_are_checked_by_whoever_takes_them(tiny_pack: Callable[..., Pack]) -> None:
+def test_numbers_of_a_group_are_checked_by_the_receiver(tiny_pack: Callable[..., Pack]) -> None:
     from worker.plan.checks import check_assign
 
     own = plans(tiny_pack("llama"), (1, 1))[1]

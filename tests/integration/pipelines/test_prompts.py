@@ -66,7 +66,7 @@ def test_all_prompts_of_a_step_share_one_crossing_of_every_weight(
 @pytest.mark.parametrize(
     ("pipeline", "many", "longest"), [("batch", True, 40 * 128), ("batch", False, 512), ("performance", True, 256)]
 )
-def test_steps_are_long_where_a_batch_is_computed_that_nobody_watches(
+def test_steps_are_long_in_an_unwatched_batch(
     pipeline: Pipelining, many: bool, longest: int, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     pack = tiny_pack("llama")
@@ -110,7 +110,7 @@ def test_requests_that_ask_for_more_than_the_context_are_planned_for_as_they_are
         assert session.engine.deployment.pages.total == 3 * 4
 
 
-def test_nobody_waits_for_a_long_step_when_the_batch_ends_early(
+def test_a_batch_that_ends_early_waits_for_no_long_step(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks that would still be computed raise in place of it."""

@@ -81,7 +81,7 @@ def test_prompts_that_begin_alike_are_computed_once(tiny_pack: Callable[..., Pac
         assert (first.sequence.cached, second.sequence.cached) == (0, 64)
 
 
-def test_who_follows_somebody_that_gave_up_goes_on_alone(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
+def test_a_follower_of_a_withdrawn_request_goes_on_alone(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     with in_process_engine(tiny_pack("llama"), [1], tmp_path) as engine:
         first, second = (Asked(engine, [5, 6, 7], reuse=True) for _ in range(2))
         second.request.follows = first.request

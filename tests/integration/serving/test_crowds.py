@@ -60,7 +60,7 @@ def test_eight_at_random_times_hear_what_each_hears_alone(
         assert served.pages_in_use == 0
 
 
-def test_who_is_turned_away_hears_when_to_come_back(
+def test_refused_clients_hear_when_to_come_back(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tiny_server(tiny_pack("llama"), tmp_path, ServeLimits(waiting=0), most=1) as served, client(served) as http:

@@ -224,7 +224,7 @@ def test_while_workers_are_waited_for_requests_come_and_go(engine: Engine) -> No
     assert thread.open == 0
 
 
-def test_who_stops_an_answer_waits_for_no_worker(engine: Engine) -> None:
+def test_a_stopped_answer_waits_for_no_worker(engine: Engine) -> None:
     begun, sequence = Event(), engine.admit([5, 6, 7])
     waiting(engine, begun)
     assert list(engine.generate(sequence, Sampler(Sampling(temperature=0)), 5, begun.is_set)) == []

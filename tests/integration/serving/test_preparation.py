@@ -70,7 +70,7 @@ def heard(status: int) -> Iterator[Event]:
         log.setLevel(level)
 
 
-def test_a_grammar_of_many_answers_is_compiled_once_and_holds_up_nobody(http: httpx.Client, slow: SlowGrammars) -> None:
+def test_a_shared_grammar_is_compiled_once_beside_other_answers(http: httpx.Client, slow: SlowGrammars) -> None:
     with ThreadPoolExecutor(1) as pool:
         many = pool.submit(http.post, CHAT, json=of_pattern("[a-c]{3}", n=16))
         try:

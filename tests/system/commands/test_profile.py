@@ -169,7 +169,7 @@ def test_a_killed_profile_goes_on(pack: Path, tmp_path: Path) -> None:
     assert (load_use(pack / NAME).counts == ended.counts).all()
 
 
-def test_neurons_are_renumbered_for_those_who_will_hold_them(pack: Path, tmp_path: Path) -> None:
+def test_neurons_are_renumbered_for_their_nodes(pack: Path, tmp_path: Path) -> None:
     """Three nodes answer as they do with the model's own numbers; a run that uses the new ones keeps them."""
     save_predictors(pack / "predictors.safetensors", list(exact_predictors(Pack.open(pack)).values()))
     profiled = ("profile", "-m", str(pack), "--text", str(TEXT), "--tokens", "1024", "--split", "1,1,1")

@@ -43,7 +43,7 @@ def only_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Deployer, "deploy", refuse)
 
 
-def test_who_could_not_help_joins_when_it_can(
+def test_a_left_out_worker_joins_when_it_can_help(
     tmp_path: Path, tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = RunOptions(str(tiny_model("llama").directory), discover=True, cache=tmp_path / "m")
@@ -71,7 +71,7 @@ def test_who_could_not_help_joins_when_it_can(
             assert joined(session) == ["master", busy.name, "then", "master", small.name, busy.name]
 
 
-def test_who_cannot_help_is_done_without(
+def test_workers_that_cannot_help_are_left_out(
     tmp_path: Path,
     tiny_model: Callable[[str], TinyModel],
     monkeypatch: pytest.MonkeyPatch,

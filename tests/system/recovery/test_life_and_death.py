@@ -152,10 +152,10 @@ def test_kills_and_freezes_at_random_moments(home: tuple[Session, list[Laptop]],
             hit[0].start()
         else:
             hit[0].signal(signal.SIGCONT)
-        everybody_who_left(session)
+        left_clients(session)
 
 
-def everybody_who_left(session: Session) -> None:
+def left_clients(session: Session) -> None:
     """Who was killed after the last token is missed by the next request only."""
     speak(session, PROMPT, 3)
     everybody(session)
@@ -315,7 +315,7 @@ def free(net: Net, address: str) -> bool:
     return asked.condition is not None and not asked.condition.used_by
 
 
-def test_who_is_let_go_is_idle_and_free(tmp_path: Path) -> None:
+def test_a_dismissed_worker_is_idle_and_free(tmp_path: Path) -> None:
     """It returns its memory, keeps its shards, and the next master has it; the others answer on."""
     model = str(pull("smollm2-135m", default_cache()))
     with house(tmp_path, 2) as laptops:

@@ -15,7 +15,7 @@ MINUTES = 3
 @needs_root
 @pytest.mark.waits
 @pytest.mark.timeout(660)
-def test_three_minutes_of_slow_links_and_a_busy_worker_evict_nobody() -> None:
+def test_three_minutes_of_slow_links_evict_no_worker() -> None:
     """The benchmark of an hour, shorter; it waits most of the time, and may be slow: others run beside it."""
     command = [sys.executable, "-m", "benchmarks.trust.patience", "--minutes", str(MINUTES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -99,7 +99,7 @@ def held(target: Target, stack: ExitStack, begin: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_silent_connections_shut_nobody_out(half: str, served: Target, descriptors: None) -> None:
+def test_silent_connections_shut_no_client_out(half: str, served: Target, descriptors: None) -> None:
     def attack(target: Target) -> None:
         with ExitStack() as stack:
             for _ in range(CONNECTIONS):

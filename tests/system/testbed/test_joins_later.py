@@ -32,7 +32,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_who_joins_later_is_used_if_that_is_faster(large_model: Path, tmp_path: Path) -> None:
+def test_a_later_worker_is_used_if_that_is_faster(large_model: Path, tmp_path: Path) -> None:
     with home(tmp_path) as (place, bed):
         place.begin(large_model)
         assert place.answer() == ["master"]

@@ -72,7 +72,7 @@ def test_an_error_comes_after_what_was_made_before_it() -> None:
     asyncio.run(run())
 
 
-def test_who_reads_along_gets_any_length() -> None:
+def test_a_reading_client_gets_any_length() -> None:
     async def run() -> None:
         backlog = Backlog(MOST)
         for _ in range(100):

@@ -76,7 +76,7 @@ def test_a_stranger_writes_no_line_of_the_log_and_no_terminal_obeys_it(caplog: p
     assert "POST /x 2026 forged?]0;mine? 401" in line
 
 
-def test_what_nobody_foresaw_ends_a_stream_and_is_raised() -> None:
+def test_an_unforeseen_fault_ends_a_stream_and_is_raised() -> None:
     """Rather than an end of the stream that looks like any other."""
     sent: list[Message] = []
 
@@ -96,7 +96,7 @@ def test_what_nobody_foresaw_ends_a_stream_and_is_raised() -> None:
     assert [message.get("more_body") for message in sent] == [None, True]
 
 
-def test_what_nobody_foresaw_ends_the_answers_that_have_begun() -> None:
+def test_an_unforeseen_fault_ends_the_running_answers() -> None:
     ended: list[str] = []
 
     class Service:

@@ -105,7 +105,7 @@ def _always_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOST_S", 0.0)
 
 
-def test_it_says_who_holds_what(read: Read) -> None:
+def test_it_says_which_node_holds_what(read: Read) -> None:
     shown = read()
     assert shown["model"] == "tiny"
     assert (shown["running"], shown["waiting"], shown["fresh"], shown["problem"]) == (1, 2, True, None)
@@ -132,7 +132,7 @@ def test_another_deployment_is_counted_from_its_start(read: Read, nodes: _Nodes)
     assert _times(read())[0] == pytest.approx(20.0)
 
 
-def test_many_who_look_on_are_one_question(read: Read, nodes: _Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_watchers_cause_one_question(read: Read, nodes: _Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FRESH_S", 1000.0)
     for _ in range(5):
         assert read()["fresh"]

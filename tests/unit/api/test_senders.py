@@ -37,7 +37,7 @@ def test_owners_are_whole_addresses_and_keys() -> None:
     assert sender_of("10.0.0.1", "mine", (), False).salt != sender_of("10.0.0.1", "yours", (), False).salt
 
 
-def test_with_several_keys_the_key_is_who_asks_wherever_from() -> None:
+def test_with_several_keys_the_key_is_the_client() -> None:
     here, there = (sender_of(address, "b", ("a", "b"), False) for address in ("10.0.0.1", "10.0.0.2"))
     assert here == there
     assert here.name != sender_of("10.0.0.1", "a", ("a", "b"), False).name

@@ -39,7 +39,7 @@ def test_long_and_short_prompts_are_mixed() -> None:
     assert (sorted(map(sorted, placed)), aborted) == ([[0, 3], [1, 4], [2, 5]], [])
 
 
-def test_who_finds_no_room_beside_others_comes_in_the_next_batch() -> None:
+def test_a_request_without_room_comes_in_the_next_batch() -> None:
     requests = [Lengths(60, 30), Lengths(50, 30), Lengths(40, 30)]
     assert micro_batches(requests, 3, 100) == ([[0]], [1, 2])
     assert in_order(requests, 3, 100) == [0, 1, 2]

@@ -69,7 +69,7 @@ def test_lru_keeps_nothing_below_one_steps_units_and_others_do() -> None:
 
 
 @pytest.mark.parametrize("slots", [5, 300])
-def test_who_goes_is_who_is_worth_least_and_of_equals_who_comes_first(slots: int) -> None:
+def test_the_least_worth_goes_first(slots: int) -> None:
     """Few and many slots, and many units that are worth the same."""
     random = np.random.default_rng(slots)
     table, policy = SlotTable(2 * slots, slots), Lfu(2 * slots)

@@ -94,7 +94,7 @@ def test_computing_follows_what_it_waits_for_and_its_lane() -> None:
     device.close()
 
 
-def test_what_is_started_begins_no_sooner_than_who_starts_it() -> None:
+def test_a_started_task_begins_no_sooner_than_its_caller() -> None:
     emulated, time = emulation()
     device = EmulatedDevice(emulated, native)
     time.pass_by(7)

@@ -82,7 +82,7 @@ def test_places_become_even_and_stay_so() -> None:
     assert house.running() == counts
 
 
-def test_who_holds_most_gives_pages_back() -> None:
+def test_the_client_with_most_pages_gives_some_back() -> None:
     house = House(pages=24)
     long = house.ask("a", prompt=20 * PAGE)
     house.step(1.0)

@@ -78,7 +78,7 @@ def test_no_other_split_is_faster(nodes: list[tuple[float, int]], latency: float
     assert [sum(counts) for counts in found.units.values()] == [kind.units for kind in problem.dealt]
 
 
-def test_who_is_twice_as_fast_has_twice_as_much() -> None:
+def test_twice_as_fast_gets_twice_as_much() -> None:
     found = best_split(home([2e9, 1e9, 1e9], [8 << 30] * 3, 0.0, heads=16, neurons=32))
     assert found.members == (0, 1, 2)
     assert found.units == {"heads": (8, 4, 4), "neurons": (16, 8, 8)}

@@ -85,7 +85,7 @@ def echoing(_: Hostile, message: object) -> list[object]:
     return [message] if isinstance(message, Echo) else []
 
 
-def test_who_joins_an_idle_master_has_the_link_that_it_has() -> None:
+def test_joining_an_idle_master_measures_the_real_link() -> None:
     """It is called in the background, where nobody looks more than four times a second, but for such answers."""
     with hostile(echoing) as worker, Cluster.connect([]) as cluster:
         cluster.seek(worker.address)

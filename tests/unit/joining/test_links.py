@@ -27,7 +27,7 @@ NOBODY = -1
         ([NOBODY, 9, NOBODY], [], None),  # of an earlier plan, with more nodes
     ],
 )
-def test_who_is_not_reached_by_whom(missed: list[int], done: list[int], link: tuple[int, int] | None) -> None:
+def test_it_names_unreachable_pairs(missed: list[int], done: list[int], link: tuple[int, int] | None) -> None:
     assert broken_link(missed, [rank in done for rank in range(len(missed))]) == link
 
 

@@ -51,7 +51,7 @@ def test_nonsense_is_no_announcement(record: dict[bytes, bytes | None], port: in
     assert found is None or (len(found.key) == KEY_BYTES and 0 < found.port < 65536)
 
 
-def test_who_is_started_later_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_started_later_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookout, "_EVERY_S", 0.01)
     monkeypatch.setattr(lookout, "_SELDOM_S", 0.02)
     said, heard = list[Announcement](), SimpleQueue[tuple[str, bytes]]()

@@ -53,7 +53,7 @@ def member(cluster: Any, said: list[str], patience_s: float = 1e9, **more: Any) 
     return Membership(cluster, Shares(1.0, {}), refuse, said.append, patience_s, False, lookout, scout, **more)
 
 
-def test_patience_lasts_as_long_as_anybody_waits() -> None:
+def test_patience_lasts_as_long_as_a_request_waits() -> None:
     cluster, said = Gone(), list[str]()
     membership = member(cluster, said, wanted=lambda: cluster.waits < 3)
     with pytest.raises(NodeLost, match=r"nobody waits for workers to come back any more, .* does not fit"):
@@ -72,7 +72,7 @@ def test_patience_has_an_end(patience_s: float, told: str) -> None:
     assert f"Waiting {told} for workers" in said[-1]
 
 
-def test_who_was_left_out_of_the_plan_is_called_where_the_model_does_not_fit() -> None:
+def test_workers_left_out_are_called_where_the_model_does_not_fit() -> None:
     """Until then it is not, however loudly it announces itself: it would slow the others."""
     cluster, slow, new = Gone(), WorkerId("slow:1", b"1" * 32), WorkerId("new:1", b"2" * 32)
     membership = member(cluster, [], patience_s=0.0)
@@ -184,7 +184,7 @@ class Home:
         return [one.address.partition(":")[0] for one in self.membership.scout.kept]
 
 
-def test_who_joins_and_would_slow_the_rest_is_left_out_and_said_to_be_once() -> None:
+def test_a_slowing_worker_is_left_out_and_named_once() -> None:
     home = Home(House(), Rules(slow="master"))
     for _ in range(2):
         home.comes("slow")
@@ -199,14 +199,14 @@ def test_who_joins_and_would_slow_the_rest_is_left_out_and_said_to_be_once() -> 
     assert (home.names, home.kept, home.deployed) == (["fast", "slow"], [], [2, 3])
 
 
-def test_who_is_not_needed_any_more_beside_one_that_joins_is_let_go() -> None:
+def test_a_worker_made_useless_by_another_is_let_go() -> None:
     home = Home(House(Machine("old")), Rules(old="fast"))
     home.comes("fast")
     assert (home.names, home.kept, home.house.dismissed) == (["fast"], ["old"], ["old"])
     assert home.deployed == [2]
 
 
-def test_who_would_slow_nobody_any_more_is_called_after_a_loss() -> None:
+def test_a_worker_that_slows_no_other_is_called_after_a_loss() -> None:
     home = Home(House(Machine("fast")), Rules(slow="fast"))
     home.comes("slow")
     assert (home.kept, home.called) == (["slow"], [])
@@ -214,7 +214,7 @@ def test_who_would_slow_nobody_any_more_is_called_after_a_loss() -> None:
     assert (home.kept, home.called) == ([], ["slow:1"])
 
 
-def test_who_is_slow_is_used_where_the_model_does_not_fit_until_it_is_not_needed() -> None:
+def test_a_slow_worker_is_used_while_the_model_needs_it() -> None:
     home = Home(House(Machine("fast")), Rules(slow="fast"), least=2)
     home.comes("slow")
     assert home.membership.recover(NodeLost("fast", "worker fast is lost"))
@@ -226,7 +226,7 @@ def test_who_is_slow_is_used_where_the_model_does_not_fit_until_it_is_not_needed
     assert (home.names, home.kept, home.deployed) == (["fast"], ["slow"], [2, 2])
 
 
-def test_who_was_left_out_of_the_first_plan_is_called_where_that_does_not_fit() -> None:
+def test_workers_left_out_of_a_first_plan_are_called_where_it_does_not_fit() -> None:
     home = Home(House(), Rules(slow="master"), least=2)
     home.membership.scout.keep([Machine("slow").id])
     home.membership.begin(optional=False)
@@ -236,7 +236,7 @@ def test_who_was_left_out_of_the_first_plan_is_called_where_that_does_not_fit() 
         home.membership.begin(optional=False)
 
 
-def test_where_nobody_is_measured_everybody_is_used() -> None:
+def test_without_measurements_every_worker_is_used() -> None:
     home = Home(House(), Rules(slow="master"))
     home.house.look_over = None  # --split, or --workers
     home.comes("slow")

@@ -70,7 +70,7 @@ def test_a_laptop_at_another_address_keeps_its_plan(planned: PlannedSplit) -> No
     assert heads(planned, WorkerId("slow0", FAST), WorkerId("fast", SLOW)) == [1, 4, 5]
 
 
-def test_who_joins_is_measured_once_and_planned_with(planned: PlannedSplit) -> None:
+def test_a_joining_worker_is_measured_once_and_planned_with(planned: PlannedSplit) -> None:
     assert heads(planned, WorkerId("fast", FAST), WorkerId("new", NEW)) == [1, 4, 3]
     assert heads(planned, WorkerId("moved", NEW)) == [1, 3]
     assert heads(planned, WorkerId("fast", FAST), WorkerId("mute", b"\4" * 32)) == [1, 1, 1]
@@ -88,7 +88,7 @@ def test_who_joins_is_measured_once_and_planned_with(planned: PlannedSplit) -> N
     ],
     ids=["it is silent", "it says nothing of itself", "the link to it"],
 )
-def test_who_cannot_be_measured_is_named_once_with_the_reason(
+def test_an_unmeasurable_worker_is_named_once_with_the_reason(
     found: Asked, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Equal shares for all, the slow ones too, are not to be a riddle."""
@@ -128,7 +128,7 @@ def worker(name: str) -> WorkerId:
     return WorkerId(name, name.encode())
 
 
-def test_who_would_slow_the_rest_is_refused_and_the_reason_has_figures() -> None:
+def test_a_slowing_worker_is_refused_with_figures() -> None:
     home = home_of(near=Link(0.0005, 1e8), far=Link(2.0, 1e6))
     assert home.refused([worker("near")]) == {}
     assert home.refused([]) == {}
@@ -139,7 +139,7 @@ def test_who_would_slow_the_rest_is_refused_and_the_reason_has_figures() -> None
     assert home.refused([worker("near"), worker("never measured")]) == {}
 
 
-def test_shares_are_planned_once_somebody_from_elsewhere_joins() -> None:
+def test_shares_are_planned_once_a_remote_worker_joins() -> None:
     home, made = home_of(**{"192.0.2.1:1": Link(0.0005, 1e8), "192.0.2.2:1": Link(2.0, 1e6)}), list[str]()
 
     def plan() -> PlannedSplit:

@@ -50,7 +50,7 @@ class House:
         return self.calls[-1]
 
 
-def test_who_is_busy_is_called_until_it_is_free() -> None:
+def test_a_busy_worker_is_called_until_it_is_free() -> None:
     house = House()
     recruits = Recruits(house.call)
     house.problem["a"] = NodeInUse("a", "worker a is in use")
@@ -66,7 +66,7 @@ def test_who_is_busy_is_called_until_it_is_free() -> None:
     assert len(house.calls) == 3
 
 
-def test_who_serves_this_master_at_another_address_is_called_until_it_has_forgotten_that() -> None:
+def test_a_moved_worker_is_called_until_it_forgets_its_master() -> None:
     """It has moved, and takes its master to be where it was for a moment."""
     house = House()
     recruits = Recruits(house.call)
@@ -78,7 +78,7 @@ def test_who_serves_this_master_at_another_address_is_called_until_it_has_forgot
     assert [id(one) for one in recruits.ready] == [id(house.calls[1])]
 
 
-def test_who_has_too_little_memory_is_let_go_until_it_has_more() -> None:
+def test_a_worker_short_of_memory_is_let_go_until_it_has_more() -> None:
     house = House()
     recruits = Recruits(house.call)
     house.memory["a"] = 100
@@ -107,7 +107,7 @@ def test_another_address_of_one_that_is_to_wait_is_not_called_sooner() -> None:
     assert [one.address for one in recruits.ready] == ["a"]
 
 
-def test_who_comes_counts_once_it_was_looked_over() -> None:
+def test_a_new_worker_counts_once_it_was_measured() -> None:
     house, seen = House(), list[Any]()
     recruits = Recruits(house.call)
     recruits.look_over = seen.append
@@ -139,7 +139,7 @@ class WaitedFor(Recruits):
         self._look_over = found
 
 
-def test_who_waits_for_workers_may_say_so_while_one_is_looked_over() -> None:
+def test_reports_may_change_while_a_worker_is_measured() -> None:
     """Another thread does: the one that keeps the connections goes on."""
     house, seen = House(), list[Any]()
     recruits = WaitedFor(house.call)
@@ -183,14 +183,14 @@ def workers(house: House) -> list[Any]:
     return [house.call("a"), house.call("b")]
 
 
-def test_only_who_has_no_room_waits_for_more() -> None:
+def test_only_a_full_worker_waits_for_memory() -> None:
     for named, full in (("a", ["a"]), ("master", ["a", "b"])):
         cluster = Joined(*workers(House()))
         membership(cluster, PlanError("too little", named)).welcome(fresh=True)
         assert cluster.postponed == [(["a", "b"], full)]
 
 
-def test_who_is_left_out_at_the_beginning_is_called_again() -> None:
+def test_a_worker_left_out_at_the_start_is_called_again() -> None:
     cluster = Joined(*workers(House()))
     membership(cluster, PlanError("too little", "b")).begin(optional=True)
     assert cluster.postponed == [(["b"], ["b"])]
@@ -217,7 +217,7 @@ def silent(calls: list[Silent]) -> Callable[[str, bytes], Any]:
 
 
 @given(st.lists(st.tuples(st.sampled_from([LAPTOP, OTHER]), st.integers(1, 500)), max_size=80))
-def test_whoever_announces_what_he_likes_has_few_addresses_called(said: list[tuple[bytes, int]]) -> None:
+def test_false_announcements_cause_few_calls(said: list[tuple[bytes, int]]) -> None:
     calls = list[Silent]()
     recruits = Recruits(silent(calls))
     recruits.seek("home:9990", key=LAPTOP)
@@ -232,7 +232,7 @@ def test_whoever_announces_what_he_likes_has_few_addresses_called(said: list[tup
     assert all(one.closed for one in calls)
 
 
-def test_who_is_found_is_called_nowhere_else() -> None:
+def test_a_found_worker_is_called_nowhere_else() -> None:
     for answers in ("home:9990", "x:3"):
 
         def call(address: str, wanted: bytes, answers: str = answers) -> Any:
@@ -254,7 +254,7 @@ def test_who_is_found_is_called_nowhere_else() -> None:
         assert recruits.misses(OTHER)
 
 
-def test_who_lets_nobody_of_here_in_is_called_seldom() -> None:
+def test_a_refusing_worker_is_called_seldom() -> None:
     house = House()
     recruits = Recruits(house.call)
     house.problem["a"] = NodeRefused("a", "worker a has revoked this machine's key")
@@ -276,7 +276,7 @@ def test_who_lets_nobody_of_here_in_is_called_seldom() -> None:
         ([("127.0.0.1:1", OTHER), ("e", OTHER)], [2, 1]),  # its key was not known before
     ],
 )
-def test_who_comes_back_is_recognised(present: list[tuple[str, bytes]], found: list[int | None]) -> None:
+def test_a_returning_worker_is_recognised(present: list[tuple[str, bytes]], found: list[int | None]) -> None:
     known = [WorkerId("a", LAPTOP), WorkerId("b", OTHER), WorkerId("127.0.0.1:1")]
     assert recognise([WorkerId(*one) for one in present], known) == found
 
@@ -291,7 +291,7 @@ def test_no_two_are_one(present: list[WorkerId], known: list[WorkerId]) -> None:
     assert recognise(known, known) == list(range(len(known)))
 
 
-def test_who_comes_back_at_another_address_gets_its_place() -> None:
+def test_a_worker_at_another_address_gets_its_place_back() -> None:
     places = WorkerPlaces()
     places.known = [WorkerId("a"), WorkerId("b")]
     first = [SimpleNamespace(id=WorkerId("a", LAPTOP)), SimpleNamespace(id=WorkerId("b", OTHER))]

@@ -51,7 +51,7 @@ def scouting(network: Network) -> Iterator[tuple[Scout, MeasuredWorkers]]:
     assert scout._thread is None or not scout._thread.is_alive()
 
 
-def test_who_comes_is_admitted_when_it_was_measured_or_cannot_be() -> None:
+def test_a_new_worker_is_admitted_measured_or_not() -> None:
     network = Network({HERE.address: FAR})
     with scouting(network) as (scout, measured):
         for one in (HERE, THERE):
@@ -64,7 +64,7 @@ def test_who_comes_is_admitted_when_it_was_measured_or_cannot_be() -> None:
         assert measured.missing([HERE, WorkerId(THERE.address, OTHER)]) == [THERE.address]
 
 
-def test_measuring_that_fails_admits_who_has_come_and_does_not_end_the_scout(
+def test_a_failed_measurement_admits_the_worker_and_the_scout_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fails(addresses: Sequence[str], wanted: Callable[[], bool]) -> list[Neighbour]:
@@ -82,7 +82,7 @@ def test_measuring_that_fails_admits_who_has_come_and_does_not_end_the_scout(
     assert said == "tpi: measuring workers failed (ValueError: no such thing); it is tried again\n"
 
 
-def test_who_is_on_this_machine_is_admitted_at_once() -> None:
+def test_a_local_worker_is_admitted_at_once() -> None:
     network = Network()
     with scouting(network) as (scout, _):
         worker: Any = Worker("127.0.0.1:9990")
@@ -105,7 +105,7 @@ def test_who_is_on_this_machine_is_admitted_at_once() -> None:
         (None, False),
     ],
 )
-def test_who_is_in_reserve_is_called_once_it_is_better(now: Neighbour | None, called: bool) -> None:
+def test_a_worker_in_reserve_is_called_once_it_is_better(now: Neighbour | None, called: bool) -> None:
     network = Network({HERE.address: FAR})
     measured = MeasuredWorkers(network)
     scout = Scout(measured, network.sought.append)
@@ -133,7 +133,7 @@ def test_a_little_better_each_time_is_better_in_the_end() -> None:
     assert network.sought == [HERE]
 
 
-def test_who_is_in_reserve_is_so_where_it_was_measured() -> None:
+def test_a_worker_is_in_reserve_only_where_it_was_measured() -> None:
     network = Network()
     with scouting(network) as (scout, _):
         scout.keep([HERE, WorkerId("192.0.2.3:1", OTHER)])
@@ -146,7 +146,7 @@ def test_who_is_in_reserve_is_so_where_it_was_measured() -> None:
         assert network.sought == []
 
 
-def test_who_is_named_is_never_looked_at() -> None:
+def test_named_workers_are_never_measured() -> None:
     sought: list[WorkerId] = []
     scout = Scout(None, sought.append)
     scout.keep([HERE])

@@ -135,7 +135,7 @@ def part_of(spec: ExpertsSpec, pieces: tuple[ExpertPiece, ...], shared: bool) ->
     return ExpertsSpec(replace(spec.routed, neuron=run), pieces, spec.shared if shared else None, spec.router)
 
 
-def test_experts_that_nobody_chose_are_not_read() -> None:
+def test_unchosen_experts_are_not_read() -> None:
     case = experts_case(np.random.default_rng(4), format="f32", tokens=1)
     routing = reference.route(case.spec.router, case.x)
     expected = native.experts(case.spec, case.data, case.x, routing)

@@ -61,7 +61,7 @@ def test_several_sequences_and_windows(kv_dtype: KvDtype, window: int, lengths: 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_a_token_has_its_bits_whoever_else_attends(kv_dtype: KvDtype, threads: int) -> None:
+def test_a_token_has_the_same_bits_in_any_batch(kv_dtype: KvDtype, threads: int) -> None:
     """One by one, or together: other sequences, tokens of the same one, other cuts into tasks."""
     case = attention_case(
         np.random.default_rng(7), heads=7, kv_heads=2, head_dim=48, kv_dtype=kv_dtype, rotary=0, softcap=20.0,

@@ -42,7 +42,7 @@ def test_what_is_no_whole_key_is_refused(text: str) -> None:
         parse_key(text)
 
 
-def test_an_identity_is_made_once_whoever_asks_at_the_same_time(tmp_path: Path) -> None:
+def test_an_identity_is_made_once_by_concurrent_callers(tmp_path: Path) -> None:
     found: list[Identity] = []
     threads = [Thread(target=lambda: found.append(load_identity(tmp_path / "new"))) for _ in range(8)]
     for thread in threads:

@@ -68,7 +68,7 @@ def test_only_the_asker_and_nodes_of_the_plan_are_tried(monkeypatch: pytest.Monk
     assert len(tried) == len(own) + len(plan)
 
 
-def test_an_answer_after_the_end_wakes_nobody() -> None:
+def test_an_answer_after_the_end_wakes_no_thread() -> None:
     end, other = socket.socketpair()
     end.close()
     other.close()

@@ -35,7 +35,7 @@ def test_paired_until_revoked_for_every_process_that_looks(tmp_path: Path) -> No
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
-def test_who_is_to_be_revoked_must_be_clear(tmp_path: Path) -> None:
+def test_an_ambiguous_key_is_not_revoked(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path)
     one, two = bytes(31) + b"\1", bytes(31) + b"\2"
     ring.pair(PairedKey("a", one))
@@ -46,7 +46,7 @@ def test_who_is_to_be_revoked_must_be_clear(tmp_path: Path) -> None:
     assert ring.revoke(key_text(two)[:63]).name == "b"
 
 
-def test_pairing_at_the_same_time_loses_nobody(tmp_path: Path) -> None:
+def test_concurrent_pairings_lose_no_key(tmp_path: Path) -> None:
     threads = [Thread(target=KeyRing(tmp_path).pair, args=(PairedKey("one", key(n)),)) for n in range(12)]
     for thread in threads:
         thread.start()
@@ -57,7 +57,7 @@ def test_pairing_at_the_same_time_loses_nobody(tmp_path: Path) -> None:
     assert len({one.name for one in paired}) == 12
 
 
-def test_a_damaged_file_opens_to_nobody(tmp_path: Path) -> None:
+def test_a_damaged_file_admits_no_key(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
     theirs, door = load_identity(there).public, Door(here)
@@ -68,7 +68,7 @@ def test_a_damaged_file_opens_to_nobody(tmp_path: Path) -> None:
         KeyRing(here).read()
 
 
-def test_a_file_that_cannot_be_read_is_a_sentence_with_the_way_out_and_opens_to_nobody(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_explained_and_admits_no_key(tmp_path: Path) -> None:
     """A file where the folder should be, a lost network drive, no permission: whatever the system says."""
     folder = tmp_path / "keys"
     folder.write_text("")
@@ -101,7 +101,7 @@ def test_what_leaves_the_machine(host: str, leaves: bool) -> None:
     assert not Door(locked=False).guards(host)
 
 
-def test_who_may_be_met_at_a_host_begins_with_who_was_met_there(tmp_path: Path) -> None:
+def test_keys_of_a_host_begin_with_the_last_one_met(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path)
     for number, host in enumerate(("192.0.2.1", "192.0.2.2", "192.0.2.3")):
         ring.pair(PairedKey(host, key(number), host))

@@ -31,7 +31,7 @@ def test_the_slower_side_is_compared_with_all_neurons_on_the_cpu(
     assert fallback.dense == (not pays)
 
 
-def test_a_cpu_that_somebody_takes_is_as_slow_for_all_neurons() -> None:
+def test_a_shared_cpu_is_as_slow_for_all_neurons() -> None:
     taken = LineCost(4.0, 4.0)
     assert DenseFallback(0.6).pays(10, 60, NEURONS, (FAST, taken))
     assert DenseFallback(0.6).pays(50, 10, NEURONS, (SLOW, taken))
@@ -60,7 +60,7 @@ def test_each_size_of_steps_is_measured_once_when_it_comes() -> None:
     assert not fallback.pays(0, 31, NEURONS, None, 4)
 
 
-def test_who_never_computes_all_for_being_faster_measures_nothing() -> None:
+def test_computing_all_that_is_never_faster_is_not_measured() -> None:
     assert DenseFallback(inf).limit(20, lambda: 0.1) == inf
     late = DenseFallback()
     assert late.limit(20, lambda: 0.1) == inf  # not before it is known for one token

@@ -48,7 +48,7 @@ def test_unknown_tensor_is_refused_by_name(model: str, name: str, tiny_model: Ti
     assert not (tmp_path / "pack").exists()
 
 
-def test_rows_of_a_fused_tensor_that_nobody_takes_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
+def test_untaken_rows_of_a_fused_tensor_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.qkv_proj.weight"
     fused = load_file(tiny_model("phi3").directory / "model.safetensors")[name]
     directory = changed(tiny_model("phi3").directory, tmp_path, {name: np.concatenate([fused, fused[:16]])})

@@ -178,7 +178,7 @@ def test_a_file_with_both_forms_is_read_by_the_one_tensor(tiny_model: Models, tm
     np.testing.assert_allclose(got, forward(Pack.open(tmp_path / "other"), TOKENS), atol=2e-5)
 
 
-def test_rows_of_heads_that_nobody_claims_are_named(tiny_model: Models) -> None:
+def test_unclaimed_rows_of_heads_are_named(tiny_model: Models) -> None:
     opened = open_source(tiny_model("deepseek2").directory)
     attention, *others = opened.model.layers[0]
     without = replace(attention, parts=tuple(part for part in attention.parts if part[0] != "v"))

@@ -36,7 +36,7 @@ def problem(there: NodeMachine, limits: Limits = FREE, count: int = 4, parts: in
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.lists(st.integers(0, 5), min_size=2, max_size=3).filter(any))
-def test_everybody_has_about_what_is_due(count: int, parts: int, weights: list[int]) -> None:
+def test_every_device_has_about_its_due(count: int, parts: int, weights: list[int]) -> None:
     """To within a layer where layers are whole, to within a block where blocks are cut."""
     work, shares = layers(count, 8, parts), [weight / sum(weights) for weight in weights]
     for deal, off in ((by_parts, 300), (by_layers, 400)):

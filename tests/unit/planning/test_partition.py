@@ -23,7 +23,7 @@ def test_deal_covers_every_unit_once_in_rank_order(units: int, shares: list[floa
 
 
 @given(st.integers(1, 300), st.lists(st.integers(1, 9), min_size=1, max_size=9))
-def test_deal_is_within_one_unit_of_exact_where_nobody_is_lifted_to_one(units: int, shares: list[int]) -> None:
+def test_deal_is_within_one_unit_of_exact_shares(units: int, shares: list[int]) -> None:
     exact = [units * share / sum(shares) for share in shares]
     if min(exact) < 1:
         return

@@ -53,7 +53,7 @@ def report(steady: Steady) -> NodeReport:
         ),
     ],
 )
-def test_who_waits_for_the_disk_is_told_what_would_end_that(
+def test_a_waiting_node_is_told_what_would_end_the_waits(
     steady: Steady, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_nodes([report(steady)], "a summary")

@@ -272,7 +272,7 @@ def test_a_token_that_never_waits_takes_its_busy_time() -> None:
     assert timeline.steady_token == pytest.approx(costs.busy)
 
 
-def test_who_waits_must_be_woken() -> None:
+def test_a_waiting_thread_must_be_woken() -> None:
     costs = Costs([1.0, 1.0], [0.0, 0.0], [3.0, 3.0], wake=0.25)
     assert simulate(ring_of(1, 1), costs, 10).typical == pytest.approx((2 * (1.0 + 3.0 + 0.25), 2 * 3.25))
     hidden = Costs([1.0, 1.0], [5.0, 5.0], [3.0, 3.0], wake=0.25)

@@ -55,7 +55,7 @@ def test_a_stars_answers_share_the_link_of_the_one_they_go_to() -> None:
     assert [time for time, _, _ in drain(emulator)] == pytest.approx([0.003, 0.004, 0.005])
 
 
-def test_who_arrives_first_goes_first_even_if_it_left_later() -> None:
+def test_the_first_arrival_goes_first() -> None:
     devices = (Host("near"), Host("far"), Host("goal"))
     links = (HostLink(("near", "r"), 8e6, 0.001), HostLink(("far", "r"), 8e6, 0.010), HostLink(("goal", "r"), 8e6, 0.0))
     emulator = Emulator(Topology("t", devices, links, (Router("r"),)))

@@ -50,7 +50,7 @@ def test_a_signal_whose_exception_is_dropped_ends_the_run() -> None:
     assert [process.returncode for process in bed.started] == [-signal.SIGTERM]
 
 
-def test_what_ignores_its_end_is_killed_though_nobody_can_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ignores_its_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock is as an exception leaves it that strikes between taking it and giving it back."""
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     process: Any = subprocess.Popen([sys.executable, "-c", f"{deaf}; print(flush=True); time.sleep(1000)"], stdout=-1)

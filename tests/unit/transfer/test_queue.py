@@ -93,7 +93,7 @@ def test_a_transfer_that_waits_lets_others_of_another_kind_go() -> None:
     assert made == ["weights", "load"]
 
 
-def test_closing_tells_those_who_wait_and_joins_every_thread() -> None:
+def test_closing_wakes_waiting_threads_and_joins_all() -> None:
     before, gate = set(threading.enumerate()), Gate()
     queue = TransferQueue()
     running = queue.submit("weight load", "running", gate)

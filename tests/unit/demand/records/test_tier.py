@@ -134,7 +134,7 @@ def test_what_is_held_and_expected_does_not_go_whatever_else_is_asked_for() -> N
             assert whole(tier, 0, held, slots)
 
 
-def test_who_expects_anew_gives_back_what_was_expected_before() -> None:
+def test_expecting_anew_gives_back_earlier_expectations() -> None:
     with tier_of(9, slots=24) as (tier, _, _):
         for begin in range(0, 40, 8):
             tier.expect(1, np.arange(begin, begin + 8, dtype=np.int32))

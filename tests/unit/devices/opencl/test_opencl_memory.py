@@ -109,7 +109,7 @@ def test_views_of_an_array_name_their_bytes(card: OpenClDevice) -> None:
             card.copy(there.reshape(-1).view(np.uint8)[::2], np.empty(1200, np.uint8))
 
 
-def test_nobody_can_take_a_name_for_what_it_names() -> None:
+def test_a_name_cannot_pass_for_its_text() -> None:
     code = "from tpi.devices.opencl.addresses import reserve; print(reserve(4096)[7])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert ended.returncode < 0

@@ -1,1 +1,4 @@
-"""The scheduler of weight *memory*: where weights live and move (`master.generation.batcher` admits requests)."""
+"""The scheduler of weight *memory*: where weights are stored and when they move.
+
+Requests are scheduled elsewhere, by `master.generation.batcher`.
+"""

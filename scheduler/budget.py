@@ -1,9 +1,16 @@
-"""What fits into `--memory`: all bytes that a node may use above its bare process, decided before anything is loaded.
+"""The division of `--memory`, all bytes that a node may use above its bare process, before anything is loaded.
 
-In this order: small vectors, activations of one token and collective buffers; pages for the context asked for; a
-prefill chunk, as large as memory allows; the head, if the blocks can still stream beside it; blocks, some of which
-stay; the embedding, if all blocks stay. What cannot fit is refused with the smallest budget that would do, and with
-the context that would fit. `scheduler.free` says what a node may use where the user did not.
+Memory is given out in this order:
+
+1. small vectors, the activations of one token, and the buffers of collectives;
+2. pages for the requested context;
+3. the activations of a prefill step, which is as long as memory allows;
+4. the head, if the blocks can still be streamed in what is left;
+5. resident blocks, and a ring for the others;
+6. the embedding, if all blocks are resident.
+
+If the needs do not fit, the error names the smallest budget and the longest context that would. `scheduler.free` sets
+the budget when the user gives none.
 """
 
 from collections.abc import Sequence
@@ -16,37 +23,37 @@ from tpi.errors import PlanError
 from tpi.kernels.constants import PAGE_TOKENS
 from tpi.pack.layout import BlockKind
 
-LONGEST_CHUNK = 512  # tokens of a prefill step, where memory and context allow them
-_AMPLE_CHUNK = 256  # tokens: longer steps compute hardly faster, and save passes over what is streamed
-_SHORT_CHUNK = 32  # tokens: a prefill step is made shorter than this only where nothing else helps
-_CHUNK_SHARE = 8  # a chunk takes at most one part in so many of what it competes for with weights, or makes streamed
-_STEPS = 8  # in which a budget grows until the head fits
-TILE = 4 << 20  # bytes of a table in memory at once, twice (one in use, one on its way)
+LONGEST_CHUNK = 512  # tokens of a prefill step, if memory and context allow it
+_AMPLE_CHUNK = 256  # tokens: longer steps save passes over the streamed weights, but compute hardly faster
+_SHORT_CHUNK = 32  # tokens: a prefill step is shorter than this only if the weights would not fit otherwise
+_CHUNK_SHARE = 8  # a chunk takes at most one part in so many of the memory it shares with weights, or of the streamed
+_STEPS = 8  # a budget grows by this fraction of the head's missing bytes until the head fits
+TILE = 4 << 20  # bytes of a table's tile; two are in memory at once, one in use and one being read
 PROCESS = 7 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one node must find room for. Bytes, but for `pages`."""
+    """Memory needs of one node, in bytes except for `pages`."""
 
     blocks: tuple[int, ...]  # each block or tile, in order of use (`Extent.slot_bytes`)
     page_bytes: int  # one page of this node's heads, all layers (`tpi.kv.page_bytes`)
-    pages: int  # asked for: the context, in pages
+    pages: int  # the requested context, in pages
     token: int  # activations of one token of a step (`worker.plan.fit.token_bytes`)
-    fixed: int = 0  # vectors, buffers that do not grow with a step
+    fixed: int = 0  # vectors, and buffers that do not grow with a step
     head: int = 0  # the head's table; 0 on workers
-    embedding: int = 0  # the embedding's table; 0 on workers, and where it is the head's
-    kinds: tuple[BlockKind, ...] | None = None  # of `blocks`, as `scheduler.model.placement.kinds_of`
+    embedding: int = 0  # the embedding's table; 0 on workers, and if it is the head's table too
+    kinds: tuple[BlockKind, ...] | None = None  # the kind of each block; None: `scheduler.model.placement.kinds_of`
 
     @property
     def table_tiles(self) -> int:
-        """Bytes for the head's two tiles and one unit of the embedding's rows, when both are on disk."""
+        """Bytes for two tiles of the head and one of the embedding, when both tables are read from disk."""
         return min(2 * TILE, round_up(self.head)) + min(TILE, round_up(self.embedding))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What fits: sizes in bytes, `chunk` in tokens."""
+    """A node's memory as divided: sizes in bytes, `chunk` in tokens."""
 
     total: int
     fixed: int
@@ -54,14 +61,14 @@ class Budget:
     kv_bytes: int
     chunk: int
     chunk_bytes: int
-    head_bytes: int  # for `master.vocabulary.streamed`: the whole table, or its tiles
+    head_bytes: int  # the head's whole table, or the tiles of `master.vocabulary.streamed`
     embedding_bytes: int
     placement: Placement
-    demand_bytes: int = 0  # for a cache of units that come when they are wanted
+    demand_bytes: int = 0  # cache of units that are read only when a step needs them
 
     @property
     def used(self) -> int:
-        """Bytes that the node will use above its bare process: the predicted peak (proposition 5)."""
+        """Bytes that the node will use above its bare process: the predicted peak (TPI-LLM, proposition 5)."""
         other = self.fixed + self.kv_bytes + self.chunk_bytes + self.head_bytes + self.embedding_bytes
         return other + self.placement.memory_bytes + self.demand_bytes
 
@@ -69,14 +76,18 @@ class Budget:
 def plan_budget(
     need: Demand, total: int, chunk: int = LONGEST_CHUNK, window: int = 0, retain: int = 0, speeds: Speeds | None = None
 ) -> Budget:
-    """Fit `need` into `total` bytes.
+    """Divide `total` bytes among the needs of a node.
 
     Args:
-        chunk: the longest prefill step asked for, in tokens; it is never longer than the pages hold.
-        window, retain: the paper's placement (`scheduler.model.placement.place_window`), not the fastest that fits.
+        need: what the node must find room for.
+        total: bytes that the node may use.
+        chunk: the longest prefill step, in tokens; it never exceeds the context.
+        window, retain: if `window` is not 0, the paper's placement (`scheduler.model.placement.place_window`) in place
+            of the fastest that fits.
+        speeds: the speeds to choose a placement for; None: a laptop's.
 
     Raises:
-        PlanError: if it does not fit; says the smallest budget that would do and the context that would fit.
+        PlanError: if the needs do not fit; the message names the smallest budget and the longest context that would.
     """
     if need.pages * need.page_bytes + minimum_bytes(need, window, retain) > total:
         raise _refusal(need, total, window, retain)
@@ -99,14 +110,14 @@ def plan_budget(
 
 
 def minimum_bytes(need: Demand, window: int = 0, retain: int = 0) -> int:
-    """The smallest budget that would do without any KV: one token a step, one block at a time."""
+    """Return the smallest budget that works without any KV cache: one token a step, one block in memory at a time."""
     return need.fixed + need.token + need.table_tiles + _least_weights(need, window, retain)[0]
 
 
 def sufficient_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> int:
-    """The smallest budget found of which `plan_budget` leaves `weights` bytes for blocks: bytes, whole MiB.
+    """Return the smallest budget found with which `plan_budget` leaves `weights` bytes for blocks: bytes, whole MiB.
 
-    More memory may first go to the head or to a longer chunk, so it grows until the blocks get theirs.
+    The head or a longer chunk may take added memory first, so the budget grows in steps until the blocks get theirs.
     """
     total = _whole_mib(minimum_bytes(need) + need.pages * need.page_bytes)
     while (room := _shares(need, total, chunk, 0, 0)[2]) < weights:
@@ -115,7 +126,7 @@ def sufficient_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) ->
 
 
 def window_budget(need: Demand, window: int, retain: int, chunk: int = LONGEST_CHUNK) -> int:
-    """Return the smallest budget found with which this window runs beside a head in memory: bytes, whole MiB."""
+    """Return the smallest budget found for this window with the head in memory: bytes, whole MiB."""
     total = _whole_mib(minimum_bytes(need, window, retain) + need.pages * need.page_bytes)
     while (head := _shares(need, total, chunk, window, retain)[1]) < round_up(need.head):
         total += max(1 << 20, _whole_mib((round_up(need.head) - head) // _STEPS))
@@ -123,9 +134,9 @@ def window_budget(need: Demand, window: int, retain: int, chunk: int = LONGEST_C
 
 
 def headed_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> int:
-    """Return the smallest budget found that leaves `weights` bytes for blocks beside a head in memory.
+    """Return the smallest budget found that leaves `weights` bytes for blocks with the head in memory: whole MiB.
 
-    Where `weights` are all blocks it also keeps the embedding.
+    If `weights` is the size of all blocks, the budget includes the embedding.
     """
     total = sufficient_budget(need, weights, chunk)
     while (shares := _shares(need, total, chunk, 0, 0))[1] < round_up(need.head) or shares[2] < weights:
@@ -134,13 +145,16 @@ def headed_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> int
 
 
 def affordable_pages(need: Demand, total: int, window: int = 0, retain: int = 0) -> int:
-    """Pages that would fit into `total` bytes if the rest took as little as it can; 0 if not even that fits."""
+    """Return how many pages fit into `total` bytes if all other needs are at their minimum; 0 if those do not fit."""
     room = total - minimum_bytes(need, window, retain)
     return max(0, room // need.page_bytes) if need.page_bytes else need.pages
 
 
 def _shares(need: Demand, total: int, chunk: int, window: int, retain: int) -> tuple[int, int, int]:
-    """Tokens of a prefill step, bytes for the head, and bytes left for blocks. Arguments as `plan_budget`."""
+    """Return the tokens of a prefill step, the bytes for the head, and the bytes left for blocks.
+
+    The arguments are those of `plan_budget`.
+    """
     chunk = min(chunk, need.pages * PAGE_TOKENS)
     left = total - need.fixed - need.pages * need.page_bytes
     weights = _least_weights(need, window, retain)
@@ -151,7 +165,7 @@ def _shares(need: Demand, total: int, chunk: int, window: int, retain: int) -> t
 
 
 def _least_weights(need: Demand, window: int, retain: int) -> tuple[int, int]:
-    """Bytes that weights take at least, and that let loads overlap computing."""
+    """Return the bytes that blocks need at least, and the bytes with which loads overlap computing."""
     if window:
         needed = place_window(need.blocks, window, retain, need.kinds).memory_bytes
         return needed, needed
@@ -159,10 +173,17 @@ def _least_weights(need: Demand, window: int, retain: int) -> tuple[int, int]:
 
 
 def _chunk(need: Demand, left: int, weights: tuple[int, int], longest: int, everything: int) -> int:
-    """The longest prefill step, halved until it leaves weights enough (of `everything` that could stay): tokens.
+    """Return the tokens of the longest prefill step: `longest`, halved until it leaves enough for weights.
 
-    Each of its bytes is one more to stream per token. Where little is streamed that is much of it, and a further pass
-    over so little costs a prompt next to nothing.
+    Activations take memory from weights, so each of their bytes is one more byte to stream for every token. A step
+    longer than `_AMPLE_CHUNK` is taken only if that adds little to the bytes that are streamed anyway.
+
+    Args:
+        need: the node's needs.
+        left: bytes for activations and weights together.
+        weights: bytes that weights need at least, and with which loads overlap computing.
+        longest: the most tokens of a step.
+        everything: bytes of all weights that could be resident; 0 if the placement is given by a window.
     """
     chunk = max(1, longest)
     while chunk > 1:
@@ -177,7 +198,10 @@ def _chunk(need: Demand, left: int, weights: tuple[int, int], longest: int, ever
 
 
 def _head(need: Demand, left: int, weights: tuple[int, int]) -> int:
-    """Bytes for the head: all of it if blocks can stream beside it (nothing hides its load), else its tiles."""
+    """Return the bytes for the head: all of it if blocks can still be streamed, else its tiles.
+
+    The whole head has priority over resident blocks because nothing hides the time to load it.
+    """
     whole = round_up(need.head)
     if whole + weights[1] + min(TILE, round_up(need.embedding)) <= left:
         return whole

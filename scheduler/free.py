@@ -1,4 +1,4 @@
-"""How much memory this process may take where the user did not say: what is free, less a margin."""
+"""The default for `--memory`: the memory that is free when the process starts, less a margin."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,20 +7,24 @@ from pathlib import Path
 from tpi.system.memory import address_space, available_memory
 
 _MARGIN = 256 << 20  # bytes of the machine left to other programs, at least
-_GROUP_MARGIN = 12 << 20  # bytes left in a control group, at least: program files, and what the kernel keeps
-_ADDRESSES = 384 << 20  # bytes of a limited address space that threads reserve: stacks, and heaps of their own
-_SHARE = 10  # and one part in so many of what is free
-_PROCESS = 28 << 20  # bytes of one more process, before it holds anything of a model
+_GROUP_MARGIN = 12 << 20  # bytes left in a control group, at least: program files, and the kernel's own needs
+_ADDRESSES = 384 << 20  # bytes of a limited address space that threads reserve for stacks and heaps
+_SHARE = 10  # a margin is at least one part in so many of the free bytes
+_PROCESS = 28 << 20  # bytes of one more process, before it holds any part of a model
 _GROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
 class _Files:
-    """Where a version of the API says what.
+    """Names of a control group's files, and of the lines in its memory.stat, in one version of the API.
 
-    `inactive`, `active` and `mapped` are lines of memory.stat: file pages that are to go first, other file pages, and
-    pages that a process has in its address space.
+    Attributes:
+        limit: the file with the group's limit.
+        usage: the file with the bytes in use.
+        inactive: the line with the bytes of file pages that the kernel drops first.
+        active: the line with the bytes of all other file pages.
+        mapped: the line with the bytes of file pages that a process has in its address space.
     """
 
     limit: str
@@ -43,8 +47,9 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file", "active_file", "fi
 def default_budget(others: int = 0) -> int:
     """Return the bytes that this process, and each of `others` that it is about to start, may use for a model.
 
-    That is an equal part of what is free on the machine, or in the tightest of this process's control groups, after a
-    margin. A control group holds this program alone: its margin is small, and other processes are paid from the rest.
+    Each process gets an equal part of the memory that is free on the machine or in the tightest of this process's
+    control groups, less a margin. The margin in a control group is small, because the group holds this program alone;
+    there the fixed cost of each other process is subtracted too.
     """
     groups = _group_limits(_GROUPS, Path("/proc/self/cgroup"))
     free, addresses = less_margin(available_memory()) // (1 + others), address_space()
@@ -54,19 +59,23 @@ def default_budget(others: int = 0) -> int:
 
 
 def _part(free: int, others: int) -> int:
-    """Return the part of each process of `free` bytes in a control group."""
+    """Return each process's part of `free` bytes in a control group."""
     return max(0, free - max(_GROUP_MARGIN, free // _SHARE) - others * _PROCESS) // (1 + others)
 
 
 def less_margin(free: int) -> int:
-    """What of so many free bytes may be used."""
+    """Return how many of `free` bytes may be used: all but 256 MiB or a tenth, whichever is more."""
     return max(0, free - max(_MARGIN, free // _SHARE))
 
 
 def _group_limits(root: Path, own: Path) -> Iterable[int]:
-    """What is free in the memory control group of this process and in those above it; both versions of the API.
+    """Yield the free bytes of this process's memory control group and of each group above it, in either API version.
 
-    File pages that no program runs from count as free: they are dropped when memory is asked for.
+    File pages that no process has mapped count as free: the kernel drops them when memory is needed.
+
+    Args:
+        root: where control groups are mounted.
+        own: the file that names the process's groups.
     """
     try:
         lines = own.read_text().splitlines()
@@ -91,11 +100,11 @@ def _number(path: Path) -> int | None:
     try:
         return int(path.read_text())
     except (OSError, ValueError):
-        return None  # no such file, or "max"
+        return None  # there is no such file, or it says "max"
 
 
 def _droppable(path: Path, files: _Files) -> int:
-    """Return the bytes of file pages that a memory.stat says are in use for speed alone; 0 if it cannot be read."""
+    """Return the bytes of file pages in a memory.stat that the kernel can drop; 0 if it cannot be read."""
     try:
         fields = dict(line.split() for line in path.read_text().splitlines())
         inactive, active, mapped = (int(fields.get(name, 0)) for name in (files.inactive, files.active, files.mapped))

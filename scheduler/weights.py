@@ -1,8 +1,9 @@
-"""Weights as the block loop asks for them: `with weights.hold(block, wanted) as segments`, then one by one.
+"""Weights as the block loop uses them: `with weights.hold(block, wanted) as segments`, then one segment at a time.
 
-A block's segments come one after the other, each when it is where it is computed; one that streams may be overwritten
-as soon as the next is asked for. Whether a segment stays, streams or lies on another device is a matter of its hold.
-Where a step is computed may depend on how long it is: a node has one *arrangement* of its blocks, or two.
+Iterating over a hold yields the block's segments in order, each once it is in the memory of the device that computes
+it. A streamed segment may be overwritten as soon as the next one is requested. Each segment's own hold knows whether it
+is resident, streamed or on another device. A step's length may decide where it is computed, so a node has one
+*arrangement* of its blocks, or two.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ Hold = AbstractContextManager[Bytes]
 Held = Sequence[Sequence[tuple[S, Hold]]]
 """The segments of every block in order of use, each with its hold."""
 Wanted = Sequence[int] | None
-"""Units of a block that a step needs; None: all of them."""
+"""The units of a block that a step needs; None: all of them."""
 
 
 class Arrangement(Generic[S]):
@@ -28,9 +29,12 @@ class Arrangement(Generic[S]):
     def __init__(
         self, blocks: Held[S], kept: Sequence[Bytes] | None, demanded: "Mapping[int, Demanded[S]] | None" = None
     ) -> None:
-        """`kept` are the bytes of every block, where each is one segment that stays in the host's memory; else None.
+        """Create an arrangement from the segments of every block, each with its hold.
 
-        The blocks of `demanded` are fetched as they are wanted; in `blocks` they have what they always need.
+        Args:
+            blocks: the segments of every block; of a block in `demanded`, those that every step needs.
+            kept: the bytes of every block if each is one segment that is resident on the host; else None.
+            demanded: blocks whose other units are fetched only when a step needs them.
         """
         self.blocks = [[segment for segment, _ in block] for block in blocks]
         self.demanded = demanded or {}
@@ -40,7 +44,7 @@ class Arrangement(Generic[S]):
 
 
 class SegmentHold(Protocol[S_co]):
-    """Segments that are held at one visit, for a `with`; its length is how many."""
+    """Context manager for the segments of one block in a step; `len()` is their number."""
 
     def __len__(self) -> int: ...
 
@@ -52,23 +56,23 @@ class SegmentHold(Protocol[S_co]):
 
 
 class Demanded(Protocol[S_co]):
-    """A block of which only what a step wants is held."""
+    """A block of which only the units that a step needs are held."""
 
     def wanting(self, wanted: Wanted) -> SegmentHold[S_co]:
-        """The hold of what it always needs and of these units, each given once."""
+        """Return a hold of the units that every step needs and of `wanted`, each unit once."""
 
     def expect(self, wanted: Wanted) -> None:
-        """These units will be wanted soon."""
+        """Announce that `wanted` will be held soon, so that they can be prefetched."""
 
 
 class StepListener(Protocol):
-    """What has to know of the beginning and the failure of steps."""
+    """Receiver of the beginning and the failure of steps."""
 
     def begin(self, short: bool) -> None:
-        """A step begins; whether it is a short one. Raises what a transfer of an earlier one failed with."""
+        """Begin a step, a `short` one or not; raise the error of a transfer of an earlier step, if one failed."""
 
     def abandon(self) -> None:
-        """It breaks off."""
+        """Abort the step."""
 
 
 class Weights(Generic[S]):
@@ -82,9 +86,15 @@ class Weights(Generic[S]):
         crossover: int = 1,
         steps: "StepListener | None" = None,
     ) -> None:
-        """`window` is what streams or keeps what lies in the host's memory; the holds of its segments are its own.
+        """Create the weights of a node from its window and its arrangements.
 
-        `short` is the arrangement for steps of fewer than `crossover` tokens; `steps` hears of every step.
+        Args:
+            window: the host's memory of blocks, resident or streamed; the holds of its segments are in the
+                arrangements.
+            arrangement: the arrangement for steps of at least `crossover` tokens.
+            short: the arrangement for shorter steps; None: the same.
+            crossover: tokens.
+            steps: receiver of the beginning and the failure of every step.
         """
         self.window = window
         self.now = arrangement
@@ -93,38 +103,38 @@ class Weights(Generic[S]):
 
     @property
     def arrangements(self) -> tuple[Arrangement[S], Arrangement[S]]:
-        """Of long and of short steps; they may be the same."""
+        """The arrangements of long and of short steps; they may be the same."""
         return self._long, self._short
 
     def begin(self, tokens: int) -> None:
-        """A step of so many tokens begins; raises what a transfer failed with that the last step did not wait for."""
+        """Begin a step of `tokens` tokens; raise the error of a transfer that the last step did not wait for."""
         short = tokens < self._crossover
         self.now = self._short if short else self._long
         if self._steps is not None:
             self._steps.begin(short)
 
     def abandon(self) -> None:
-        """The step breaks off: what it appended to pages means nothing."""
+        """Abort the step; what it appended to pages is invalid."""
         if self._steps is not None:
             self._steps.abandon()
 
     def hold(self, block: int, wanted: Wanted = None) -> SegmentHold[S]:
-        """The segments of `block` that hold `wanted`, for a `with`; each with its bytes.
+        """Return a context manager that yields the segments of `block` with the units `wanted`, each with its bytes.
 
         Raises:
-            WeightsError: while iterating, if one could not be loaded; names the file.
+            WeightsError: while iterating, if a segment could not be loaded; the message names the file.
         """
         demanded = self.now.demanded.get(block)
         return self.now.holds[block] if demanded is None else demanded.wanting(wanted)
 
     def expect(self, block: int, wanted: Wanted = None) -> None:
-        """A hint that `wanted` of `block` will be held soon. Cyclic weights come in their order anyway."""
+        """Announce that the units `wanted` of `block` will be held soon. Streamed weights are prefetched without it."""
         if (demanded := self.now.demanded.get(block)) is not None:
             demanded.expect(wanted)
 
 
 class BlockHold(Generic[S]):
-    """The hold of one block: iterate over it inside its `with`."""
+    """Context manager of one block: iterate over it inside its `with`."""
 
     __slots__ = ("_iterator", "parts")
 
@@ -141,7 +151,7 @@ class BlockHold(Generic[S]):
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         assert self._iterator is not None
-        self._iterator.close()  # a segment is given back even if what was done with it failed
+        self._iterator.close()  # releases the current segment even if the caller failed
 
     def _walk(self) -> Generator[tuple[S, Bytes], None, None]:
         for segment, hold in self.parts:

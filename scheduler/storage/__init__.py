@@ -1,1 +1,1 @@
-"""Byte ranges of files, and how fast a disk reads them."""
+"""Byte ranges of files, the disks that read them, and their speeds."""

@@ -1,8 +1,8 @@
-"""Reading byte ranges of files into page-aligned memory, without leaving them in the page cache.
+"""Disks: readers of byte ranges of files into page-aligned memory, past the page cache.
 
-Four disks with one method: `DirectDisk` (real files), `ThrottledDisk` (any disk, slowed to a given speed), `MemoryDisk`
-(files that are byte strings) and `scheduler.storage.tune`, which measures what a real one likes. Retrying and error
-messages are `read_extent`'s; whose thread reads what, and when, is `scheduler.window.loader`'s business.
+Here are `DirectDisk` (real files), `ThrottledDisk` (another disk at a given speed) and `MemoryDisk` (files that are
+byte strings). `scheduler.storage.tune` measures the best way to read a real disk. `read_chunk` retries and words
+errors; `scheduler.window.loader` decides which thread reads what and when.
 """
 
 import errno
@@ -26,26 +26,27 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class Disk(Protocol):
-    """Something that fills memory from files. `read` is called by `threads` threads at once, `chunk` bytes a time."""
+    """Reader of files into memory. Up to `threads` threads call `read` at once, for at most `chunk` bytes each."""
 
     chunk: int  # bytes, a multiple of PAGE
     threads: int
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read `into.size` bytes from `offset` on into `into`; return how many there were (fewer at the file's end).
+        """Read `into.size` bytes at `offset` into `into`; return how many there were (fewer at the end of the file).
 
-        `offset` is a multiple of `PAGE`, and `into` starts on a page and is whole pages long.
+        `offset` and `into.size` are multiples of `PAGE`, and `into` starts on a page boundary.
 
         Raises:
-            OSError: whatever the operating system says.
+            OSError: if the operating system cannot read the file.
         """
         ...
 
 
 class DirectDisk:
-    """Files, read past the page cache: `O_DIRECT` where the file system takes it, else reads that are then dropped.
+    """Files on a real disk, read with `O_DIRECT` if the file system supports it, else dropped from the page cache.
 
-    Memory that a driver has mapped may not be read into directly (EFAULT); a copy by the kernel still reaches it.
+    Direct reads into memory that a driver has mapped fail with EFAULT; such memory is filled through the kernel's
+    buffers.
     """
 
     def __init__(self, chunk: int = DEFAULT_CHUNK, threads: int = DEFAULT_THREADS, direct: bool = True) -> None:
@@ -54,14 +55,14 @@ class DirectDisk:
         self.direct = direct and bool(_DIRECT)
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """See `Disk.read`."""
+        """Read from a file, directly if possible."""
         if self.direct:
             try:
                 return _read_file(path, offset, into, _DIRECT)
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT):
                     raise
-                if error.errno != errno.EFAULT:  # it is the memory that does not allow it, and only this one
+                if error.errno != errno.EFAULT:  # EFAULT concerns this memory only, not the file system
                     self.direct = False
         return _read_file(path, offset, into, 0)
 
@@ -73,7 +74,7 @@ def _read_file(path: Path, offset: int, into: Bytes, flag: int) -> int:
             file.seek(offset + done)
             got = file.readinto(into[done:].data) or 0
             done += got
-            if not got or (flag and done % PAGE):  # a direct read that ends inside a page has met the end of the file
+            if not got or (flag and done % PAGE):  # a direct read ends inside a page only at the end of the file
                 break
         if not flag and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), offset, into.size, os.POSIX_FADV_DONTNEED)
@@ -81,7 +82,7 @@ def _read_file(path: Path, offset: int, into: Bytes, flag: int) -> int:
 
 
 class MemoryDisk:
-    """Files that are byte strings: the disk of tests, and of a node whose weights are already in memory."""
+    """Files that are byte strings: the disk of tests, and of a node whose weights are in memory already."""
 
     def __init__(self, files: Mapping[Path, bytes], chunk: int = DEFAULT_CHUNK, threads: int = 1) -> None:
         self.chunk = chunk
@@ -89,7 +90,7 @@ class MemoryDisk:
         self._files = files
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """See `Disk.read`."""
+        """Copy from the byte string that stands for the file."""
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         found = self._files[path][offset : offset + into.size]
@@ -98,7 +99,7 @@ class MemoryDisk:
 
 
 class ThrottledDisk:
-    """Another disk at `bytes_per_second`: reads queue for one link of that speed, an idle moment is not saved up."""
+    """Another disk at `bytes_per_second`: reads queue for one link of that speed, and idle time is not saved up."""
 
     def __init__(self, disk: Disk, bytes_per_second: float) -> None:
         self.chunk = disk.chunk
@@ -109,7 +110,7 @@ class ThrottledDisk:
         self._free_at = 0.0
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """See `Disk.read`."""
+        """Read from the other disk; return when the throttled link would have delivered the bytes."""
         with self._lock:
             self._free_at = max(time.perf_counter(), self._free_at) + into.size / self._speed
             done_at = self._free_at
@@ -119,15 +120,15 @@ class ThrottledDisk:
 
 
 def chunks_of(extent: Extent, chunk: int) -> range:
-    """Where the reads of an extent start inside its slot."""
+    """Return the offsets inside its slot at which the reads of an extent start, `chunk` bytes apart."""
     return range(0, extent.slot_bytes, chunk)
 
 
 def read_chunk(disk: Disk, extent: Extent, slot: Bytes, start: int) -> int:
-    """Read the chunk of `extent` that begins `start` bytes into its slot; return its bytes. One retry.
+    """Read the chunk of `extent` that begins `start` bytes into its slot, with one retry; return its number of bytes.
 
     Raises:
-        WeightsError: if the file is missing, short or unreadable, twice; names it.
+        WeightsError: if the file is missing, too short or unreadable both times; the message names it.
     """
     stop = min(start + disk.chunk, extent.slot_bytes)
     needed = min(stop, extent.skew + extent.nbytes) - start
@@ -138,7 +139,7 @@ def read_chunk(disk: Disk, extent: Extent, slot: Bytes, start: int) -> int:
 
 
 def read_extent(disk: Disk, extent: Extent, slot: Bytes) -> Bytes:
-    """Read a whole extent in the calling thread; return its view. Errors as `read_chunk`."""
+    """Read a whole extent in the calling thread; return its view. Raises as `read_chunk`."""
     for start in chunks_of(extent, disk.chunk):
         read_chunk(disk, extent, slot, start)
     return extent.view(slot)
@@ -164,7 +165,7 @@ def _attempt_again(disk: Disk, extent: Extent, into: Bytes, start: int, needed: 
 
 
 def _remedy(path: Path) -> str:
-    """The way out where a file of weights is broken: a shard image is only a copy, a pack is whole or useless."""
+    """Return what to do about a broken file of weights: a shard image is only a copy, but a pack must be complete."""
     if path.suffix == ".shard":
         return "remove it to fetch it again"
-    return f"remove the pack {path.parent}: the next run remakes one of the cache, `tpi pack` any other"
+    return f"remove the pack {path.parent}; the next run makes it again if it is in the cache, else run `tpi pack`"

@@ -1,4 +1,4 @@
-"""Where the bytes of one block are on disk."""
+"""The location of a block's bytes on disk."""
 
 from dataclasses import dataclass
 from math import gcd
@@ -10,10 +10,11 @@ from tpi.pack.layout import RunLayout
 
 @dataclass(frozen=True)
 class Extent:
-    """`nbytes` bytes of the file `path` from `offset` on: one block of this node, or any run of units.
+    """A range of `nbytes` bytes at `offset` in the file `path`: one block of this node, or any run of units.
 
-    A shard image pads its header to 4 KiB, so that `offset` is a multiple of `PAGE` and the block's first byte lands on
-    a page boundary. Any other offset works too: the read is rounded outward and the block starts inside its first page.
+    A shard image pads its header to 4 KiB, so that `offset` is a multiple of `PAGE` and the block starts on a page
+    boundary. Any other offset works too: the read is rounded outward to whole pages, and the block starts inside the
+    first.
     """
 
     path: Path
@@ -22,7 +23,7 @@ class Extent:
 
     @property
     def skew(self) -> int:
-        """Bytes between the page boundary where the read starts and the first byte of the block."""
+        """Bytes from the page boundary where the read starts to the first byte of the block."""
         return self.offset % PAGE
 
     @property
@@ -31,12 +32,15 @@ class Extent:
         return round_up(self.skew + self.nbytes)
 
     def view(self, slot: Bytes) -> Bytes:
-        """The block's bytes inside a slot of at least `slot_bytes` into which the extent was read."""
+        """Return the block's bytes inside a slot of at least `slot_bytes` into which the extent was read."""
         return slot[self.skew : self.skew + self.nbytes]
 
 
 def tile_starts(run: RunLayout, size: int) -> list[int]:
-    """First unit of each tile of about `size` bytes, at least one unit; on page boundaries where `size` allows."""
+    """Return the first unit of each tile of about `size` bytes; tiles start on page boundaries if `size` allows it.
+
+    A tile has at least one unit.
+    """
     units = max(1, size // run.unit_bytes)
     even = PAGE // gcd(PAGE, run.unit_bytes)
     if units >= even:

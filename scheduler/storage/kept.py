@@ -1,4 +1,4 @@
-"""Files that stay open, for reads so small that opening one takes as long as reading."""
+"""A disk that keeps files open, for reads so small that opening a file takes as long as reading."""
 
 import os
 from pathlib import Path
@@ -11,9 +11,9 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class KeptFiles:
-    """A `scheduler.storage.disk.Disk`: as the `DirectDisk` that it is given, but for the files, which `close` closes.
+    """A `scheduler.storage.disk.Disk` that reads as the given `DirectDisk` does, but keeps files open until `close`.
 
-    A file that is replaced while it is open is read as it was, which is what a window that has begun does too.
+    A file that is replaced while it is open is still read as it was.
     """
 
     def __init__(self, disk: DirectDisk) -> None:
@@ -23,7 +23,7 @@ class KeptFiles:
         self._lock = Lock()
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """See `scheduler.storage.disk.Disk.read`."""
+        """Read from an open file; open it first if necessary."""
         if not self._disk.direct or not hasattr(os, "preadv"):
             return self._disk.read(path, offset, into)
         done = 0
@@ -32,14 +32,14 @@ class KeptFiles:
             while done < into.size:
                 got = os.preadv(file, [into[done:].data], offset + done)
                 done += got
-                if not got or done % PAGE:  # inside a page: the end of the file
+                if not got or done % PAGE:  # a direct read ends inside a page only at the end of the file
                     break
         except OSError:
-            return self._disk.read(path, offset, into)  # it knows what else could be done
+            return self._disk.read(path, offset, into)  # it can fall back to a read through the kernel's buffers
         return done
 
     def close(self) -> None:
-        """Nobody reads any more. Idempotent."""
+        """Close all files; no read may be in progress. Idempotent."""
         with self._lock:
             files, self._files = self._files, {}
         for file in files.values():

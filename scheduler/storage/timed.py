@@ -1,4 +1,4 @@
-"""A disk in emulated time: the one of the machine that an emulated accelerator stands in."""
+"""A disk in emulated time: the disk of the machine that has an emulated accelerator."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from tpi.devices.pages import Bytes
 
 
 class TimedDisk:
-    """Another disk, whose reads go along `link` one after the other. See `scheduler.storage.disk.Disk`.
+    """Another disk whose reads pass through an emulated link, one after the other.
 
-    The bytes asked for are what takes time, as `ThrottledDisk` counts them.
+    The requested bytes take time, even beyond the end of a file, as with `ThrottledDisk`.
     """
 
     def __init__(self, disk: Disk, link: TimedLink) -> None:
@@ -20,5 +20,5 @@ class TimedDisk:
         self._link = link
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """See `Disk.read`."""
+        """Read from the other disk in the time that the link takes."""
         return self._link.move(into.size, lambda: self._disk.read(path, offset, into))

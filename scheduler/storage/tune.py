@@ -1,4 +1,4 @@
-"""Which read size and how many reads in flight a disk likes best: measured once per disk, then remembered."""
+"""The best read size and number of reads in flight for a disk: measured once, then remembered."""
 
 import fcntl
 import json
@@ -18,48 +18,49 @@ from tpi.system.private import make_private, private
 CHUNKS = (512 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes per read
 THREADS = (4, 8)  # fewer would leave the disk idle while computing threads keep a reader from its core
 _SMALLEST = 256 << 10  # bytes: smaller reads slow every disk down
-_LARGE = 4 << 20  # bytes: of reads that are not made smaller for the sake of more than `_AT_ONCE`
+_LARGE = 4 << 20  # bytes: reads are not made smaller than this to have more than `_AT_ONCE` in flight
 _AT_ONCE = 4
-_LEAST = 32 << 20  # bytes: with less to read there is nothing to measure
-_ROUNDS = 2  # of all candidates, so that what else the machine does spoils none of them; each one's fastest counts
+_LEAST = 32 << 20  # bytes: files with fewer are too small to measure
+_ROUNDS = 2  # all candidates are measured twice and the faster time counts: other programs may disturb one round
 _SAMPLE = 256 << 20  # bytes read per candidate and round at most
-_BUFFER = 2 << 20  # bytes: a whole huge page, since reads into a ring go into huge pages
+_BUFFER = 2 << 20  # bytes: a whole huge page, because a ring consists of huge pages
 _SECONDS = 0.15  # per candidate and round at most
-_GOOD_ENOUGH = 0.85  # of the best speed, for a candidate with larger reads
-_FRESH_S = 7 * 24 * 3600.0  # after which a disk is measured again: it fills up, and ages
-_TELLING = 256 << 20  # bytes: a run that read less says nothing of the disk
-_ODD = 2.0  # times faster or slower than remembered: beside computing a disk gives 0.8 to 1.0 of its speed
-_SAME = 1.3  # times faster or slower: the same speed, measured twice
+_GOOD_ENOUGH = 0.85  # of the best speed: candidates this fast count as nearly equal
+_FRESH_S = 7 * 24 * 3600.0  # seconds after which a disk is measured again: it fills up and ages
+_TELLING = 256 << 20  # bytes: a run that read less cannot contradict a measurement
+_ODD = 2.0  # times faster or slower contradicts a measurement; while computing, a disk has 0.8 to 1.0 of its speed
+_SAME = 1.3  # two measurements that differ by at most this factor agree
 
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """What was measured of one disk, and how to read it."""
+    """The measured speed of one disk, and how to read it."""
 
     chunk: int = DEFAULT_CHUNK
     threads: int = DEFAULT_THREADS
     bytes_per_second: float = 0.0  # 0: not measured
     at: float = field(default=0.0, compare=False)  # when it was measured, in seconds since 1970
-    doubted: bool = field(default=False, compare=False)  # a run contradicted it since
-    confirmed: bool = field(default=False, compare=False)  # measured again after a doubt, it was the same
+    doubted: bool = field(default=False, compare=False)  # a later run contradicted the measurement
+    confirmed: bool = field(default=False, compare=False)  # after a doubt, a second measurement agreed with the first
 
     @property
     def good(self) -> bool:
-        """Whether it may be relied upon: neither old nor doubted."""
+        """True if the measurement can be relied upon: it is neither old nor doubted."""
         return 0 <= time.time() - self.at < _FRESH_S and not self.doubted
 
     def contradicted(self, nbytes: int, seconds: float) -> bool:
-        """Whether a run that read `nbytes` in `seconds` says otherwise; never of what was confirmed since."""
+        """Return True if a run that read `nbytes` in `seconds` contradicts the measurement, unless it is confirmed."""
         if self.confirmed or not self.bytes_per_second or nbytes < _TELLING or seconds <= 0:
             return False
         return not _alike(nbytes / seconds, self.bytes_per_second, _ODD)
 
     def open(self, block: int = 1 << 30) -> DirectDisk:
-        """A disk that reads in about this way: blocks of `block` bytes in equal parts, no more at once than one has.
+        """Return a disk that reads blocks of `block` bytes in equal parts, of about the measured size.
 
-        Every read that ends must win a core from the threads that compute before the next can begin, so there are many
-        at once, but none is made smaller than `_LARGE` for it. With more at once than a block has parts, two blocks
-        would share the disk and end together, and it would be idle until the first had been used.
+        Between two reads a reader must win a core from the computing threads, so several reads are in flight; but reads
+        are not made smaller than `_LARGE` to have more than `_AT_ONCE` of them. At most one block's parts are in
+        flight. With more, two blocks would share the disk and finish together, and the disk would be idle until the
+        first had been used.
         """
         least = min(max(block // _LARGE, _AT_ONCE), self.threads)
         parts = max(round(block / self.chunk), least)
@@ -67,11 +68,12 @@ class DiskSpeed:
 
 
 def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
-    """How to read the disk that `files` are on: remembered in `cache`/disks.json, or measured now in 2.5 s.
+    """Return how to read the disk that holds `files`: remembered in `cache`/disks.json, or measured now in 2.5 s.
 
-    It is remembered for a week, until the next boot, when disks may change their numbers, or until a run contradicts it
-    (`doubt`). Too little to read, or files that cannot be read, give the defaults, which are not remembered. Processes
-    that share a cache measure one after the other, so that each sees the disk alone, and all but the first remember.
+    A measurement is remembered for a week, until the next boot (after which disks may have other numbers), or until a
+    run contradicts it (`doubt`). If the files are too small or unreadable, the defaults are returned and not
+    remembered. Processes that share a cache measure one after the other: each has the disk to itself, and the later
+    ones find the measurement of the first.
     """
     present = [path for path in files if path.is_file()]
     extents = [Extent(path, 0, path.stat().st_size // PAGE * PAGE) for path in present]
@@ -88,7 +90,7 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
 
 
 def known_speed(path: Path, cache: Path) -> float:
-    """Bytes per second of the disk that `path` is on, if they are remembered in `cache`/disks.json; else 0."""
+    """Return the speed of the disk that holds `path`, in bytes per second, from `cache`/disks.json; 0 if unknown."""
     with suppress(OSError):
         found = _load(cache / "disks.json").get(f"{path.stat().st_dev} {_boot()}")
         return found.bytes_per_second if found else 0.0
@@ -96,7 +98,7 @@ def known_speed(path: Path, cache: Path) -> float:
 
 
 def doubt(files: Sequence[Path], cache: Path) -> None:
-    """A run contradicted what is remembered of the disk that `files` are on: the next start measures it again."""
+    """Mark the measurement of the disk that holds `files` as doubted: the next start measures the disk again."""
     record = cache / "disks.json"
     present = [path for path in files if path.is_file()]
     with _one_at_a_time(record.with_suffix(".lock")):
@@ -107,7 +109,7 @@ def doubt(files: Sequence[Path], cache: Path) -> None:
 
 
 def _again(before: DiskSpeed | None, found: DiskSpeed) -> DiskSpeed:
-    """What was found just now, beside what was remembered: if that was doubted and is the same, it is confirmed."""
+    """Return the new measurement `found`; it is confirmed if it agrees with a measurement `before` that was doubted."""
     doubted = before is not None and before.doubted
     same = before is not None and _alike(before.bytes_per_second, found.bytes_per_second, _SAME)
     return replace(found, at=time.time(), confirmed=doubted and same)
@@ -118,10 +120,11 @@ def _alike(one: float, other: float, times: float) -> bool:
 
 
 def best(extents: Sequence[Extent]) -> DiskSpeed:
-    """The fastest candidate; among nearly equal ones that with the most in flight, then the largest reads.
+    """Return the fastest candidate; among nearly equal ones, that with most reads in flight, then the largest reads.
 
-    Here nothing else runs. Later readers compete with the threads that compute: beside them tiles of 33 MiB came 1.1 to
-    1.3 times as fast in eight reads at once as in two, and reads of 2 MiB at 0.8 of that.
+    Nothing else runs during the measurement, but later the readers compete with computing threads. In that situation
+    tiles of 33 MiB arrived 1.1 to 1.3 times as fast with eight reads in flight as with two, and reads of 2 MiB reached
+    0.8 of that speed.
     """
     ways = [(threads, chunk) for threads in THREADS for chunk in CHUNKS]
     fastest = dict.fromkeys(ways, 0.0)
@@ -140,10 +143,13 @@ def best(extents: Sequence[Extent]) -> DiskSpeed:
 def measure_reads(
     extents: Sequence[Extent], disk: DirectDisk, sample: int = _SAMPLE, seconds: float = _SECONDS
 ) -> float:
-    """Bytes per second that `disk` reads of `extents`, for at most `sample` bytes or `seconds`; 0 if none is read."""
+    """Return the bytes per second at which `disk` reads `extents`; 0 if no byte was read.
+
+    The measurement ends after `sample` bytes or `seconds` seconds.
+    """
     work = iter([(one, at) for one in extents for at in range(0, one.nbytes - disk.chunk + 1, disk.chunk)])
     lock, totals = threading.Lock(), [0] * disk.threads
-    into = page_buffer(max(disk.chunk, _BUFFER))[: disk.chunk]  # nobody looks at it: the readers share it
+    into = page_buffer(max(disk.chunk, _BUFFER))[: disk.chunk]  # all readers share it: its contents are not used
     into.fill(0)
 
     def reader(index: int) -> None:
@@ -169,14 +175,14 @@ def measure_reads(
 @contextmanager
 def _one_at_a_time(lock: Path) -> Iterator[None]:
     with ExitStack() as stack:
-        with suppress(OSError):  # where nothing can be written, nothing is remembered either
+        with suppress(OSError):  # a cache that cannot be written needs no lock
             make_private(lock.parent)
             fcntl.flock(stack.enter_context(open(lock, "wb", opener=private)), fcntl.LOCK_EX)
         yield
 
 
 def _boot() -> str:
-    """What tells this run of the machine from others, where the system says so."""
+    """Return an identifier of the current boot of the machine; `-` if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -198,5 +204,5 @@ def _save(record: Path, known: dict[str, DiskSpeed]) -> None:
             json.dump({key: asdict(speed) for key, speed in known.items()}, file)
         draft.replace(record)
     except OSError:
-        with suppress(OSError):  # a cache that cannot be written costs a second at every start, no more
+        with suppress(OSError):  # a cache that cannot be written only costs a measurement at every start
             draft.unlink()

@@ -1,1 +1,1 @@
-"""Moving weights, keys and values between a node's memories while it computes (PIPO, section 3.2)."""
+"""Transfers of weights, keys and values between a node's memories during computation (PIPO, section 3.2)."""

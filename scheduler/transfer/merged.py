@@ -1,8 +1,8 @@
-"""Rings in the memories of several accelerators as one, in which segments follow one another in the order of use.
+"""One ring made of rings in the memories of several accelerators, with segments in the order of use.
 
-One ring has one order of loads, so that whoever reads the tier below for all of them reads it in that order. It still
-cannot deadlock: a use waits for nothing but uses before it (`scheduler.model.ring`). The price is that no accelerator
-runs ahead of another: where nothing is read in an order, each has a ring of its own.
+One ring has one order of loads, so the single reader of the tier below can read for all accelerators in that order. It
+still cannot deadlock: a use waits only for uses before it (`scheduler.model.ring`). The price is that no accelerator
+can run ahead of another. If no segment is read in a fixed order, each accelerator has a ring of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,17 @@ from scheduler.model.ring import EMPTY, Ring, with_lags
 
 
 def merged(rings: Sequence[Ring], sizes: Sequence[int]) -> Ring:
-    """The uses of all rings, cycle by cycle in the order of their numbers; bytes of segment n: `sizes[n]`.
+    """Return one ring with the uses of all `rings`, cycle by cycle, in the order of segment numbers.
 
-    Offsets stay those of each one's own memory; the size is of all of them together.
+    An offset is relative to the memory of the segment's own accelerator; the size is the sum of all memories. Segment n
+    has `sizes[n]` bytes.
     """
     used = [ring for ring in rings if ring.blocks]
     if len(used) < 2:
         return used[0] if used else EMPTY
     uses: list[int] = []
     own: list[int] = []
-    apart: list[int] = []  # as if the memories lay one behind the other: what is in two of them never overlaps
+    apart: list[int] = []  # offsets as if the memories were one: segments in two of them never overlap
     bases = accumulate((ring.size for ring in used), initial=0)
     places = [(_offsets(ring), base) for ring, base in zip(used, bases, strict=False)]
     of_segment = {segment: place for place in places for segment in place[0]}
@@ -38,7 +39,7 @@ def merged(rings: Sequence[Ring], sizes: Sequence[int]) -> Ring:
 
 
 def _offsets(ring: Ring) -> Mapping[int, list[int]]:
-    """Where each segment lies, cycle by cycle of the ring's period."""
+    """Return the offsets of each segment, one for each cycle of the ring's period."""
     found: dict[int, list[int]] = {}
     for segment, offset in zip(ring.blocks, ring.offsets, strict=True):
         found.setdefault(segment, []).append(offset)

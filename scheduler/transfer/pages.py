@@ -1,8 +1,9 @@
-"""Keys and values that live in the host's memory, and are on an accelerator while it attends (PIPO, section 3.1.1).
+"""Keys and values that are stored on the host and copied to an accelerator for attention (PIPO, section 3.1.1).
 
-Attention of a layer finds its pages in a *stage* in the accelerator's memory: loaded before, with what earlier steps
-put there, and saved after, with what this step appended. With two stages the next layer's pages are loaded while one
-layer is computed. A layer's pages are never loaded before what was last appended to them is saved.
+Attention of a layer uses a *stage*: room for the layer's pages in the accelerator's memory. Pages filled by earlier
+steps are loaded into the stage before attention, and pages that this step appends to are saved to the host afterwards.
+With two stages the next layer's pages are loaded while one layer is computed. A layer's pages are loaded only after
+everything appended to them has been saved.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,18 +24,18 @@ Pages = frozenset[int]
 
 
 class PageStage:
-    """Room for one layer's pages in the accelerator's memory, and what is there now."""
+    """Room for one layer's pages in the accelerator's memory, and which pages are in it."""
 
     def __init__(self, keys: KvArray, values: KvArray) -> None:
-        """Both are like one layer of `tpi.kv.KvPages`: a page has the same number here as at home."""
+        """Create a stage from arrays shaped like one layer of `tpi.kv.KvPages`; page numbers are those of the host."""
         self.keys, self.values = keys, values
         self.layer = -1
-        self.present: set[int] = set()  # pages that are there, or on their way
-        self.moves: list[QueuedTransfer] = []  # loads into it and saves from it that may be going on
+        self.present: set[int] = set()  # pages that are in the stage, or on their way to it
+        self.moves: list[QueuedTransfer] = []  # its loads and saves that may still be running
 
 
 class StagedPages:
-    """The pages of the layers whose keys and values come and go. Used by the thread that computes."""
+    """The pages of the layers whose keys and values are staged. Only the computing thread may use it."""
 
     def __init__(
         self,
@@ -45,26 +46,31 @@ class StagedPages:
         queue: TransferQueue,
         link: int = 0,
     ) -> None:
-        """`home` lies in the host's memory; `layers` are those that attend on `device`, in the order of use.
+        """Create stages for layers whose keys and values are stored on the host.
 
-        `link` is the number of the queue's link to it.
+        Args:
+            device: the accelerator that attends.
+            home: the pages in the host's memory.
+            stages: one or two stages in the device's memory.
+            layers: the layers that attend on `device`, in the order of use.
+            queue: where transfers are submitted.
+            link: the number of the device's link in `queue`.
         """
         self._device, self._home, self._queue, self._link = device, home, queue, link
         self._number = f"{ON}{device.name}" if link else ""
         self._stages = list(stages)
         self._next = dict(zip(layers, [*layers[1:], *layers[:1]], strict=True))
-        self._saves: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # that may be going on
-        self._earlier: dict[int, list[QueuedTransfer]] = {
-            layer: [] for layer in layers
-        }  # of them, from before this step
+        self._saves: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # that may still be running
+        self._earlier: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # those from before this step
         self._lost: Exception | None = None
         self.moved_bytes = 0
 
     def begin(self) -> None:
-        """A step begins: pages may have been filled elsewhere, and may mean something else.
+        """Begin a step: forget what the stages hold, because pages may have changed on the host or been reassigned.
 
         Raises:
-            DeviceError: or whatever a save failed with whose step was over: what it was to save is lost for good.
+            Exception: the error of a failed save from an earlier step (usually a DeviceError); its data is lost for
+                good.
         """
         if self._lost is not None:
             raise self._lost
@@ -73,7 +79,7 @@ class StagedPages:
             stage.layer, stage.present = -1, set()
 
     def abandon(self) -> None:
-        """The step breaks off: what it appended will be computed again, and need not have been saved."""
+        """Abort the step. What it appended will be computed again, so its saves may fail."""
         self._device.start(_nothing).wait()
         for layer, saves in self._saves.items():
             for save in list(saves):
@@ -87,18 +93,18 @@ class StagedPages:
             stage.moves = []
 
     def settle(self) -> None:
-        """Wait until everything that was appended is at home; raises what a save failed with."""
-        self._device.start(_nothing).wait()  # saves are asked for when what they save was computed
+        """Wait until everything that was appended is saved on the host; raise the error of a save that failed."""
+        self._device.start(_nothing).wait()  # a save is submitted only once its data is computed
         for saves in self._saves.values():
             wait_all(saves)
             saves.clear()
 
     @contextmanager
     def hold(self, layer: int, batch: Batch) -> Iterator[tuple[KvArray, KvArray]]:
-        """The pages of `layer` as attention of `batch` wants them; what it appends is saved when it was computed.
+        """Yield the staged keys and values of `layer` for attention of `batch`; save what it appends once computed.
 
         Raises:
-            DeviceError: or whatever else a copy failed with.
+            DeviceError: if a copy failed; other errors of a transfer are raised unchanged.
         """
         stage = self._staged(layer, batch)
         if len(self._stages) > 1 and self._next[layer] > layer:
@@ -110,12 +116,12 @@ class StagedPages:
         self._device.start(lambda: self._save(stage, layer, written))
 
     def _staged(self, layer: int, batch: Batch) -> PageStage:
-        """The stage of a layer, with what `batch` attends to there or on its way."""
+        """Return the stage of a layer, in which all pages that `batch` attends to are present or on their way."""
         stage = next((each for each in self._stages if each.layer == layer), self._stages[0])
         self._stages.remove(stage)
-        self._stages.append(stage)  # the first is the one that was used longest ago
+        self._stages.append(stage)  # so that the first is always the least recently used
         if stage.layer != layer:
-            self._device.start(_nothing).wait()  # its last save is asked for by then
+            self._device.start(_nothing).wait()  # until the stage's last save is submitted
             wait_all(stage.moves)
             stage.layer, stage.present, stage.moves = layer, set(), []
         missing = _filled(batch) - stage.present
@@ -128,7 +134,7 @@ class StagedPages:
             self._copy(self._home.keys[layer], stage.keys, pages)
             self._copy(self._home.values[layer], stage.values, pages)
 
-        after, self._saves[layer] = self._saves[layer], []  # who waits for the load waits for them
+        after, self._saves[layer] = self._saves[layer], []  # to wait for the load is to wait for these saves
         stage.present |= pages
         stage.moves.append(self._submit("kv load", layer, load, after))
 
@@ -147,14 +153,14 @@ class StagedPages:
         return self._queue.submit(kind, f"KV {layer}{self._number}", call, after, self._link)
 
     def _copy(self, source: KvArray, target: KvArray, pages: Pages) -> None:
-        """Copy pages of one array, neighbours at once."""
+        """Copy pages of one array; neighbouring pages in one copy."""
         runs = [(_bytes(source[run]), _bytes(target[run])) for run in _runs(pages)]
         wait_all([self._device.copy(here, there) for here, there in runs])
         self.moved_bytes += sum(here.size for here, _ in runs)
 
 
 def _filled(batch: Batch) -> Pages:
-    """Pages that hold tokens from before `batch`, of every sequence in it."""
+    """Return the pages with tokens from before `batch`, of every sequence in it."""
     firsts = {int(row): int(batch.positions[batch.sequence == row].min()) for row in np.unique(batch.sequence)}
     return frozenset(
         int(page) for row, first in firsts.items() for page in batch.tables[row, : -(-first // PAGE_TOKENS)]
@@ -162,12 +168,12 @@ def _filled(batch: Batch) -> Pages:
 
 
 def _written(batch: Batch) -> Pages:
-    """Pages that `batch` appends to."""
+    """Return the pages that `batch` appends to."""
     return frozenset(batch.tables[batch.sequence, batch.positions // PAGE_TOKENS].tolist())
 
 
 def _runs(pages: Pages) -> list[slice]:
-    """Pages as runs of neighbours."""
+    """Return the pages as runs of consecutive numbers."""
     numbered = enumerate(sorted(pages))
     runs = [[page for _, page in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0])]
     return [slice(run[0], run[-1] + 1) for run in runs]
@@ -178,4 +184,4 @@ def _bytes(array: npt.NDArray[np.generic]) -> Bytes:
 
 
 def _nothing() -> None:
-    """A call that comes after those before it."""
+    """Do nothing; mark a position in the device's order of calls."""

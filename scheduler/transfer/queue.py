@@ -1,8 +1,8 @@
-"""One queue of transfers and the threads that make them, three for each link (PIPO, sections 3.1.2 and 3.2.1).
+"""A queue of transfers and the threads that run them, three for each link (PIPO, sections 3.1.2 and 3.2.1).
 
-A transfer is a call with what it waits for. On each link loads of weights start in the order in which they were asked
-for, one at a time, and so do loads of keys and values; saves go when no load is ready, several at once. Nothing is
-bound to a thread.
+A transfer is a function call with the transfers that it waits for. On each link, loads of weights start in the order in
+which they were submitted, one at a time; so do loads of keys and values. Saves run when no load is ready, several at
+once. Any thread may run any transfer.
 """
 
 import threading
@@ -13,12 +13,12 @@ from tpi.errors import TpiError
 from tpi.trace import OFF, NoTrace, TransferKind, clock
 
 THREADS = 3  # for each link: as many as there are kinds of transfer
-_ORDER: tuple[TransferKind, ...] = ("weight load", "kv load", "kv save")  # what is ready first goes first, then by kind
+_ORDER: tuple[TransferKind, ...] = ("weight load", "kv load", "kv save")  # of transfers that are ready, in this order
 _ONE_AT_A_TIME = {"weight load", "kv load"}
 
 
 class QueuedTransfer:
-    """One transfer; `wait` raises what it failed with, or what any that it waited for failed with."""
+    """One transfer; `wait` raises its error, or that of a transfer that it had to wait for."""
 
     def __init__(
         self,
@@ -29,60 +29,63 @@ class QueuedTransfer:
         link: int = 0,
         behind: "QueuedTransfer | None" = None,
     ) -> None:
-        """See `TransferQueue.submit`."""
+        """Create a transfer. The arguments are those of `TransferQueue.submit`."""
         self.kind, self.name, self.link = kind, name, link
         self._call, self._after, self._behind = call, after, behind
-        self.error: Exception | None = None  # what it failed with
+        self.error: Exception | None = None
         self._ended = threading.Event()
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return or raise at once."""
         return self._ended.is_set()
 
     @property
     def ready(self) -> bool:
-        """Whether all that it waits for is over."""
+        """True if all transfers that this one waits for have ended."""
         return all(before.done for before in self._after) and (self._behind is None or self._behind.done)
 
     def wait(self) -> None:
-        """Until it is over; raises what failed, every time."""
+        """Wait until the transfer has ended; raise its error, on every call."""
         self._ended.wait()
         if self.error is not None:
             raise self.error
 
     def join(self) -> None:
-        """Until it is over, whatever came of it."""
+        """Wait until the transfer has ended, whether or not it failed."""
         self._ended.wait()
 
     def run(self) -> None:
-        """Make the call, unless what it waited for failed."""
+        """Make the call, unless a transfer that it waited for failed."""
         try:
             for before in self._after:
                 before.wait()
             self._call()
-        except Exception as error:  # noqa: BLE001 - it surfaces where the transfer is awaited
+        except Exception as error:  # noqa: BLE001 - `wait` raises it
             self.error = error
         finally:
             self._finish()
 
     def cancel(self) -> None:
-        """It is not made any more; whoever waits for it is told."""
+        """Cancel the transfer; `wait` then raises TpiError."""
         self.error = TpiError(f"the transfer queue was closed before the {self.kind} of {self.name}")
         self._finish()
 
     def _finish(self) -> None:
-        self._after, self._call, self._behind = (), _nothing, None  # what they refer to may go
+        self._after, self._call, self._behind = (), _nothing, None  # frees what they refer to
         self._ended.set()
 
 
 class TransferQueue:
-    """Transfers of one node. May be used by several threads; close it before what its transfers read and write."""
+    """The transfers of one node.
+
+    Several threads may use it. Close it before the memory and files that its transfers read and write.
+    """
 
     def __init__(self, trace: NoTrace = OFF, links: int = 1) -> None:
-        """Over so many links, numbered from 0 on: one for each accelerator."""
+        """Start the threads for `links` links, numbered from 0: one link for each accelerator."""
         self._trace = trace
-        self._waiting: list[QueuedTransfer] = []  # in the order of asking
+        self._waiting: list[QueuedTransfer] = []  # in the order of submission
         self._running: list[QueuedTransfer] = []
         self._closed = False
         self._lock = threading.Lock()
@@ -102,9 +105,15 @@ class TransferQueue:
         link: int = 0,
         behind: QueuedTransfer | None = None,
     ) -> QueuedTransfer:
-        """Have `call` made when every transfer of `after` has succeeded; `name` is what traces and errors call it.
+        """Queue a transfer: make `call` once every transfer in `after` has succeeded and `behind` has ended.
 
-        And when `behind`, which was asked for earlier, is over, whatever came of it.
+        Args:
+            kind: the kind of transfer, which decides its order.
+            name: what traces and errors call it.
+            call: the function that does the transfer.
+            after: transfers that must succeed first.
+            link: the number of the link.
+            behind: a transfer, submitted earlier, that must end first, even if it fails.
 
         Raises:
             TpiError: if the queue is closed.
@@ -118,7 +127,7 @@ class TransferQueue:
         return transfer
 
     def close(self) -> None:
-        """Make no more transfers, and join the threads when those under way are over. Idempotent."""
+        """Cancel waiting transfers, wait for running ones, and join the threads. Idempotent."""
         with self._lock:
             self._closed = True
             cancelled, self._waiting = self._waiting, []
@@ -129,7 +138,7 @@ class TransferQueue:
             thread.join()
 
     def _serve(self) -> None:
-        wake_soon()  # a link is idle until whoever saw the end of a copy asks for the next
+        wake_soon()  # a link is idle from the end of a copy until its thread starts the next
         while (transfer := self._take()) is not None:
             began = clock()
             transfer.run()
@@ -139,7 +148,7 @@ class TransferQueue:
                 self._work.notify_all()
 
     def _take(self) -> QueuedTransfer | None:
-        """The next transfer that may start; None once the queue is closed."""
+        """Return the next transfer that may start; None once the queue is closed."""
         with self._lock:
             while not self._closed:
                 chosen = self._next()
@@ -162,4 +171,4 @@ class TransferQueue:
 
 
 def _nothing() -> None:
-    """What is left of a transfer that is over."""
+    """Do nothing, in place of the call of a transfer that has ended."""

@@ -1,12 +1,12 @@
-"""Segments that pass through a ring in accelerators' memory, loaded from the tier below ahead of their use.
+"""A ring in accelerators' memory through which segments pass, loaded from the tier below ahead of their use.
 
-The ring's arithmetic is that of the memory window (`scheduler.model.ring`, `scheduler.window.cycle`): how far loading
-runs ahead is how large the ring is. With room for two neighbours the next segment is loaded while one is computed
-(PIPO's performance pipeline), with room for one it is loaded when the one before is over (the memory pipeline).
+Its arithmetic is that of the memory window (`scheduler.model.ring`, `scheduler.window.cycle`): the size of the ring
+decides how far loading runs ahead. With room for two neighbours, the next segment is loaded while one is computed
+(PIPO's performance pipeline). With room for one, it is loaded after the one before is released (the memory pipeline).
 
-A ring may lie in the memories of several accelerators (`scheduler.transfer.merged`): segments are then asked for in the
-order of use, wherever they go, over links that all work at once; and those that the tier below streams are taken from
-there one after the other in that order, as its one reader must.
+A ring may span the memories of several accelerators (`scheduler.transfer.merged`). Segments are then requested in the
+order of use, whichever accelerator they go to, and all links work at once. Segments that the tier below streams are
+read one after the other in that order, because that tier has a single reader.
 """
 
 import threading
@@ -24,32 +24,32 @@ from tpi.errors import TpiError
 from tpi.trace import OFF, NoTrace
 
 Feed = Callable[[Bytes], None]
-"""Fills a segment's place in the accelerator's memory, from its first byte on, and returns when all is there."""
+"""Function that fills a segment's place in the accelerator's memory, in order, and returns when it is full."""
 
 
 @dataclass(frozen=True)
 class RingContents:
-    """One segment that passes through."""
+    """One segment that passes through the ring."""
 
     name: str  # what traces and errors call it
     nbytes: int
     feed: Feed
-    card: int = 0  # in whose memory it is: the number of the part
-    in_turn: bool = False  # the tier below streams it
+    card: int = 0  # the accelerator that it goes to: the number of the ring's part
+    in_turn: bool = False  # whether the tier below streams it
 
 
 @dataclass(frozen=True)
 class RingPart:
-    """Memory of one accelerator, as much as the ring has there at least."""
+    """The ring's memory on one accelerator."""
 
     device: Device
-    memory: Bytes
+    memory: Bytes  # at least as much as the ring has on this accelerator
 
 
 class DeviceRing:
-    """The ring of a node. Holds by one thread; what was held is given back when its device has used it.
+    """The ring of a node. Only one thread may hold segments; a released one is freed once its device has used it.
 
-    A failed load surfaces in the hold that waits for it; the next hold tries again. It begins paused.
+    The error of a load is raised by the hold that waits for it, and the next hold tries again. A new ring is paused.
     """
 
     def __init__(
@@ -60,7 +60,15 @@ class DeviceRing:
         queue: TransferQueue,
         trace: NoTrace = OFF,
     ) -> None:
-        """Segment n of the ring is `contents[n]`, in the memory of its card's part, from the ring's offset on."""
+        """Create a paused ring; segment n is `contents[n]`, in the memory of its accelerator, at the ring's offset.
+
+        Args:
+            parts: the ring's memory on each accelerator.
+            ring: the layout.
+            contents: each segment by its number.
+            queue: where loads are submitted.
+            trace: recorder of stalls.
+        """
         self._parts, self._queue, self._trace, self._contents = parts, queue, trace, contents
         self._cycle = Cycle(ring)
         places = zip(ring.blocks, ring.offsets, strict=True)
@@ -68,42 +76,42 @@ class DeviceRing:
         self._segments = ring.blocks
         self._loads: list[QueuedTransfer | None] = [None] * len(ring.blocks)  # of each use in the period
         self._last: dict[int, QueuedTransfer] = {}  # of each card
-        self._in_turn: QueuedTransfer | None = None  # the last from what the tier below streams
+        self._in_turn: QueuedTransfer | None = None  # the last load of a segment that the tier below streams
         self._lock = threading.Lock()
         self._paused = True
         self.loaded_bytes = 0
         self.stall_seconds = 0.0
 
     def hold(self, segment: int) -> "RingHold":
-        """The bytes of `segment` in the accelerator's memory, for a `with`.
+        """Return a context manager that yields the bytes of `segment` in the accelerator's memory.
 
         Raises:
-            WeightsError: if it could not be loaded; names the file.
-            TpiError: if segments that are held leave no room, or the queue is closed.
+            WeightsError: if the segment could not be loaded; the message names the file.
+            TpiError: if the segments that are held leave no room, or the queue is closed.
         """
         return RingHold(self, segment)
 
     def resume(self) -> None:
-        """Load ahead from now on, from the next use on."""
+        """Start loading ahead, from the next use."""
         with self._lock:
             self._paused = False
             self._open()
 
     def pause(self) -> None:
-        """Load nothing more, and forget what was loaded ahead: its memory may serve another."""
+        """Stop loading and forget what was loaded ahead; the ring's memory may then serve another purpose."""
         self.quiet()
         with self._lock:
             self._paused = True
             self._cycle.rewind_to(self._cycle.head)
 
     def quiet(self) -> None:
-        """Wait until nothing is on its way: the tier below may then be held by others. What was loaded stays."""
+        """Wait until no load is in flight, so that others may hold the tier below. What was loaded stays."""
         self._give_back()
         for last in self._last.values():
-            last.join()  # loads of weights go one after the other
+            last.join()  # loads of weights end in order, so all earlier ones have ended too
 
     def abandon(self) -> None:
-        """The step breaks off: what failed to load for it is asked for anew by whoever wants it next."""
+        """Abort the step; a segment that failed to load is loaded again when it is needed next."""
         self.quiet()
         with self._lock:
             uses = range(self._cycle.head, self._cycle.tail)
@@ -112,7 +120,7 @@ class DeviceRing:
                 self._cycle.rewind_to(failed[0])
 
     def pin(self, segment: int) -> tuple[int, Bytes]:
-        """Wait for the next use of a segment; it stays until `unpin` of the number returned. Errors as `hold`."""
+        """Wait for the next use of a segment; return its number and bytes, valid until `unpin`. Raises as `hold`."""
         use = self._opened(segment)
         if use is None:
             self._give_back()
@@ -120,13 +128,13 @@ class DeviceRing:
         if use is None:
             raise TpiError(f"{self._contents[segment].name} cannot be held yet: release what is held first")
         place = use % self._cycle.period
-        self._wait(place, use)  # nothing overwrites it meanwhile: the use is not over
+        self._wait(place, use)  # nothing overwrites the slot, because the use is not over
         with self._lock:
             self._cycle.pin(use)
         return use, self._slots[place]
 
     def unpin(self, use: int) -> None:
-        """Give a use back when the device is through with what it was told so far."""
+        """Release a use once the device has finished the calls started so far."""
         segment = self._segments[use % self._cycle.period]
         self._parts[self._contents[segment].card].device.start(lambda: self._release(use))
 
@@ -135,12 +143,12 @@ class DeviceRing:
         return self._parts[contents.card].memory[offset : offset + contents.nbytes]
 
     def _give_back(self) -> None:
-        """Wait until what was held and let go is over."""
+        """Wait until every release that was requested has happened."""
         for part in self._parts:
             part.device.start(_nothing).wait()
 
     def _opened(self, segment: int) -> int | None:
-        """The use of a segment that is held or comes next, if there is room for it."""
+        """Return the use of a segment that is held or comes next; None if there is no room for it."""
         with self._lock:
             use = self._cycle.next_use(segment)
             if not self._cycle.is_pinned(use):
@@ -150,12 +158,12 @@ class DeviceRing:
 
     def _wait(self, place: int, use: int) -> None:
         load = self._loads[place]
-        assert load is not None  # it was opened
+        assert load is not None  # the use was opened
         began, waited = time.perf_counter(), not load.done
         try:
             load.wait()
         except Exception:
-            with self._lock:  # the next hold asks for it anew
+            with self._lock:  # the next hold loads it again
                 self._cycle.rewind_to(use)
             raise
         if waited:
@@ -169,7 +177,10 @@ class DeviceRing:
                 self._open()
 
     def _open(self) -> None:
-        """Load what there is room for. Loads of weights go one after the other, so none meets a later one in a slot."""
+        """Submit every load that there is room for.
+
+        Loads of weights run one after the other, so no load shares a slot with a later one.
+        """
         while not self._paused and self._cycle.may_open(self._cycle.tail):
             place = self._cycle.tail % self._cycle.period
             segment, slot = self._segments[place], self._slots[place]
@@ -191,7 +202,7 @@ class DeviceRing:
 
 
 class RingHold:
-    """See `DeviceRing.hold`."""
+    """Context manager of `DeviceRing.hold`."""
 
     __slots__ = ("_ring", "_segment", "_use")
 
@@ -207,4 +218,4 @@ class RingHold:
 
 
 def _nothing() -> None:
-    """A call that comes after those before it."""
+    """Do nothing; mark a position in the device's order of calls."""

@@ -1,47 +1,47 @@
-"""Which use of the streamed blocks is loaded, held or over: numbers only, no threads and no memory.
+"""The states of the streamed blocks' uses (loaded, held or over): numbers only, without threads or memory.
 
 Streamed uses are numbered 0, 1, 2, ... in cyclic order; use n is of block `ring.blocks[n % period]`.
 
     0 ... released ... head ... tail ...
     over | held, or skipped | loaded or being loaded | not yet opened
 
-Use `tail` may be opened once use `tail - lag` is over (see `scheduler.model.ring`, also for why a hold cannot
-deadlock). The block loop need not keep the order: holding another block skips ahead to that block's next use.
+Use `tail` may be opened once use `tail - lag` is over; `scheduler.model.ring` defines the lag and proves that a hold
+cannot deadlock. The block loop need not keep the order: holding another block skips ahead to that block's next use.
 """
 
 from scheduler.model.ring import Ring
 
 
 class Cycle:
-    """The state of the uses of one ring."""
+    """The state of one ring's uses."""
 
     def __init__(self, ring: Ring) -> None:
         self.period = len(ring.blocks)
         self.length = len(set(ring.blocks))  # uses in one cycle
-        self.head = 0  # comes next in the block loop
-        self.tail = 0  # is loaded next
+        self.head = 0  # the use that comes next in the block loop
+        self.tail = 0  # the use that is loaded next
         self._ring = ring
         self._released = 0
-        self._pins: dict[int, int] = {}  # use: holds of it
+        self._pins: dict[int, int] = {}  # number of holds of each use
         self._place = {block: use for use, block in reversed(list(enumerate(ring.blocks)))}
 
     def next_use(self, block: int) -> int:
-        """The use of `block` that is held now, else its next one."""
+        """Return the use of `block` that is held now, else its next one."""
         for use in self._pins:
             if self._ring.blocks[use % self.period] == block:
                 return use
         return self.head + (self._place[block] - self.head) % self.length
 
     def may_open(self, use: int) -> bool:
-        """Whether every use that `use` would overwrite is over."""
+        """Return True if every use that `use` would overwrite is over."""
         return bool(self.period) and use - self._ring.lags[use % self.period] < self._released
 
     def overwritten(self, use: int) -> int:
-        """The last of the uses that `use` overwrites, as its number in the period."""
+        """Return the last of the uses that `use` overwrites, as its number in the period."""
         return (use - self._ring.lags[use % self.period]) % self.period
 
     def skip_to(self, use: int) -> range:
-        """Give up the uses before `use`; returns those of them that were opened."""
+        """Give up the uses before `use`; return those of them that were opened."""
         skipped = range(self.head, min(use, self.tail))
         if use > self.head:
             self.head, self.tail = use, max(use, self.tail)
@@ -49,22 +49,22 @@ class Cycle:
         return skipped
 
     def rewind_to(self, use: int) -> range:
-        """Open `use` again; returns the uses that were opened from it on."""
+        """Mark `use` and all later uses as not opened; return those that were."""
         opened = range(use, self.tail)
         self.tail = use
         return opened
 
     def is_pinned(self, use: int) -> bool:
-        """Whether the use is held."""
+        """Return True if the use is held."""
         return use in self._pins
 
     def pin(self, use: int) -> None:
-        """One more hold of a use."""
+        """Count one more hold of a use."""
         self._pins[use] = self._pins.get(use, 0) + 1
         self.head = max(self.head, use + 1)
 
     def unpin(self, use: int) -> bool:
-        """One hold of a use less; whether it was the last."""
+        """Count one hold of a use less; return True if it was the last."""
         self._pins[use] -= 1
         if self._pins[use]:
             return False

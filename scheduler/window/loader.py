@@ -1,8 +1,8 @@
-"""The threads that read blocks ahead, and the holding thread's side of it.
+"""The threads that read blocks ahead, and the calls with which the block loop waits for them.
 
-What may be read when is decided by `scheduler.window.cycle`; what goes where, by `scheduler.model.ring`. Readers
-take chunks of the use that was opened last, one by one, and open the next when there are no more: a small block leaves
-no reader idle.
+`scheduler.window.cycle` decides what may be read when; `scheduler.model.ring` decides where it goes. Readers take
+chunks of the use that was opened last, one by one, and open the next use when none are left. So a small block leaves no
+reader idle.
 """
 
 import threading
@@ -22,11 +22,11 @@ from tpi.errors import TpiError, WeightsError
 from tpi.trace import OFF, NoTrace
 
 Memory = Callable[[int], Bytes]
-"""Gives zeroed memory from the start of a page on: so many bytes."""
+"""Allocator of zeroed, page-aligned memory, given the number of bytes."""
 
 
 class Loader:
-    """Loads the blocks of a placement: those that stay once, the others over and over, ahead of their use."""
+    """Loader of a placement's blocks: resident blocks once, streamed blocks over and over, ahead of their use."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Loader:
         noun: str = "block",
         memory: Memory | None = None,
     ) -> None:
-        """Arguments as `scheduler.window.window.MemoryWindow`."""
+        """Start the readers. The arguments are those of `scheduler.window.window.MemoryWindow`."""
         memory = memory or page_buffer
         ring, space = placement.ring, memory(placement.ring.size)
         self._disk, self._meter, self._verify, self._trace, self._noun = disk, meter, verify, trace, noun
@@ -52,7 +52,7 @@ class Loader:
         self._pending = deque(load for load in self._kept.values() if load.open)
         self._unverified = set(range(len(extents))) if verify else set()
         self._current: Load | None = None
-        self._stragglers = 0  # dropped loads of which chunks are still being read
+        self._stragglers = 0  # dropped loads with chunks that are still being read
         self._last_done = time.perf_counter()
         self._freed = [0.0] * len(self._uses)  # when each use was last released
         self._closed = False
@@ -70,7 +70,7 @@ class Loader:
     # the block loop's side
 
     def hold_kept(self, block: int) -> Bytes:
-        """The bytes of a block that stays, once it is loaded. Errors as `pin`."""
+        """Wait until a resident block is loaded; return its bytes. Raises as `pin`."""
         load = self._kept[block]
         if not load.ready:
             with self._lock:
@@ -78,10 +78,10 @@ class Loader:
         return load.view
 
     def pin(self, block: int) -> tuple[int, Bytes]:
-        """Wait for the next use of a streamed block; keep it in memory until `unpin` of the number returned.
+        """Wait for the next use of a streamed block; return its number and the block's bytes, valid until `unpin`.
 
         Raises:
-            WeightsError: if it could not be loaded; names the file.
+            WeightsError: if the block could not be loaded; the message names the file.
             TpiError: if blocks that are held take the room it needs, or the window is closed.
         """
         with self._lock:
@@ -92,10 +92,10 @@ class Loader:
             return use, load.view
 
     def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
-        """The next use of a streamed block, part after part as it is read; over when all was taken. Errors as `pin`.
+        """Yield the next use of a streamed block in parts as they are read. Raises as `pin`.
 
-        A part has at least `least` bytes, but for the last. A block that is still to be verified comes in one part.
-        Nothing overwrites it before its use is over.
+        A part has at least `least` bytes, except the last. A block that must still be verified comes in one part. The
+        use is over when all parts have been taken; until then nothing overwrites it.
         """
         with self._lock:
             use, load = self._approach(block)
@@ -110,19 +110,19 @@ class Loader:
         self.unpin(self.pin(block)[0])
 
     def unpin(self, use: int) -> None:
-        """The block of this use may be overwritten."""
+        """Release one hold of a use; its memory may be overwritten after the last."""
         with self._lock:
             if self._cycle.unpin(use):
                 self._freed[use % self._cycle.period] = time.perf_counter()
                 self._work.notify()
 
     def take(self) -> WindowStats:
-        """What was counted since the last `take`; no chunk is counted twice or never."""
+        """Return what was counted since the last `take`; every chunk is counted exactly once."""
         with self._lock:
             return self._meter.take()
 
     def position(self) -> WindowPosition:
-        """Where the ring stands at this moment; from any thread."""
+        """Return the present position in the cycle. Any thread may call it."""
         with self._lock:
             cycle = self._cycle
             if not cycle.length:
@@ -141,7 +141,7 @@ class Loader:
             thread.join()
 
     def _approach(self, block: int) -> tuple[int, Load]:
-        """The use of a block that is held or comes next, which those before it are given up for."""
+        """Return the use of a block that is held or comes next, with its load; give up all uses before it."""
         use = self._cycle.next_use(block)
         if not self._cycle.is_pinned(use) and use != self._cycle.head:
             self._drop(self._cycle.skip_to(use))
@@ -151,7 +151,7 @@ class Loader:
         return self._uses[use % self._cycle.period]
 
     def _drop(self, uses: range) -> None:
-        """Read no more of these uses. Their memory is free when the chunks that are being read are."""
+        """Stop reading these uses. Their memory is free once the reads that are in flight have ended."""
         for use in uses:
             load = self._load_of(use)
             load.stop()
@@ -163,9 +163,9 @@ class Loader:
         self._work.notify()
 
     def _wait(self, load: Load, use: int = -1, seen: int | None = None) -> None:
-        """Until the block is there, or more than `seen` bytes of it, if it needs no verifying.
+        """Wait until the block is loaded or, if it needs no verification, until more than `seen` bytes of it are.
 
-        What failed while nobody waited is read again first: the disk may have recovered since.
+        If the load failed before this call, the block is read again first: the disk may have recovered since.
         """
         begun = 0.0
         if 0 <= use < self._cycle.tail and load.error is not None and not load.flying:
@@ -189,11 +189,11 @@ class Loader:
             self._trace.add("stall", f"{self._noun} {load.block}", int(begun * 1e9), int(now * 1e9))
 
     def _failure(self, load: Load, error: WeightsError, use: int) -> WeightsError:
-        """What went wrong; arranges for the next hold to try again."""
+        """Return the load's error, and reset the load so that the next hold tries again."""
         if use < 0:
             load.reset()
             if load is self._current:
-                self._current = None  # it is opened anew, by one reader
+                self._current = None  # one reader will open it again
             self._pending.append(load)
             self._work.notify()
         else:
@@ -203,10 +203,10 @@ class Loader:
     # the readers' side
 
     def _work_on(self) -> None:
-        wake_soon()  # the disk is idle until the reader of a finished chunk asks for another
+        wake_soon()  # the disk is idle from the end of a chunk until its reader starts the next
         try:
             self._read()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it surfaces where the block is awaited
+        except Exception as error:  # noqa: BLE001 - holds that wait raise TpiError from it
             with self._lock:
                 self._crash, self._closed = error, True
                 self._work.notify_all()
@@ -235,7 +235,7 @@ class Loader:
                 self._finish_chunk(load, start, size, error)
 
     def _open_load(self) -> Load | None:
-        """The load to take a chunk of, if there is one."""
+        """Return the load to take the next chunk from; None if there is nothing to read."""
         if self._current is not None and self._current.open:
             return self._current
         use = self._cycle.tail
@@ -249,7 +249,7 @@ class Loader:
         else:
             return None
         load.reset()
-        load.begun = begun  # it could have begun then: waking a reader is part of loading
+        load.begun = begun  # when it could have begun: waking a reader is part of loading
         self._current = load
         return load
 
@@ -286,14 +286,14 @@ class Loader:
 
     def _record(self, load: Load) -> None:
         now = time.perf_counter()
-        begun = max(load.begun, self._last_done)  # chunks of neighbours overlap; loads are accounted one by one
+        begun = max(load.begun, self._last_done)  # chunks of two loads may overlap, but each second counts once
         self._meter.loaded(load.block, now - begun)
         self._last_done = load.ended = now
         self._trace.add("load", f"{self._noun} {load.block}", int(begun * 1e9), int(now * 1e9))
 
 
 def _side_by_side(extents: Sequence[Extent], blocks: Sequence[int], memory: Memory) -> Iterator[tuple[int, Load]]:
-    """A load for each of `blocks`, in one buffer: small blocks share its huge pages."""
+    """Yield a load for each of `blocks`, all in one buffer: small blocks share its huge pages."""
     space, at = memory(sum(extents[block].slot_bytes for block in blocks)), 0
     for block in blocks:
         size = extents[block].slot_bytes

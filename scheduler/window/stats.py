@@ -1,4 +1,4 @@
-"""What the memory window counts: per-token figures for people, per-block seconds for the steady-state verdict."""
+"""The counters of a memory window: figures per token for reports, seconds per block for the steady-state verdict."""
 
 import threading
 import time
@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 from scheduler.model.timeline import Costs
 
-SAMPLES = 15  # of each block's last seconds, of which the median counts: a prefill step or a hiccup does not
+SAMPLES = 15  # times remembered of each block; their median hides a prefill step or a single disturbance
 
 
 @dataclass(frozen=True)
 class WindowPosition:
-    """Where a window stands in its cycle of `blocks` that stream: number `following` comes next, and from it on `ready`
-    are in memory. Without any, everything stays.
+    """The position of a window in its cycle of streamed blocks.
+
+    Attributes:
+        following: the number in the cycle of the block that comes next.
+        ready: how many blocks, from `following` on, are in memory.
+        blocks: how many blocks are streamed; 0 if all are resident.
     """
 
     following: int = 0
@@ -24,18 +28,18 @@ class WindowPosition:
 
 @dataclass(frozen=True)
 class WindowStats:
-    """What happened since the last `MemoryWindow.take`. Take it once per token, and the figures are per token."""
+    """Counts since the last `MemoryWindow.take`. If it is taken once per token, they are per token."""
 
     resident_bytes: int = 0  # bytes of memory of the blocks that stay
     ring_bytes: int = 0  # bytes of memory of the ring
-    read_bytes: int = 0  # from disk
-    read_seconds: float = 0.0  # time during which at least one read was in flight, of any window with this `ReadClock`
+    read_bytes: int = 0  # bytes read from disk
+    read_seconds: float = 0.0  # time with at least one read in flight, in any window with this `ReadClock`
     stall_seconds: float = 0.0  # time that `hold` waited for a block
     stalls: int = 0  # holds that waited
     holds: int = 0
 
     def __add__(self, other: "WindowStats") -> "WindowStats":
-        """Both together; memory sizes are the later ones'."""
+        """Add the counts of two windows; memory sizes are those of the later one, `other`."""
         return WindowStats(
             other.resident_bytes,
             other.ring_bytes,
@@ -48,12 +52,12 @@ class WindowStats:
 
     @property
     def disk_speed(self) -> float:
-        """Bytes per second while reading, 0 if nothing was read."""
+        """Bytes per second while reading; 0 if nothing was read."""
         return self.read_bytes / self.read_seconds if self.read_seconds else 0.0
 
 
 class ReadClock:
-    """Seconds during which at least one read was in flight, of all windows that share it. Safe from several threads."""
+    """Clock of the seconds during which at least one read is in flight, in all windows that share it. Thread-safe."""
 
     def __init__(self) -> None:
         self._flying = 0
@@ -61,14 +65,14 @@ class ReadClock:
         self._lock = threading.Lock()
 
     def fly(self) -> None:
-        """A read starts."""
+        """Count a read that starts."""
         with self._lock:
             if not self._flying:
                 self._since = time.perf_counter()
             self._flying += 1
 
     def land(self) -> None:
-        """A read is over."""
+        """Count a read that has ended."""
         with self._lock:
             self._flying -= 1
             if not self._flying:
@@ -76,13 +80,13 @@ class ReadClock:
 
     @property
     def seconds(self) -> float:
-        """Since the start, until now."""
+        """Seconds with a read in flight, from the start until now."""
         with self._lock:
             return self._seconds + (time.perf_counter() - self._since if self._flying else 0.0)
 
 
 class Meter:
-    """Mutable counters behind `WindowStats`; what readers change, they change under their lock."""
+    """Mutable counters behind `WindowStats`. Readers change theirs only while they hold the loader's lock."""
 
     def __init__(self, blocks: int, resident_bytes: int, ring_bytes: int, reads: ReadClock | None = None) -> None:
         self._resident, self._ring = resident_bytes, ring_bytes
@@ -93,7 +97,7 @@ class Meter:
         )
         self._wakes = deque[list[float]]([[]], maxlen=SAMPLES)  # a list per pass over the blocks
         self._left_at, self._last = 0.0, -1
-        self.total_bytes = 0  # ever read
+        self.total_bytes = 0  # bytes read since the start
         self._clear()
 
     def _clear(self) -> None:
@@ -101,9 +105,9 @@ class Meter:
         self.stall_seconds = 0.0
 
     def entered(self, block: int, begun: float) -> None:
-        """A hold of `block` was asked for at `begun`; what lies between it and the last release is an exchange.
+        """Note that a hold of `block` was requested at `begun`; the time since the last release counts as an exchange.
 
-        A block that does not come after the last one begins another pass, that is a token.
+        If `block` does not come after the last one, another pass begins, that is, another token.
         """
         if self._last >= 0:
             self._exchange[self._last].append(begun - self._left_at)
@@ -111,37 +115,37 @@ class Meter:
             self._wakes.append([])
 
     def left(self, block: int, entered: float, left: float) -> None:
-        """A hold of `block` was entered and left at these times."""
+        """Note that a hold of `block` was entered and left at these times."""
         self.holds += 1
         self._compute[block].append(left - entered)
         self._left_at, self._last = left, block
 
     def stall(self, seconds: float) -> None:
-        """A hold waited."""
+        """Count a hold that waited for `seconds`."""
         self.stall_seconds += seconds
         self.stalls += 1
 
     def woke(self, seconds: float) -> None:
-        """A hold that waited went on so long after its block had been loaded."""
+        """Note that a hold went on `seconds` after its block was loaded, or after the wait began if that was later."""
         self._wakes[-1].append(seconds)
 
     def fly(self) -> None:
-        """A read starts."""
+        """Count a read that starts."""
         self._reads.fly()
 
     def land(self, size: int) -> None:
-        """A read of `size` bytes is over."""
+        """Count a read of `size` bytes that has ended."""
         self._reads.land()
         self.read_bytes += size
         self.total_bytes += size
 
     def loaded(self, block: int, seconds: float) -> None:
-        """A block was loaded, which took the loader this long."""
+        """Note that the loader took `seconds` for a block."""
         self._load[block].append(seconds)
 
     def costs(self) -> Costs:
-        """Median seconds per block over the last tokens, 0 where nothing was measured."""
-        from statistics import median  # asked for at a run's end; a worker that waits needs no fractions
+        """Return the median seconds per block over the last tokens; 0 where nothing was measured."""
+        from statistics import median  # needed only at the end of a run; the import takes memory
 
         compute, exchange, load = (
             [median(samples) if samples else 0.0 for samples in list(map(list, blocks))]
@@ -150,7 +154,10 @@ class Meter:
         return Costs(compute, exchange, load, median(list(filter(None, self._waking())) or [0.0]))
 
     def history(self) -> list[Costs]:
-        """Seconds per block of each of the last tokens, the latest last; where a block lacks some, the median."""
+        """Return the seconds per block of each of the last tokens, the latest last.
+
+        A block with fewer samples than tokens has its median for all of them.
+        """
         typical = self.costs()
         compute, exchange, load = (
             _by_token(list(map(list, blocks)), usual)
@@ -165,11 +172,14 @@ class Meter:
         return [Costs(*each) for each in zip(compute, exchange, load, wake, strict=True)]
 
     def _waking(self) -> list[float]:
-        """The mean of each pass, since most wake up at once and a few late; 0 if nothing waited."""
+        """Return the mean wake-up time of each pass, 0 if nothing waited: most wake at once and a few late."""
         return [sum(each) / len(each) if each else 0.0 for each in map(list, list(self._wakes))]
 
     def take(self) -> WindowStats:
-        """The counts so far, and start again. Call it under the readers' lock: nothing may be counted in between."""
+        """Return the counts since the last call, and reset them.
+
+        The caller holds the readers' lock, so that nothing is counted in between.
+        """
         seconds = self._reads.seconds
         stats = WindowStats(
             self._resident,
@@ -186,7 +196,7 @@ class Meter:
 
 
 def _by_token(blocks: Sequence[Sequence[float]], usual: Sequence[float]) -> list[list[float]]:
-    """Samples of each block, as those of each token: `SAMPLES` lists of a value per block."""
+    """Return samples given per block as `SAMPLES` lists per token, each with a value per block."""
     full = [
         samples if len(samples) == SAMPLES else [each] * SAMPLES for samples, each in zip(blocks, usual, strict=True)
     ]

@@ -1,7 +1,7 @@
-"""A window whose placement is replaced while it is used: between two steps, in the same memory.
+"""A window whose placement can be replaced between two steps, in the same memory.
 
-What the old one held is given back before the new one reads what stays; that is about what a token reads, where half of
-the weights fit. The blocks are the same ones, and so are their holds.
+The old placement's memory is freed before the new one reads its resident blocks. If half of the weights fit, that read
+is about as large as the streamed part of one token. Blocks and their holds remain valid.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,70 +19,76 @@ OpenWindow = Callable[[Placement, ReadClock], MemoryWindow]
 
 
 class SwitchedWindow:
-    """A `scheduler.window.window.Window`. Holds and switches by one thread."""
+    """A `scheduler.window.window.Window` with a replaceable placement. Only one thread may hold and switch."""
 
     kept: Sequence[Bytes] | None = None
 
     def __init__(self, make: OpenWindow, placement: Placement, progress: Progress = silent) -> None:
-        """`make` opens a window with a placement and the clock of all reads; it is filled here. Errors as `switch`."""
+        """Open a window with `placement` and wait until its resident blocks are loaded. Raises as `switch`.
+
+        Args:
+            make: opens a window from a placement and the clock of all reads.
+            placement: the first placement.
+            progress: called with blocks done and blocks in all.
+        """
         self.reads = ReadClock()
         self._make = make
-        self._past, self._past_bytes = WindowStats(), 0  # of windows that are closed
+        self._past, self._past_bytes = WindowStats(), 0  # counts of windows that are closed
         self._now: Window = Resident(())
         self._open(placement, progress)
 
     @property
     def placement(self) -> Placement:
-        """See `Window.placement`."""
+        """The present placement."""
         return self._now.placement
 
     def switch(self, placement: Placement) -> None:
-        """Have this placement from now on; nothing may be held.
+        """Replace the placement; no block may be held.
 
         Raises:
-            WeightsError: if what stays could not be read; the window is closed then.
+            WeightsError: if a resident block could not be read; the window is closed then.
         """
         self._now.close()
         self._past, self._past_bytes = self._past + self._now.take(), self._past_bytes + self._now.progress
-        self._now = Resident(())  # the memory of the old one is free before the new one takes it
+        self._now = Resident(())  # frees the old window's memory before the new one allocates its own
         self._open(placement, silent)
 
     def hold(self, block: int) -> AbstractContextManager[Bytes]:
-        """See `Window.hold`."""
+        """Return a hold of `block` in whichever window is open when it is entered."""
         return _SwitchedHold(self, block)
 
     def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
-        """See `Window.follow`."""
+        """Yield the bytes of `block` from the present window, in parts as they arrive."""
         return self._now.follow(block, least)
 
     def take(self) -> WindowStats:
-        """See `Window.take`."""
+        """Return the counts since the last `take`, over all placements."""
         found, self._past = self._past + self._now.take(), WindowStats()
         return found
 
     def costs(self) -> Costs:
-        """See `Window.costs`, of the placement as it is."""
+        """Return the median seconds per block in the present placement."""
         return self._now.costs()
 
     def history(self) -> list[Costs]:
-        """See `Window.history`, of the placement as it is."""
+        """Return the seconds per block of the last tokens in the present placement."""
         return self._now.history()
 
     @property
     def progress(self) -> int:
-        """See `Window.progress`."""
+        """Bytes loaded since the start, over all placements."""
         return self._past_bytes + self._now.progress
 
     def position(self) -> WindowPosition:
-        """See `Window.position`."""
+        """Return the position of the present window in its cycle."""
         return self._now.position()
 
     def close(self) -> None:
-        """See `Window.close`."""
+        """Close the present window."""
         self._now.close()
 
     def current(self, block: int) -> AbstractContextManager[Bytes]:
-        """The hold of a block in the placement as it is."""
+        """Return the hold of a block in the present placement."""
         return self._now.hold(block)
 
     def _open(self, placement: Placement, progress: Progress) -> None:
@@ -90,12 +96,12 @@ class SwitchedWindow:
         try:
             window.fill(progress)
         except BaseException:
-            window.close()  # another switch opens one anew
+            window.close()  # a later switch opens another
             raise
 
 
 class _SwitchedHold:
-    """A hold of whichever window there is when it is entered."""
+    """Hold of a block in whichever window is open when it is entered."""
 
     __slots__ = ("_block", "_entered", "_window")
 

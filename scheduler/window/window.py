@@ -1,9 +1,9 @@
-"""What the block loop knows of weight memory: `with window.hold(block) as data:`.
+"""The block loop's view of weight memory: `with window.hold(block) as data:`.
 
     from scheduler.window.window import Extent, MemoryWindow, Resident, Window
 
-`Resident` keeps every block (the scheduler is off). `MemoryWindow` keeps what a placement says and streams the rest
-ahead of its use. "Scheduler" here means the scheduler of weight memory; requests are admitted by
+`Resident` has every block in memory. `MemoryWindow` has the resident blocks of a placement in memory and streams the
+others ahead of their use. This is the scheduler of weight memory; requests are scheduled by
 `master.generation.batcher`.
 """
 
@@ -29,60 +29,63 @@ __all__ = ["Extent", "MemoryWindow", "Resident", "Window", "WindowStats"]
 
 
 class Window(Protocol):
-    """The weights of one node's blocks, block by block, in a cycle."""
+    """The weights of one node's blocks, used block by block in a cycle."""
 
     @property
     def placement(self) -> Placement:
-        """What stays and what streams."""
+        """The placement: which blocks are resident and which are streamed."""
         ...
 
     @property
     def kept(self) -> Sequence[Bytes] | None:
-        """The bytes of every block, where all stay; else None."""
+        """The bytes of every block if all are resident; else None."""
         ...
 
     @property
     def reads(self) -> ReadClock:
-        """The clock of its reads, for windows that share its disk to share too."""
+        """The clock of this window's reads; windows on the same disk can share it."""
         ...
 
     def hold(self, block: int) -> AbstractContextManager[Bytes]:
-        """The bytes of `block`: 1-D uint8, page-aligned, read-only by contract, valid inside the `with` only.
+        """Return a context manager that yields the bytes of `block`: 1-D uint8, page-aligned.
+
+        The bytes are valid only inside the `with`, and must not be written to.
 
         Raises:
-            WeightsError: if the block could not be loaded; names the file.
+            WeightsError: if the block could not be loaded; the message names the file.
         """
         ...
 
     def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
-        """The bytes of `block`, part after part as they arrive. To be taken whole; each part is valid until the next.
+        """Yield the bytes of `block` in parts as they arrive; each part is valid until the next.
 
-        Parts of what is read meanwhile have at least `least` bytes, but for the last; what is in memory is one.
+        The caller must take all parts. Parts have at least `least` bytes, except the last; a block in memory is one
+        part.
 
         Raises:
-            WeightsError: as `hold`.
+            WeightsError: if the block could not be loaded; the message names the file.
         """
         ...
 
     def take(self) -> WindowStats:
-        """What happened since the last `take`; call it once per token."""
+        """Return what was counted since the last `take`; call it once per token."""
         ...
 
     def costs(self) -> Costs:
-        """Median seconds per block over the last tokens, for `scheduler.model.steady.judge_streaming`."""
+        """Return the median seconds per block over the last tokens, for `scheduler.model.steady.judge_streaming`."""
         ...
 
     def history(self) -> list[Costs]:
-        """Seconds per block of each of the last tokens, for the same."""
+        """Return the seconds per block of each of the last tokens, for `scheduler.model.steady.judge_streaming`."""
         ...
 
     @property
     def progress(self) -> int:
-        """Grows while blocks are loaded; may be read from another thread."""
+        """Number that grows while blocks are loaded. Any thread may read it."""
         ...
 
     def position(self) -> WindowPosition:
-        """Where it stands in its cycle; may be called from another thread."""
+        """Return the present position in the cycle. Any thread may call it."""
         ...
 
     def close(self) -> None:
@@ -91,7 +94,7 @@ class Window(Protocol):
 
 
 class Resident:
-    """Every block in memory, loaded once: the scheduler switched off."""
+    """A window with every block in memory, loaded once."""
 
     def __init__(
         self,
@@ -101,7 +104,10 @@ class Resident:
         progress: Progress = silent,
         memory: Memory | None = None,
     ) -> None:
-        """Arguments as `MemoryWindow`; `progress(blocks done, in all)` hears of every block."""
+        """Load all blocks; call `progress(blocks done, blocks in all)` after each.
+
+        The other arguments are those of `MemoryWindow`.
+        """
         sizes = tuple(extent.slot_bytes for extent in extents)
         self.placement = Placement(sizes, frozenset(range(len(sizes))), EMPTY)
         self._bytes = sum(sizes)
@@ -115,44 +121,45 @@ class Resident:
         self._holds = [nullcontext(data) for data in self.kept]
 
     def hold(self, block: int) -> AbstractContextManager[Bytes]:
-        """See `Window.hold`."""
+        """Return a context manager that yields the bytes of `block`."""
         return self._holds[block]
 
     def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
-        """See `Window.follow`."""
+        """Yield the bytes of `block` as one part."""
         yield self.kept[block]
 
     def take(self) -> WindowStats:
-        """See `Window.take`; nothing is counted, since nothing happens."""
+        """Return the window's memory size; nothing is counted, because nothing is read."""
         return WindowStats(resident_bytes=self._bytes)
 
     def costs(self) -> Costs:
-        """See `Window.costs`; zeros, since nobody asks what waits for nothing."""
+        """Return the seconds that each block took to load; computing and exchanges are not measured."""
         return self._meter.costs()
 
     def history(self) -> list[Costs]:
-        """See `Window.history`."""
+        """Return the costs of each of the last tokens, all the same."""
         return self._meter.history()
 
     @property
     def progress(self) -> int:
-        """See `Window.progress`; everything is loaded."""
+        """Bytes of all blocks, which are loaded."""
         return self._bytes
 
     def position(self) -> WindowPosition:
-        """See `Window.position`; nothing streams."""
+        """Return an empty position, because nothing is streamed."""
         return WindowPosition()
 
     def close(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing, because nothing runs in the background."""
 
 
 class MemoryWindow:
-    """Some blocks stay, the others pass through a ring, loaded ahead across allreduces and token boundaries.
+    """A window with some resident blocks; the others pass through a ring, loaded ahead across allreduces and tokens.
 
-    Holds by one thread; they may nest while the ring has room. Blocks are expected in cyclic order; holding another
-    one skips ahead to its next use, so an aborted step may start again at the first block. After a failed hold the next
-    one tries again. Loading starts at once, in the background; `fill` waits for the blocks that stay.
+    Only one thread may hold blocks; holds may nest while the ring has room. Blocks are expected in cyclic order.
+    Holding a block out of order skips ahead to its next use, so a step that was aborted may start again at the first
+    block. After a failed hold the next one tries again. Loading starts at once in the background; `fill` waits for the
+    resident blocks.
     """
 
     kept: Sequence[Bytes] | None = None
@@ -168,11 +175,18 @@ class MemoryWindow:
         reads: ReadClock | None = None,
         memory: Memory | None = None,
     ) -> None:
-        """Stream `extents` as `placement` says; a number is a budget in bytes for `scheduler.model.placement.place`.
+        """Start to load `extents` as `placement` says.
 
-        `verify(block, data)` is called once per block, after its first load, and raises WeightsError if `data` is not
-        what it should be; the block is then read once more. `noun` is what a trace calls a block; `reads` is another
-        window's, if both may read at once; `memory` gives what blocks lie in, pinned where a device copies from it.
+        Args:
+            extents: where each block is on disk, in the order of use.
+            placement: which blocks are resident; or a budget in bytes for `scheduler.model.placement.place`.
+            disk: the disk to read from; None: a `DirectDisk`.
+            verify: called as `verify(block, data)` once per block, after its first load; raises WeightsError if `data`
+                is wrong. The block is then read and verified once more.
+            trace: recorder of loads and stalls.
+            noun: what a trace calls a block.
+            reads: the clock of another window, if both may read at once.
+            memory: allocator of the blocks' memory, pinned if a device copies from it.
 
         Raises:
             PlanError: if the budget cannot hold the largest block.
@@ -187,50 +201,50 @@ class MemoryWindow:
         self._holds = [kind(block, self._loader, self._meter) for block, kind in enumerate(kinds)]
 
     def hold(self, block: int) -> AbstractContextManager[Bytes]:
-        """See `Window.hold`.
+        """Return a context manager that yields the bytes of `block`.
 
         Raises:
-            WeightsError: if the block could not be loaded, twice; names the file.
+            WeightsError: if the block could not be loaded in two attempts; the message names the file.
             TpiError: if blocks that are held leave no room, or the window is closed.
         """
         return self._holds[block]
 
     def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
-        """See `Window.follow`. Errors as `hold`."""
+        """Yield the bytes of `block` in parts as they arrive. Raises as `hold`."""
         if block in self.placement.resident:
             yield self._loader.hold_kept(block)
         else:
             yield from self._loader.follow(block, least)
 
     def fill(self, progress: Progress = silent) -> None:
-        """Wait until every block that stays is in memory; calls `progress(blocks done, in all)`. Errors as `hold`."""
+        """Wait until every resident block is loaded; call `progress(blocks done, blocks in all)`. Raises as `hold`."""
         for _ in _loaded(self._loader, sorted(self.placement.resident), progress):
             pass
         self.take()
 
     def take(self) -> WindowStats:
-        """See `Window.take`."""
+        """Return what was counted since the last `take`."""
         return self._loader.take()
 
     def costs(self) -> Costs:
-        """Median seconds per block over the last tokens, for `scheduler.model.steady.judge_streaming`."""
+        """Return the median seconds per block over the last tokens, for `scheduler.model.steady.judge_streaming`."""
         return self._meter.costs()
 
     def history(self) -> list[Costs]:
-        """Seconds per block of each of the last tokens, for the same."""
+        """Return the seconds per block of each of the last tokens, for `scheduler.model.steady.judge_streaming`."""
         return self._meter.history()
 
     @property
     def progress(self) -> int:
-        """See `Window.progress`: bytes read since the start."""
+        """Bytes read since the start."""
         return self._meter.total_bytes
 
     def position(self) -> WindowPosition:
-        """See `Window.position`."""
+        """Return the present position in the cycle. Any thread may call it."""
         return self._loader.position()
 
     def close(self) -> None:
-        """See `Window.close`. Data that is still held stays valid."""
+        """Stop loading and join every thread. Data that is still held stays valid. Idempotent."""
         self._loader.close()
 
 
@@ -241,7 +255,7 @@ def _loaded(loader: Loader, blocks: Sequence[int], progress: Progress) -> Iterat
 
 
 class _KeptHold:
-    """A hold of a block that stays."""
+    """Hold of a resident block."""
 
     __slots__ = ("_block", "_entered", "_loader", "_meter")
 
@@ -259,7 +273,7 @@ class _KeptHold:
 
 
 class _StreamedHold:
-    """A hold of a block that passes through the ring."""
+    """Hold of a block that passes through the ring."""
 
     __slots__ = ("_block", "_entered", "_loader", "_meter", "_uses")
 

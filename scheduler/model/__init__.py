@@ -1,1 +1,1 @@
-"""What streaming will cost, by calculation: ring, placement, timeline, the steady state."""
+"""The calculated cost of streaming (ring, placement, timeline, steady state), and plans for nodes and groups."""

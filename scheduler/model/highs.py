@@ -1,4 +1,4 @@
-"""Mixed integer linear programs, solved by HiGHS as scipy has it."""
+"""Mixed integer linear programs, solved by HiGHS through scipy."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from tpi.system.hidden import stdout_hidden
 
 
 def solve_milp(objective: Any, **options: Any) -> Any:
-    """What `scipy.optimize.milp` finds, to whom arguments go as they are.
+    """Return the result of `scipy.optimize.milp`, with the same arguments, and hide what HiGHS prints.
 
-    Some versions of HiGHS print a line that their authors left in, whatever they are told to print.
+    Some versions of HiGHS print a debugging line whatever their output options say.
     """
     from scipy.optimize import milp
 

@@ -1,6 +1,7 @@
-"""What one node computes with, as figures: rates, links, memory. Bytes, seconds, operations; nothing is measured here.
+"""The hardware of one node as figures: rates, links and memory, in bytes, seconds and operations.
 
-`parse_machine` reads them from words such as `8GiB GPU, 16GiB RAM, 2GB/s disk`; what they leave out is a laptop's.
+Nothing is measured here. `parse_machine` reads the figures from words such as `8GiB GPU, 16GiB RAM, 2GB/s disk`;
+figures that are left out are a laptop's.
 """
 
 import re
@@ -19,16 +20,17 @@ from tpi.kv import KvDtype
 Number = float | npt.NDArray[np.float64]
 GIB = 1 << 30
 PIECES = tuple(1 << power for power in range(16, 27, 2))  # bytes of transfers whose speeds are compared
-SHARERS = 4  # query heads with which keys and values are attended to where that is measured: Mixtral's
-GOOD_ENOUGH = 0.95  # of the best speed, for transfers in smaller pieces
+SHARERS = 4  # query heads for each key and value head in measurements of attention: those of Mixtral
+GOOD_ENOUGH = 0.95  # of the best speed: smaller transfers that reach it are preferred
 EXAMPLE = "8GiB GPU, 16GiB RAM, 2GB/s disk"
 
 
 @dataclass(frozen=True)
 class KvRates:
-    """Bytes of keys and values per second that attention of new tokens goes over while caches hold them, by format.
+    """Speeds of attention over keys and values that are in the processor's caches, by format, in bytes per second.
 
-    Measured with `SHARERS` query heads for each head of keys and values; with more of them it is slower by as much.
+    The rates are measured for new tokens with `SHARERS` query heads for each key and value head; more query heads are
+    proportionally slower.
     """
 
     f32: float
@@ -37,50 +39,50 @@ class KvRates:
     q4: float
 
     def seconds(self, kv_dtype: KvDtype, nbytes: Number, sharers: float) -> Number:
-        """Of attending to `nbytes`, each of them with so many query heads."""
+        """Return the seconds of attention over `nbytes`, with `sharers` query heads for each key and value head."""
         rate: float = getattr(self, kv_dtype)
         return nbytes / rate * max(1.0, sharers / SHARERS)
 
     def times(self, factor: float) -> "KvRates":
-        """The same, so many times as fast."""
+        """Return rates that are `factor` times as fast."""
         return KvRates(*(factor * rate for rate in (self.f32, self.f16, self.q8, self.q4)))
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a device computes: it reads what it needs, and does what is to be done; the slower of the two counts."""
+    """How fast a device computes. It reads and computes at the same time, so the slower of the two decides."""
 
     read: float  # bytes per second of weights, keys and values, for few tokens at once
     operations: float  # floating-point operations per second, for many tokens at once
-    start: float = 0.0  # seconds that every call takes beside that
-    kv: KvRates | None = None  # what is done of attention; None: nothing is known to be slower than reading
+    start: float = 0.0  # additional seconds of every call
+    kv: KvRates | None = None  # speed of attention from caches; None: assume that reading limits it
 
     def seconds(self, nbytes: float, operations: float) -> float:
-        """Of what reads `nbytes` and does `operations` with them: the roofline (Williams et al., 2009)."""
+        """Return the seconds to read `nbytes` and do `operations` with them: the roofline (Williams et al., 2009)."""
         return max(nbytes / self.read, operations / self.operations)
 
 
 @dataclass(frozen=True)
 class DeviceLink:
-    """What joins the host's memory to an accelerator's; both directions work at once."""
+    """The link between the host's memory and an accelerator's; both directions work at the same time."""
 
     up: float  # bytes per second to the accelerator
     down: float  # bytes per second from it
-    latency: float = 0.0  # seconds that every transfer takes beside that
-    piece: int = 1 << 20  # bytes of the smallest transfers that are about as fast: what is read goes on in such pieces
+    latency: float = 0.0  # additional seconds of every transfer
+    piece: int = 1 << 20  # bytes of the smallest transfers at about full speed; streamed weights move in such pieces
 
 
 @dataclass(frozen=True)
 class DiskRate:
-    """How fast weights come from the disk into memory."""
+    """The speed at which weights come from the disk into memory."""
 
     read: float  # bytes per second
-    latency: float = 0.0  # seconds before the first of them
+    latency: float = 0.0  # seconds before the first byte
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A device in addition to the host; `memory` in bytes, of its own, or `shared`: part of the host's."""
+    """A device in addition to the host. It has `memory` bytes of its own or, if `shared`, of the host's."""
 
     rates: Rates
     memory: int
@@ -91,14 +93,14 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class NodeMachine:
-    """One node: the host with its memory in bytes, its disk, an accelerator if it has one, and more of them."""
+    """One node: the host with its memory in bytes, its disk, and its accelerators, if any."""
 
     host: Rates
     memory: int
     disk: DiskRate
     accelerator: Accelerator | None = None
     bus: float = inf  # bytes per second of the host's memory, which computing, transfers and the disk share
-    more: tuple[Accelerator, ...] = ()  # each with a link of its own
+    more: tuple[Accelerator, ...] = ()  # further accelerators, each with its own link
 
     @property
     def cards(self) -> tuple[Accelerator, ...]:
@@ -107,19 +109,19 @@ class NodeMachine:
 
     @property
     def shared(self) -> bool:
-        """Whether an accelerator takes its memory from the host's."""
+        """True if an accelerator takes its memory from the host's."""
         return any(card.shared for card in self.cards)
 
     def with_cards(self, change: Callable[[Accelerator], Accelerator]) -> "NodeMachine":
-        """The same with every accelerator changed."""
+        """Return the same machine with `change` applied to every accelerator."""
         changed = [change(card) for card in self.cards]
         return replace(self, accelerator=changed[0], more=tuple(changed[1:])) if changed else self
 
 
 def emulated_node(machine: EmulatedMachine, *more: EmulatedMachine) -> NodeMachine:
-    """The node that an emulation plays: its lanes share nothing, so there is no bus.
+    """Return the node that an emulation stands for; it has no bus, because emulated lanes share nothing.
 
-    `more` are further accelerators; host and disk are the first one's.
+    `more` are further accelerators; the host and the disk are those of `machine`.
     """
     host = Rates(machine.host_memory, machine.host_flops, machine.launch)
     device, *others = (_emulated_card(each) for each in (machine, *more))
@@ -132,32 +134,36 @@ def _emulated_card(machine: EmulatedMachine) -> Accelerator:
 
 
 def good_piece(rate: float, latency: float) -> int:
-    """Bytes of the smallest transfers, of those that are compared (`PIECES`), that take `GOOD_ENOUGH` of the rate."""
+    """Return the smallest transfer size in `PIECES` that reaches `GOOD_ENOUGH` of the link's `rate`, in bytes.
+
+    The largest size is returned if none does. `latency` is in seconds, `rate` in bytes per second.
+    """
     fast = (size for size in PIECES if size >= GOOD_ENOUGH * (size + latency * rate))
     return next(fast, PIECES[-1])
 
 
-LAPTOP = emulated_node(EmulatedMachine(6 * GIB))  # of the PIPO paper; `tpi.devices.emulated.presets` has the sources
+LAPTOP = emulated_node(EmulatedMachine(6 * GIB))  # PIPO's laptop; `tpi.devices.emulated.presets` has the sources
 
 _PHRASE = re.compile(r"([\d.]+ ?[KMGTP]?i?(?:B/s|FLOP/s|B)) (GPU|CPU|RAM|disk|link)", re.IGNORECASE)
 _THINGS = {"B": ("gpu", "ram"), "B/s": ("gpu", "ram", "disk", "link"), "FLOP/s": ("gpu", "cpu")}
 
 
 def parse_machine(text: str) -> NodeMachine:
-    """The machine that phrases describe, with commas between them: amounts of `GPU` and `RAM`, and rates.
+    """Return the machine that a text describes: phrases with commas between them, such as `8GiB GPU, 2GB/s disk`.
 
-    Rates are bytes per second (`300GB/s GPU`, `40GB/s RAM`, `12GB/s link`, `2GB/s disk`) or operations per second
-    (`10TFLOP/s GPU`, `500GFLOP/s CPU`). What is left out is taken from `LAPTOP`; a machine of which no `GPU` is named
-    has none. What the host reads, copies and loads shares its memory.
+    Phrases are amounts of `GPU` or `RAM` memory, or rates. Rates are bytes per second (`300GB/s GPU`, `40GB/s RAM`,
+    `12GB/s link`, `2GB/s disk`) or operations per second (`10TFLOP/s GPU`, `500GFLOP/s CPU`). Figures that are left out
+    are those of `LAPTOP`, but a machine has an accelerator only if a phrase names a `GPU`. Computing, transfers and the
+    disk share the rate of the RAM.
 
     Raises:
-        UsageError: if a phrase means nothing, is given twice, or is zero.
+        UsageError: if a phrase is not understood, is given twice, or is zero.
     """
     found: dict[tuple[str, str], int] = {}
     for part in text.split(","):
         key, value = _phrase(" ".join(part.split()))
         if key in found or not value:
-            wrong = "is given twice" if key in found else "is nothing to plan with"
+            wrong = "is given twice" if key in found else "is zero"
             raise UsageError(f"{part.strip()!r} {wrong}; write for example {EXAMPLE!r}")
         found[key] = value
     host = _rates(LAPTOP.host, found, "ram", "cpu")
@@ -178,7 +184,7 @@ def _accelerator(found: dict[tuple[str, str], int]) -> Accelerator | None:
 
 
 def laptop_gpu() -> Accelerator:
-    """The accelerator of `LAPTOP`."""
+    """Return the accelerator of `LAPTOP`."""
     assert LAPTOP.accelerator is not None
     return LAPTOP.accelerator
 
@@ -189,10 +195,10 @@ def _rates(default: Rates, found: dict[tuple[str, str], int], memory: str, compu
 
 
 def _phrase(part: str) -> tuple[tuple[str, str], int]:
-    """What an amount is of, its unit (`B`, `B/s` or `FLOP/s`), and how much it is."""
+    """Parse a phrase; return the thing and its unit (`B`, `B/s` or `FLOP/s`), and the amount."""
     match = _PHRASE.fullmatch(part)
     amount, thing = match.groups() if match else ("", "")
     for unit in ("FLOP/s", "B/s", "B"):
         if amount.lower().endswith(unit.lower()) and thing.lower() in _THINGS[unit]:
             return (thing.lower(), unit), parse_size(amount[: -len(unit)] + "B")
-    raise UsageError(f"{part!r} is no part of a machine; write for example {EXAMPLE!r}")
+    raise UsageError(f"{part!r} does not describe a part of a machine; write for example {EXAMPLE!r}")

@@ -1,9 +1,9 @@
-"""Which blocks stay in memory and which are streamed, for a number of bytes.
+"""The choice of resident and streamed blocks for a given number of bytes.
 
-Blocks are used in a cycle, so evicting the least recently used one would miss every time. A fixed set stays instead
-(the paper's block retention, for any budget), spread evenly over the cycle so that the loader has equal time for each
-of the others, and as many bytes of it as the budget takes beside the ring. How many large and how many small blocks
-stay, and how large the ring is, is decided by the exact timeline at the node's speeds.
+Blocks are used in a cycle, so evicting the least recently used block would miss every time. Instead a fixed set stays
+resident (the paper's block retention, for any budget). The set is spread evenly over the cycle, so that the loader has
+equal time for each streamed block, and is as large as the budget allows next to the ring. The exact timeline at the
+node's speeds decides how many large and small blocks are resident and how large the ring is.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,36 +16,36 @@ from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
 from tpi.pack.layout import BlockKind
 
-PAPERS_LAYER: tuple[BlockKind, ...] = ("attention", "ffn")  # TPI-LLM's: what blocks are taken for if nobody says
-_DEPTHS = (1, 2, 3, 4)  # three suffice in theory (scheduler.model.steady), a fourth takes up the disk's moods
-_MOST_CHOICES = 24  # numbers of large blocks that are compared
-_TOKENS = 4  # simulated per choice
-_AS_GOOD = 1.03  # of the best token time, about the timeline's error: among these the deepest ring wins
+PAPERS_LAYER: tuple[BlockKind, ...] = ("attention", "ffn")  # TPI-LLM's layer: the default kinds of blocks
+_DEPTHS = (1, 2, 3, 4)  # three suffice in theory (scheduler.model.steady); a fourth absorbs slow reads
+_MOST_CHOICES = 24  # at most so many numbers of resident large blocks are compared
+_TOKENS = 4  # tokens simulated per choice
+_AS_GOOD = 1.03  # of the best token time, about the timeline's error: among such choices the deepest ring wins
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Speeds that the placement is chosen for; the defaults are a laptop's. Only their proportions matter.
+    """Speeds for which a placement is chosen; the defaults are a laptop's. Only their proportions matter.
 
-    The last two speak for more than one block in the ring: with one nothing is loaded during the `turn`, since the
-    first streamed block of the next token is already there, and every load has a `start`.
+    `turn` and `start` favour more than one block in the ring. With one, nothing is loaded during the turn, because the
+    first streamed block of the next token is loaded already, and every load finds the disk idle.
     """
 
     disk: float = 1e9  # bytes per second
     compute: float = 15e9  # bytes of weights per second
     exchange: float = 0.0  # seconds per allreduce
-    turn: float = 0.0  # seconds from the last block of a token to the first of the next, that allreduce aside
-    start: float = 0.0  # seconds that a load takes longer if the disk was idle before it
+    turn: float = 0.0  # seconds from the last block of a token to the first of the next, without the allreduce
+    start: float = 0.0  # additional seconds of a load if the disk was idle before it
 
     def costs(self, sizes: Sequence[int]) -> Costs:
-        """Seconds per block of these sizes."""
+        """Return the seconds per block for blocks of these sizes."""
         exchange = [self.exchange] * (len(sizes) - 1) + [self.exchange + self.turn]
         return Costs([s / self.compute for s in sizes], exchange, [s / self.disk for s in sizes], start=self.start)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The blocks that stay, and the ring that the others are streamed through. Sizes in bytes of memory."""
+    """The resident blocks, and the ring that the others are streamed through. Sizes are in bytes of memory."""
 
     sizes: tuple[int, ...]
     resident: frozenset[int]
@@ -53,12 +53,12 @@ class Placement:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the blocks that stay."""
+        """Bytes of the resident blocks."""
         return _sum(self.resident, self.sizes)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory in all."""
+        """Bytes of the resident blocks and the ring."""
         return self.resident_bytes + self.ring.size
 
     @property
@@ -67,13 +67,16 @@ class Placement:
         return sum(self.sizes) - self.resident_bytes
 
     def renumbered(self, numbers: Sequence[int], sizes: Sequence[int]) -> "Placement":
-        """The same, where block b is now `numbers[b]`, and some that stay have become one; `sizes` are of those now."""
+        """Return the same placement after resident neighbours were joined: block b is now `numbers[b]`.
+
+        `sizes` are the sizes of the new blocks.
+        """
         ring = replace(self.ring, blocks=tuple(numbers[block] for block in self.ring.blocks))
         return Placement(tuple(sizes), frozenset(numbers[block] for block in self.resident), ring)
 
 
 def place(sizes: Sequence[int], budget: int, speeds: Speeds | None = None) -> Placement:
-    """The fastest placement of blocks of `sizes` bytes (in order of use) in at most `budget` bytes.
+    """Return the fastest placement of blocks of `sizes` bytes (in order of use) in at most `budget` bytes.
 
     Raises:
         PlanError: if not even the largest block fits.
@@ -95,9 +98,9 @@ def place(sizes: Sequence[int], budget: int, speeds: Speeds | None = None) -> Pl
 def place_window(
     sizes: Sequence[int], window: int, retain: int = 0, kinds: Sequence[BlockKind] | None = None
 ) -> Placement:
-    """The paper's placement: `window` blocks in memory at once, and one FFN block kept in every `retain` (0: none).
+    """Return the paper's placement: `window` blocks in memory, and every `retain`-th FFN block resident (0: none).
 
-    `kinds` are the blocks', in order of use. A window that spans all streamed blocks keeps them all.
+    `kinds` are the kinds of the blocks, in order of use. If the window spans all streamed blocks, all are resident.
     """
     ffn = [block for block, kind in enumerate(kinds_of(len(sizes), kinds)) if kind == "ffn"]
     kept = set(ffn[retain - 1 :: retain] if retain else ())
@@ -109,14 +112,18 @@ def place_window(
 
 
 def kinds_of(blocks: int, kinds: Sequence[BlockKind] | None) -> tuple[BlockKind, ...]:
-    """Of each of so many blocks, in order of use; those of the paper's layers where `kinds` are not given."""
+    """Return the kind of each block, in order of use: `kinds`, or attention and FFN in turn if it is None."""
     found = tuple(islice(cycle(PAPERS_LAYER), blocks) if kinds is None else kinds)
     assert len(found) == blocks, f"{blocks} blocks, but {len(found)} kinds"
     return found
 
 
 def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:
-    """For some ring sizes and each number of large blocks kept, as many small ones as still fit, in every layout."""
+    """Yield the placements to compare.
+
+    For some ring sizes and numbers of resident large blocks, as many small ones as still fit are resident too; each
+    combination comes in every layout of the ring.
+    """
     large, small = _two_kinds(sizes)
     empty = {block for block, size in enumerate(sizes) if not size}
     pairs = [most * max(sizes[block] for block in kind) for kind in (large, small) if kind for most in (1, 2)]
@@ -135,13 +142,13 @@ def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:
 
 
 def _most(items: Sequence[int], sizes: Sequence[int], room: int) -> list[int]:
-    """As many of `items`, evenly spaced, as `room` bytes take."""
+    """Return as many of `items`, evenly spaced, as fit into `room` bytes."""
     choices = (spread(items, count) for count in range(len(items), 0, -1))
     return next((chosen for chosen in choices if _sum(chosen, sizes) <= room), [])
 
 
 def _more(kept: set[int], sizes: Sequence[int], room: int) -> list[int]:
-    """Blocks of uneven sizes that fit into what is left, the largest first."""
+    """Return further blocks that fit into the remaining `room` bytes, the largest first."""
     found = []
     for block in sorted(set(range(len(sizes))) - kept, key=lambda block: -sizes[block]):
         if sizes[block] <= room:
@@ -155,12 +162,15 @@ def _sum(blocks: Iterable[int], sizes: Sequence[int]) -> int:
 
 
 def spread(items: Sequence[int], count: int) -> list[int]:
-    """`count` of `items`, evenly spaced."""
+    """Return `count` of `items`, evenly spaced."""
     return [items[(2 * index + 1) * len(items) // (2 * count)] for index in range(count)]
 
 
 def _two_kinds(sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Blocks above and below the widest gap between sizes; equal sizes are all large, empty blocks are neither."""
+    """Return the blocks above and those below the widest gap between sizes.
+
+    If all sizes are equal, all blocks are large. Empty blocks are in neither list.
+    """
     ordered = sorted(set(sizes) - {0})
     gaps = [(high / low, high) for low, high in pairwise(ordered)]
     bar = max(gaps)[1] if gaps else 0

@@ -1,17 +1,17 @@
-"""Where streamed blocks lie in one preallocated byte ring, decided once: fixed addresses, no allocation later.
+"""The layout of streamed blocks in one preallocated byte ring: addresses are fixed, nothing is allocated later.
 
 Streamed blocks are used in a fixed cyclic order. `Ring` gives every use in a period (one or more cycles) an address,
-such that each block is contiguous, and derives its *lag*: use n may be loaded as soon as use n - lag, and with it all
-before it, have been released. Loads and releases both happen in the order of use, so one number per use is all the
-synchronisation there is.
+such that each block is contiguous, and derives its *lag*: use n may be loaded once use n - lag and all uses before it
+have been released. Loads and releases both happen in the order of use, so this one number per use is all the
+synchronisation that is needed.
 
-**A hold never deadlocks** if the ring is as large as the largest streamed block (every layout needs that much). Proof:
-lag >= 1, so the load of use n waits for nothing but releases of uses before n; when a caller that holds nothing waits
-for n, all of those have happened.
+**A hold never deadlocks** if the ring is at least as large as the largest streamed block (every layout needs that
+much). Proof: lag >= 1, so the load of use n waits only for releases of uses before n. When a caller that holds nothing
+waits for n, all of those have happened.
 
-**Loads overlap computing everywhere** (every lag >= 2: use n + 1 loads while n is held) exactly if the ring is as large
-as the largest two neighbours together. Necessary, since both are in memory at once; sufficient, since neighbours can
-lie at opposite ends (`_two_ended`), over two cycles if their number is odd.
+**Loads overlap computing everywhere** (every lag >= 2: use n + 1 loads while n is held) exactly if the ring is at least
+as large as the largest two neighbours together. This is necessary because both are in memory at once. It is sufficient
+because neighbours can lie at opposite ends (`_two_ended`), over two cycles if their number is odd.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from math import lcm
 
 from tpi.devices.pages import PAGE
 
-_LONGEST = 4096  # uses in a period; a layout that needs a longer one is not considered
-_STEPS = 16  # sizes tried between the least that could do and the size that surely does
+_LONGEST = 4096  # the most uses in a period; layouts with longer periods are not considered
+_STEPS = 16  # sizes tried between the smallest possible size and one that always suffices
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A byte ring and the place of each use in it. `blocks`, `offsets` and `lags` have one entry per use of a period.
+    """A byte ring and the place of each use in it: one entry of `blocks`, `offsets` and `lags` per use of a period.
 
-    `size` and `offsets` are in bytes, multiples of the page size if the block sizes are.
+    `size` and `offsets` are in bytes; they are multiples of the page size if the block sizes are.
     """
 
     size: int
@@ -38,7 +38,7 @@ class Ring:
 
     @property
     def depth(self) -> int:
-        """Blocks that are in memory at once, the one in use included, everywhere in the cycle. 0: nothing streamed."""
+        """Blocks in memory at once, including the one in use: the least in the cycle; 0 if nothing is streamed."""
         return min(self.lags, default=0)
 
 
@@ -46,9 +46,9 @@ EMPTY = Ring(0, (), (), ())
 
 
 def layouts(blocks: Sequence[int], sizes: Sequence[int], size: int) -> list[Ring]:
-    """Ways to lay `blocks` (in order of use; bytes of block b: `sizes[b]`) in a ring of `size` bytes.
+    """Return possible layouts of `blocks` (in order of use, `sizes[b]` bytes for block b) in a ring of `size` bytes.
 
-    None if the largest block is larger than the ring.
+    The list is empty if the largest block is larger than the ring.
     """
     if not blocks:
         return [EMPTY]
@@ -58,16 +58,17 @@ def layouts(blocks: Sequence[int], sizes: Sequence[int], size: int) -> list[Ring
 
 
 def neighbours(sizes: Sequence[int], depth: int) -> int:
-    """Bytes of the largest `depth` blocks that follow one another in the cycle (all of them if there are fewer)."""
+    """Return the bytes of the largest `depth` consecutive blocks in the cycle (of all blocks if there are fewer)."""
     around = list(sizes) * 2
     depth = min(depth, len(sizes))
     return max(sum(around[at : at + depth]) for at in range(len(sizes)))
 
 
 def smallest(blocks: Sequence[int], sizes: Sequence[int], depth: int) -> Ring:
-    """The smallest ring found in which `depth` blocks are in memory at once (fewer if fewer are streamed).
+    """Return the smallest ring found that holds `depth` blocks at once (fewer if fewer are streamed).
 
-    At least the largest sum of `depth` neighbours; at most `depth` times the largest block. Exact for depths 1 and 2.
+    Its size is at least the largest sum of `depth` neighbours and at most `depth` times the largest block. It is exact
+    for depths 1 and 2.
     """
     depth = min(depth, len(blocks))
     if not depth:
@@ -80,7 +81,7 @@ def smallest(blocks: Sequence[int], sizes: Sequence[int], depth: int) -> Ring:
 
 
 def _bump(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """One after the other; back to the start when the next does not fit before the end, and at each cycle."""
+    """Lay out blocks one after the other, starting again at 0 if the next does not fit and at each cycle."""
     offsets, at = [], 0
     for block in blocks:
         at = 0 if at + sizes[block] > size else at
@@ -90,14 +91,14 @@ def _bump(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
 
 
 def _two_ended(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """At the start and at the end of the ring by turns."""
+    """Lay out blocks at the start and at the end of the ring in turn."""
     uses = list(blocks) * (1 if len(blocks) % 2 == 0 else 2)
     offsets = [0 if use % 2 == 0 else size - sizes[block] for use, block in enumerate(uses)]
     return with_lags(uses, sizes, size, offsets)
 
 
 def _equal_slots(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring:
-    """As many slots of the largest block's size as there is room for, by turns."""
+    """Lay out blocks in as many slots of the largest block's size as fit, in turn."""
     largest = max(sizes[block] for block in blocks)
     slots = max(1, min(size // largest, _LONGEST // len(blocks)))
     uses = list(blocks) * (lcm(len(blocks), slots) // len(blocks))
@@ -105,7 +106,10 @@ def _equal_slots(blocks: Sequence[int], sizes: Sequence[int], size: int) -> Ring
 
 
 def with_lags(uses: Sequence[int], sizes: Sequence[int], size: int, offsets: Sequence[int]) -> Ring:
-    """The ring of `size` bytes in which the n-th of `uses`, a block, lies at `offsets[n]`; `sizes` are by block."""
+    """Return the ring of `size` bytes in which the n-th use is of block `uses[n]` and has offset `offsets[n]`.
+
+    Block b has `sizes[b]` bytes.
+    """
     period = len(uses)
 
     def overlaps(one: int, other: int) -> bool:

@@ -1,6 +1,6 @@
-"""When does streaming cost nothing? The paper's propositions 3 to 6, for a ring of any depth; seconds of one node.
+"""The conditions under which streaming costs nothing: the paper's propositions 3 to 6, for a ring of any depth.
 
-docs/steady-state.md has the symbols and the proofs.
+Times are seconds of one node. docs/steady-state.md has the symbols and the proofs.
 """
 
 from collections.abc import Collection, Iterator, Sequence, Set
@@ -17,19 +17,19 @@ from tpi.pack.layout import BlockKind
 _Number = TypeVar("_Number", int, float)
 
 _NO_STALL = 0.005  # of the token time: less waiting than this counts as none
-_SLOWER = 1.1  # times as long as measured do loads take where a setting is advised
-_HALVINGS = 4  # of what lies between the deepest ring and everything
-_DEEPEST = 16  # blocks in memory that are tried
-_RINGS = (2, 3, 4, 6, 8, 12, 16)  # blocks in it, beside what stays
-_TOKENS = 24  # simulated
+_SLOWER = 1.1  # a setting is advised for loads that take so many times as long as measured
+_HALVINGS = 4  # steps of the bisection between the largest ring and all blocks resident
+_DEEPEST = 16  # the most blocks in memory that are tried
+_RINGS = (2, 3, 4, 6, 8, 12, 16)  # sizes of the ring that are tried, in blocks
+_TOKENS = 24  # tokens simulated
 
 
 @dataclass(frozen=True)
 class Times:
-    """Mean seconds of a block of each kind, and of the allreduce after it; `layer` has a layer's blocks in order.
+    """Mean seconds to compute and load a block of each kind, and of an allreduce; `layer` has a layer's kinds in order.
 
-    `tail`: seconds between two tokens, in addition to an allreduce. A ring loads ahead in them as far as it is deep, so
-    that the propositions leave them out.
+    `tail` is the seconds between two tokens in addition to an allreduce. The ring loads ahead during the tail as far as
+    it is deep, so the propositions leave it out.
     """
 
     attention: float
@@ -42,35 +42,36 @@ class Times:
 
     @property
     def computes(self) -> list[float]:
-        """Seconds that each block of a layer computes."""
+        """Seconds to compute each block of a layer."""
         return [self.ffn if kind == "ffn" else self.attention for kind in self.layer]
 
     @property
     def loads(self) -> list[float]:
-        """Seconds that each block of a layer takes to load."""
+        """Seconds to load each block of a layer."""
         return [self.load_ffn if kind == "ffn" else self.load_attention for kind in self.layer]
 
     @property
     def busy(self) -> float:
-        """Seconds that one layer computes and exchanges."""
+        """Seconds to compute and exchange one layer."""
         return sum(self.computes) + len(self.layer) * self.allreduce
 
     @property
     def load(self) -> float:
-        """Seconds that one layer loads."""
+        """Seconds to load one layer."""
         return sum(self.loads)
 
     @classmethod
     def of(cls, costs: Costs, streamed: Collection[int] = (), kinds: Sequence[BlockKind] | None = None) -> "Times":
-        """Means over the blocks of a kind (`kinds`: of each); of loads, over the `streamed` ones of a kind, if any.
+        """Return the mean times of measured `costs`, over the blocks of each kind.
 
-        Blocks that stay were loaded once, into memory that had never been touched, which is slower.
+        Loads are averaged over the `streamed` blocks of a kind if there are any: resident blocks were loaded once, into
+        memory that had never been touched, which is slower. `kinds` is the kind of each block.
         """
         kinds = kinds_of(len(costs.compute), kinds)
         ffn = [block for block, kind in enumerate(kinds) if kind == "ffn"]
         others = [block for block, kind in enumerate(kinds) if kind != "ffn"]
         layer = _period(kinds)
-        alike = costs.exchange[len(layer) - 1 : -1 : len(layer)]  # after the last block of each other layer
+        alike = costs.exchange[len(layer) - 1 : -1 : len(layer)]  # after the last block of each layer but the last
         tail = max(0.0, costs.exchange[-1] - _mean(alike)) if alike else 0.0
         return cls(
             _mean([costs.compute[block] for block in others]),
@@ -83,37 +84,41 @@ class Times:
         )
 
     def costs(self, layers: int) -> Costs:
-        """The same for every layer."""
+        """Return the costs of `layers` layers with these times."""
         exchange = [self.allreduce] * (len(self.layer) * layers)
         exchange[-1] += self.tail
         return Costs(self.computes * layers, exchange, self.loads * layers)
 
     def with_slower_loads(self, factor: float) -> "Times":
-        """Return the same where every load takes so many times as long."""
+        """Return the same times with every load `factor` times as long."""
         return replace(self, load_attention=factor * self.load_attention, load_ffn=factor * self.load_ffn)
 
 
 def is_loose(times: Times) -> bool:
-    """Proposition 3: a deep enough window never waits in the long run."""
+    """Return True if a deep enough window never waits in the long run (proposition 3)."""
     return times.busy >= times.load
 
 
 def is_tight(times: Times) -> bool:
-    """Proposition 4: each load is hidden behind the block before; a window of two never waits."""
+    """Return True if each load is hidden behind the block before (proposition 4): a window of two never waits."""
     loads = times.loads[1:] + times.loads[:1]
     return all(busy + times.allreduce >= load for busy, load in zip(times.computes, loads, strict=True))
 
 
 def layer_seconds(times: Times, window: int) -> float:
-    """Seconds per layer in the long run with `window` blocks in memory, everything streamed.
+    """Return the seconds per layer in the long run with `window` blocks in memory and every block streamed.
 
-    The longest way round one layer in the graph of docs/steady-state.md, or what a layer is busy or loads for.
+    This is the longest way around one layer in the graph of docs/steady-state.md, and at least the layer's busy time
+    and its load time.
     """
     return max(times.busy, times.load, *(_way_round(times, window, first) for first in range(len(times.layer))))
 
 
 def longest_retain(times: Times) -> int | None:
-    """Proposition 6: the largest T such that one FFN block kept in every T is enough. 0: none needed; None: none is."""
+    """Return the largest T such that one resident FFN block in every T is enough (proposition 6).
+
+    0 means that none is needed; None, that no T is enough.
+    """
     if is_loose(times):
         return 0
     longest = int(times.layer.count("ffn") * times.load_ffn / (times.load - times.busy))
@@ -121,25 +126,25 @@ def longest_retain(times: Times) -> int | None:
 
 
 def least_resident(total: int, busy: float, speed: float) -> int:
-    """Bytes of `total` that must stay, whatever they are, for loads at `speed` (bytes/s) to take at most `busy` (s)."""
+    """Return how many of `total` bytes must be resident for loads at `speed` (bytes/s) to take at most `busy` s."""
     return max(0, round(total - busy * speed))
 
 
 @dataclass(frozen=True)
 class SteadyReport:
-    """Does this node wait for its disk, and what would end it. Seconds and bytes."""
+    """The verdict on a node: does it wait for its disk, and which setting would end that? Seconds and bytes."""
 
     times: Times
     loose: bool  # proposition 3
     tight: bool  # proposition 4
     steady: bool  # predicted for the placement in use
     token_seconds: float  # predicted for the placement in use
-    stall_seconds: float  # of it, per token
-    memory_bytes: int  # of the placement in use
+    stall_seconds: float  # waiting per token, part of `token_seconds`
+    memory_bytes: int  # memory of the placement in use
     window: int | None  # blocks in memory that reach the steady state; None: no number does
-    retain: int | None  # with one FFN block kept in every so many; 0: none need be
-    window_bytes: int | None  # memory that this takes
-    least_bytes: int | None  # where no window does and the placement in use does not: memory for blocks that would
+    retain: int | None  # with this window, one FFN block in every `retain` is resident; 0: none
+    window_bytes: int | None  # memory that this setting takes
+    least_bytes: int | None  # memory for blocks that would end the waiting, if there is waiting and no such window
 
 
 def judge_streaming(
@@ -151,12 +156,18 @@ def judge_streaming(
     kinds: Sequence[BlockKind] | None = None,
     beside: OtherWaits = NOTHING_ELSE,
 ) -> SteadyReport:
-    """Judge a placement by measured seconds per block: `MemoryWindow.costs`, and its `history` of the last tokens.
+    """Judge a placement by measured seconds per block.
 
-    `tiles`: how many of the placement's segments each block is, if not one each; `planned`: the placement before
-    neighbours that stay were joined, if any were, which more memory would change; `kinds`: of each block; `beside`:
-    what the measured exchanges hide. A setting is advised that does not wait once nothing of that is waited for, with
-    loads that take a little longer than they did.
+    The advised setting does not wait even if loads take a little longer than measured, once the other waits are gone.
+
+    Args:
+        placement: the placement in use.
+        costs: the measurements of `MemoryWindow.costs`.
+        history: those of the last tokens (`MemoryWindow.history`).
+        tiles: how many segments of the placement each block has; empty: one each.
+        planned: the placement before resident neighbours were joined, if any were; more memory would change this one.
+        kinds: the kind of each block.
+        beside: other waits that the measured exchanges contain.
     """
     tiles, history = tiles or [1] * len(placement.sizes), history or [costs]
     net = beside.taken_from(costs)
@@ -168,7 +179,7 @@ def judge_streaming(
     enough = stall <= _NO_STALL * token and _waits(placement.ring, net) <= _NO_STALL
     waits = None if enough else (frozenset(range(len(tiles))) - streamed, placement.ring.size)
     later = times if steady else times.with_slower_loads(_SLOWER)
-    rows = beside.rows > _NO_STALL * token  # only where everything stays are they in memory
+    rows = beside.rows > _NO_STALL * token  # only with all blocks resident are the rows in memory
     advised = None if rows else advise(_sums(placement.sizes, tiles), later, waits, kinds)
     least = planned or placement
     return SteadyReport(
@@ -195,9 +206,10 @@ def judge_streaming(
 def whole(
     costs: Costs, streamed: Collection[int], tiles: Sequence[int], sizes: Sequence[int]
 ) -> tuple[Costs, set[int]]:
-    """Costs per block, and which are streamed, where each is so many `tiles`: segments with `costs` and `sizes`.
+    """Return the costs per block and the numbers of the streamed blocks, from the same of segments.
 
-    A block that stays in part would load at the speed of its streamed tiles.
+    `tiles` has the number of segments of each block; `costs`, `streamed` and `sizes` are of segments. A partly resident
+    block gets the load time that it would have if all of it were loaded at the speed of its streamed segments.
     """
     parts = list(_parts(tiles))
     load = []
@@ -216,10 +228,16 @@ def advise(
     waits: tuple[Set[int], int] | None = None,
     kinds: Sequence[BlockKind] | None = None,
 ) -> tuple[int, int, int] | None:
-    """The window, retention (0: none) and bytes that reach the steady state in the least memory, if any do.
+    """Return the window, the retention (0: none) and the bytes that reach the steady state in the least memory.
 
-    `waits`: blocks that stay, and bytes of the ring, of a placement that was seen to wait. Neither it nor less of both
-    is advised: means do not know of the loads that are late. `kinds`: of each block.
+    None is returned if no setting does.
+
+    Args:
+        sizes: bytes of each block.
+        times: mean times of the node.
+        waits: the resident blocks and the ring's bytes of a placement that was seen to wait. Settings with no more of
+            either are not advised, because mean times hide late loads.
+        kinds: the kind of each block.
     """
     longest = longest_retain(times)
     if longest is None:
@@ -238,14 +256,14 @@ def advise(
 
 
 def sufficient_ring(placement: Placement, speeds: Speeds, *faster: Speeds, measured: Costs | None = None) -> int:
-    """Return bytes, more than `placement` has, with which `place` does not wait any more: what must stay, and a ring.
+    """Return the bytes for blocks with which `place` does not wait any more, for what must be resident and a ring.
 
-    `place` will choose by speeds that are measured later: it must not wait if these are `speeds` or one of `faster`,
-    nor by the `measured` seconds of the placement's blocks.
+    The result is at least the memory of `placement`. `place` will choose by speeds that are measured later. So it must
+    not wait at `speeds`, nor at any of `faster`, nor with the `measured` seconds of the placement's blocks.
     """
     sizes, costs = placement.sizes, speeds.costs(placement.sizes)
     likely = [costs]
-    if measured is not None and len(measured.compute) == len(sizes):  # else neighbours that stay were joined
+    if measured is not None and len(measured.compute) == len(sizes):  # else resident neighbours were joined
         likely.append(replace(costs, compute=measured.compute, exchange=measured.exchange))
     total = sum(sizes)
     stay = round_up(max(placement.memory_bytes, least_resident(total, costs.busy, speeds.disk)))
@@ -259,7 +277,7 @@ def sufficient_ring(placement: Placement, speeds: Speeds, *faster: Speeds, measu
 
     if (found := next(filter(good, rings), None)) is not None:
         return found
-    least, most = rings[-1], total  # a deeper ring does not help where `place` has more blocks stay
+    least, most = rings[-1], total  # beyond these, `place` makes blocks resident rather than deepen the ring
     for _ in range(_HALVINGS):
         middle = (least + most) // 2
         least, most = (least, middle) if good(middle) else (middle, most)
@@ -273,23 +291,23 @@ def _suffices(placement: Placement, times: Times, costs: Costs, window: int, ret
 
 
 def _waits(ring: Ring, costs: Costs) -> float:
-    """Share of the token time."""
+    """Return the share of the token time that is spent waiting."""
     timeline = simulate(ring, costs, _TOKENS)
     return timeline.steady_stall / timeline.steady_token if timeline.steady_stall else 0.0
 
 
 def _speeds(placement: Placement, costs: Costs, times: Times, blocks: int) -> Speeds:
-    """The speeds that were measured, if all bytes are alike."""
+    """Return the measured speeds, taking all bytes to be alike."""
     total, computing = sum(placement.sizes), sum(costs.compute)
     compute = total / computing if computing else float("inf")
     return Speeds(total / (times.load * blocks / len(times.layer)), compute, times.allreduce)
 
 
 def _way_round(times: Times, window: int, first: int) -> float:
-    """Seconds from the start of computing block `first` of a layer to that of the next layer's, by the longest way."""
+    """Return the seconds from the start of block `first` of a layer to that of the next layer's, by the longest way."""
     around = [(first + at) % len(times.layer) for at in range(len(times.layer) + 1)]
     computes, loads = [times.computes[at] for at in around], [times.loads[at] for at in around]
-    starts, loaded = [0.0], 0.0  # when each block starts; when the last one is loaded that waited for a release
+    starts, loaded = [0.0], 0.0  # when each block starts; when the last load that waited for a release ends
     for at in range(1, len(around)):
         if at >= window:
             loaded = max(loaded, starts[at - window] + computes[at - window]) + loads[at]
@@ -298,7 +316,7 @@ def _way_round(times: Times, window: int, first: int) -> float:
 
 
 def _period(kinds: Sequence[BlockKind]) -> tuple[BlockKind, ...]:
-    """The shortest run of kinds that all of them repeat: a layer, or all where layers differ."""
+    """Return the shortest run of kinds that repeats: a layer, or all blocks if layers differ."""
     lengths = (length for length in range(1, len(kinds)) if len(kinds) % length == 0)
     length = next((one for one in lengths if list(kinds[one:]) == list(kinds[:-one])), len(kinds))
     return tuple(kinds[:length])

@@ -1,15 +1,15 @@
-"""The exact timeline of one node: a queue that computes and exchanges, and a queue that loads into the ring.
+"""The exact timeline of one node: one queue that computes and exchanges, and one that loads into the ring.
 
     use(b)  starts when the exchange before it is over and block b is in memory, and takes compute[b]
     exchange after b takes exchange[b] (the last one of a token includes what happens between tokens)
     load(n) starts when load(n - 1) is over and use n - lag(n) is released, and takes load[b] (n counts streamed uses)
 
-A use that waited for its load starts `wake` later: a thread that slept must be woken. A load that finds the disk idle
-takes `start` longer. Costs may differ from token to
-token: where a load is about as long as what hides it, it is the slow ones that decide, and medians would know of none.
+A use that waited for its load starts `wake` later, because the waiting thread must be woken. A load that finds the disk
+idle takes `start` longer. Costs may differ from token to token: if a load is about as long as the work that hides it,
+the slow tokens decide, and medians would hide them.
 
-It is what the closed forms of `scheduler.model.steady` are checked against, and what `scheduler.model.placement`
-compares with.
+The closed forms of `scheduler.model.steady` are checked against this timeline, and `scheduler.model.placement` compares
+placements with it.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ class Costs:
     compute: Sequence[float]
     exchange: Sequence[float]
     load: Sequence[float]
-    wake: float = 0.0  # once for every use that waits
-    start: float = 0.0  # once for every load that does not follow at once upon another
+    wake: float = 0.0  # additional seconds of every use that waits
+    start: float = 0.0  # additional seconds of every load that does not follow another at once
 
     @property
     def busy(self) -> float:
@@ -36,13 +36,14 @@ class Costs:
 
 @dataclass(frozen=True)
 class OtherWaits:
-    """Seconds of a token that are waited for a disk, but not for this node's blocks; its exchanges take them in.
+    """Seconds of a token spent waiting for a disk, but not for this node's blocks; measured exchanges contain them.
 
     Attributes:
-        head: for the master's head where it streams, between two tokens.
-        rows: for rows of the master's embedding, between two tokens; only where all blocks stay are they in memory.
-        tail: of another node, between two tokens.
-        others: of other nodes, which this node's sums wait for.
+        head: for the master's streamed head, between two tokens.
+        rows: for rows of the master's embedding, between two tokens; they are in memory only if all blocks are
+            resident.
+        tail: for another node, between two tokens.
+        others: for other nodes, during this node's allreduces.
     """
 
     head: float = 0.0
@@ -56,12 +57,12 @@ class OtherWaits:
         return self.head + self.rows
 
     def taken_from(self, costs: Costs) -> Costs:
-        """Return the costs of a token in which nothing of this is waited for."""
+        """Return the costs of a token without these waits."""
         exchange = list(costs.exchange)
         if not exchange:
             return costs
         exchange[-1] = max(0.0, exchange[-1] - self.own - self.tail)
-        between = max(0.0, exchange[-1] - _mean(exchange[:-1]))  # tokens: there are no sums, which wait for others
+        between = max(0.0, exchange[-1] - _mean(exchange[:-1]))  # between tokens no sum waits for other nodes
         exchange[-1] -= between
         total = sum(exchange)
         left = max(0.0, 1 - self.others / total) if total else 1.0
@@ -75,7 +76,7 @@ NOTHING_ELSE = OtherWaits()
 
 @dataclass(frozen=True)
 class Timeline:
-    """Seconds per token, and seconds of it spent waiting for weights, for each simulated token."""
+    """Seconds per token, and seconds of waiting for weights in it, for each simulated token."""
 
     tokens: tuple[float, ...]
     stalls: tuple[float, ...]
@@ -100,12 +101,12 @@ class Timeline:
 
 
 def simulate(ring: Ring, costs: Costs, tokens: int = 8) -> Timeline:
-    """Run `tokens` equal tokens over a cold ring (resident blocks are in memory from the start)."""
+    """Simulate `tokens` equal tokens over a cold ring; resident blocks are in memory from the start."""
     return replay(ring, [costs], tokens)
 
 
 def replay(ring: Ring, history: Sequence[Costs], tokens: int) -> Timeline:
-    """As `simulate`, with the costs of one token after the other, over and over."""
+    """Simulate `tokens` tokens over a cold ring, with the costs of each token in `history`, repeated as necessary."""
     streamed, period = set(ring.blocks), len(ring.blocks)
     released: list[float] = []
     now = loaded = 0.0

@@ -1,4 +1,4 @@
-"""The figures of a node as it tells them to a master, and back."""
+"""The conversion of a node's figures to and from the messages in which it describes itself to a master."""
 
 from dataclasses import replace
 from math import inf
@@ -17,7 +17,7 @@ from tpi.net.fields import Card, CardFigures, MachineSpeed
 
 
 def card_figures(machine: NodeMachine) -> CardFigures | None:
-    """Of a node and the first of its accelerators; None without one."""
+    """Return the figures of a node and its first accelerator for a message; None without an accelerator."""
     host, device = machine.host, machine.accelerator
     if device is None:
         return None
@@ -29,7 +29,7 @@ def card_figures(machine: NodeMachine) -> CardFigures | None:
 
 
 def told_machine(memory: int, card: Card | None, speed: MachineSpeed | None) -> NodeMachine:
-    """A node with `memory` bytes of RAM as it described itself; what it did not say, or says is 0, is a laptop's."""
+    """Return the machine that a node with `memory` bytes of RAM described; missing or zero figures are a laptop's."""
     machine = replace(LAPTOP, memory=memory, accelerator=None)
     if card is None:
         if speed is None or not (speed.read and speed.operations):

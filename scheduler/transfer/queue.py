@@ -68,7 +68,7 @@ class QueuedTransfer:
 
     def cancel(self) -> None:
         """Cancel the transfer; `wait` then raises TpiError."""
-        self.error = TpiError(f"the transfer queue was closed before the {self.kind} of {self.name}")
+        self.error = TpiError(f"the transfer queue was closed before the {self.kind} of {self.name} ran")
         self._finish()
 
     def _finish(self) -> None:

@@ -1,1 +1,1 @@
-"""Experts on an accelerator on demand: what taking one there costs, and what such a node is predicted to take."""
+"""Experts that are copied to an accelerator on demand: the cost of a copy, and the forecast of such a node."""

@@ -1,7 +1,8 @@
-"""Is an expert that is not on the accelerator taken there, or computed by the CPU where it lies? Whichever is sooner.
+"""The choice, for each expert that is not on the accelerator, between copying it there and computing it on the CPU.
 
-Both sides compute at the same time and a block is over when the slower one is, so it is not one expert's t_copy + t_gpu
-against its t_cpu, but the largest of what both sides come to: taking one there also frees the CPU for the others.
+Both sides compute at the same time, and a block is over when the slower one is. So the choice does not compare one
+expert's t_copy + t_gpu with its t_cpu, but the total times of the two sides: copying an expert also frees the CPU for
+others.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from tpi.errors import PlanError
 
 @dataclass(frozen=True)
 class ExpertCosts:
-    """Seconds of one expert's slice: `nbytes` bytes of `weights` weights.
+    """Seconds of one expert's slice, of `nbytes` bytes and `weights` weights, on the host and the accelerator.
 
-    `before` is what the accelerator takes before its first expert: what crosses, and the shared experts.
+    `there` has the accelerator's rates. `before` is the seconds that the accelerator takes before its first expert, for
+    hidden states and shared experts.
     """
 
     host: Rates
@@ -27,31 +29,38 @@ class ExpertCosts:
 
     @classmethod
     def of(cls, machine: NodeMachine, nbytes: int, weights: int, hidden: int, shared: int = 0) -> "ExpertCosts":
-        """On the first accelerator of `machine`; `hidden` bytes cross each way, `shared` bytes of others are computed.
+        """Return the costs on the first accelerator of `machine`.
+
+        Args:
+            machine: the node.
+            nbytes: bytes of one expert's slice.
+            weights: weights of one expert's slice.
+            hidden: bytes of hidden states that cross the link in each direction.
+            shared: bytes of shared experts that the accelerator computes.
 
         Raises:
             PlanError: if there is no accelerator.
         """
         card = machine.accelerator
         if card is None:
-            raise PlanError("experts are shared out between a CPU and an accelerator; name one with --device")
+            raise PlanError("experts are divided between a CPU and an accelerator; name an accelerator with --device")
         before = 2 * card.link.latency + hidden / card.link.up + hidden / card.link.down
         before += card.rates.start + card.rates.seconds(shared, 0.0) if shared else 0.0
         return cls(machine.host, card.rates, card.link, nbytes, weights, before)
 
     @property
     def copying(self) -> float:
-        """Taking it there."""
+        """Seconds to copy an expert to the accelerator."""
         return self.link.latency + self.nbytes / self.link.up
 
     def computing(self, rates: Rates, tokens: float) -> float:
-        """For so many tokens, beside the beginning of the call."""
+        """Return the seconds to compute an expert for `tokens` tokens at `rates`, without the start of the call."""
         return rates.seconds(self.nbytes, 2.0 * self.weights * tokens)
 
 
 @dataclass(frozen=True)
 class ExpertDivision:
-    """So many of the absent experts are `fetched`, and the block takes `seconds`."""
+    """How many of the absent experts are `fetched`, and the seconds that the block then takes."""
 
     fetched: int
     seconds: float
@@ -60,10 +69,15 @@ class ExpertDivision:
 def divide(
     costs: ExpertCosts, there: Sequence[float], absent: Sequence[float], most: int | None = None
 ) -> ExpertDivision:
-    """The best number of absent experts to fetch, at most `most`; the fewest of those that are as good.
+    """Return the best number of absent experts to fetch, at most `most`; the smallest of equally good ones.
 
-    `there` and `absent` have the tokens of each expert that is wanted. The absent are fetched in their order, each
-    computed when it is there; the CPU computes the others.
+    Experts are fetched in the order of `absent`, and each is computed once it has arrived; the CPU computes the others.
+
+    Args:
+        costs: the seconds of one expert.
+        there: the tokens of each wanted expert that is on the accelerator.
+        absent: the tokens of each wanted expert that is not.
+        most: the most experts to fetch; None: all.
     """
     count = len(absent) if most is None else min(most, len(absent))
     accelerator = costs.before + costs.there.start if there else 0.0

@@ -1,8 +1,8 @@
-"""What a node with some of its experts on an accelerator, on demand, is predicted to take: the best way to set it up.
+"""The forecast of a node that copies experts to an accelerator on demand, and the best such configuration.
 
-All else stays on the accelerator. How many slots that leaves, how often an expert is found in one, and which of the
-others are fetched, gives the seconds of a token; a prompt takes its experts to the accelerator in a cycle, or computes
-them where they lie, as in `scheduler.model.offload`, which judges that part.
+All other weights are resident on the accelerator. They determine the number of slots for experts, the slots determine
+the hit rate, and the hit rate and the fetched experts give the seconds of a token. For a prompt the node streams
+experts to the accelerator in a cycle or computes them on the host; `scheduler.model.offload` forecasts that part.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ from scheduler.model.offload.work import KV_TIERS, NodeWork, Offload, Place, Seg
 from tpi.devices.pages import PAGE, round_up
 
 HitRate = Callable[[int], float]
-"""The share of the wanted experts that so many slots are expected to have; 0 to 1."""
+"""Function from a number of slots to the expected share of wanted experts that are in them, 0 to 1."""
 
 
 @dataclass(frozen=True)
 class ExpertWork:
-    """The routed experts of a node: `blocks` of them, each with `experts` of the node's, of which a token uses `used`.
+    """The routed experts of a node: `blocks` blocks with `experts` experts each, of which a token uses `used`.
 
-    `nbytes` and `weights` are of one expert's slice, `shared` bytes of what a block computes beside.
+    `nbytes` and `weights` are those of one expert's slice; `shared` is the bytes of a block's shared experts.
     """
 
     blocks: int
@@ -37,20 +37,21 @@ class ExpertWork:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the accelerator's memory that one takes."""
+        """Bytes of the accelerator's memory that one expert takes."""
         return round_up(self.nbytes)
 
     @property
     def units(self) -> int:
-        """All of them."""
+        """Number of experts in all blocks."""
         return self.blocks * self.experts
 
 
 @dataclass(frozen=True)
 class DemandForecast:
-    """`slots` experts on the accelerator, all else as `offload` says; seconds of a whole request, and of a token.
+    """The forecast for `slots` expert slots on the accelerator, all other weights placed as in `offload`.
 
-    Of the wanted experts `hit_rate` are there, and `fetched` and `computed_here` of them are not: shares of all.
+    Of the experts that tokens want, the share `hit_rate` is on the accelerator, `fetched` is copied there, and
+    `computed_here` is computed on the host; the three add up to 1.
     """
 
     offload: Offload
@@ -59,20 +60,20 @@ class DemandForecast:
     fetched: float
     computed_here: float
     prompt: StretchForecast
-    prompt_seconds: float  # of all of it
+    prompt_seconds: float  # of all prompts
     token_seconds: float
-    tokens: int  # of the answer
+    tokens: int  # tokens of the answer
     peaks: Peaks
-    use: dict[str, float]  # the part of a token's time in which the accelerator, the host and the link up are busy
+    use: dict[str, float]  # the shares of a token's time that the accelerator, the host and the uplink are busy
 
     @property
     def seconds(self) -> float:
-        """Of the whole request."""
+        """Seconds of the whole request."""
         return self.prompt_seconds + self.tokens * self.token_seconds
 
 
 def split_routed(work: NodeWork) -> NodeWork:
-    """The same with routed experts in segments of their own, behind what stands beside them in a block."""
+    """Return the same work with routed experts in segments of their own, after the other segments of their block."""
 
     def parts(segment: SegmentWork) -> Iterator[SegmentWork]:
         routed = segment.weights * segment.routed // max(1, segment.nbytes)
@@ -86,10 +87,10 @@ def split_routed(work: NodeWork) -> NodeWork:
 
 
 def best_demand(problem: Problem, experts: ExpertWork, hit_rate: HitRate) -> DemandForecast | None:
-    """The fastest way of `problem`, whose routed experts are segments of their own; None if there is none.
+    """Return the fastest configuration for `problem`, whose routed experts are segments of their own.
 
-    There is none without exactly one accelerator, or where that does not hold as many as a token uses of a block, and
-    where the host's memory does not hold all of them.
+    None is returned unless the node has exactly one accelerator with slots for all experts of a block that a token
+    uses, and RAM for all experts; or if the limits fix where weights lie or have the accelerator decode.
     """
     if len(problem.machine.cards) != 1 or problem.limits.weights or problem.limits.decode == "accelerator":
         return None
@@ -138,7 +139,7 @@ def _forecast(problem: Problem, experts: ExpertWork, hit_rate: HitRate, offload:
 
 
 def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast) -> int:
-    """The smallest step, in tokens, that is faster as prompts are computed; `NEVER` if none is."""
+    """Return the smallest step, in tokens, that is faster if computed as prompts are; `NEVER` if none is."""
     context = problem.step("decode")[0].context
     cyclic = replace(way.offload, decode=way.offload.prompt)
 
@@ -151,7 +152,10 @@ def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast
 
 
 def _of_prompts(problem: Problem, offload: Offload, there: float) -> Problem:
-    """Where the host computes a prompt's experts, the share that is `there` is computed there meanwhile."""
+    """Return the problem of a prompt; if the host computes its experts, without the share that is on the accelerator.
+
+    The accelerator computes that share at the same time.
+    """
     if offload.prompt != offload.decode:
         return problem
     here = tuple(_scaled(segment, 1 - there) if segment.routed else segment for segment in problem.work.segments)
@@ -165,7 +169,7 @@ def _scaled(segment: SegmentWork, by: float) -> SegmentWork:
 
 @dataclass(frozen=True)
 class _BlockForecast:
-    """The experts of one block for a token: seconds, the share of the wanted that is fetched, seconds by lane."""
+    """The experts of one block for a token: seconds, the fetched share of the wanted experts, and seconds by lane."""
 
     seconds: float
     fetched: float
@@ -173,7 +177,7 @@ class _BlockForecast:
 
 
 def _block(problem: Problem, experts: ExpertWork, found: float) -> _BlockForecast:
-    """Each of the wanted is there with the same probability, whatever the others are."""
+    """Return the mean over all numbers of hits; each wanted expert is a hit with probability `found`, independently."""
     costs, used = _costs(problem, experts), experts.used
     one_there, one_here = (costs.computing(rates, 1) for rates in (costs.there, costs.host))
     seconds = fetched = 0.0
@@ -191,9 +195,9 @@ def _block(problem: Problem, experts: ExpertWork, found: float) -> _BlockForecas
 
 
 def _block_of(problem: Problem, experts: ExpertWork, way: DemandForecast, tokens: int) -> float:
-    """Seconds of the experts of one block for several tokens, which choose at random.
+    """Return the seconds of the experts of one block for `tokens` tokens that choose experts at random.
 
-    No more are fetched than a block's share of the slots holds: others of them would be gone when they are wanted.
+    At most a block's share of the slots is fetched: fetching more would evict experts before they are used.
     """
     wanted = max(1, round(experts.experts * (1 - (1 - experts.used / experts.experts) ** tokens)))
     share = way.slots // experts.blocks
@@ -208,7 +212,7 @@ def _costs(problem: Problem, experts: ExpertWork, tokens: int = 1) -> ExpertCost
 
 
 def _others(problem: Problem, offload: Offload, step: StepSize) -> float:
-    """Seconds of the blocks without routed experts in a step: they are the accelerator's."""
+    """Return the seconds in a step of the blocks without routed experts, which the accelerator computes."""
     segments = problem.work.segments
     routed = {segment.block for segment in segments if segment.routed}
     others = [number for number, segment in enumerate(segments) if segment.block not in routed]

@@ -1,1 +1,1 @@
-"""How much of a model each node of a home is to hold: the fewest seconds for a token, within everybody's memory."""
+"""The split of a model over the nodes of a home: the fewest seconds per token within each node's memory."""

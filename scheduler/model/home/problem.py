@@ -1,4 +1,7 @@
-"""What is to be dealt, to whom, and what a sum over some of them costs. Bytes and seconds; nothing is measured here."""
+"""The problem of splitting a model: the units, the nodes, and the time of a sum over some of the nodes.
+
+Bytes and seconds; nothing is measured here.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,17 +10,19 @@ from functools import cache, cached_property
 from tpi.errors import PlanError
 
 Members = tuple[int, ...]
-"""Ranks of the nodes that take part, in order; the master, 0, always does."""
+"""The ranks of the nodes that take part, in order; the master, rank 0, always does."""
 
 
 @dataclass(frozen=True)
 class HomeNode:
-    """A node as the split knows it.
+    """A node as the split sees it.
 
     Attributes:
+        name: what errors call it.
         read: bytes of weights per second, for one token.
-        disk: bytes per second from its disk, for what its memory does not hold.
-        memory: bytes that it may use; `fixed` of them are taken whatever it holds.
+        disk: bytes per second from its disk, for weights that do not fit into its memory.
+        memory: bytes that it may use.
+        fixed: bytes of `memory` that are used whatever units it holds.
         turn: seconds between two tokens in which it alone computes (the master's head).
     """
 
@@ -31,15 +36,15 @@ class HomeNode:
 
 @dataclass(frozen=True)
 class DealtUnits:
-    """Units of one kind, which are dealt to the nodes.
+    """The units of one kind, which are divided among the nodes.
 
     Attributes:
-        kind: what they are called: `heads`, `neurons`, `experts`, `shared`.
-        units: how many each block has.
+        kind: `heads`, `neurons`, `experts` or `shared`.
+        units: how many units each block has.
         blocks: how many blocks have them.
-        nbytes: weights of one unit in all blocks together, in memory.
-        kept: keys and values of one unit in all blocks, for the whole context.
+        nbytes: bytes in memory of one unit's weights, in all blocks together.
         read: bytes of weights, keys and values that a token reads of one unit in all blocks, on average.
+        kept: bytes of one unit's keys and values in all blocks, for the whole context.
     """
 
     kind: str
@@ -52,10 +57,10 @@ class DealtUnits:
 
 @dataclass(frozen=True)
 class HomeProblem:
-    """Nodes, the master first; what is dealt; and the seconds of all sums of a token among some of the nodes.
+    """The nodes, with the master first; the units; and the seconds of all of a token's sums over some of the nodes.
 
     Raises:
-        PlanError: if a node neither reads nor loads anything.
+        PlanError: if the speed of a node's memory or disk is not above 0.
     """
 
     nodes: tuple[HomeNode, ...]
@@ -65,29 +70,29 @@ class HomeProblem:
     def __post_init__(self) -> None:
         for node in self.nodes:
             if not (node.read > 0 and node.disk > 0):
-                raise PlanError(f"{node.name} was measured to compute nothing; measure it again with --remeasure")
+                raise PlanError(f"{node.name} has a measured speed of 0; measure it again with --remeasure")
 
     @cached_property
     def sums(self) -> Callable[[Members], float]:
-        """`exchange`, asked once for each set of nodes."""
+        """The function `exchange`, called only once for each set of nodes."""
         return cache(self.exchange)
 
     @cached_property
     def read(self) -> float:
-        """Bytes that a token reads of the whole model."""
+        """Bytes of the whole model that a token reads."""
         return sum(each.units * each.read for each in self.dealt)
 
     def bound(self, members: Members) -> float:
-        """Seconds that a token takes these nodes at least: as if units were infinitely small and memory free."""
+        """Return a lower bound of a token's seconds on these nodes: units infinitely small, memory unlimited."""
         together = sum(self.nodes[rank].read for rank in members)
         return self.read / together + self.sums(members) + self.nodes[0].turn
 
 
 @dataclass(frozen=True)
 class Dealing:
-    """Who holds what: `units[kind]` for each of `members`, and the seconds of a token by what they go to.
+    """A split: `units[kind]` for each of `members`, and the seconds of a token in three parts.
 
-    `compute` includes the master's turn; `disk` is what is waited for it beside computing and sums.
+    `compute` includes the master's turn; `disk` is the time spent waiting for a disk in addition to computing and sums.
     """
 
     members: Members
@@ -98,5 +103,5 @@ class Dealing:
 
     @property
     def seconds(self) -> float:
-        """Of a token."""
+        """Seconds of a token."""
         return self.compute + self.exchange + self.disk

@@ -1,8 +1,9 @@
-"""The split with the fewest seconds for a token: HiGHS for the units of given nodes, a search over who takes part.
+"""The split with the fewest seconds per token: HiGHS divides the units of given nodes, a search picks the nodes.
 
-The unknowns for given nodes: how many units of each kind every node has (whole numbers), the seconds of the slowest
-node in the blocks of a kind, and the bytes that each node's memory does not hold. Blocks are summed over all nodes, so
-a kind takes as long as its slowest node; what does not fit is read from the node's disk, which runs ahead across sums.
+The unknowns for given nodes are the units of each kind on every node (whole numbers), the seconds of the slowest node
+in the blocks of a kind, and the bytes that do not fit into each node's memory. Each block ends with a sum over all
+nodes, so a kind takes as long as its slowest node. Weights that do not fit are read from the node's disk, which runs
+ahead across sums.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +18,17 @@ from scheduler.model.home.problem import Dealing, HomeProblem, Members
 from tpi.errors import PlanError
 
 F64 = npt.NDArray[np.float64]
-_SECONDS = 0.5  # after which the best split found so far is taken
-_GAP = 2e-3  # of the time, from the best that could be
-_EVERY_SET = 9  # nodes up to which every set of them is looked at
-_UNIT = 1e6  # bytes, and microseconds in a second: numbers that a solver can compare
+_SECONDS = 0.5  # seconds after which the best split found so far is taken
+_GAP = 2e-3  # the split's time may exceed the best possible one by this share
+_EVERY_SET = 9  # up to so many nodes, every set of nodes is compared
+_UNIT = 1e6  # bytes in a MB and microseconds in a second: brings numbers to a size that suits the solver
 
 
 def best_split(problem: HomeProblem, drop: bool = True) -> Dealing:
-    """The best split over all nodes or, with `drop`, without those whose sums cost more than they bring.
+    """Return the best split over all nodes or, with `drop`, without the nodes that make a token slower.
 
     Raises:
-        PlanError: if no set of nodes holds its units' keys and values beside what each needs anyway.
+        PlanError: if no set of nodes has room for the keys and values in addition to the nodes' fixed needs.
     """
     everyone = tuple(range(len(problem.nodes)))
     sets = _sets(problem, everyone) if drop else [everyone]
@@ -39,12 +40,16 @@ def best_split(problem: HomeProblem, drop: bool = True) -> Dealing:
         if found is not None and (best is None or found.seconds < best.seconds):
             best = found
     if best is None:
-        raise PlanError("these nodes' memories do not hold the keys and values; give a smaller -c, or more --memory")
+        raise PlanError("the nodes have too little memory for the keys and values; give a smaller -c or more --memory")
     return best
 
 
 def _sets(problem: HomeProblem, everyone: Members) -> list[Members]:
-    """Sets of nodes that may be the best: every one, or of many nodes those that leave out one after the other."""
+    """Return the sets of nodes that may be the best.
+
+    Up to `_EVERY_SET` nodes these are all sets; of more nodes, those that result from leaving out one node after the
+    other.
+    """
     if len(everyone) <= _EVERY_SET:
         every = ((0, *others) for size in everyone for others in combinations(everyone[1:], size))
         return list({_alike(problem, members): members for members in every}.values())
@@ -56,13 +61,13 @@ def _sets(problem: HomeProblem, everyone: Members) -> list[Members]:
 
 
 def _alike(problem: HomeProblem, members: Members) -> tuple[object, ...]:
-    """The same for sets whose nodes and sums are the same but for their names."""
+    """Return a key that is equal for sets whose nodes and sums differ only in names."""
     nodes = sorted(astuple(problem.nodes[rank])[1:] for rank in members)
     return (*nodes, problem.sums(members))
 
 
 def split_over(problem: HomeProblem, members: Members) -> Dealing | None:
-    """The best split over exactly these nodes; None if their memories do not hold it."""
+    """Return the best split over exactly these nodes; None if it does not fit into their memories."""
     from scipy.optimize import Bounds
 
     model = _Model(problem, members)
@@ -75,7 +80,7 @@ def split_over(problem: HomeProblem, members: Members) -> Dealing | None:
 
 @dataclass(frozen=True)
 class _Model:
-    """Columns: units of every kind and node, then a time for each kind, then bytes from each disk, then the token."""
+    """The linear program. Columns: units of every kind and node, a time per kind, bytes per disk, the token's time."""
 
     problem: HomeProblem
     members: Members
@@ -90,7 +95,10 @@ class _Model:
         return kinds * nodes + kinds + nodes + 1
 
     def objective(self) -> F64:
-        """The seconds of a token, and a trace of everything else, so that nothing is read in vain."""
+        """Return the objective: the token's time, and a tiny weight on all other times and on the disks' bytes.
+
+        The tiny weight keeps a solution from reading more than it needs.
+        """
         kinds, nodes = self._counts
         weights = np.zeros(self._width)
         weights[kinds * nodes :] = 1e-6
@@ -98,21 +106,21 @@ class _Model:
         return weights
 
     def integrality(self) -> F64:
-        """Units are whole."""
+        """Return 1 for the columns that must be whole numbers: the units."""
         kinds, nodes = self._counts
         whole = np.zeros(self._width)
         whole[: kinds * nodes] = 1
         return whole
 
     def upper(self) -> F64:
-        """No node has more units than there are."""
+        """Return the upper bounds: no node has more units than a block has."""
         kinds, nodes = self._counts
         most = np.full(self._width, np.inf)
         most[: kinds * nodes] = np.repeat([each.units for each in self.problem.dealt], nodes)
         return most
 
     def constraints(self) -> Iterator[object]:
-        """Every unit is dealt; a kind takes as long as its slowest node; memory, disks, and the token's time."""
+        """Yield the constraints on units, the slowest node of each kind, memory, disks, and the token's time."""
         from scipy.optimize import LinearConstraint
 
         problem, (kinds, nodes) = self.problem, self._counts
@@ -140,7 +148,7 @@ class _Model:
         yield LinearConstraint(total, self._beside, np.inf)
 
     def dealing(self, found: F64) -> Dealing:
-        """The split that these values of the columns are, with its times worked out from the units."""
+        """Return the split that the solution `found` describes, with its times calculated from the whole units."""
         problem, (kinds, nodes) = self.problem, self._counts
         units = np.round(found[: kinds * nodes]).astype(int).reshape(kinds, nodes)
         times = [
@@ -153,7 +161,7 @@ class _Model:
         return Dealing(self.members, dealt, compute, exchange, max(0.0, loading - compute - exchange))
 
     def _loading(self, node: int, units: Sequence[int]) -> float:
-        """Seconds that a node's disk takes for what its memory does not hold."""
+        """Return the seconds that a node's disk takes to read what does not fit into its memory."""
         rank = self.members[node]
         needed = sum(count * (each.nbytes + each.kept) for count, each in zip(units, self.problem.dealt, strict=True))
         return max(0.0, needed - self._room(rank) * _UNIT) / self.problem.nodes[rank].disk

@@ -1,1 +1,1 @@
-"""Which neurons and predictors stay on the accelerator: PowerInfer's integer program (section 6)."""
+"""The choice of the neurons and predictors on the accelerator: PowerInfer's integer program (section 6)."""

@@ -1,6 +1,6 @@
-"""What is to be placed: batches of 64 neurons with like impact, on two units with measured bandwidths.
+"""The placement problem: batches of 64 neurons with similar impact, and two units with measured bandwidths.
 
-Symbols and numbers of equations are those of PowerInfer, section 6.
+Symbols and equation numbers are those of PowerInfer, section 6.
 """
 
 import math
@@ -16,13 +16,13 @@ from tpi.errors import PlanError
 
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
-BATCH = 64  # neurons, section 6.3.3
-_ROUNDED = 1e-9  # neurons that a quotient may be off by
+BATCH = 64  # neurons in a batch (section 6.3.3)
+_ROUNDED = 1e-9  # rounding error of a quotient, in neurons
 
 
 @dataclass(frozen=True)
 class ComputingUnit:
-    """The CPU or the accelerator: `MCap` in bytes, and bytes of weights that it reads in a second."""
+    """The CPU or the accelerator: its capacity `MCap` in bytes, and the bytes of weights that it reads per second."""
 
     capacity: int
     bandwidth: float
@@ -30,7 +30,7 @@ class ComputingUnit:
 
 @dataclass(frozen=True, eq=False)
 class LayerNeurons:
-    """A layer: how often each neuron is active, `[neurons]` from 0 to 1, the bytes of one, and of the predictor."""
+    """A layer: how often each neuron is active (`[neurons]`, 0 to 1), the bytes of a neuron, and of the predictor."""
 
     frequency: F64
     neuron_bytes: int
@@ -38,27 +38,27 @@ class LayerNeurons:
 
     @cached_property
     def batches(self) -> tuple[I32, ...]:
-        """Its neurons, the most active first, 64 at a time; equal ones in order."""
+        """The layer's neurons in batches of 64, the most active first; equally active ones in order."""
         order = np.argsort(-self.frequency, kind="stable").astype(np.int32)
         return tuple(order[at : at + BATCH] for at in range(0, len(order), BATCH))
 
     @cached_property
     def impacts(self) -> F64:
-        """`v` of each batch: the neurons that are active in it (equation 1)."""
+        """The impact `v` of each batch: the mean number of its neurons that are active (equation 1)."""
         return np.array([self.frequency[batch].sum() for batch in self.batches])
 
     @property
     def predictor_impact(self) -> float:
-        """It is read for every token: as much as that many bytes of neurons which are always active."""
+        """The predictor's impact: that of as many bytes of always active neurons, because every token reads it."""
         return self.predictor_bytes / self.neuron_bytes
 
 
 @dataclass(frozen=True)
 class NeuronProblem:
-    """Layers, the two units, and the seconds of one exchange between them.
+    """The layers, the two units, and the seconds of one exchange between them.
 
     Raises:
-        PlanError: if a figure is no amount that can be, such as a bandwidth of 0.
+        PlanError: if a bandwidth is not positive, a figure is not finite, or a layer has no neurons.
     """
 
     layers: Sequence[LayerNeurons]
@@ -69,7 +69,7 @@ class NeuronProblem:
     def __post_init__(self) -> None:
         rates = (self.cpu.bandwidth, self.accelerator.bandwidth)
         if not all(math.isfinite(rate) and rate > 0 for rate in rates) or not 0 <= self.sync < math.inf:
-            raise PlanError("a bandwidth or an exchange that was measured is no amount; measure the machine again")
+            raise PlanError("a measured bandwidth or exchange time is not a valid number; measure the machine again")
         if not self.layers or any(layer.neuron_bytes < 1 or not len(layer.frequency) for layer in self.layers):
             raise PlanError("a layer without neurons cannot be placed; profile the model again")
 
@@ -77,16 +77,23 @@ class NeuronProblem:
     def of(
         cls, layers: Sequence[LayerNeurons], machine: NodeMachine, taken: int = 0, taken_there: int = 0
     ) -> "NeuronProblem":
-        """With what was measured of a machine, of whose memories so many bytes are taken: RAM, the accelerator's.
+        """Return the problem for a machine.
 
-        One exchange brings the input there and the result back, and starts one call on each side.
+        Two copies and two calls make one exchange: the input goes to the accelerator, the result comes back, and each
+        side starts one call.
+
+        Args:
+            layers: the neurons of each layer.
+            machine: the measured machine.
+            taken: bytes of RAM that are not available.
+            taken_there: bytes of the accelerator's memory that are not available.
 
         Raises:
-            PlanError: if the machine has no accelerator, or a figure is no amount.
+            PlanError: if the machine has no accelerator, or a figure is not valid.
         """
         device = machine.accelerator
         if device is None:
-            raise PlanError("neurons are placed between a CPU and an accelerator; name one with --device")
+            raise PlanError("neurons are divided between a CPU and an accelerator; name an accelerator with --device")
         sync = 2 * device.link.latency + device.rates.start + machine.host.start
         return cls(
             layers, ComputingUnit(machine.memory - taken, machine.host.read),
@@ -95,7 +102,7 @@ class NeuronProblem:
 
     @cached_property
     def least(self) -> tuple[int | None, ...]:
-        """`C` of each layer: the fewest neurons that repay an exchange (4, 5); None: no number of them does."""
+        """The fewest neurons `C` of each layer that repay an exchange (4, 5); None if no number of them does."""
         return tuple(self._least(layer) for layer in self.layers)
 
     def _least(self, layer: LayerNeurons) -> int | None:

@@ -1,7 +1,7 @@
 """The placement with the most impact on the accelerator: PowerInfer's equations 2 to 8, solved by HiGHS.
 
-The unknowns are one 0 or 1 for each batch (`a`), for each layer's predictor, and for each layer (`y`: it has neurons on
-the accelerator). A neuron that is not on the accelerator is on the CPU, which is equation 3.
+The unknowns are 0 or 1: one for each batch (`a`), one for each layer's predictor, and one for each layer (`y`: it has
+neurons on the accelerator). A neuron that is not on the accelerator is on the CPU, which is equation 3.
 """
 
 from dataclasses import dataclass
@@ -14,20 +14,26 @@ from scheduler.model.neurons.problem import F64, I32, NeuronProblem
 from tpi.errors import PlanError
 
 I64 = npt.NDArray[np.int64]
-SECONDS = 30.0  # after which the best placement found so far is taken
-GAP = 1e-4  # of the impact, from the best that could be: proving more can take minutes
+SECONDS = 30.0  # seconds after which the best placement found so far is taken
+GAP = 1e-4  # the impact may be below the best possible one by this share: proving more can take minutes
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronPlacement:
-    """What lies on the accelerator: neurons of each layer, in order, and whether its predictor; their total impact."""
+    """The accelerator's part of a model.
+
+    Attributes:
+        neurons: the neurons of each layer that are on the accelerator, in order.
+        predictors: whether each layer's predictor is on the accelerator.
+        impact: the total impact of both.
+    """
 
     neurons: tuple[I32, ...]
     predictors: tuple[bool, ...]
     impact: float
 
     def nbytes(self, problem: NeuronProblem) -> int:
-        """Bytes that it takes of the accelerator's memory."""
+        """Return the bytes of the accelerator's memory that the placement takes."""
         return sum(
             len(chosen) * layer.neuron_bytes + kept * layer.predictor_bytes
             for chosen, kept, layer in zip(self.neurons, self.predictors, problem.layers, strict=True)
@@ -36,7 +42,7 @@ class NeuronPlacement:
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The unknowns: batches of all layers, then predictors, then layers. `layer` and `count` are of the batches."""
+    """The unknowns: batches of all layers, then predictors, then layers. `layer` and `count` are per batch."""
 
     layer: I64
     count: I64
@@ -54,7 +60,7 @@ class _Columns:
 
 
 def place_neurons(problem: NeuronProblem, seconds: float = SECONDS, gap: float = GAP) -> NeuronPlacement:
-    """The best placement to within the share `gap` of its impact, or the best one found within `seconds`.
+    """Return the best placement to within the share `gap` of its impact, or the best one found within `seconds`.
 
     Raises:
         PlanError: if the two memories do not hold the model.
@@ -72,8 +78,9 @@ def place_neurons(problem: NeuronProblem, seconds: float = SECONDS, gap: float =
     )  # fmt: skip
     if found.x is None:
         raise PlanError(
-            f"{int(columns.nbytes.sum())} bytes of neurons do not fit {problem.accelerator.capacity} on the accelerator"
-            f" and {problem.cpu.capacity} on the CPU; give more memory, or take a smaller format"
+            f"{int(columns.nbytes.sum())} bytes of neurons and predictors do not fit into "
+            f"{problem.accelerator.capacity} bytes on the accelerator and {problem.cpu.capacity} bytes on the CPU; "
+            "give more memory or use a smaller format"
         )
     return _placement(problem, columns, np.round(found.x).astype(bool))
 
@@ -83,7 +90,7 @@ def _predictor_impacts(problem: NeuronProblem) -> list[float]:
 
 
 def _memory(problem: NeuronProblem, columns: _Columns) -> object:
-    """Inequality 6 of both units as one: what is not on the accelerator is to fit the CPU."""
+    """Return inequality 6 of both units as one: what is not on the accelerator must fit on the CPU."""
     from scipy.optimize import LinearConstraint
 
     total, unit = int(columns.nbytes.sum()), float(columns.nbytes.max())
@@ -92,9 +99,9 @@ def _memory(problem: NeuronProblem, columns: _Columns) -> object:
 
 
 def _layers(problem: NeuronProblem, columns: _Columns) -> list[object]:
-    """Inequalities 7 and 8, and that a predictor is on the accelerator only beside neurons of its layer.
+    """Return inequalities 7 and 8, and that a predictor is on the accelerator only with neurons of its layer.
 
-    `K` is the number of the layer's neurons, which is the smallest that cuts off nothing.
+    `K` is the number of the layer's neurons, the smallest number that excludes no valid placement.
     """
     from scipy.optimize import LinearConstraint
     from scipy.sparse import coo_array, eye_array, hstack

@@ -1,8 +1,10 @@
-"""Which residences are compared: what stays is the beginning of an order, so that more memory only ever adds to it.
+"""The residences that are compared: which segments are resident on the accelerator, in RAM, or on disk.
 
-An order spreads layers evenly over the cycle, at every length of its beginning: all of them, or segments of one kind
-before the other, since attention is best computed where its keys and values lie, and may be kept elsewhere than FFNs.
-The accelerator keeps the first of an order, RAM as many of the others as it has room for, the disk has the rest.
+What is resident is always a prefix of an order of the segments, so more memory only adds to it. An order spreads layers
+evenly over the cycle, whatever the length of the prefix. There are three: FFN segments first, attention segments first,
+or layer by layer. Attention is best computed where its keys and values are, so the two kinds may belong in different
+places. The accelerator gets the first segments of an order, RAM as many of the others as it has room for, and the disk
+has the rest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,13 +30,25 @@ from scheduler.model.offload.work import (
 
 T = TypeVar("T")
 
-WAYS = 16  # of computing what lies outside the accelerator: a bit each for attention and FFN, in RAM and on disk
-_MOST_COUNTS = 24  # numbers of segments kept on the accelerator that are compared, per order
+# Ways of computing what is not resident on the accelerator. A bit is set if the accelerator computes a kind of segment:
+# attention in RAM (1), attention on disk (2), FFN in RAM (4), FFN on disk (8).
+WAYS = 16
+_MOST_COUNTS = 24  # numbers of segments resident on the accelerator that are compared, per order
 
 
 @dataclass(frozen=True)
 class Residences:
-    """What lies where, `[segments, candidates]`, for one place of the keys and values and one pipeline."""
+    """Candidate residences for one place of the keys and values and one pipeline.
+
+    Attributes:
+        kv: where keys and values are.
+        pipeline: the pipeline.
+        gpu: which segments are resident on an accelerator, `[segments, candidates]`.
+        disk: which segments are on disk, `[segments, candidates]`.
+        attends: which segments are attention's, `[segments, 1]`.
+        head_read: whether the head is read from disk.
+        cards: the accelerator of each segment.
+    """
 
     kv: KvTier
     pipeline: Pipeline
@@ -46,17 +60,20 @@ class Residences:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of candidates."""
         return len(self.gpu[0])
 
     def there(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Mask:
-        """What is computed on the accelerator, if what lies outside it is computed in one of the `WAYS`."""
+        """Return which segments the accelerator computes if those outside its memory are computed in way `way`.
+
+        The way is one of the `WAYS`; the result is `[segments, candidates]`, of the candidates in `columns`.
+        """
         gpu, disk = self.gpu[:, columns], self.disk[:, columns]
         taken = [np.where(disk, way & 2 << shift, way & 1 << shift) > 0 for shift in (0, 2)]
         return gpu | np.where(self.attends, *taken)
 
     def useless(self, way: int) -> Mask:
-        """Where a way says that there is no segment of its kind to compute, `[candidates]`."""
+        """Return for which candidates a way has a bit set without any segment that it applies to, `[candidates]`."""
         outside = ~self.gpu
         kinds = [outside & ~self.disk & self.attends, self.disk & self.attends]
         kinds += [outside & ~self.disk & ~self.attends, self.disk & ~self.attends]
@@ -66,13 +83,13 @@ class Residences:
         return found
 
     def candidates(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Candidates:
-        """Some of them, computed in one of the `WAYS`."""
+        """Return the candidates in `columns`, computed in way `way`."""
         there, gpu = self.there(way, columns), self.gpu[:, columns]
         kv_up = there & self.attends & (self.kv == "ram")
         return Candidates(self.disk[:, columns], there & ~gpu, there, kv_up, np.full(gpu.shape[1], self.head_read))
 
     def offload(self, column: int, prompt: int, decode: int) -> Offload:
-        """One of them in full; `prompt` and `decode` are its ways."""
+        """Return one candidate as a complete configuration; `prompt` and `decode` are its ways of computing."""
         tiers: list[Tier] = [
             "gpu" if gpu else "disk" if disk else "ram"
             for gpu, disk in zip(self.gpu[:, column], self.disk[:, column], strict=True)
@@ -86,7 +103,7 @@ class Residences:
 
 
 def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences | None:
-    """All that fit into the host's memory; None if there are none."""
+    """Return all candidates that fit into the host's memory; None if there are none."""
     sizes, attends, weights = problem.sizes, problem.attends, problem.limits.weights
     room, head_read = _room(problem, kv, pipeline)
     if room < 0:
@@ -109,9 +126,10 @@ def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences |
 
 
 def _shared_bytes(problem: Problem, gpu: Mask, kv: KvTier, pipeline: Pipeline) -> I64:
-    """Return the bytes of the host's memory that accelerators take which share it, `[candidates]`.
+    """Return the bytes of the host's memory that accelerators without memory of their own take, `[candidates]`.
 
-    Those that keep something also have slots for what passes through, and their kernels' buffers, at the most.
+    An accelerator with resident segments also needs slots for streamed ones and its kernels' buffers; the result
+    includes the most that these can take.
     """
     if not problem.machine.shared:
         return np.zeros(gpu.shape[1], np.int64)
@@ -125,7 +143,7 @@ def _shared_bytes(problem: Problem, gpu: Mask, kv: KvTier, pipeline: Pipeline) -
 
 
 def evenly(items: Sequence[T]) -> list[T]:
-    """An order of `items` of which every beginning is spread about evenly (van der Corput's sequence)."""
+    """Return `items` in an order in which every prefix is spread about evenly (van der Corput's sequence)."""
     return [items[at] for at in sorted(range(len(items)), key=_reversed_bits)]
 
 
@@ -137,7 +155,7 @@ def _reversed_bits(number: int) -> float:
 
 
 def _kept(problem: Problem) -> Iterator[Mask]:
-    """What the accelerators may keep, `[segments]` each."""
+    """Yield the masks of segments that may be resident on the accelerators, `[segments]` each."""
     count = len(problem.work.segments)
     weights = problem.limits.weights
     if not problem.machine.cards or weights:
@@ -154,9 +172,9 @@ def _kept(problem: Problem) -> Iterator[Mask]:
 
 
 def _lefts(problem: Problem, ends: Sequence[I64]) -> set[int]:
-    """Bytes that are left of the memory of every accelerator (at least) by what it keeps, as they are compared.
+    """Return the numbers of bytes that are tried as the memory left free by resident segments on every accelerator.
 
-    `ends` are of each the bytes of its first segments: of none, of one, and so on.
+    `ends[card][n]` is the bytes of the first n segments of an accelerator.
     """
     reserve, step = _most_beside(problem), -(-len(problem.work.segments) // _MOST_COUNTS)
     found: set[int] = set()
@@ -168,7 +186,10 @@ def _lefts(problem: Problem, ends: Sequence[I64]) -> set[int]:
 
 
 def _most_beside(problem: Problem) -> int:
-    """Bytes that the accelerator needs for other things at most: every number of segments from there on is tried."""
+    """Return the most bytes that the accelerator needs for other things than resident segments.
+
+    Where this much or less is left, every number of segments is tried.
+    """
     slots = max(ACCELERATOR_SLOTS.values()) * int(problem.sizes.max())
     return kv_pages(problem.work, problem.request) + slots + problem.needs.there.nbytes(problem.tokens)
 
@@ -182,7 +203,7 @@ def _orders(problem: Problem) -> list[list[int]]:
 
 
 def _layers(problem: Problem) -> list[list[int]]:
-    """The numbers of each layer's segments: a layer begins with its first that attends."""
+    """Return the numbers of each layer's segments; a layer begins with its first attention segment."""
     found: list[list[int]] = []
     attended = False
     for number, attends in enumerate(problem.attends[:, 0].tolist()):
@@ -194,7 +215,7 @@ def _layers(problem: Problem) -> list[list[int]]:
 
 
 def _room(problem: Problem, kv: KvTier, pipeline: Pipeline) -> tuple[int, bool]:
-    """Bytes of RAM left for segments, and whether the head is read from disk, for want of room beside the slots."""
+    """Return the bytes of RAM left for segments, and whether the head must be read from disk for lack of room."""
     request, needs = problem.request, problem.needs
     room = problem.machine.memory - needs.fixed - problem.tokens * needs.token
     room -= kv_pages(problem.work, request) if kv == "ram" else 0

@@ -1,8 +1,9 @@
-"""The best way to place a node's work: the fastest for a whole request among all that fit, by bound and timeline.
+"""The best way to place a node's work: the fastest for a whole request among all that fit, by bound and by timeline.
 
-PIPO's equation 1 asks three questions in a row: does everything fit on the GPU, else into RAM, and does preloading fit?
-Here any part may lie anywhere, either stretch may be computed elsewhere, and time decides. Residences are looked at in
-the order of their closed form, which none of them beats, until it is no better than the best timeline so far.
+PIPO's equation 1 asks three questions in a row: does everything fit on the GPU, does it fit into RAM, and is there room
+for preloading? Here any part may be anywhere, each stretch may be computed on either device, and the predicted time
+decides. Each residence has a lower bound (the closed form). Residences are simulated in the order of their bounds until
+the next bound is no better than the best simulated time.
 """
 
 from collections.abc import Sequence
@@ -22,32 +23,32 @@ from scheduler.model.offload.work import STRETCHES, KvTier, Offload, Pipeline, S
 from tpi.errors import PlanError
 
 _AT_ONCE = 24  # residences that are simulated together
-_NO_WORSE = 1.0001  # times the best: more than rounding to five digits hides
-_STEPS = 2  # that are simulated: of more, the first has as little to say
+_NO_WORSE = 1.0001  # times the best: ways below it may be equal after rounding to five digits
+_STEPS = 2  # steps that are simulated
 
 
 @dataclass(frozen=True)
 class OffloadChoice:
-    """What was chosen, and the seconds that all prompts and all answers of the request are predicted to take."""
+    """The chosen configuration, and the predicted seconds of all prompts and all answers of the request."""
 
     offload: Offload
     prompt_seconds: float
     decode_seconds: float
-    compared: int  # residences, each in every way of computing it
-    simulated: int  # of them
-    least: dict[tuple[KvTier, Pipeline], float]  # seconds by the closed form, for each place of the pages and pipeline
+    compared: int  # number of residences compared, each in every way of computing it
+    simulated: int  # number of those that were simulated
+    least: dict[tuple[KvTier, Pipeline], float]  # lower bound of seconds for each place of the pages and pipeline
 
     @property
     def seconds(self) -> float:
-        """Of the whole request."""
+        """Seconds of the whole request."""
         return self.prompt_seconds + self.decode_seconds
 
 
 def choose(problem: Problem) -> OffloadChoice:
-    """The fastest configuration that fits and keeps to `problem.limits`, in the best way of dealing that is compared.
+    """Return the fastest configuration that fits and keeps to `problem.limits`, over all ways of dealing compared.
 
     Raises:
-        PlanError: if none does; names the smallest setting that would do.
+        PlanError: if none does; the message names the smallest setting that would.
     """
     best: _Found | None = None
     for dealt in dealt_problems(problem) if to_be_dealt(problem) else [problem]:
@@ -58,12 +59,12 @@ def choose(problem: Problem) -> OffloadChoice:
 
 
 _Rank = tuple[float, int]
-"""Seconds, to five digits, and minus the bytes that stay on the accelerators: of equal times the most that stays."""
+"""Seconds to five digits, then minus the resident bytes on the accelerators: of equal times, the most resident wins."""
 _Found = tuple[_Rank, OffloadChoice]
 
 
 def _choose(problem: Problem, within: _Rank) -> _Found | None:
-    """Return the best of a problem that is dealt, with its rank; None if none is better than `within`."""
+    """Return the best configuration of a dealt problem and its rank; None if none is better than `within`."""
     groups = [_Group(problem, of) for of in all_residences(problem)]
     ranked = sorted(
         (group.rank(column, seconds), number, column)
@@ -101,26 +102,26 @@ class _Group:
         self._found: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
 
     def rank(self, column: int, seconds: float) -> _Rank:
-        """Return what a residence is compared by where it takes so many seconds."""
+        """Return the value by which a residence is compared if its request takes `seconds`."""
         return _digits(seconds, 5), -int(self._kept[column])
 
     @cached_property
     def _kept(self) -> I64:
-        """Bytes of weights, keys and values that stay on the accelerators, `[candidates]`."""
+        """Bytes of weights, keys and values resident on the accelerators, `[candidates]`."""
         pages = kv_pages(self._problem.work, self._problem.request) if self._of.kv == "gpu" else 0
         found: I64 = np.where(self._of.gpu, self._problem.sizes, 0).sum(axis=0) + pages
         return found
 
     @cached_property
     def least(self) -> F64:
-        """Seconds of the whole request at least, `[candidates]`; infinite for what does not fit."""
+        """Lower bounds of the request's seconds, `[candidates]`; infinite for residences that do not fit."""
         total: F64 = sum((self._least[stretch].min(axis=0) for stretch in STRETCHES), np.zeros(self._of.count))
         return total
 
     def simulate(self, columns: Sequence[int], best: float) -> list[tuple[float, int]]:
-        """The seconds of the whole request that some of the residences take, and which they are of.
+        """Simulate some residences; return the seconds of the whole request and the column of each.
 
-        Ways that cannot take less than `best` are left out, and residences that have no other.
+        Ways that cannot take less than `best` are left out, and so are residences without any other way.
         """
         times: dict[Stretch, dict[int, list[tuple[float, int]]]] = {}
         for stretch, beside in (STRETCHES, STRETCHES[::-1]):
@@ -143,7 +144,7 @@ class _Group:
     def _pair(
         self, column: int, prompt: Sequence[tuple[float, int]], decode: Sequence[tuple[float, int]]
     ) -> tuple[tuple[float, int], tuple[float, int]] | None:
-        """The fastest ways for both stretches that fit beside each other."""
+        """Return the fastest ways for prompts and for decoding that fit into memory together; None if none do."""
         for first, then in sorted(product(prompt, decode), key=lambda pair: (pair[0][0] + pair[1][0], pair)):
             ways = first[1], then[1]
             if ways not in self._together:
@@ -154,18 +155,18 @@ class _Group:
 
     @property
     def kind(self) -> tuple[KvTier, Pipeline]:
-        """What they have in common."""
+        """The place of the keys and values and the pipeline that these residences share."""
         return self._of.kv, self._of.pipeline
 
     def choice(
         self, column: int, compared: int, simulated: int, least: dict[tuple[KvTier, Pipeline], float]
     ) -> OffloadChoice:
-        """One residence, as it was simulated."""
+        """Return one simulated residence as a choice."""
         (prompt, first), (decode, then) = self._found[column]
         return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated, least)
 
     def _times(self, ways: Sequence[tuple[int, int]], stretch: Stretch) -> dict[int, list[tuple[float, int]]]:
-        """For each column the seconds of a stretch in each of its ways to compute it, and that way."""
+        """Return, for each column, the seconds of a stretch in each way to compute it, and that way."""
         if not ways:
             return {}
         parts = [self._of.candidates(way, [column for of, column in ways if of == way]) for way in range(WAYS)]
@@ -181,7 +182,7 @@ class _Group:
         return found
 
     def _bounds(self, problem: Problem, stretch: Stretch) -> F64:
-        """The closed form of every way to compute a stretch, `[WAYS, candidates]`; infinite for what cannot be."""
+        """Return the closed form of every way to compute a stretch, `[WAYS, candidates]`; infinite if impossible."""
         found = np.full((WAYS, self._of.count), np.inf)
         for way in range(WAYS):
             fits = possible(problem, self._of, way, stretch)
@@ -192,5 +193,8 @@ class _Group:
 
 
 def _digits(seconds: float, digits: int) -> float:
-    """So many digits of a time: of ways that differ in less, the first computes most where the weights lie."""
+    """Return a time rounded to `digits` significant digits.
+
+    Ways whose times differ by less count as equal; the first of them computes the most where the weights are.
+    """
     return float(f"{seconds:.{digits}g}")

@@ -1,4 +1,4 @@
-"""From how many tokens on the accelerator pays: for a segment, rather than where it lies; for a step, as a long one."""
+"""The number of tokens from which the accelerator pays: for a streamed segment, and for a whole step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,22 +11,22 @@ from scheduler.model.offload.work import PLACES, NodeWork, Offload, Pipeline, Se
 
 MOST_TOKENS = 1 << 16
 NEVER = 1 << 24  # tokens: more than any step has
-_BLOCKS = 4  # alike and in a row, so that what can overlap does
-_STEPS = 3  # of which the last one counts
-_BEATS = 1 - 1e-6  # of the time where it lies
+_BLOCKS = 4  # equal blocks in a row, so that loads and computing can overlap
+_STEPS = 3  # steps simulated; the last one counts
+_BEATS = 1 - 1e-6  # of the host's time: the accelerator must take less than this to be faster
 
 
 def crossover(
     segment: SegmentWork, machine: NodeMachine, tier: Tier, pipeline: Pipeline = "performance", crossing: int = 0
 ) -> int | None:
-    """The smallest number of tokens from which on the accelerator is faster, for a segment in RAM or on disk.
+    """Return the smallest number of tokens from which the accelerator is faster for a segment in RAM or on disk.
 
-    The weights alone count: keys and values are taken to lie where they are used. Both times are constant until a
-    device has more to compute than to read, and linear from there on, so there is one such number at most, if the
-    accelerator is the faster device; it is found by halving.
+    Only the weights are moved: keys and values are taken to be where they are used. Both times are constant until a
+    device has more to compute than to read, and linear from there on. So there is at most one such number if the
+    accelerator is the faster device; it is found by bisection.
 
     Returns:
-        None if there is none up to `MOST_TOKENS`, or no accelerator.
+        The number; None if there is none up to `MOST_TOKENS`, or no accelerator.
     """
     if machine.accelerator is None:
         return None
@@ -44,7 +44,7 @@ def crossover(
 
 
 def first_from(holds: Callable[[int], bool]) -> int | None:
-    """The smallest number from 1 to `MOST_TOKENS` from which something holds; None if it does not at the end."""
+    """Return the smallest number from 1 to `MOST_TOKENS` from which `holds` is true; None if it is never true."""
     if not holds(MOST_TOKENS):
         return None
     never, always = 0, MOST_TOKENS
@@ -55,9 +55,9 @@ def first_from(holds: Callable[[int], bool]) -> int | None:
 
 
 def turning_point(problem: Problem, offload: Offload) -> int:
-    """The smallest step, in tokens, that is faster as `offload` computes prompts; 1 where it computes all steps alike.
+    """Return the smallest step, in tokens, that is faster if computed as `offload` computes prompts.
 
-    `NEVER` if none is.
+    1 means that it computes all steps alike; `NEVER`, that no step is faster.
     """
     if offload.prompt == offload.decode:
         return 1

@@ -1,9 +1,10 @@
-"""How a node's segments may be dealt to its accelerators, each of which has a memory and a link of its own.
+"""The ways to divide a node's segments among its accelerators, each of which has its own memory and link.
 
-PIPO's appendix D names two ways, and here they differ in nothing but what is loaded where: every accelerator has a part
-of each layer (tensor parallelism), so that all links work on one layer; or a layer is one accelerator's (pipeline
-parallelism), and layers take turns, so that one is loaded while another is computed. How large each one's part is,
-follows one of its figures. A copy of every layer on each (data parallelism) would keep the links busy for longest.
+PIPO's appendix D names two ways; in this model they differ only in what is loaded where. In tensor parallelism every
+accelerator has a part of each layer, so all links work on one layer. In pipeline parallelism each layer belongs to one
+accelerator, and accelerators take turns, so one layer is loaded while another is computed. Each accelerator's part is
+proportional to one of its figures. Data parallelism, a copy of every layer on each accelerator, is not compared: it
+would keep the links busy for longest.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,18 +23,21 @@ _FIGURES: tuple[Callable[[Accelerator], float], ...] = (
 
 
 def to_be_dealt(problem: Problem) -> bool:
-    """Whether there are several accelerators, and nobody has said what is whose."""
+    """Return True if there are several accelerators and the segments have not been divided among them."""
     return len(problem.machine.cards) > 1 and not problem.cards
 
 
 def dealt_problems(problem: Problem) -> list[Problem]:
-    """The problem dealt in every way that is compared."""
+    """Return the problem divided in each of the ways that are compared."""
     ways = (deal(problem.work, shares) for shares in _shares(problem.machine.cards) for deal in (by_parts, by_layers))
     return [replace(problem, cards=cards) for cards in dict.fromkeys(ways)]
 
 
 def by_parts(work: NodeWork, shares: Sequence[float]) -> Cards:
-    """Every block cut at its segments, neighbours together; what is one segment goes to whoever is most behind."""
+    """Divide every block at its segments' borders, with neighbours on the same accelerator.
+
+    A block that is one segment goes to the accelerator with the largest deficit.
+    """
     found: list[int] = []
     behind = [0.0] * len(shares)
     for numbers in work.blocks:
@@ -47,7 +51,7 @@ def by_parts(work: NodeWork, shares: Sequence[float]) -> Cards:
 
 
 def by_layers(work: NodeWork, shares: Sequence[float]) -> Cards:
-    """Whole layers to whoever is most behind; a layer begins with its attention."""
+    """Divide into whole layers, each for the accelerator with the largest deficit; attention begins a layer."""
     found: list[int] = []
     behind, card, feeding = [0.0] * len(shares), max(range(len(shares)), key=shares.__getitem__), True
     for segment in work.segments:
@@ -62,14 +66,17 @@ def by_layers(work: NodeWork, shares: Sequence[float]) -> Cards:
 
 
 def _most_behind(behind: Sequence[float], last: int | None, size: int) -> int:
-    """Who has the next segment: the `last`, as long as half of it is due to that; else whom most is due to."""
+    """Return the accelerator that gets the next segment.
+
+    This is the `last` one while its deficit is at least half the segment, else the one with the largest deficit.
+    """
     if last is not None and behind[last] >= size / 2:
         return last
     return max(range(len(behind)), key=lambda card: behind[card])
 
 
 def _shares(cards: Sequence[Accelerator]) -> Iterator[list[float]]:
-    """Parts of the whole: as each figure of theirs, and all to one."""
+    """Yield the shares of the accelerators: in proportion to each of their figures, and everything on one of them."""
     for figure in _FIGURES:
         if total := sum(figure(card) for card in cards):  # memory may be used up
             yield [figure(card) / total for card in cards]

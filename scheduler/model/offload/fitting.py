@@ -1,4 +1,4 @@
-"""What fits on both devices, and if nothing does, the smallest setting that would do."""
+"""The check whether a configuration fits into both memories and, if nothing fits, the smallest setting that would."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ _MOST = 1 << 30  # MiB: more than any machine has
 
 
 def all_residences(problem: Problem) -> list[Residences]:
-    """Those of every place of the keys and values and every pipeline that the limits allow."""
+    """Return the candidates for every place of the keys and values and every pipeline that the limits allow."""
     limits = problem.limits
     kinds = [limits.kv] if limits.kv else KV_TIERS if problem.machine.accelerator else KV_TIERS[1:]
     pipelines = [limits.pipeline] if limits.pipeline else PIPELINES
@@ -27,7 +27,7 @@ def all_residences(problem: Problem) -> list[Residences]:
 
 
 def feasible(problem: Problem) -> bool:
-    """Whether anything fits, on all devices and in both stretches, in any way of dealing to several accelerators."""
+    """Return True if some configuration fits on all devices in both stretches, in some way of dealing."""
     if to_be_dealt(problem):
         return any(feasible(dealt) for dealt in dealt_problems(problem))
     return any(
@@ -42,7 +42,10 @@ def feasible(problem: Problem) -> bool:
 
 
 def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Mask:
-    """Which candidates can compute a stretch in a way that says nothing in vain, `[candidates]`."""
+    """Return which candidates can compute a stretch in way `way`, `[candidates]`.
+
+    A way with a bit set for segments that a candidate does not have is not possible for it: another way is the same.
+    """
     device, found = problem.machine.accelerator, ~of.useless(way)
     if of.kv == "gpu":
         found &= (of.there(way) | ~of.attends).all(axis=0)
@@ -52,7 +55,7 @@ def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Ma
     elif place == "host":
         found &= _only_what_must(of, way)
     found &= _one_reader(of, way)
-    if problem.machine.shared:  # nothing is set aside for what passes through an accelerator that keeps nothing
+    if problem.machine.shared:  # without resident segments, no memory is set aside for the accelerator's slots
         found &= of.gpu.any(axis=0) | np.full(of.count, of.kv == "gpu") | ~of.there(way).any(axis=0)
     if device is None:
         return found & ~of.gpu.any(axis=0) & (way == 0) & (of.kv == "ram")
@@ -63,15 +66,19 @@ def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Ma
 
 
 def _only_what_must(of: Residences, way: int) -> Mask:
-    """Whether the accelerator computes nothing that lies elsewhere, but for attention whose keys and values it has."""
+    """Return where the accelerator computes only what it must, `[candidates]`.
+
+    It must compute its resident segments and, if it has the keys and values, attention. If that includes streamed
+    attention while other segments are on disk, it may compute those too, because of `_one_reader`.
+    """
     there = np.full(of.count, of.kv == "gpu")
-    dragged = there & of.disk.any(axis=0) & (of.attends & ~of.gpu).any(axis=0)  # see `_one_reader`
+    dragged = there & of.disk.any(axis=0) & (of.attends & ~of.gpu).any(axis=0)  # by the rule of `_one_reader`
     lifted = (of.there(way) & ~of.gpu & (~of.attends | (of.kv == "ram"))).any(axis=0)
     return np.logical_or(dragged, np.logical_not(lifted))
 
 
 def _one_reader(of: Residences, way: int) -> Mask:
-    """Whether nothing comes from disk, or all that lies outside is computed in one place.
+    """Return where nothing is on disk, or all segments outside the accelerator are computed in one place.
 
     A disk is read in the order of use by one reader, which is either the ring or the host.
     """
@@ -82,7 +89,7 @@ def _one_reader(of: Residences, way: int) -> Mask:
 
 @dataclass(frozen=True)
 class TakenBytes:
-    """Of an accelerator's memory, by what they are for: `[candidates]` each."""
+    """Bytes of an accelerator's memory by purpose, `[candidates]` each."""
 
     kept: I64
     kv: I64
@@ -91,19 +98,19 @@ class TakenBytes:
 
     @property
     def total(self) -> I64:
-        """All of them."""
+        """Bytes for all purposes."""
         found: I64 = self.kept + self.kv + self.slots + self.activations
         return found
 
     def beside(self, other: "TakenBytes") -> I64:
-        """All of them where another stretch takes `other`: slots and pages are allocated once, for the most of both."""
+        """Return the total bytes if another stretch takes `other`: buffers are allocated once, for the larger."""
         most = (np.maximum(self.kv, other.kv), np.maximum(self.slots, other.slots))
         found: I64 = self.kept + most[0] + most[1] + np.maximum(self.activations, other.activations)
         return found
 
 
 def fit_together(problem: Problem, of: Residences, prompt: int, decode: int) -> Mask:
-    """Which candidates can compute prompts in one way and tokens in another, `[candidates]`."""
+    """Return which candidates can compute prompts in one way and tokens in another, `[candidates]`."""
     found = np.ones(of.count, np.bool_)
     for number, card in enumerate(problem.machine.cards):
         long = accelerator_bytes(problem, of, prompt, problem.tokens, number)
@@ -112,7 +119,7 @@ def fit_together(problem: Problem, of: Residences, prompt: int, decode: int) -> 
 
 
 def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int, card: int = 0) -> TakenBytes:
-    """Bytes of an accelerator's memory that each candidate takes with `tokens` in a step (`.memory.peaks`)."""
+    """Return the bytes of an accelerator's memory that candidates take with steps of `tokens` (see `.memory.peaks`)."""
     dealt = problem.dealt(card)
     there, gpu, slots = of.there(way) & dealt, of.gpu & dealt, ACCELERATOR_SLOTS[of.pipeline]
     kept = np.where(gpu, problem.sizes, 0).sum(axis=0)
@@ -127,7 +134,10 @@ def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int, c
 
 
 def largest_neighbours(mask: Mask, sizes: I64, count: int) -> I64:
-    """As `scheduler.model.ring.neighbours`, of those that each column has: `[candidates]`."""
+    """Return the bytes of the largest `count` consecutive segments in each column of `mask`, `[candidates]`.
+
+    This is `scheduler.model.ring.neighbours` for many candidates at once.
+    """
     twice, rows = np.concatenate([mask, mask]), 2 * len(mask)
     last = np.maximum.accumulate(np.where(twice, np.arange(rows)[:, None], 0), axis=0)
     before = np.concatenate([last[:1], last[:-1]])
@@ -142,38 +152,40 @@ def largest_neighbours(mask: Mask, sizes: I64, count: int) -> I64:
 
 
 def refusal(problem: Problem) -> str:
-    """A sentence on a problem that has no solution: what is too small, and how large it would have to be."""
+    """Return the message for a problem without a solution: which memory is too small, and how large it must be."""
     limits, device = problem.limits, problem.machine.accelerator
     asked = [f"--{name} {value}" for name, value in (("weights", limits.weights), ("kv", limits.kv)) if value]
     if device is None and "gpu" in (limits.weights, limits.kv):
-        return f"{' '.join(asked)} needs an accelerator, and this node has none; leave it out, or give a --device"
+        return f"{' '.join(asked)} needs an accelerator, and this node has none; leave it out or give --device"
     what = f"this model with {' '.join(asked)}" if asked else "this model"
     if feasible(with_memory(problem, _MOST)):
         least = _least(lambda size: with_memory(problem, size))
-        return f"{_mib(problem.machine.memory)} of memory are too little for {what}: --memory {least}MiB would do"
+        return f"{_mib(problem.machine.memory)} of memory is too little for {what}: --memory {least}MiB would do"
     least = _least(lambda size: with_gpu_memory(problem, size))
     if least < _MOST:
         have = " and ".join(_mib(card.memory + problem.reserve) for card in problem.machine.cards) or _mib(0)
-        return f"{have} of GPU memory are too little for {what}: --gpu-memory {least}MiB would do"
+        return f"GPU memory of {have} is too little for {what}: --gpu-memory {least}MiB would do"
     enough = with_gpu_memory(problem, _MOST)
     memory = _least(lambda size: with_memory(enough, size))
     gpu = _least(lambda size: with_gpu_memory(with_memory(problem, memory), size))
-    return f"neither memory is enough for {what}: --memory {memory}MiB with --gpu-memory {gpu}MiB would do"
+    return (
+        f"RAM and GPU memory are both too little for {what}: --memory {memory}MiB with --gpu-memory {gpu}MiB would do"
+    )
 
 
 def with_memory(problem: Problem, size: int) -> Problem:
-    """The same with so many MiB of RAM."""
+    """Return the problem with `size` MiB of RAM."""
     return replace(problem, machine=replace(problem.machine, memory=size * _MIB))
 
 
 def with_gpu_memory(problem: Problem, size: int) -> Problem:
-    """The same with so many MiB on every accelerator, if there is one, less what is set aside."""
+    """Return the problem with `size` MiB on every accelerator, less the bytes that are set aside."""
     left = max(0, size * _MIB - problem.reserve)
     return replace(problem, machine=problem.machine.with_cards(lambda card: replace(card, memory=left)))
 
 
 def _least(of: Callable[[int], Problem]) -> int:
-    """The smallest size in MiB with which there is a solution; `_MOST` if there is none."""
+    """Return the smallest size in MiB with which there is a solution; `_MOST` if there is none."""
     least, enough = 0, _MOST
     while enough - least > 1:
         middle = (least + enough) // 2

@@ -1,4 +1,4 @@
-"""What a configuration will do: speed, how busy everything is, what decides, what more of each thing would bring."""
+"""The forecast of a configuration: speed, use of each lane, the bottleneck, and the gain from better hardware."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,14 +11,14 @@ from scheduler.model.offload.tasks import Candidates, Tasks
 from scheduler.model.offload.timeline import simulate_steps
 from scheduler.model.offload.work import Offload, StepSize, Stretch
 
-_STEPS = 4  # of decoding that are simulated; the last one counts
-_DEEPER = (4, 3)  # slots that are used where there is room
-_TIMES = 2.0  # as much of a thing is what its gain is told for
+_STEPS = 4  # decode steps simulated; the last one counts
+_DEEPER = (4, 3)  # numbers of slots that are tried
+_TIMES = 2.0  # gains are forecast for so many times as much of a thing
 
 
 @dataclass(frozen=True)
 class StretchForecast:
-    """One kind of step: `tokens` in `seconds`, and the part of them that each lane is busy, by its name."""
+    """The forecast of one kind of step: `tokens` in `seconds`, and the share of the time that each lane is busy."""
 
     tokens: float
     seconds: float
@@ -31,13 +31,13 @@ class StretchForecast:
 
     @property
     def bottleneck(self) -> str:
-        """The lane that is busy most of the time."""
+        """The lane that is busy for the largest share of the time."""
         return max(self.use, key=lambda lane: self.use[lane])
 
 
 @dataclass(frozen=True)
 class OffloadForecast:
-    """What a request will take; `ttft` in seconds, to the first token of all sequences."""
+    """The forecast of a request; `ttft` is the seconds to the first token of all sequences."""
 
     ttft: float
     prompt: StretchForecast
@@ -45,7 +45,10 @@ class OffloadForecast:
 
 
 def deepened(problem: Problem, offload: Offload) -> Offload:
-    """The same with as many slots as the accelerator's memory has left: segments of unequal size even out."""
+    """Return the configuration with as many slots as the accelerator's free memory allows.
+
+    More slots even out segments of unequal size.
+    """
     if problem.machine.accelerator is None or offload.pipeline == "memory":
         return offload
     deeper = (replace(offload, slots=slots) for slots in _DEEPER)
@@ -58,14 +61,14 @@ def _fits(problem: Problem, offload: Offload) -> bool:
 
 
 def forecast(problem: Problem, offload: Offload) -> OffloadForecast:
-    """Of a configuration that fits: its mean step of a prompt, and its step of decoding in the long run."""
+    """Return the forecast of a configuration that fits: its mean prompt step, and its decode step in the long run."""
     count = problem.step("prompt")[1]
     prompt = _stretch(problem, offload, "prompt", min(count, 2), long_run=False)
     return OffloadForecast(count * prompt.seconds, prompt, _stretch(problem, offload, "decode", _STEPS, long_run=True))
 
 
 def step_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:
-    """What a step of this size takes in the long run, as `offload` computes tokens."""
+    """Return the seconds of a step of this size in the long run, computed as `offload` computes tokens."""
     tasks = Tasks.of(problem.work, problem.machine, step, problem.exchange, offload.cards)
     places = Candidates.of(problem.work, [offload], "decode")
     times = simulate_steps(tasks, places, problem.work.blocks, offload.pipeline, _STEPS, offload.slots)
@@ -91,7 +94,7 @@ def _stretch(problem: Problem, offload: Offload, stretch: Stretch, steps: int, l
 
 @dataclass(frozen=True)
 class Gain:
-    """`times` as much of a `thing` makes the whole request `faster` times as fast."""
+    """The benefit of more hardware: `times` as much of a `thing` makes the whole request `faster` times as fast."""
 
     thing: str
     times: float
@@ -99,7 +102,7 @@ class Gain:
 
 
 def gains(problem: Problem, found: OffloadChoice) -> list[Gain]:
-    """What twice as much of each thing would bring, planned anew in the same pipeline; the most helpful first."""
+    """Return what twice as much of each thing would bring, planned anew in the same pipeline; largest gain first."""
     limits, cards = replace(problem.limits, pipeline=found.offload.pipeline), found.offload.cards
     machines = better_machines(problem.machine)
     better = [(thing, replace(problem, machine=machine, limits=limits, cards=cards)) for thing, machine in machines]
@@ -108,7 +111,7 @@ def gains(problem: Problem, found: OffloadChoice) -> list[Gain]:
 
 
 def better_machines(machine: NodeMachine) -> Iterator[tuple[str, NodeMachine]]:
-    """The machine with `_TIMES` as much of one thing, by its name for people."""
+    """Yield the machine with `_TIMES` as much of one thing, with the thing's name for reports."""
     host = machine.host
     yield "RAM", replace(machine, memory=round(machine.memory * _TIMES))
     yield "disk speed", replace(machine, disk=replace(machine.disk, read=machine.disk.read * _TIMES))

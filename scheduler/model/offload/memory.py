@@ -1,16 +1,16 @@
-"""How much memory a node takes at most, on the accelerator and on the host, before anything is allocated.
+"""The most memory that a node takes on the accelerator and on the host, calculated before anything is allocated.
 
 PIPO's appendix B, for what this runtime allocates:
 
-| the paper                   | here                                                                             |
+| the paper                   | this runtime                                                                     |
 |-----------------------------|----------------------------------------------------------------------------------|
-| W_mha + W_mlp, preloading   | the largest two neighbours among the segments that stream                        |
-| W_mha or W_mlp, without     | the largest segment that streams                                                 |
-| 2C/l decoding, C/l without  | as many layers of pages as there are slots, if they lie in RAM and are used here |
-| pbs(5d + hs), pbs(3d_h + 2d)| `tpi.kernels.memory.card_room` for a step: no scores of s^2, but a chunk          |
-| W_embed, pbsV               | nothing: tables are the host's, and one row of logits per sequence               |
+| W_mha + W_mlp, preloading   | the largest two neighbours among the streamed segments                           |
+| W_mha or W_mlp, without     | the largest streamed segment                                                     |
+| 2C/l decoding, C/l without  | one layer's pages for each slot, if they are in RAM and the accelerator attends  |
+| pbs(5d + hs), pbs(3d_h + 2d)| `tpi.kernels.memory.card_room` for a step: a chunk in place of scores of s^2      |
+| W_embed, pbsV               | nothing: tables are on the host, with one row of logits per sequence             |
 
-What stays is added to that. Slots and pages are allocated once, so a node takes the most of both stretches.
+Resident segments are added to that. Slots and pages are allocated once, so a node takes the larger of both stretches.
 """
 
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of ei
 
 @dataclass(frozen=True)
 class Needs:
-    """What a node must find room for beside weights, keys and values; bytes."""
+    """Memory needs of a node in addition to weights, keys and values; bytes."""
 
     token: int  # activations of one token of a step (`worker.plan.fit.token_bytes`)
-    fixed: int = 0  # of the host, whatever is placed: the process, vectors, tables' rows, sampling
-    card: CardRoom | None = None  # of an accelerator; None: as much for a token as on the host
+    fixed: int = 0  # on the host, whatever is placed: the process, vectors, tables' rows, sampling
+    card: CardRoom | None = None  # on an accelerator; None: as much for a token as on the host
 
     @property
     def there(self) -> CardRoom:
-        """What kernels on an accelerator have at once."""
+        """The needs of kernels on an accelerator."""
         return self.card or CardRoom(self.token)
 
 
 @dataclass(frozen=True)
 class MemoryParts:
-    """Bytes of one memory, by what they are for."""
+    """Bytes of one memory by purpose."""
 
     weights: int = 0
     slots: int = 0  # what streamed segments, or pieces of them, pass through
@@ -52,31 +52,31 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Bytes for all purposes."""
         return self.weights + self.slots + self.kv + self.activations + self.other
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a node takes at most; bytes."""
+    """The most that a node takes of each memory; bytes."""
 
     accelerator: MemoryParts
     host: MemoryParts
-    more: tuple[MemoryParts, ...] = ()  # of the other accelerators, as far as segments are dealt to them
+    more: tuple[MemoryParts, ...] = ()  # the other accelerators that segments are dealt to
 
     @property
     def cards(self) -> tuple[MemoryParts, ...]:
-        """Of each accelerator, the first one's first."""
+        """The peaks of all accelerators, the first one's first."""
         return self.accelerator, *self.more
 
 
 def head_tiles(work: NodeWork) -> int:
-    """Bytes in memory at once of a head that is read from disk."""
+    """Return the bytes in memory at once of a head that is read from disk."""
     return min(2 * TILE, work.head.nbytes)
 
 
 def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs, longest: int = LONGEST_CHUNK) -> int:
-    """Tokens of a step of a prompt: `longest`, halved until its activations are modest on all devices."""
+    """Return the tokens of a prompt step: `longest`, halved until its activations are modest on all devices."""
     least = min((card.memory for card in machine.cards), default=machine.memory)
     chunk = min(longest, request.prompt * request.sequences)
     while chunk > 1 and not (
@@ -87,7 +87,7 @@ def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs, longest:
 
 
 def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chunk: int) -> Peaks:
-    """The most that a node takes; prompts come in steps of `chunk` tokens."""
+    """Return the most that a node takes of each memory if prompts come in steps of `chunk` tokens."""
     tokens = max(chunk, request.sequences)
     sizes = [segment.nbytes for segment in work.segments]
     from_disk = [size for size, tier in zip(sizes, offload.residence, strict=True) if tier == "disk"]
@@ -108,7 +108,7 @@ def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chu
 def accelerator_peak(
     work: NodeWork, offload: Offload, request: Workload, needs: Needs, chunk: int, stretch: Stretch
 ) -> MemoryParts:
-    """The most that one stretch takes of the (first) accelerator's memory (appendix B.1 and B.2)."""
+    """Return the most that one stretch takes of the first accelerator's memory (appendices B.1 and B.2)."""
     tokens = max(chunk, request.sequences) if stretch == "prompt" else request.sequences
     return _in_stretch(work, offload, request, needs, tokens, stretch, 0)
 
@@ -144,7 +144,7 @@ def _in_stretch(
 
 
 def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequence[bool]) -> int:
-    """Pages in RAM that attention on the accelerator needs there: of as many layers as there are slots."""
+    """Return the bytes for pages that are in RAM and copied to the accelerator: one layer's pages per slot."""
     used = zip(work.segments, there, strict=True)
     attending = [segment.kv_token for segment, computed in used if computed and segment.kv_token]
     share = _slots(attending, ACCELERATOR_SLOTS[offload.pipeline]) / max(work.kv_token, 1)
@@ -152,7 +152,7 @@ def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequen
 
 
 def _lifted(work: NodeWork, offload: Offload, stretch: Stretch, card: int) -> list[int]:
-    """Bytes of the segments that are taken to an accelerator, in order of use."""
+    """Return the bytes of the segments that are copied to an accelerator, in the order of use."""
     found = zip(work.segments, offload.residence, offload.places(stretch), _dealt_to(offload, card), strict=True)
     return [segment.nbytes for segment, tier, place, mine in found if mine and place == "accelerator" and tier != "gpu"]
 
@@ -162,7 +162,7 @@ def _dealt_to(offload: Offload, card: int) -> list[bool]:
 
 
 def _mine(work: NodeWork, dealt: Sequence[bool]) -> NodeWork:
-    """The same segments, of which those of other accelerators weigh nothing here."""
+    """Return the same segments, with 0 bytes for those of other accelerators."""
     pairs = zip(work.segments, dealt, strict=True)
     return replace(work, segments=tuple(each if mine else replace(each, nbytes=0, kv_token=0) for each, mine in pairs))
 

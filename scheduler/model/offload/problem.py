@@ -1,4 +1,4 @@
-"""What is to be placed, on what machine, for which request, and what the user insists on."""
+"""The placement problem: a node's work, its machine, the request, and the user's limits."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,22 +17,22 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Limits:
-    """What the user insists on; None: choose."""
+    """Choices that the user fixed; None: not fixed."""
 
     weights: Tier | None = None
     kv: KvTier | None = None
     pipeline: Pipeline | None = None
-    prompt: Place | None = None  # where prompts compute what does not stay on the accelerator, all of it
-    decode: Place | None = None  # and tokens, but for attention whose keys and values stay there
+    prompt: Place | None = None  # where prompt steps compute all segments that are not resident on the accelerator
+    decode: Place | None = None  # the same of decode steps, except attention if its keys and values are there
 
     def place(self, stretch: Stretch) -> Place | None:
-        """That of a stretch."""
+        """Return the fixed place for a stretch."""
         return self.prompt if stretch == "prompt" else self.decode
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be placed, and on what."""
+    """The work to place, and the machine to place it on."""
 
     work: NodeWork
     machine: NodeMachine
@@ -40,13 +40,13 @@ class Problem:
     needs: Needs
     limits: Limits = Limits()
     exchange: float = 0.0  # seconds after each block
-    cards: Cards = ()  # as its segments are dealt to several accelerators; empty with several: to be chosen
-    longest: int = LONGEST_CHUNK  # tokens of a step at most
-    reserve: int = 0  # bytes that `machine` leaves out of every accelerator's memory: pages are rounded up
+    cards: Cards = ()  # the accelerator of each segment; empty with several accelerators: to be chosen
+    longest: int = LONGEST_CHUNK  # the most tokens of a step
+    reserve: int = 0  # bytes of every accelerator's memory that `machine` does not include: pages are rounded up
 
     @cached_property
     def chunk(self) -> int:
-        """Tokens of a step of a prompt."""
+        """Tokens of a prompt step."""
         return chunk_tokens(self.machine, self.request, self.needs, self.longest)
 
     @cached_property
@@ -56,17 +56,17 @@ class Problem:
 
     @cached_property
     def attends(self) -> Mask:
-        """Which segments are attention's, `[segments, 1]`."""
+        """Mask of attention segments, `[segments, 1]`."""
         return np.array([[segment.kind == "attention"] for segment in self.work.segments])
 
     def dealt(self, card: int) -> Mask:
-        """Which segments are dealt to an accelerator, `[segments, 1]`."""
+        """Return which segments belong to an accelerator, `[segments, 1]`."""
         found: Mask = np.array(self.cards or (0,) * len(self.work.segments)).reshape(-1, 1) == card
         return found
 
     @property
     def rooms(self) -> list[int]:
-        """Bytes of each accelerator's memory beside what its kernels have for a step."""
+        """Bytes of each accelerator's memory that its kernels leave free in a step."""
         return [card.memory - self.needs.there.nbytes(self.tokens) for card in self.machine.cards]
 
     @property
@@ -75,11 +75,15 @@ class Problem:
         return max(self.chunk, self.request.sequences)
 
     def step(self, stretch: Stretch) -> tuple[StepSize, int]:
-        """The mean step of a stretch, and how many there are."""
+        """Return the mean step of a stretch, and the number of its steps."""
         return self._prompt_step() if stretch == "prompt" else self._decode_step()
 
     def _prompt_step(self) -> tuple[StepSize, int]:
-        """Of one long prompt a piece, with half of the others before it; of short ones, as many as fit."""
+        """Return the mean prompt step, and the number of steps.
+
+        A long prompt is computed in pieces, each after half of the others on average; of short prompts, as many as fit
+        are computed together.
+        """
         request = self.request
         if request.prompt >= self.chunk:
             steps = -(-request.prompt // self.chunk)
@@ -89,7 +93,7 @@ class Problem:
         return StepSize(together * request.prompt, together, request.prompt), -(-request.sequences // together)
 
     def _decode_step(self) -> tuple[StepSize, int]:
-        """One token of each sequence, in the middle of the answers."""
+        """Return the mean decode step, with one token per sequence in the middle of the answers, and the steps."""
         request = self.request
         context = min(request.prompt + (request.answer + 1) / 2, request.context)
         return StepSize(request.sequences, request.sequences, context), request.answer

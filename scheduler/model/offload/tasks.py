@@ -1,4 +1,4 @@
-"""How long every task of a step takes, which candidate does which, and what that comes to at least.
+"""The time of every task of a step, which candidate does which task, and a lower bound of the step's time.
 
 All candidates of a search are compared at once: arrays are `[segments, candidates]`.
 """
@@ -18,13 +18,27 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Tasks:
-    """Seconds that every task of a step would take: `[segments, 1]`, whether a candidate does it or not.
+    """Seconds that each task of a step would take, `[segments, 1]`, whether or not a candidate does it.
 
-    `first_read` is of a segment's first piece, behind which its way up begins; `last_up` of the last one up. The host's
-    memory is busy for `weights_bus` whenever weights pass through it, for `here_bus` with what the host computes of
-    them (of experts, those that tokens choose), and with keys and values for `kv_here` if they are computed with on the
-    host, for `kv_bus` if they are loaded and saved. What an accelerator does, that one does which the segment is dealt
-    to.
+    What an accelerator does is timed for the accelerator that the segment is dealt to.
+
+    Attributes:
+        read: read a segment from disk.
+        first_read: read its first piece, after which its copy up may begin.
+        up: copy it to the accelerator.
+        last_up: copy its last piece.
+        kv_up: copy its keys and values to the accelerator.
+        kv_down: copy the keys and values of new tokens back.
+        accelerator: compute it on the accelerator.
+        host: compute it on the host.
+        weights_bus: pass its weights through the host's memory.
+        here_bus: read from the host's memory the weights that the host computes with (of experts, the chosen ones).
+        kv_here: read its keys and values for computing on the host.
+        kv_bus: load and save its keys and values.
+        head: compute the head.
+        head_read: read the head from disk.
+        exchange: exchange with other nodes after a block.
+        cards: the accelerator of each segment.
     """
 
     read: F64
@@ -46,22 +60,25 @@ class Tasks:
 
     @property
     def numbers(self) -> list[int]:
-        """The accelerators that segments are dealt to."""
+        """The accelerators that have segments."""
         return sorted(set(self.cards)) or [0]
 
     def card(self, segment: int) -> int:
-        """The accelerator that a segment is dealt to."""
+        """Return the accelerator that a segment is dealt to."""
         return self.cards[segment] if self.cards else 0
 
     def dealt(self, card: int) -> Mask:
-        """Which segments are dealt to an accelerator, `[segments, 1]`."""
+        """Return which segments are dealt to an accelerator, `[segments, 1]`."""
         return _dealt(self.cards, card, len(self.host))
 
     @classmethod
     def of(
         cls, work: NodeWork, machine: NodeMachine, step: StepSize, exchange: float = 0.0, cards: Cards = ()
     ) -> "Tasks":
-        """Of a step of this size, dealt so; after each block the nodes exchange for `exchange` seconds."""
+        """Return the tasks of a step of this size; the nodes exchange for `exchange` seconds after each block.
+
+        `cards` is the accelerator of each segment.
+        """
         devices = machine.cards or (laptop_gpu(),)
         mine = [devices[card] for card in cards or (0,) * len(work.segments)]
         link = _Links.of(mine)
@@ -93,7 +110,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class _Links:
-    """Of each segment, the link of the accelerator that it is dealt to: `[segments, 1]`."""
+    """The link to each segment's accelerator, `[segments, 1]`."""
 
     up: F64
     down: F64
@@ -107,17 +124,17 @@ class _Links:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Ways to do the same step: `[segments, candidates]`, and `[candidates]` of what is the same for all segments."""
+    """Ways to do the same step: `[segments, candidates]`, or `[candidates]` if it is the same for all segments."""
 
-    disk: Mask  # lies on disk
-    up: Mask  # is taken to the accelerator
-    there: Mask  # is computed on the accelerator
-    kv_up: Mask  # its keys and values lie in RAM, and are computed with on the accelerator
-    head_read: Mask
+    disk: Mask  # the segment is on disk
+    up: Mask  # it is copied to the accelerator
+    there: Mask  # it is computed on the accelerator
+    kv_up: Mask  # it is attention computed on the accelerator, with keys and values from RAM
+    head_read: Mask  # the head is read from disk
 
     @classmethod
     def of(cls, work: NodeWork, offloads: Sequence[Offload], stretch: Stretch) -> "Candidates":
-        """Of these configurations, in a stretch."""
+        """Return the candidates for these configurations in a stretch."""
         tiers = np.array([offload.residence for offload in offloads]).T
         there = np.array([offload.places(stretch) for offload in offloads]).T == "accelerator"
         attends = _column([segment.kv_token for segment in work.segments]) > 0
@@ -127,15 +144,16 @@ class Candidates:
 
     @classmethod
     def joined(cls, parts: Sequence["Candidates"]) -> "Candidates":
-        """All candidates of several, in that order."""
+        """Return all candidates of `parts`, in order."""
         return cls(*(np.concatenate([getattr(part, name.name) for part in parts], axis=-1) for name in fields(cls)))
 
 
 def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline) -> F64:
-    """The closed form, `[candidates]`: seconds that a step takes at least, in the mean over any number of steps.
+    """Return a lower bound of a step's seconds, as the mean over many steps, in closed form: `[candidates]`.
 
-    max(computing, bytes over each link); in the memory pipeline, what uses the one slot comes on top of computing (of
-    one accelerator: what one of several loads, another may hide).
+    The bound is the maximum of the computing time and each lane's busy time. In the memory pipeline with one
+    accelerator, the segments that share its only slot are copied and computed in turn, so both times add up. With
+    several accelerators, the copies of one may be hidden behind the work of another.
     """
     busy = busy_seconds(tasks, candidates)
     starts = [numbers.start for numbers in blocks]
@@ -154,9 +172,9 @@ def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipelin
 
 
 def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
-    """Seconds that the tasks of each lane take in a step, and the host's memory with all: `[candidates]` each.
+    """Return the seconds that each lane and the host's memory (`bus`) are busy in a step: `[candidates]` each.
 
-    Lanes of a second accelerator are `up 2` and so on.
+    The lanes of a second accelerator are called `up 2` and so on.
     """
     masks = candidates
 
@@ -184,14 +202,14 @@ def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
 
 
 def longest(first: F64, *others: F64) -> F64:
-    """The largest, element by element."""
+    """Return the largest value, element by element."""
     for other in others:
         first = np.maximum(first, other)
     return first
 
 
 def _on_accelerator(work: NodeWork, devices: Sequence[Accelerator], step: StepSize, cards: Cards) -> F64:
-    """Seconds of each segment on its device, its part of what crosses to that for its block, to and fro, included."""
+    """Return the seconds of each segment on its accelerator, including its part of the hidden states' transfers."""
     link = _Links.of(devices)
     crossing = step.tokens * work.crossing * (1 / link.up + 1 / link.down) + 2 * link.latency
     sizes = _column([segment.nbytes for segment in work.segments])
@@ -213,7 +231,7 @@ def _dealt(cards: Cards, card: int, count: int) -> Mask:
 
 
 def _computing(rates: Rates, segment: SegmentWork, step: StepSize) -> float:
-    """The products with the weights, then attention: each reads once what it computes with."""
+    """Return the seconds of the products with the weights and of attention; each reads its operands once."""
     products = rates.seconds(segment.touched(step.tokens), 2.0 * segment.passed * step.tokens)
     window = segment.window or step.context
     kept = step.sequences * min(step.context, window) * segment.kv_token

@@ -1,21 +1,23 @@
 """The exact timeline of one node that computes on two devices: five lanes, each of which does its tasks in order.
 
     disk         reads a segment into one of a few slots in RAM
-    up           takes weights to a slot of the accelerator, and keys and values to it, piece by piece behind the disk
+    up           copies weights to a slot of the accelerator, and keys and values, piece by piece behind the disk
     accelerator  computes; hidden states cross before and after
-    host         computes where the weights lie
-    down         takes the keys and values of new tokens back
+    host         computes where the weights are
+    down         copies the keys and values of new tokens back
 
-A block begins when the one before it has ended, its segments are computed on both devices at once, and it ends when all
-of them have. *performance*: loads run ahead, one segment beside the one in use; what is saved is waited for where it is
-loaded again. *memory*: one slot, and nothing is loaded or left unsaved while something else goes on (PIPO, 3.2).
+A block begins when the one before it has ended. Its segments are computed on both devices at once, and it ends when all
+of them have. In the *performance* pipeline loads run one segment ahead of the one in use, and a save is waited for only
+when its data is loaded again. In the *memory* pipeline there is one slot, and nothing is loaded or saved during other
+work (PIPO, 3.2).
 
-Of several accelerators each has slots and lanes of its own. Where some come from disk, segments are asked for in the
-order of use, whichever accelerator they go to, and those from disk go up one after the other: the window below has one
-reader.
+Each of several accelerators has its own slots and lanes. If some segments come from disk, segments are requested in the
+order of use, whichever accelerator they go to. Those from disk are copied up one after the other, because the memory
+window has a single reader.
 
-Every beginning is a maximum of ends, so nothing ends sooner when a task becomes longer. Several candidates run at once:
-every time is an array `[candidates]`. The host's memory, which all but the accelerator share, is a bound: no lane.
+Every start is a maximum of ends, so nothing ends earlier when a task takes longer. Several candidates are simulated at
+once: every time is an array `[candidates]`. The host's memory, which all lanes but the accelerator share, is a bound
+and not a lane.
 """
 
 from collections.abc import Sequence
@@ -26,13 +28,13 @@ import numpy as np
 from scheduler.model.offload.tasks import F64, Candidates, Mask, Tasks, busy_seconds, longest
 from scheduler.model.offload.work import Pipeline
 
-ACCELERATOR_SLOTS: dict[Pipeline, int] = {"performance": 2, "memory": 1}  # of segments, and of a layer's pages
-HOST_SLOTS: dict[Pipeline, int] = {"performance": 3, "memory": 1}  # of segments that come from disk
+ACCELERATOR_SLOTS: dict[Pipeline, int] = {"performance": 2, "memory": 1}  # slots for segments, and for layers' pages
+HOST_SLOTS: dict[Pipeline, int] = {"performance": 3, "memory": 1}  # slots in RAM for segments from disk
 
 
 @dataclass(frozen=True)
 class OffloadTimes:
-    """Seconds of each step in a row, `[steps, candidates]`, and of each lane's tasks in one, by the lane's name."""
+    """Seconds of each step in a row, `[steps, candidates]`, and of each lane's tasks in one step, by lane."""
 
     steps: F64
     busy: dict[str, F64]
@@ -41,9 +43,9 @@ class OffloadTimes:
 def simulate_steps(
     tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline, steps: int = 2, slots: int = 0
 ) -> OffloadTimes:
-    """So many equal steps, one after the other, from slots that are empty; none is shorter than the bus needs.
+    """Simulate `steps` equal steps, starting with empty slots; no step takes less than the host's memory is busy.
 
-    `slots` of segments on the accelerator, if there are more than the pipeline needs.
+    `slots` is the number of segment slots on the accelerator, if it has more than the pipeline needs.
     """
     clock = _Clock(tasks, candidates, pipeline, slots)
     ends = [np.zeros(len(candidates.head_read))]
@@ -56,7 +58,7 @@ def simulate_steps(
 
 
 class _Clock:
-    """When each lane of the node is free; `[candidates]` of seconds each."""
+    """The time at which each lane of the node is free: `[candidates]` of seconds each."""
 
     def __init__(self, tasks: Tasks, candidates: Candidates, pipeline: Pipeline, slots: int = 0) -> None:
         self._tasks, self._masks, self._alone = tasks, candidates, pipeline == "memory"
@@ -73,14 +75,14 @@ class _Clock:
         )
 
     def block(self, numbers: range) -> None:
-        """The segments of one block, from its input to its sum."""
+        """Compute the segments of one block, from its input to the end of its exchange."""
         ended = self._ready
         for number in numbers:
             ended = np.maximum(ended, self._segment(number))
         self._ready = ended + self._tasks.exchange
 
     def head(self) -> F64:
-        """The head, after the last block; the end of the step."""
+        """Compute the head after the last block; return the end of the step."""
         read = np.maximum(self._disk, self._ready) + self._tasks.head_read
         self._disk = np.where(self._masks.head_read, read, self._disk)
         self._ready = np.maximum(self._ready + self._tasks.head, np.where(self._masks.head_read, read, 0.0))
@@ -88,7 +90,7 @@ class _Clock:
         return self._ready
 
     def _segment(self, number: int) -> F64:
-        """Load, compute and save one segment; when it has ended."""
+        """Load, compute and save one segment; return when it has ended."""
         masks, tasks, card = self._masks, self._tasks, self._card(number)
         here = self._read(number) if self._reads[number] else (self._never, self._never)
         arrived = self._lift(number, *here) if self._lifts[number] else self._never
@@ -107,7 +109,7 @@ class _Clock:
         return self._save_kv(number, ended) if self._kv[number] else ended
 
     def _read(self, number: int) -> tuple[F64, F64]:
-        """When the first piece of a segment is in RAM, and when all of it is."""
+        """Read a segment; return when its first piece is in RAM, and when all of it is."""
         wanted = self._masks.disk[number]
         begun = longest(self._disk, self._host_slots.free, self._turn)
         ended = begun + self._tasks.read[number]
@@ -115,7 +117,7 @@ class _Clock:
         return np.where(wanted, begun + self._tasks.first_read[number], 0.0), np.where(wanted, ended, 0.0)
 
     def _lift(self, number: int, first: F64, last: F64) -> F64:
-        """When a segment that is computed on the accelerator is there, its pieces following one another up."""
+        """Copy a segment to the accelerator, piece by piece; return when it has arrived."""
         wanted, card = self._masks.up[number], self._card(number)
         begun = longest(card.up, card.slots.free, self._turn, first)
         if self._several:
@@ -127,7 +129,7 @@ class _Clock:
         return np.where(wanted, ended, 0.0)
 
     def _load_kv(self, number: int) -> F64:
-        """When a layer's keys and values are on the accelerator; never before what the last step added is saved."""
+        """Copy a layer's keys and values to the accelerator once the last step's are saved; return the end."""
         wanted, card = self._masks.kv_up[number], self._card(number)
         saved = self._saved.get(number, self._never)
         begun = longest(card.up, card.kv_slots.free, self._turn, saved)
@@ -136,7 +138,7 @@ class _Clock:
         return np.where(wanted, ended, 0.0)
 
     def _save_kv(self, number: int, ended: F64) -> F64:
-        """When a segment has ended and what must be saved before the next is."""
+        """Save a segment's new keys and values; return when the next segment may begin."""
         wanted, card = self._masks.kv_up[number], self._card(number)
         saved = np.maximum(card.down, ended) + self._tasks.kv_down[number]
         card.down = np.where(wanted, saved, card.down)
@@ -149,12 +151,12 @@ class _Clock:
 
     @property
     def _turn(self) -> F64:
-        """Before which nothing may be loaded: in the memory pipeline, the end of the block before."""
+        """The earliest start of a load: in the memory pipeline, the end of the block before."""
         return self._ready if self._alone and not self._several else self._never
 
 
 class _Card:
-    """When each lane of one accelerator is free, and each of its slots."""
+    """The time at which each lane and each slot of one accelerator is free."""
 
     def __init__(self, never: F64, slots: int, kv_slots: int) -> None:
         self.up = self.down = self.computing = never
@@ -163,7 +165,7 @@ class _Card:
 
 @dataclass
 class _Slots:
-    """When each of a few slots is free again: those who want one get the one that was released longest ago."""
+    """The time at which each of a few slots is free again. The slot that was released first is used next."""
 
     never: F64
     count: int
@@ -174,10 +176,10 @@ class _Slots:
 
     @property
     def free(self) -> F64:
-        """When the next one is."""
+        """The time at which the next slot is free."""
         return self.released[0]
 
     def release(self, wanted: Mask, at: F64) -> None:
-        """Those who have one give it back at `at`."""
+        """Release a slot at time `at` for the candidates that use one."""
         later = [*self.released[1:], at]
         self.released = [np.where(wanted, new, old) for new, old in zip(later, self.released, strict=True)]

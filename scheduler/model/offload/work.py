@@ -1,4 +1,7 @@
-"""What a node has to do in a step, segment by segment, and where each may lie and be computed. Nothing of time here."""
+"""The work of a node in a step, segment by segment, and where each segment may be stored and computed.
+
+Time is not modelled here.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +14,7 @@ from tpi.kv import KvDtype, vector_bytes
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import BlockKind, RunLayout
 
-Tier = Literal["gpu", "ram", "disk"]  # where a segment lies: the accelerator's memory, the host's, or the disk
+Tier = Literal["gpu", "ram", "disk"]  # where a segment is stored: the accelerator's memory, the host's, or the disk
 Place = Literal["host", "accelerator"]  # where it is computed
 KvTier = Literal["gpu", "ram"]
 Pipeline = Literal["performance", "memory"]
@@ -21,7 +24,7 @@ TIERS: tuple[Tier, ...] = ("gpu", "ram", "disk")
 PLACES: tuple[Place, ...] = ("host", "accelerator")
 KV_TIERS: tuple[KvTier, ...] = ("gpu", "ram")
 Cards = tuple[int, ...]
-"""For each segment which accelerator of the node it is dealt to, from 0 on; empty: all to the first."""
+"""The node's accelerator, numbered from 0, that each segment is dealt to; empty: the first for all."""
 
 STRETCHES: tuple[Stretch, Stretch] = ("prompt", "decode")
 PIPELINES: tuple[Pipeline, ...] = ("performance", "memory")
@@ -30,31 +33,31 @@ VALUE = 4  # bytes of an activation
 
 @dataclass(frozen=True)
 class SegmentWork:
-    """One segment: its weights, and of attention the keys and values of one token. Bytes and numbers of things."""
+    """One segment: its weights and, for attention, the keys and values of one token."""
 
     block: int  # the number of its block, in order of use
     kind: BlockKind
-    nbytes: int  # of its weights
-    weights: int  # how many: each is multiplied and added once per token
+    nbytes: int  # bytes of its weights
+    weights: int  # number of its weights: each is multiplied and added once per token
     kv_token: int = 0  # bytes of the keys and values that one token adds
     pair: int = 0  # operations of one token with one token that it attends to
-    window: int = 0  # tokens that it attends to at most; 0: all
-    routed: int = 0  # bytes of its weights that are of experts
-    chosen: float = 1.0  # the share of those experts that one token passes
+    window: int = 0  # the most tokens that a token attends to; 0: all
+    routed: int = 0  # bytes of its weights that belong to routed experts
+    chosen: float = 1.0  # share of the routed experts that one token uses
 
     def touched(self, tokens: float) -> float:
-        """Bytes of its weights that so many tokens read together, if each chooses its experts at random."""
+        """Return the bytes of weights that `tokens` tokens read together, if each chooses its experts at random."""
         return self.nbytes - self.routed * float((1 - self.chosen) ** tokens)
 
     @property
     def passed(self) -> float:
-        """How many of its weights one token is multiplied with."""
+        """Number of weights that one token is multiplied with."""
         return self.weights * self.touched(1) / max(1, self.nbytes)
 
 
 @dataclass(frozen=True)
 class TableWork:
-    """The head: read, and multiplied with one hidden state per sequence; 0 bytes on a node without one."""
+    """The head, which is multiplied with one hidden state per sequence; 0 bytes on a node without one."""
 
     nbytes: int = 0
     weights: int = 0
@@ -62,7 +65,7 @@ class TableWork:
 
 @dataclass(frozen=True)
 class NodeWork:
-    """All segments of a node in order of use, and what of a token crosses to an accelerator and back."""
+    """All segments of a node in the order of use, its head, and the bytes of a token that cross to an accelerator."""
 
     segments: tuple[SegmentWork, ...]
     crossing: int  # bytes of one token's hidden states, one way
@@ -74,12 +77,12 @@ class NodeWork:
         return sum(segment.nbytes for segment in self.segments)
 
     def touched(self, tokens: float) -> float:
-        """Bytes of weights that so many tokens read together, the head's included."""
+        """Return the bytes of weights that `tokens` tokens read together, the head's included."""
         return self.head.nbytes + sum(segment.touched(tokens) for segment in self.segments)
 
     @property
     def kv_token(self) -> int:
-        """Bytes of the keys and values of one token, all layers."""
+        """Bytes of the keys and values of one token, in all layers."""
         return sum(segment.kv_token for segment in self.segments)
 
     @property
@@ -99,18 +102,18 @@ class StepSize:
 
     @property
     def cached(self) -> float:
-        """Tokens of each sequence that were there before."""
+        """Tokens that each sequence had before the step."""
         return self.context - self.tokens / self.sequences
 
     @property
     def attended(self) -> float:
-        """Tokens that a token attends to, on average: those before it, and itself."""
+        """Mean number of tokens that a token attends to: those before it, and itself."""
         return (self.cached + 1 + self.context) / 2
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a node is planned for: so many sequences at once, their prompts, answers and room, in tokens each."""
+    """The request that a node is planned for: its sequences, and the prompt, answer and context tokens of each."""
 
     prompt: int = 512
     answer: int = 128
@@ -120,12 +123,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Offload:
-    """Where each segment lies, where each is computed in either stretch, where keys and values are, and the pipeline.
+    """A configuration: where each segment is stored and computed, where keys and values are, and the pipeline.
 
-    Segments in the accelerator's memory are computed there. Keys and values lie where `kv` says, all of them. From RAM
-    they are loaded before attention that is computed on the accelerator, and what it adds is saved after it; where they
-    lie in the accelerator's memory, attention is computed nowhere else. With several accelerators a segment's is the
-    one that it is dealt to, and so is the one of its keys and values.
+    Segments in the accelerator's memory are computed there. All keys and values are where `kv` says. From RAM they are
+    copied to the accelerator before it attends, and new ones are copied back afterwards; if they are in the
+    accelerator's memory, attention is computed only there. With several accelerators, a segment and its keys and values
+    belong to the accelerator that the segment is dealt to.
     """
 
     residence: tuple[Tier, ...]
@@ -133,12 +136,12 @@ class Offload:
     decode: tuple[Place, ...]
     kv: KvTier
     pipeline: Pipeline
-    head: Tier = "ram"  # of a node that has it; it is computed on the host
-    slots: int = 0  # segments on the accelerator that come from elsewhere; 0: as few as the pipeline needs
+    head: Tier = "ram"  # where the head is stored, if the node has it; it is computed on the host
+    slots: int = 0  # slots for streamed segments on the accelerator; 0: as few as the pipeline needs
     cards: Cards = ()
 
     def places(self, stretch: Stretch) -> tuple[Place, ...]:
-        """Where each segment is computed in a stretch."""
+        """Return where each segment is computed in a stretch."""
         return self.prompt if stretch == "prompt" else self.decode
 
 
@@ -149,7 +152,10 @@ def work_of(
     head: BlockShape | None = None,
     parts: int = 1,
 ) -> NodeWork:
-    """The work of a node that holds all of `blocks`, in order of use, each FFN block in `parts` equal segments."""
+    """Return the work of a node that holds all of `blocks`, in the order of use.
+
+    Each FFN block is divided into `parts` equal segments.
+    """
     segments: list[SegmentWork] = []
     windows = iter(config.windows)
     for number, shape in enumerate(blocks):
@@ -162,17 +168,17 @@ def work_of(
 
 
 def half_of(shape: BlockShape) -> BlockKind:
-    """Which half of a layer a block is: experts are a feed-forward block."""
+    """Return which half of a layer a block is: experts are a feed-forward block."""
     return "ffn" if shape.kind == "experts" else shape.kind
 
 
 def unit_bytes(shape: BlockShape) -> int:
-    """Bytes of the units of a block: what is loaded, without vectors and hashes."""
+    """Return the bytes of a block's units, which are what is loaded; vectors and hashes do not count."""
     return sum(run.units * run.unit_bytes for run in shape.runs)
 
 
 def kv_pages(work: NodeWork, request: Workload) -> int:
-    """Bytes of the pages for the context of every sequence."""
+    """Return the bytes of the pages for the context of every sequence."""
     pages = request.sequences * -(-request.context // PAGE_TOKENS)
     return pages * PAGE_TOKENS * work.kv_token
 
@@ -194,7 +200,7 @@ def _ffn(number: int, shape: BlockShape, parts: int) -> Iterator[SegmentWork]:
 
 
 def _routed(config: ModelConfig, shape: BlockShape, segments: Iterable[SegmentWork]) -> Iterator[SegmentWork]:
-    """Segments of a feed-forward block; of experts, each has the same part of every one."""
+    """Yield the segments of a feed-forward block; if it has experts, each segment has the same part of every expert."""
     mixture = config.mixture if shape.kind == "experts" else None
     routed = sum(run.units * run.unit_bytes for run in shape.runs if run.name == "neuron")
     for segment in segments:

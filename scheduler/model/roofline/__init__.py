@@ -1,1 +1,1 @@
-"""The hierarchical roofline model of MoE-Lightning: levels of memory, the time of a layer, the best policy."""
+"""MoE-Lightning's hierarchical roofline model: levels of memory, the time of a layer, and the best policy."""

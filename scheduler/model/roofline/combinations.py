@@ -1,7 +1,8 @@
-"""All pairs of a batch and a number of micro-batches, computed in given places, as linear programs.
+"""Linear programs for all pairs of a batch and a number of micro-batches, computed in given places.
 
-The seconds of every roof are affine in r_w, r_c and the disk's share, and so is each memory: their values at four
-corners say all. A pair's best shares in its best places are a mixed integer linear program (HiGHS).
+The seconds of every roof, and the bytes of each memory, are affine in r_w, r_c and the disk's share. So their values at
+four corners determine them. The best shares of a pair, in its best places, are the solution of a mixed integer linear
+program (HiGHS).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,15 +27,16 @@ from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, PolicyLim
 from scheduler.model.roofline.vertices import Affine, Shares, Vertices
 
 I64 = npt.NDArray[np.int64]
-_STAYS = 1e-6  # of the time that weights, keys and values are worth on the accelerator where they change nothing
-_EDGE = 1e-6  # of a memory: as far beyond it may still fit
-_DIGITS = 9  # of a share that mean anything
+_STAYS = 1e-6  # tiny reward, in units of time, for resident weights, keys and values that change nothing else
+_EDGE = 1e-6  # share of a memory by which an excess still counts as fitting
+_DIGITS = 9  # significant digits of a share
 
 
 class Combination:
-    """All pairs, with attention, neurons and residual connections computed in given places.
+    """All pairs, with attention, neurons and residual connections each computed in a given place.
 
-    Keys and values are on one side, or `divided`; r_c is a multiple of 1 over `heads` (0: any share).
+    Keys and values are all on one side or, if `divided`, on both. r_c is a multiple of 1 / `heads`; with `heads` 0 it
+    is any share.
     """
 
     def __init__(
@@ -62,19 +64,22 @@ class Combination:
         self.head = np.array([problem.request.answer * head_seconds(problem, batch) for batch in batches])
         self._layers = problem.layer.layers
         self.rough = self._rough()
-        self.bounds: F64 = np.full(len(batches), inf)  # see `look_at`
+        self.bounds: F64 = np.full(len(batches), inf)  # set by `look_at`
 
     def counted(self, shares: Shares) -> Shares:
-        """The same with heads of keys and values in place of their share, where these are counted."""
+        """Return shares in the program's units: if heads are whole, their number takes the place of r_c."""
         weights, kv, disk = shares
         return weights, kv * (self.heads or 1), disk
 
     def share(self, counted: float) -> float:
-        """Of keys and values, from what the program counts."""
+        """Return the share of keys and values from the program's units."""
         return round(counted) / self.heads if self.heads else counted
 
     def bound(self, at: int) -> float:
-        """Seconds per sequence of pair number `at` at least, which may be more than in `bounds`: of whole heads."""
+        """Return a lower bound of the seconds per sequence of pair number `at`.
+
+        It may be larger than the one in `bounds`, because it takes heads as whole.
+        """
         if self.heads <= 1:
             return float(self.bounds[at])
         kept = np.arange(1, self.heads) / self.heads
@@ -82,16 +87,17 @@ class Combination:
         return float(self._least(each, kept, kept).min())
 
     def look_at(self, pairs: I64) -> None:
-        """Bound these pairs, by number: seconds per sequence at least, infinite where memories rule a pair out.
+        """Bound the seconds per sequence of the pairs with these numbers; infinite if the memories rule a pair out.
 
-        Each roof is at its own best in what the memories together leave; of whole keys and values, on either side.
+        Each roof takes its own best shares among those that the memories together allow; keys and values that are not
+        divided are on either side.
         """
         (_, kv, _), (_, most_kv, _) = self.lower, self.upper
         sides = [(side, side) for side in sorted({kv, most_kv})] if self.heads == 1 else [(kv, most_kv)]
         self.bounds[pairs] = np.min([self._least(pairs, *side) for side in sides], axis=0)
 
     def _rough(self) -> F64:
-        """A lower bound of `bounds`, `[pairs]`, that takes next to nothing: whatever the memories together leave."""
+        """Return a lower bound of `bounds` that is quick to calculate, `[pairs]`: shares need not fit the memories."""
         total = self.head.copy()
         for stretch, steps in self.steps.items():
             if steps:  # answers of one token have no decode steps
@@ -103,14 +109,14 @@ class Combination:
         return found
 
     def _least_of(self, affine: Affine) -> F64:
-        """The least value for any shares within their limits, `[pairs]`."""
+        """Return the least value for any shares within their limits, `[pairs]`."""
         constant, *slopes = affine
         ends = zip(slopes, self.lower, self.upper, strict=True)
         least: F64 = constant + sum(np.minimum(slope * low, slope * high) for slope, low, high in ends)
         return least
 
     def _least(self, pairs: I64, kv: float | F64, most_kv: float | F64) -> F64:
-        """The same of these pairs, by number, with a share of keys and values within limits, `[pairs]`."""
+        """Return lower bounds for these pairs, with the share of keys and values within given limits, `[pairs]`."""
         (weights, _, disk), (most_weights, _, most_disk) = self.lower, self.upper
         memory = [(_of_pairs(affine, pairs), room) for affine, room in self.memory]
         left = Vertices(memory, (weights, kv, disk), (most_weights, most_kv, most_disk))
@@ -128,7 +134,7 @@ def _of_pairs(affine: Affine, pairs: I64) -> Affine:
 
 
 def _allowed(limits: PolicyLimits, attention: bool, divided: bool, most: float) -> tuple[Shares, Shares]:
-    """The least and the most of each share; the accelerator computes with `most` of the weights."""
+    """Return the least and the largest value of each share; the accelerator computes with `most` of the weights."""
     weights, kv = limits.weights, limits.kv
     first, last = float(kv == "gpu"), float(attention and kv != "ram")
     if divided:
@@ -143,7 +149,7 @@ def _corners(base: PolicyPoint) -> list[PolicyPoint]:
 
 
 def _affine(values: list[object], count: int) -> Affine:
-    """From what a function comes to at the corners."""
+    """Return an affine function from its values at the corners."""
     constant, *others = (np.broadcast_to(np.asarray(value, np.float64), (count,)) for value in values)
     weights, kv, disk = (other - constant for other in others)
     return np.array(constant), weights, kv, disk
@@ -152,7 +158,14 @@ def _affine(values: list[object], count: int) -> Affine:
 def solve_pair(
     problem: BatchProblem, tables: list[Combination], at: int, bound: float
 ) -> tuple[float, BatchPolicy] | None:
-    """The best of one pair: seconds per sequence, and the policy; None if nothing fits."""
+    """Return the seconds per sequence and the policy that are best for one pair; None if nothing fits.
+
+    Args:
+        problem: the problem of a node.
+        tables: the combinations of places to choose from.
+        at: the number of the pair.
+        bound: a lower bound of the seconds per sequence, which sets the scale of the program's numbers.
+    """
     from scipy.optimize import Bounds, LinearConstraint
 
     count = 4 * len(tables)
@@ -192,9 +205,10 @@ def solve_pair(
 
 
 def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F64, float]]:
-    """Left sides and limits of all inequalities. Unknowns: of each combination whether, r_w, r_c, disk; two times.
+    """Yield the left side and the limit of each inequality.
 
-    In place of r_c stands how many heads of keys and values that is, where these are whole.
+    The unknowns are, for each combination, whether it is chosen, r_w, r_c and the disk's share; then the two stretches'
+    times. If heads are whole, the number of resident key and value heads takes the place of r_c.
     """
     count = 4 * len(tables)
 

@@ -1,4 +1,4 @@
-"""What a batch's policy will do: how fast, which roof decides, and what more of each thing would bring."""
+"""The forecast of a batch's policy: its speed, the roof that limits it, and the gain from better hardware."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,17 +9,19 @@ from scheduler.model.roofline.latency import PolicyPoint, roofs, step_seconds, t
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from scheduler.model.roofline.search import best_policy
 
-_TIMES = 2.0  # as much of a thing is what its gain is told for
+_TIMES = 2.0  # gains are forecast for so many times as much of a thing
 
 
 @dataclass(frozen=True)
 class BatchForecast:
-    """Of one policy.
+    """The forecast of one policy.
 
     Attributes:
+        policy: the policy.
         rate: tokens generated per second, prompts included.
-        prompt, decode: seconds of all prompts, and of one token of every sequence.
-        busy: in either stretch, seconds of a layer that each resource is busy.
+        prompt: seconds of all prompts.
+        decode: seconds of one token of every sequence.
+        busy: for either stretch, the seconds of a layer that each resource is busy.
     """
 
     policy: BatchPolicy
@@ -29,13 +31,13 @@ class BatchForecast:
     busy: dict[Stretch, dict[str, float]]
 
     def roof(self, stretch: Stretch) -> str:
-        """The resource that decides."""
+        """Return the resource that limits a stretch."""
         busy = self.busy[stretch]
         return max(busy, key=lambda name: busy[name])
 
 
 def forecast_batch(problem: BatchProblem, policy: BatchPolicy) -> BatchForecast:
-    """Of a policy that fits."""
+    """Return the forecast of a policy that fits."""
     at = PolicyPoint.of(policy)
     busy: dict[Stretch, dict[str, float]] = {
         stretch: {name: float(value) for name, value in roofs(problem, at, stretch).items()} for stretch in STRETCHES
@@ -45,7 +47,7 @@ def forecast_batch(problem: BatchProblem, policy: BatchPolicy) -> BatchForecast:
 
 
 def batch_gains(problem: BatchProblem, rate: float) -> list[Gain]:
-    """What twice as much of each thing would bring, with the policy chosen anew; the most helpful first."""
+    """Return what twice as much of each thing would bring, with the policy chosen anew; the largest gain first."""
     return sorted(_gains(problem, rate), key=lambda gain: -gain.faster)
 
 

@@ -1,8 +1,8 @@
-"""How long a layer keeps each resource busy under a policy, and what memory that takes (section 4.2).
+"""How long a layer keeps each resource busy under a policy, and the memory that it needs (section 4.2).
 
-The longest of them is the layer's time (equation 12): whatever can overlap, does. Kernels take the roofline's time
-(equations 7 and 8) and `start` for each call. Everything here is affine in the three shares, which a linear program
-relies on, and computes with arrays of policies as with one.
+The longest of these times is the layer's time (equation 12), because everything that can overlap does. A kernel takes
+the time of the roofline (equations 7 and 8) and `start` for each call. All results are affine in the three shares, as a
+linear program requires. All functions accept one policy or arrays of policies.
 """
 
 from dataclasses import dataclass, replace
@@ -16,21 +16,22 @@ from scheduler.model.offload.work import Stretch
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, SumCost
 
 F64 = npt.NDArray[np.float64]
-_CALLS = 5  # of kernels for a micro-batch in a layer: two norms, heads, output, neurons
-_UP, _DOWN = 2, 2  # times that its hidden states cross for these
-_ADDS, _ADD_UP, _ADD_DOWN = 2, 4, 2  # the same of its residual connections
-_ADDED = 3  # times that one reads or writes hidden states
-HOST_OVERLAP = 3  # micro-batches with which the host attends while the accelerator computes: it is two ahead
-PAGES_OVERLAP = 2  # with which one's keys and values are loaded while another computes
-_SUMS = 2  # over all nodes, of a layer
-_SLOTS = 2  # layers' weights that pass through the accelerator; also from disk through RAM, and micro-batches' pages
+_CALLS = 5  # kernel calls for a micro-batch in a layer: two norms, heads, output, neurons
+_UP, _DOWN = 2, 2  # transfers of hidden states for these calls
+_ADDS, _ADD_UP, _ADD_DOWN = 2, 4, 2  # calls and transfers for the residual connections of a micro-batch
+_ADDED = 3  # times that a residual connection reads or writes hidden states
+HOST_OVERLAP = 3  # micro-batches needed for the host to attend while the accelerator computes: it runs two ahead
+PAGES_OVERLAP = 2  # micro-batches needed for keys and values to be copied while another micro-batch computes
+_SUMS = 2  # sums over all nodes in a layer
+_SLOTS = 2  # slots for layers' weights, on the accelerator and in RAM (from disk), and for micro-batches' pages
 
 
 @dataclass(frozen=True)
 class PolicyPoint:
-    """Policies as numbers, or as arrays of one length; what is an integer is 0 or 1 for all of them.
+    """Policies as numbers, or as arrays of one length; the integers are 0 or 1 and apply to all of them.
 
-    `divided`: keys and values of some heads live on the accelerator, which attends with these in a call of its own.
+    `divided` means that the keys and values of some heads are on the accelerator, which attends with them in a call of
+    its own.
     """
 
     batch: Number
@@ -45,7 +46,7 @@ class PolicyPoint:
 
     @classmethod
     def of(cls, policy: BatchPolicy) -> "PolicyPoint":
-        """One policy."""
+        """Return the point of one policy."""
         return cls(
             policy.batch, policy.micro_batches, int(policy.attention_there), int(policy.ffn_there),
             policy.weights_kept, policy.kv_kept, policy.weights_on_disk, int(policy.adds_there), int(policy.divided),
@@ -53,28 +54,29 @@ class PolicyPoint:
 
 
 def roofs(problem: BatchProblem, at: PolicyPoint, stretch: Stretch) -> dict[str, Number]:
-    """Seconds that a layer keeps each resource busy, for one token of every sequence, or for all prompts."""
+    """Return the seconds that a layer keeps each resource busy, for one token of every sequence or for all prompts."""
     return _Layer(problem, at, stretch).seconds()
 
 
 def step_seconds(problem: BatchProblem, policy: BatchPolicy, stretch: Stretch) -> float:
-    """Seconds of all layers and the head, for one token of every sequence, or for all prompts."""
+    """Return the seconds of all layers and the head, for one token of every sequence or for all prompts."""
     at = PolicyPoint.of(policy)
     return problem.layer.layers * float(max(roofs(problem, at, stretch).values())) + head_seconds(problem, at.batch)
 
 
 def head_seconds(problem: BatchProblem, batch: Number) -> float:
-    """Seconds of the head for one token of every sequence, which nothing else overlaps."""
+    """Return the seconds of the head for one token of every sequence, which overlap with nothing else."""
     head = problem.head
     return float(_roofline(problem.machine.host, head.nbytes, 2.0 * head.weights * batch)) if head.nbytes else 0.0
 
 
 def uncut(problem: BatchProblem, policy: BatchPolicy) -> BatchPolicy:
-    """The same policy, or with no more of the weights on the accelerator than attention's, or none, if that is faster.
+    """Return the policy, or one with fewer weights resident on the accelerator if that is faster.
 
-    Of dense neurons some of which stay and some pass through each micro-batch makes two calls, and their results cross
-    twice. No linear program knows that; where the link has time to spare, fewer calls are worth more than fewer bytes.
-    Experts are one call wherever they lie, so that a model that has any is cut as its policy says.
+    If some of a layer's dense neurons are resident and others streamed, each micro-batch takes two calls, and its
+    results cross the link twice. The linear program does not include this cost. If the link has time to spare, fewer
+    calls are worth more than fewer bytes, and the better policy has only attention's weights resident, or none. Experts
+    take one call wherever they are stored, so a model with experts keeps its policy.
     """
     layer, device = problem.layer, problem.machine.accelerator
     share = layer.attention_bytes / layer.nbytes if layer.nbytes else 0.0
@@ -92,18 +94,18 @@ def uncut(problem: BatchProblem, policy: BatchPolicy) -> BatchPolicy:
 
 
 def seconds(problem: BatchProblem, policy: BatchPolicy) -> float:
-    """Seconds of the whole batch: prompts, then an answer's tokens."""
+    """Return the seconds of the whole batch: prompts, then the answers' tokens."""
     first = step_seconds(problem, policy, "prompt")
     return first + (problem.request.answer - 1) * step_seconds(problem, policy, "decode")
 
 
 def throughput(problem: BatchProblem, policy: BatchPolicy) -> float:
-    """Tokens generated per second, prompts included (section 5.1)."""
+    """Return the tokens generated per second, prompts included (section 5.1)."""
     return policy.batch * problem.request.answer / seconds(problem, policy)
 
 
 def accelerator_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
-    """Bytes of the accelerator's memory: what stays, two layers of what passes through, pages, activations."""
+    """Return the bytes of the accelerator's memory: resident and streamed weights, pages, and activations."""
     layer, request = problem.layer, problem.request
     if not at.attention and not at.ffn:
         return 0.0 * at.batch
@@ -117,7 +119,7 @@ def accelerator_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
 
 
 def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
-    """Bytes of RAM: weights that are neither on the accelerator nor on disk, pages, a step's activations, the head."""
+    """Return the bytes of RAM: weights that are not on the accelerator or on disk, pages, activations, the head."""
     layer, request = problem.layer, problem.request
     weights = layer.layers * layer.nbytes * (1 - at.weights - at.disk) + _SLOTS * at.disk * layer.nbytes
     pages = layer.layers * _held(problem, at) * request.room * layer.kv_token * (1 - at.kv)
@@ -131,19 +133,22 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
 
 
 def most_weights(problem: BatchProblem, at: PolicyPoint) -> float:
-    """The largest share of all weights that the accelerator computes with, so that it may keep it."""
+    """Return the share of all weights that the accelerator computes with: the most that may be resident there."""
     return _lifted_bytes(problem, at) / problem.layer.nbytes if problem.layer.nbytes else 0.0
 
 
 def _lifted_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
-    """Bytes of a layer that the accelerator computes with: products of attention go where anything else does."""
+    """Return the bytes of a layer that the accelerator computes with.
+
+    The products of attention are computed there if anything else is.
+    """
     layer = problem.layer
     attention = layer.attention_bytes if at.attention or at.ffn else 0.0
     return attention + at.ffn * layer.feed_forward_bytes
 
 
 def _held(problem: BatchProblem, at: PolicyPoint) -> Number:
-    """Sequences that there are pages for."""
+    """Return the number of sequences that there are pages for."""
     held: F64 = np.maximum(at.batch, float(problem.pool))
     return held
 
@@ -159,9 +164,10 @@ def _roofline(rates: Rates, nbytes: Number, operations: Number) -> Number:
 
 
 class _Layer:
-    """One layer in one stretch: `parts` micro-batches of `tokens`, of which each weight passes the link `passes` times.
+    """One layer in one stretch: `parts` micro-batches of `tokens`; streamed weights cross the link `passes` times.
 
-    Prompts are computed in chunks, on whatever computes weights, which cross the link once for all chunks of a step.
+    Prompts are computed in chunks, on the device that computes with the weights. Weights cross the link once for all
+    chunks of a step.
     """
 
     def __init__(self, problem: BatchProblem, at: PolicyPoint, stretch: Stretch) -> None:
@@ -183,12 +189,12 @@ class _Layer:
         self._sums = problem.sums
 
     def seconds(self) -> dict[str, Number]:
-        """By the resource's name."""
+        """Return the seconds that each resource is busy, by its name."""
         link, layer, at = self._device.link, self._layer, self._at
         up, down = self._up(), self._down()
         read = self._passes * at.disk * layer.nbytes
         there = max(at.attention, at.ffn)
-        added, waits = there * self._parts * self._adding(), self._prompt or at.attention  # nothing else is done then
+        added, waits = there * self._parts * self._adding(), self._prompt or at.attention  # nothing overlaps the adding
         found = {
             "accelerator": there * self._parts * self._accelerator() + waits * added,
             "host": self._host() + added,
@@ -204,7 +210,10 @@ class _Layer:
         return found
 
     def _turns(self, found: dict[str, Number]) -> Number:
-        """Of what cannot overlap, for want of micro-batches: attention with what comes before it, sums with both."""
+        """Return the seconds of work that cannot overlap for lack of micro-batches.
+
+        Attention cannot overlap with the work before it, and sums with neither.
+        """
         at = self._at
         if self._prompt or not (at.attention or at.ffn):
             return 0.0 * self._parts
@@ -212,21 +221,24 @@ class _Layer:
         waits: Number = 1.0
         if at.attention:
             before, least = self._all * self._cached * self._layer.kv_token / self._device.link.up, PAGES_OVERLAP
-            waits = 1 - at.kv  # with all pages there it waits for none
+            waits = 1 - at.kv  # attention waits only for pages that are not on the accelerator
         few = self._parts < np.minimum(least, self._all)
         if "sums" in found:
             return np.where(few, found["accelerator"] + found["sums"] + waits * before, 0.0)
         return waits * np.where(few, found["accelerator"] + before, 0.0)
 
     def _adding(self) -> Number:
-        """Of one micro-batch's residual connections, by the host; nothing where the accelerator adds them."""
+        """Return the seconds of a micro-batch's residual connections on the host; 0 if the accelerator adds them."""
         rates, nbytes = self._machine.host, _ADDED * self._tokens * self._layer.hidden
         return (1 - self._at.adds) * _ADDS * (rates.start + nbytes / rates.read)
 
     def _accelerator(self) -> Number:
-        """Of one micro-batch: its products, what of its attention is done there, and its hidden states to and fro."""
+        """Return the accelerator's seconds for one micro-batch.
+
+        They include products, its part of attention, and the transfers of hidden states.
+        """
         layer, device, tokens = self._layer, self._device, self._tokens
-        adds, routing = self._at.adds, layer.experts > 1  # a call more, of which the choice comes back
+        adds, routing = self._at.adds, layer.experts > 1  # one more call and transfer, for the chosen experts
         up, down, calls = _UP + adds * _ADD_UP, _DOWN + adds * _ADD_DOWN, _CALLS + adds * _ADDS + routing
         crossing = tokens * layer.hidden * (up / device.link.up + down / device.link.down)
         total = calls * device.rates.start + crossing + (up + down + routing) * device.link.latency
@@ -238,7 +250,7 @@ class _Layer:
         return total + calls * device.rates.start + there * self._attending(device.rates)
 
     def _host(self) -> Number:
-        """Of all micro-batches: what is not computed on the accelerator."""
+        """Return the host's seconds for all micro-batches."""
         rates, layer, at = self._machine.host, self._layer, self._at
         total: Number = (1 - self._attention) * self._parts * (rates.start + (1 - at.kv) * self._attending(rates))
         if not at.ffn:
@@ -249,7 +261,7 @@ class _Layer:
         return total
 
     def _host_reads(self) -> Number:
-        """Bytes of RAM that the host computes with."""
+        """Return the bytes of RAM that the host reads for computing."""
         layer, at = self._layer, self._at
         weights = (1 - at.ffn) * layer.touched(self._tokens) + (1 - max(at.ffn, at.attention)) * layer.attention_bytes
         weights = weights + (1 - at.adds) * max(at.ffn, at.attention) * _ADDS * _ADDED * self._tokens * layer.hidden
@@ -270,7 +282,7 @@ class _Layer:
         return computing
 
     def _up(self) -> Number:
-        """Bytes to the accelerator: weights that pass through, what attention made, or keys and values."""
+        """Return the bytes copied to the accelerator: streamed weights, and keys and values or attention's results."""
         at, layer = self._at, self._layer
         nbytes = self._passes * self._lifted
         if self._prompt:
@@ -280,7 +292,7 @@ class _Layer:
         return nbytes + max(at.attention, at.ffn) * (1 - at.kv) * self._all * layer.mixed
 
     def _down(self) -> Number:
-        """Bytes from it: keys and values of new tokens, or heads that the host attends with."""
+        """Return the bytes copied from the accelerator: new keys and values, or heads for the host to attend with."""
         at, layer = self._at, self._layer
         if self._attention:
             return (1 - at.kv) * self._all * layer.kv_token

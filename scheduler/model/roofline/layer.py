@@ -1,6 +1,6 @@
-"""What one layer of a model takes, as the mean of all: bytes, weights, and what crosses between devices.
+"""The mean layer of a model: its bytes, its weights, and the bytes that cross between devices.
 
-Bytes are as packed; each weight is multiplied and added once per token that uses it.
+Bytes are those of the packed format; each weight is multiplied and added once per token that uses it.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from tpi.kv import KvDtype, vector_bytes
 from tpi.pack.layout import BlockKind, RunLayout
 
 _F32 = 4  # bytes of an activation
-_PAIR = 4  # operations of a token with one that it attends to, per head and dimension
+_PAIR = 4  # operations of a token with a token that it attends to, per head and dimension
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,20 @@ class LayerShape:
     """The mean layer of a node.
 
     Attributes:
-        layers: how many there are.
+        layers: number of layers.
         attention_bytes, attention_weights: of the products before and after attention.
-        ffn_bytes, ffn_weights: of neurons that every token passes: all of a dense model's, the shared experts'.
+        ffn_bytes, ffn_weights: of the neurons that every token uses: a dense model's neurons, or the shared experts.
         routed_bytes, routed_weights: of all routed experts together.
-        experts, used: how many routed ones there are, and a token passes.
+        experts: number of routed experts.
+        used: number of routed experts that a token uses.
         kv_token: bytes of the keys and values of one token, in the format `kv_dtype`.
         pair: operations of one token with one token that it attends to.
-        hidden, heads, mixed: bytes of one token's hidden state; of its queries, keys and values; of what attention
-            makes of them.
-        windows: tokens that each layer attends to at most, 0 for all; empty: all, everywhere. Pages hold more.
+        hidden: bytes of one token's hidden state.
+        heads: bytes of one token's queries, keys and values.
+        mixed: bytes of one token's result of attention.
+        kv_dtype: format of keys and values.
+        windows: the most tokens that each layer attends to, 0 for all; empty: all in every layer. Pages hold all
+            tokens.
     """
 
     layers: int
@@ -50,19 +54,19 @@ class LayerShape:
     windows: tuple[int, ...] = ()
 
     def attended(self, tokens: float) -> float:
-        """Of so many tokens before it, how many a token attends to, as the mean of all layers."""
+        """Return how many of the `tokens` before it a token attends to, as the mean of all layers."""
         if not self.windows:
             return tokens
         return sum(min(tokens, window or tokens) for window in self.windows) / len(self.windows)
 
     @property
     def sharers(self) -> float:
-        """Query heads of each head of keys and values."""
+        """Query heads per key and value head."""
         return 2 * self.mixed / (self.heads - self.mixed) if self.heads > self.mixed else 1.0
 
     @property
     def nbytes(self) -> float:
-        """Bytes of all of its weights."""
+        """Bytes of all weights of the layer."""
         return self.attention_bytes + self.feed_forward_bytes
 
     @property
@@ -71,22 +75,25 @@ class LayerShape:
         return self.ffn_bytes + self.routed_bytes
 
     def touched(self, tokens: Number) -> Number:
-        """Bytes of neurons that so many tokens read together, if each chooses its experts at random."""
+        """Return the bytes of neurons that `tokens` tokens read together, if each chooses its experts at random."""
         missed = (1 - self.used / self.experts) ** tokens
         return self.ffn_bytes + self.routed_bytes * (1 - missed)
 
     @property
     def token_weights(self) -> float:
-        """Weights of neurons that one token is multiplied with."""
+        """Number of the neurons' weights that one token is multiplied with."""
         return self.ffn_weights + self.routed_weights * self.used / self.experts
 
 
 Runs = Iterable[tuple[BlockKind, RunLayout, int]]
-"""Of every block of a node: its kind, a run's layout, and how many of its units the node has."""
+"""The runs of all blocks of a node: the block's kind, the run's layout, and how many of its units the node has."""
 
 
 def layer_shape(config: ModelConfig, runs: Runs, heads: int, kv_heads: int, kv_dtype: KvDtype) -> LayerShape:
-    """The mean layer of a node with so many heads; `runs` are of all of its blocks."""
+    """Return the mean layer of a node with `heads` query heads and `kv_heads` key and value heads.
+
+    `runs` are those of all of the node's blocks.
+    """
     sums = dict.fromkeys(("attention", "ffn", "routed"), (0.0, 0.0))
     for kind, run, units in runs:
         of = "attention" if kind == "attention" else "routed" if kind == "experts" and run.name != "shared" else "ffn"

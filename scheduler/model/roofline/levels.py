@@ -1,6 +1,6 @@
-"""Levels of memory with what computes at each, and the roofs between them (MoE-Lightning, section 3.2).
+"""Levels of memory with the processor of each, and the roofs between them (MoE-Lightning, section 3.2).
 
-Level 0 is the fastest. Intensities are operations per byte, performance is operations per second.
+Level 0 is the fastest. Intensities are operations per byte; performance is operations per second.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from scheduler.model.machine import NodeMachine
 
 @dataclass(frozen=True)
 class Level:
-    """A memory of `memory` bytes, and the processor that reads it; a disk has none (no operations).
+    """A memory of `memory` bytes, and the processor that reads it; a disk has none (`operations` is 0).
 
-    `read` is in bytes per second, `operations` per second.
+    `read` is in bytes per second, `operations` in operations per second.
     """
 
     name: str
@@ -24,11 +24,11 @@ class Level:
 
 @dataclass(frozen=True)
 class TurningPoints:
-    """Where roofs cross, as intensities regarding the lower level's bytes.
+    """The intensities at which roofs cross, relative to the lower level's bytes.
 
     Attributes:
-        move: P1, equation 9: below it computing where the bytes lie is at least as fast as moving them.
-        arrive: P2, equation 10: from it on the link is not the bottleneck any more.
+        move: P1, equation 9: below it, computing where the bytes are is at least as fast as moving them.
+        arrive: P2, equation 10: from it on, the link is not the bottleneck.
         balance: equation 11: the lower level's intensity at which both memories are equally busy.
     """
 
@@ -39,14 +39,14 @@ class TurningPoints:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Levels from the fastest on; `links[i]` are the bytes per second from level i + 1 to level i."""
+    """Levels from the fastest on; `links[i]` is the bytes per second from level i + 1 to level i."""
 
     levels: tuple[Level, ...]
     links: tuple[float, ...]
 
     @classmethod
     def of(cls, machine: NodeMachine) -> "Hierarchy":
-        """The levels of a node: its accelerator if it has one, RAM, and the disk."""
+        """Return the levels of a node: its accelerator if it has one, RAM, and the disk."""
         below = [
             Level("RAM", machine.memory, machine.host.read, machine.host.operations),
             Level("disk", inf, machine.disk.read),
@@ -59,23 +59,23 @@ class Hierarchy:
         return cls((above, *below), (device.link.up, *links))
 
     def between(self, upper: int, lower: int) -> float:
-        """Bytes per second from a lower level to an upper one: the slowest link on the way."""
+        """Return the bytes per second from a lower level to an upper one: those of the slowest link on the way."""
         return min(self.links[upper:lower])
 
     def local(self, level: int, intensity: float) -> float:
-        """What can be reached with bytes of the same level (equation 8)."""
+        """Return the attainable performance with bytes of the same level (equation 8)."""
         at = self.levels[level]
         return min(at.operations, at.read * intensity)
 
     def across(self, level: int, intensity: float, lower: int, lower_intensity: float) -> float:
-        """What can be reached at `level` with bytes that come from `lower` (equation 7)."""
+        """Return the attainable performance at `level` with bytes that come from `lower` (equation 7)."""
         return min(self.local(level, intensity), self.between(level, lower) * lower_intensity)
 
     def turning_points(self, level: int, intensity: float, lower: int) -> TurningPoints:
-        """Where the roofs of computing at `level`, with bytes from `lower`, cross; `intensity` regards `level`'s own.
+        """Return where the roofs of computing at `level` with bytes from `lower` cross; `intensity` is that of `level`.
 
-        Equation 9 has the lower level's intensity on both sides. Where its memory is faster than the link it is met
-        where its processor's roof ends, and at 0 where the link is the faster one.
+        Equation 9 has the lower level's intensity on both sides. If the lower memory is faster than the link, the
+        solution is where its processor's roof ends; if the link is faster, it is 0.
         """
         link, at, below = self.between(level, lower), self.levels[level], self.levels[lower]
         move = below.operations / link if below.read > link else 0.0

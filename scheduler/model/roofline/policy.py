@@ -1,4 +1,4 @@
-"""What is decided for a batch, and what for: MoE-Lightning's 6-tuple (table 1), with the disk beside it."""
+"""The policy of a batch and the problem that it solves: MoE-Lightning's 6-tuple (table 1), and the disk's share."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from tpi.kernels.constants import PAGE_TOKENS
 
 @dataclass(frozen=True)
 class BatchWork:
-    """`most` sequences that wait, each with a prompt and an answer of so many tokens (means)."""
+    """Up to `most` waiting sequences, each with a prompt and an answer of this many tokens (means)."""
 
     most: int
     prompt: int
@@ -24,20 +24,20 @@ class BatchWork:
 
     @property
     def room(self) -> int:
-        """Tokens that the pages of a sequence hold at its end."""
+        """Tokens that a sequence's pages hold at its end."""
         return -(-(self.prompt + self.answer) // PAGE_TOKENS) * PAGE_TOKENS
 
 
 @dataclass(frozen=True)
 class PolicyLimits:
-    """What is insisted on; None: choose.
+    """Choices that the user fixed; None: not fixed.
 
     Attributes:
         attention_there, ffn_there: A_g and F_g.
-        weights: where all of them lie: what the accelerator computes with, in its own memory.
-        kv: where all keys and values lie; in the accelerator's memory it attends.
-        kv_heads: of how many heads they are, of which each lies on one side; 0: any share may, 1: all or none.
-        micro_batches: how many, of every batch that has as many sequences.
+        weights: where all weights are; `gpu`: those that the accelerator computes with are resident there.
+        kv: where all keys and values are; if they are in the accelerator's memory, it attends.
+        kv_heads: number of key and value heads, each of which is on one side; 0: any share may be; 1: all or none.
+        micro_batches: number of micro-batches, in every batch with at least as many sequences.
         batch: N.
     """
 
@@ -50,7 +50,10 @@ class PolicyLimits:
     batch: int | None = None
 
     def allow(self, attention: bool, ffn: bool, divided: bool = False) -> bool:
-        """Whether attention and neurons may be computed on the accelerator, or not, with keys and values `divided`."""
+        """Return True if attention and neurons may be computed in these places, with keys and values `divided` or not.
+
+        True stands for the accelerator.
+        """
         if divided and (self.kv is not None or self.kv_heads == 1 or not (attention or ffn)):
             return False
         asked = ((self.attention_there, attention), (self.ffn_there, ffn), (self.kv == "gpu" or None, attention))
@@ -59,9 +62,9 @@ class PolicyLimits:
 
 @dataclass(frozen=True)
 class SumCost:
-    """Seconds of one sum over all nodes of a group: `start`, and `token` for each token in it; a node alone has none.
+    """Seconds of one sum over all nodes of a group: `start`, and `token` for each token in it; 0 for a single node.
 
-    A layer has two for every micro-batch.
+    A layer has two sums for every micro-batch.
     """
 
     start: float = 0.0
@@ -73,12 +76,18 @@ class BatchProblem:
     """A model on a machine for a batch.
 
     Attributes:
-        chunk: the most tokens that are computed with at once, of prompts.
+        layer: the model's mean layer.
+        machine: the node.
+        request: the sequences.
+        needs: memory needs in addition to weights, keys and values.
+        chunk: the most tokens of prompts that are computed at once.
         step: the most tokens of prompts for which weights cross the link once; 0: one chunk.
-        head: the host's.
-        pool: sequences that there are pages for, however many are computed at once; 0: as many.
-        passing: bytes of RAM of one token of a step, where but a chunk of it is computed with at once; 0: as computing.
-        sums: what the nodes of a group wait for.
+        head: the head, which the host computes.
+        limits: choices that the user fixed.
+        pool: the least number of sequences that there are pages for; 0: as many as are computed at once.
+        passing: bytes of RAM per token of a step of which only a chunk is computed at once; 0: as much as for
+            computing.
+        sums: the cost of sums over the group's nodes.
     """
 
     layer: LayerShape
@@ -95,23 +104,26 @@ class BatchProblem:
 
     @property
     def together(self) -> tuple[int, int]:
-        """Tokens of prompts in a chunk, and in a step, if there are as many."""
+        """Tokens of prompts in a chunk and in a step, if there are as many."""
         every = self.request.prompt * self.request.most
         return min(self.chunk, every), min(max(self.step, self.chunk), every)
 
 
 @dataclass(frozen=True)
 class BatchPolicy:
-    """The decision.
+    """The policy of a batch.
 
     Attributes:
-        batch: N, sequences at once; micro_batches: N over mu, rounded up.
-        attention_there: A_g, whether the accelerator attends with keys and values that come from RAM; with those that
-            stay in its memory it always does. ffn_there: F_g, whether it computes neurons.
-        weights_kept: r_w, the share of all weights that stays there; kv_kept: r_c, of keys and values.
+        batch: N, the sequences at once.
+        micro_batches: N over mu, rounded up.
+        attention_there: A_g, whether the accelerator attends with keys and values from RAM; it always attends with
+            those in its own memory.
+        ffn_there: F_g, whether it computes neurons.
+        weights_kept: r_w, the share of all weights that is resident on the accelerator.
+        kv_kept: r_c, the share of keys and values that is resident there.
         weights_on_disk: the share of all weights that is read from disk for every use.
-        adds_there: whether the accelerator adds residual connections, to where hidden states then cross once more each
-            way; else the host does, beside it.
+        adds_there: whether the accelerator adds residual connections, for which hidden states cross the link once more
+            each way; else the host adds them.
     """
 
     batch: int
@@ -125,10 +137,10 @@ class BatchPolicy:
 
     @property
     def divided(self) -> bool:
-        """Whether some keys and values stay on the accelerator, and others in RAM."""
+        """True if some keys and values are on the accelerator and others in RAM."""
         return 0 < self.kv_kept < 1
 
     @property
     def micro_batch(self) -> int:
-        """mu: sequences of the largest micro-batch."""
+        """Sequences of the largest micro-batch, mu."""
         return -(-self.batch // self.micro_batches)

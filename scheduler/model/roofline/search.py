@@ -1,9 +1,9 @@
-"""The best policy for a batch: (N, mu) by enumeration, the other four by a mixed integer linear program.
+"""The search for the best policy of a batch: (N, mu) by enumeration, the other four by a mixed integer linear program.
 
-Pairs of a batch and a number of micro-batches are looked at in the order of a bound (each roof at its own best within
-what the memories together leave) until none can beat the best, to within `GAP`. Where there are too many, some are
-compared, evenly by their ratio, then ever finer ones around the best. The nodes of a group have one pair together: a
-step takes as long as the slowest of them, and fits where it fits all of them.
+Pairs of a batch and a number of micro-batches are solved in the order of a lower bound, until no pair can beat the best
+by more than `GAP`. If there are too many pairs, some are compared first, evenly spaced by ratio, then ever finer ones
+around the best. All nodes of a group have the same pair. A step takes as long as the slowest node, and a pair must fit
+on all nodes.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from scheduler.model.roofline.latency import F64
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from tpi.errors import PlanError
 
-GAP = 1e-4  # of the time per sequence, from the best that could be
-_PAIRS = 64  # batches, and numbers of micro-batches, that are compared at first: of more, some
-_FINER = 32  # around the best of them
+GAP = 1e-4  # the time per sequence may exceed the best possible one by this share
+_PAIRS = 64  # the most batches, and the most numbers of micro-batches, that are compared at first
+_FINER = 32  # the most that are compared around the best
 _TOGETHER = 128  # pairs that are bounded at once
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """The policy, and how many pairs were compared and solved for."""
+    """The chosen policy, and the numbers of pairs that were compared and solved."""
 
     policy: BatchPolicy
     compared: int
@@ -37,7 +37,7 @@ class BatchChoice:
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """The policy of every node of a group, with one (N, mu) for all of them; the rest as `BatchChoice`."""
+    """The policy of every node of a group, with one (N, mu) for all, and the numbers of pairs compared and solved."""
 
     policies: tuple[BatchPolicy, ...]
     compared: int
@@ -45,20 +45,20 @@ class GroupChoice:
 
 
 def best_policy(problem: BatchProblem) -> BatchChoice:
-    """The policy with the highest throughput that fits.
+    """Return the policy with the highest throughput that fits.
 
     Raises:
-        PlanError: if none fits, or `problem.limits` leave none.
+        PlanError: if none fits, or `problem.limits` allow none.
     """
     found = best_policies([problem])
     return BatchChoice(found.policies[0], found.compared, found.solved)
 
 
 def best_policies(problems: Sequence[BatchProblem]) -> GroupChoice:
-    """Those of the nodes of a group, for the same requests, with which the slowest node is fastest.
+    """Return the policies of a group's nodes, for the same requests, with which the slowest node is fastest.
 
     Raises:
-        PlanError: if none fit all nodes.
+        PlanError: if no pair fits on all nodes.
     """
     finder = _Finder(problems)
     sizes: _Sizes | None = _Sizes.first(problems[0])
@@ -71,7 +71,7 @@ def best_policies(problems: Sequence[BatchProblem]) -> GroupChoice:
 
 
 class _Finder:
-    """The best of all pairs that were looked at: `policies` of the nodes, if any fit."""
+    """The best pair so far: `policies` of the nodes, if any pair fits."""
 
     def __init__(self, problems: Sequence[BatchProblem]) -> None:
         self._problems, self._best = problems, inf
@@ -79,9 +79,9 @@ class _Finder:
         self.compared = self.solved = self.tightest = 0
 
     def look(self, batches: F64, parts: F64) -> None:
-        """At these pairs, in the order of their bound, until none can beat the best.
+        """Solve these pairs in the order of their bounds, until none can beat the best.
 
-        Bounds are found out in parts, in the order of a rough one, as far as they are needed.
+        Exact bounds are calculated in batches, in the order of rough ones, only as far as they are needed.
         """
         nodes = [_Node(problem, batches, parts) for problem in self._problems]
         rough: F64 = np.max([node.rough for node in nodes], axis=0)
@@ -112,25 +112,25 @@ class _Finder:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Which batches are compared, and which numbers of micro-batches; `parts` is None for all that a batch may have."""
+    """The batches and the numbers of micro-batches to compare; `parts` is None for all that a batch may have."""
 
     batches: list[int]
     parts: list[int] | None = None
 
     @classmethod
     def first(cls, problem: BatchProblem) -> "_Sizes":
-        """All that there are, or some of them, evenly by their ratio."""
+        """Return all sizes or, if there are too many, some of them, evenly spaced by ratio."""
         asked, batch = problem.limits.micro_batches, problem.limits.batch
         return cls([batch] if batch else _numbers(problem.request.most), [asked] if asked else None)
 
     def pairs(self, problem: BatchProblem) -> tuple[F64, F64]:
-        """Batches and numbers of micro-batches, `[pairs]` each."""
+        """Return the batches and the numbers of micro-batches, `[pairs]` each."""
         found = [(batch, part) for batch in self.batches for part in sorted(set(self._parts(problem, batch)))]
         batches, parts = np.array(found, np.float64).T
         return batches, parts
 
     def around(self, best: BatchPolicy) -> "_Sizes | None":
-        """Finer ones between the neighbours of the best; None where nothing lies between."""
+        """Return finer sizes between the neighbours of the best; None if there are none."""
         parts = self.parts or _numbers(best.batch)
         finer = _between(self.batches, best.batch), _between(parts, best.micro_batches)
         known = set(self.batches), set(parts)
@@ -145,9 +145,9 @@ class _Sizes:
 
 
 class _Node:
-    """What one node makes of every pair: `least` are its seconds per sequence at least, `[pairs]`, as far as known.
+    """One node's bounds for every pair, `[pairs]`: `least` bounds its seconds per sequence, as far as known.
 
-    `rough` are fewer, and known at once; infinite where memories rule a pair out.
+    `rough` is a lower bound of `least` that is known at once. Both are infinite if the memories rule a pair out.
     """
 
     def __init__(self, problem: BatchProblem, batches: F64, parts: F64) -> None:
@@ -158,7 +158,7 @@ class _Node:
         self.least = self.rough.copy()
 
     def look_at(self, pairs: I64) -> F64:
-        """Know these pairs, by number; their `least`."""
+        """Calculate and return `least` of the pairs with these numbers."""
         for table in self._tables:
             table.look_at(pairs)
         self.least[pairs] = np.min([np.full(len(pairs), inf), *(table.bounds[pairs] for table in self._tables)], axis=0)
@@ -166,16 +166,18 @@ class _Node:
         return found
 
     def worth(self, at: int, limit: float) -> list[Combination]:
-        """With which pair number `at` may take less than `limit` seconds per sequence."""
+        """Return the combinations with which pair number `at` may take less than `limit` seconds per sequence."""
         return [table for table in self._tables if table.bounds[at] < limit and table.bound(at) < limit]
 
     def solved(self, at: int, tables: list[Combination]) -> tuple[float, BatchPolicy] | None:
-        """The seconds per sequence of pair number `at` with the best of these, and the policy; None if none fits."""
+        """Return the seconds per sequence and the policy of pair number `at`, by the best of `tables`; None if none
+        fits.
+        """
         return solve_pair(self._problem, tables, at, float(self.least[at]))
 
 
 def _places(problem: BatchProblem) -> list[tuple[bool, bool, bool, bool]]:
-    """Which of attention, neurons and residual connections the accelerator computes, with keys and values divided."""
+    """Return the allowed places of attention, neurons and residual connections, and whether KV heads are divided."""
     either = (False, True) if problem.machine.accelerator else (False,)
     allowed = [places for places in product(either, either, either) if problem.limits.allow(*places)]
     return [
@@ -186,15 +188,15 @@ def _places(problem: BatchProblem) -> list[tuple[bool, bool, bool, bool]]:
 
 
 def _numbers(most: int) -> list[int]:
-    """1 to `most`, or as many of them as are compared."""
+    """Return the numbers from 1 to `most`, or as many of them as are compared."""
     if most <= _PAIRS:
         return list(range(1, most + 1))
     return sorted({*np.geomspace(1, most, _PAIRS).round().astype(int).tolist(), most})
 
 
 def _between(numbers: Sequence[int], best: int) -> list[int]:
-    """From the one below the best to the one above it, or as many of them as are compared."""
-    if len(numbers) == 1:  # it was insisted on
+    """Return the numbers from the one below the best to the one above it, or as many of them as are compared."""
+    if len(numbers) == 1:  # the user fixed it
         return list(numbers)
     at = int(np.searchsorted(numbers, best))
     first, last = numbers[max(0, at - 1)], numbers[min(at + 1, len(numbers) - 1)]
@@ -203,12 +205,12 @@ def _between(numbers: Sequence[int], best: int) -> list[int]:
 
 
 def _refusal(problem: BatchProblem) -> str:
-    """Why nothing fits."""
+    """Return the message for a problem in which nothing fits."""
     machine, device = problem.machine, problem.machine.accelerator
     memories = f"{int(machine.memory) // _MIB}MiB of memory"
     if device is not None:
         memories += f" and {int(device.memory) // _MIB}MiB of {device.name} memory"
     return (
-        f"{memories} hold not one sequence of {problem.request.room} tokens beside what this model takes; "
+        f"{memories} cannot hold the model and one sequence of {problem.request.room} tokens; "
         "give more --memory or --gpu-memory, or shorter prompts and answers"
     )

@@ -1,4 +1,4 @@
-"""Which shares the memories leave, for all pairs at once: polytopes; what is affine is least at a vertex."""
+"""The shares that the memories allow, as polytopes, for all pairs at once: an affine function is least at a vertex."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -9,22 +9,22 @@ import numpy.typing as npt
 F64 = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Shares = tuple[float, float, float]
-"""Of weights and of keys and values on the accelerator, and of weights on disk."""
+"""The shares of weights and of keys and values on the accelerator, and of weights on disk."""
 Bound = float | F64
 Bounds = tuple[Bound, Bound, Bound]
-"""Of each share, for all pairs or `[pairs]`."""
+"""A bound of each share, the same for all pairs or `[pairs]`."""
 Affine = tuple[F64, F64, F64, F64]
-"""A constant, and what r_w, r_c and the disk's share add; `[pairs]` each."""
+"""An affine function of the shares: a constant, and the slopes of r_w, r_c and the disk's share; `[pairs]` each."""
 
-_EDGE = 1e-9  # of a share: as far beyond a limit still counts as within
-_PARALLEL = 1e-9  # a determinant, of rows whose largest part is 1
+_EDGE = 1e-9  # excess of a share over a limit that still counts as within
+_PARALLEL = 1e-9  # determinant below which limits count as parallel; the largest part of each row is 1
 
 
 class Vertices:
-    """Where three limits of the shares meet within all others.
+    """The points where three limits of the shares meet within all other limits.
 
-    Shares come first in every array, `[3, threes, pairs]`: sums over three numbers that lie side by side take ten times
-    as long.
+    Shares are the first axis of every array, `[3, threes, pairs]`: sums over three adjacent numbers would take ten
+    times as long.
     """
 
     def __init__(self, memories: Sequence[tuple[Affine, float]], lower: Bounds, upper: Bounds) -> None:
@@ -42,7 +42,7 @@ class Vertices:
             self._within &= _product(self._at, rows[:, number, None]) <= limit + _EDGE
 
     def least(self, function: Affine) -> F64:
-        """The least value within all limits, `[pairs]`; infinite where nothing is."""
+        """Return the least value of an affine function within all limits, `[pairs]`; infinite if no point is."""
         constant, *slopes = function
         values = constant + _product(self._at, slopes)
         found: F64 = np.where(self._within, values, np.inf).min(axis=0)
@@ -50,24 +50,27 @@ class Vertices:
 
 
 def _product(one: F64, other: F64 | Sequence[F64]) -> F64:
-    """Of two vectors of shares, or as many as the other axes have."""
+    """Return the scalar product of two vectors of shares, for all other axes at once."""
     found: F64 = one[0] * other[0] + one[1] * other[1] + one[2] * other[2]
     return found
 
 
 def _cross(one: F64, other: F64) -> F64:
-    """The vector product."""
+    """Return the vector product."""
     (a, b, c), (d, e, f) = one, other
     return np.array([b * f - c * e, c * d - a * f, a * e - b * d])
 
 
 def _opposite(rows: tuple[int, ...]) -> bool:
-    """Whether two of these limits bound one share from both sides, so that they meet nowhere."""
+    """Return True if two of these limits bound the same share from both sides, so that they never meet."""
     return any(number + 3 in rows for number in rows if number < 3)
 
 
 def _limits(memories: Sequence[tuple[Affine, float]], lower: Bounds, upper: Bounds) -> tuple[F64, F64]:
-    """Left sides `[shares, limits, pairs]` and right sides `[limits, pairs]`: bounds, all weights, memories."""
+    """Return the left sides `[shares, limits, pairs]` and right sides `[limits, pairs]` of all limits.
+
+    They are the shares' bounds, at most all weights, and the memories.
+    """
     pairs = len(memories[0][0][0])
     fixed = np.vstack([np.eye(3), -np.eye(3), [1.0, 0.0, 1.0]])  # on the accelerator and on disk: no more than all
     rows = [np.broadcast_to(row[:, None], (3, pairs)) for row in fixed]

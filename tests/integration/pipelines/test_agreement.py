@@ -59,7 +59,7 @@ def test_what_a_node_cannot_do_is_refused_by_its_name(tiny_pack: Callable[..., P
     for other, said in [
         (replace(two, options=OffloadOptions(pipeline="memory")), "node 1 is to use --pipeline memory"),
         (replace(two, machine=replace(two.machine, more=(laptop_gpu(),))), "node 1: .* computes on one accelerator"),
-        (replace(two, machine=with_card(1 << 16)), "node 1: .* hold not one sequence"),
+        (replace(two, machine=with_card(1 << 16)), "node 1: .* cannot hold the model and one sequence"),
         (
             replace(two, options=OffloadOptions(crossover=7)),
             "node 1: --pipeline batch .* and --crossover counts for nothing; leave that out, or --pipeline batch",
@@ -120,7 +120,7 @@ def test_how_many_at_once_is_for_the_node_with_the_least_room(tiny_pack: Callabl
     one, two = members(pack, with_card(MUCH), with_card(MUCH), options=OffloadOptions("ram", "ram", "batch"))
     found = fastest([one, two], wish), fastest([one, _narrow(two, 18)], wish)
     assert found[0] == 64 > found[1] > 0
-    with pytest.raises(PlanError, match="hold not one"):
+    with pytest.raises(PlanError, match="cannot hold the model"):
         agree([one, _narrow(two, 18)])
 
 

@@ -139,7 +139,7 @@ def test_a_directory_a_pack_and_a_configuration_take_the_same(
 
 TWO = ("--device", "emu:8GiB", "--device", "emu:8GiB")
 WRONG = [
-    (("--machine", "8 apples"), "'8 apples' is no part of a machine"),
+    (("--machine", "8 apples"), "'8 apples' does not describe a part of a machine"),
     (("--machine", "8GiB GPU", "--device", "emu:1GiB"), "--machine and --device exclude each other"),
     ((*LAPTOP, "--gpu-memory", "9GiB"), "give at most 8192MiB"),
     (("--machine", "16GiB RAM", "--gpu-memory", "9GiB"), "--gpu-memory goes with an accelerator"),

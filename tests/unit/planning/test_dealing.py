@@ -91,4 +91,4 @@ def test_a_card_more_never_makes_it_slower() -> None:
 
 def test_a_refusal_names_both_memories_and_what_would_do() -> None:
     asked = problem(machine(card(200), card(0)), Limits(weights="gpu"))
-    assert "0KiB and 0KiB of GPU memory are too little" in refusal(asked)
+    assert "GPU memory of 0KiB and 0KiB is too little" in refusal(asked)

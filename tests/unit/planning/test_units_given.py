@@ -81,7 +81,7 @@ def test_what_is_not_a_rate_or_a_time(parse: Callable[[str], float], text: str, 
         (plan, (*HOME, "8x8GiB", "--link", "1 Gbit, 4"), "' 4' has no unit; do you mean 4 ms"),
         (plan, (*HOME, "8x8GiB", "--link", "100"), "'100' is not a rate and a latency; write for example"),
         (plan, (*HOME, "8x8GiB", "--link", "1, 4 ms"), "'1' has no unit; do you mean 1 Mbit"),
-        (plan, ("-m", "x", "--machine", "8 GPU"), "'8 GPU' is no part of a machine"),
+        (plan, ("-m", "x", "--machine", "8 GPU"), "'8 GPU' does not describe a part of a machine"),
         (bed, ("fault", "slow", "a", "--latency", "50"), "'50' has no unit; do you mean 50 ms"),
     ],
 )  # fmt: skip

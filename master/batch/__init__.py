@@ -1,1 +1,1 @@
-"""`tpi batch`: many requests from a file, their answers in another, whatever interrupts it."""
+"""`tpi batch`: it answers the requests of one file in another, and continues where it was interrupted."""

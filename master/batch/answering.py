@@ -1,4 +1,4 @@
-"""Answers to all lines of a batch that have none yet, many at once: a window of lines is read, ordered and fed."""
+"""The run over a batch: it reads a window of unanswered lines, orders them, and keeps the engine busy with them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -18,34 +18,37 @@ from tpi.errors import UsageError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.progress import Progress
 
-_WINDOW = 4  # times as many lines as run at once are ordered together
-_AHEAD = 2  # lines that wait with their prompts ready, for each that runs
+_WINDOW = 4  # lines that are ordered together, as a multiple of the lines that run at once
+_AHEAD = 2  # lines with their prompts ready, for each line that runs
 
 
 @dataclass
 class BatchCounts:
-    """What became of the lines. Tokens are of this run; see `master.api.answers.collector.AnswerMeter`."""
+    """The results of this run; an `AnswerMeter` (`master.api.answers.collector`) that ignores times."""
 
-    answered: int = 0  # in this run, those that were refused included
+    answered: int = 0  # lines answered in this run, refused ones included
     refused: int = 0
     prompt_tokens: int = 0
     made_tokens: int = 0
 
     def first_token(self, seconds: float) -> None:
-        """Of no interest here."""
+        """Ignore the time: a batch reports none."""
 
     def next_token(self, seconds: float) -> None:
-        """Of no interest here."""
+        """Ignore the time: a batch reports none."""
 
     def over(self, ticket: Ticket, prompt_tokens: int, ended: Ended | None) -> None:
-        """Count an answer's tokens."""
+        """Add an answer's tokens."""
         if ended is not None:
             self.prompt_tokens += prompt_tokens
             self.made_tokens += ended.completion_tokens
 
 
 class BatchAnswering:
-    """One run over a batch. `names` are what the model is called; `service` counts tokens with `counts`."""
+    """One run over a batch.
+
+    `names` are the names of the model; `service` reports its tokens to `counts`.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class BatchAnswering:
         self._at_once = service.engine.engine.admission.most
 
     async def run(self) -> None:
-        """Answer them.
+        """Answer all lines that have no answer yet.
 
         Raises:
             TpiError: if the engine cannot go on; what is answered stays answered.
@@ -72,7 +75,7 @@ class BatchAnswering:
         await _all_or_none([self._feed(ready), *(self._take(ready) for _ in range(self._at_once))])
 
     async def _feed(self, ready: "asyncio.Queue[ReadyLine | None]") -> None:
-        """Lines in windows, those of each in the order of request batching."""
+        """Put prepared lines into `ready`, window by window, each window in the order of request batching."""
         left = (line for line in self._source.lines if line.id not in self._results.answered)
         while window := list(islice(left, _WINDOW * self._at_once)):
             lines = [line async for line in self._prepared(window)]
@@ -90,7 +93,7 @@ class BatchAnswering:
                     self._refuse(line, error)
 
     def _request(self, line: BatchLine) -> BatchRequest | None:
-        """What a line asks; None where it is no request, which is answered at once."""
+        """Return a line's request. If the line is not a request, write that as its answer and return None."""
         try:
             return parsed(self._source.read(line))
         except RequestError as error:
@@ -99,7 +102,10 @@ class BatchAnswering:
             return None
 
     async def _take(self, ready: "asyncio.Queue[ReadyLine | None]") -> None:
-        """Answer lines one after the other; the engine joins what several of these wait for."""
+        """Answer lines one after the other.
+
+        Several of these tasks run at once, and the engine batches their requests.
+        """
         while (one := await ready.get()) is not None:
             await self._answer(one)
 
@@ -107,7 +113,7 @@ class BatchAnswering:
         try:
             body = await one.answer(self._service, self._names[0])
         except UsageError as error:
-            if error is self._service.engine.problem:  # no fault of the request
+            if error is self._service.engine.problem:  # the engine failed, not the request
                 raise
             self._refuse(one.line, error)
         else:
@@ -115,7 +121,7 @@ class BatchAnswering:
 
     @property
     def _room(self) -> int:
-        """Tokens that there are pages for."""
+        """The number of tokens that fit the KV cache."""
         return self._service.engine.engine.deployment.pages.total * PAGE_TOKENS
 
     def _refuse(self, line: BatchLine, error: UsageError) -> None:
@@ -138,7 +144,7 @@ def _response(line: BatchLine, status: int, body: dict[str, Any]) -> dict[str, A
 
 
 async def _all_or_none(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Until all are done; where one fails, or this is cancelled, the others are cancelled and awaited."""
+    """Wait until all are done. If one fails, or this is cancelled, cancel the others and wait for them."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)

@@ -1,6 +1,6 @@
-"""Request batching: requests of any lengths in micro-batches of about as many tokens each, none of them padded.
+"""Request batching: micro-batches of about equal numbers of prompt tokens, without padding.
 
-MoE-Lightning (Cao et al., ASPLOS 2025), algorithm 2. Numbers only.
+MoE-Lightning (Cao et al., ASPLOS 2025), algorithm 2. This module computes with lengths only.
 """
 
 from collections.abc import Sequence
@@ -9,23 +9,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a request: of its prompt, and of its answer at most."""
+    """Tokens of a request: those of its prompt, and the limit of its answer."""
 
     prompt: int
     answer: int
 
     @property
     def total(self) -> int:
-        """What it takes of the memory for keys and values at its end."""
+        """Tokens of KV cache that the request needs at its end."""
         return self.prompt + self.answer
 
 
 def micro_batches(requests: Sequence[Lengths], most: int, room: int) -> tuple[list[list[int]], list[int]]:
-    """Requests by their numbers in micro-batches, those that begin first coming first, and those that found no room.
+    """Divide requests into micro-batches; return these in the order of their start, and the requests that do not fit.
 
-    The longest prompt goes first, each to the micro-batch with the fewest prompt tokens so far, which is closed when it
-    has `most` requests; one whose keys and values, prompts and answers together, would pass `room` tokens waits for
-    the next batch. As in the paper, but that answers may differ in length, and that what is not full is kept.
+    Requests are given by their indices. The longest prompt goes first, into the micro-batch with the fewest prompt
+    tokens. A micro-batch is closed when it has `most` requests. A request that would bring a micro-batch over `room`
+    tokens (prompts plus answers) waits for the next batch.
+
+    Unlike in the paper, answers may differ in length, and micro-batches that are not full are used.
     """
     count = -(-len(requests) // most)
     open_: list[list[int]] = [[] for _ in range(count)]
@@ -44,9 +46,10 @@ def micro_batches(requests: Sequence[Lengths], most: int, room: int) -> tuple[li
 
 
 def in_order(requests: Sequence[Lengths], most: int, room: int) -> list[int]:
-    """All requests in the order in which they should begin: micro-batch by micro-batch, batch by batch.
+    """Return the indices of all requests in the order in which they should begin.
 
-    One that has no room at all comes alone: whoever runs it says why it cannot be answered.
+    They are sorted by batch and micro-batch. A request that does not fit even alone is included: the engine refuses it
+    with a reason.
     """
     left, order = list(range(len(requests))), list[int]()
     while left:

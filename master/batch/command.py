@@ -22,25 +22,27 @@ if TYPE_CHECKING:
     from master.batch.source import BatchSource
     from tpi.progress import Progress
 
-_MOST = 4096  # requests at once
+_MOST = 4096  # limit of requests at once
 
 
 @click.command(cls=ModelCommand)
 @click.argument("source", metavar="FILE.jsonl", type=FILE)
-@click.option("-o", "--output", metavar="OUT.jsonl", required=True, type=FILE, help="Where answers are appended.")
+@click.option("-o", "--output", metavar="OUT.jsonl", required=True, type=FILE, help="File to append the answers to.")
 @placement_options
 @click.option(
     "--alias",
     multiple=True,
     metavar="NAME",
-    help="What lines call the model (default: its file or directory). May be repeated: each name is taken.",
+    help="Name of the model in the input (default: its file or directory). May be repeated for more names.",
 )
 @click.option(
     "--parallel",
     type=click.IntRange(1, _MOST),
-    help="Most requests at once, where memory allows (default: 64; on an accelerator as many as are fastest).",
+    help="Most requests at once, if memory allows (default: 64; on an accelerator, as many as are fastest).",
 )
-@click.option("--retry", is_flag=True, help="Ask again what has an error in OUT.jsonl; its line is taken out.")
+@click.option(
+    "--retry", is_flag=True, help="Remove the lines of OUT.jsonl that have an error, and ask these requests again."
+)
 @verbose_option
 @quiet_option
 def batch(
@@ -53,13 +55,15 @@ def batch(
     quiet: bool,
     **flags: Any,
 ) -> int:
-    """Answer all requests of a file, in OpenAI's batch form: custom_id, method, url and body on each line.
+    """Answer all requests of a file in OpenAI's batch form: custom_id, method, url and body on each line.
 
-    url is /v1/chat/completions or /v1/completions. Answers are appended as they come, in any order; a request that
-    cannot be answered gets a line that says why. Stopped or killed, the same command goes on where it was. The exit
-    code is 1 where there is nothing to do though some have an error, and where some have one again after --retry.
+    url is /v1/chat/completions or /v1/completions. Answers are appended in the order in which they are complete; a
+    request that cannot be answered gets a line with the reason. To continue after an interruption, run the same command
+    again.
+
+    The exit status is 1 if requests have an error and none is left to answer, or if some have an error after --retry.
     """
-    from master.batch.results import BatchResults  # what only this command needs is loaded by it alone
+    from master.batch.results import BatchResults  # the imports that only this command needs
     from master.batch.source import BatchSource
     from tpi.progress import warn
 
@@ -82,7 +86,7 @@ def batch(
 
 @contextmanager
 def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callable[[str], None]) -> Iterator[None]:
-    """Whatever ends a run early, the user hears that nothing is lost."""
+    """Tell the user, if the run ends early, that the answers so far are safe."""
     try:
         yield
     except BaseException:
@@ -92,9 +96,9 @@ def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callabl
 
 
 def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None) -> RunOptions:
-    """The same for requests that none watches: an accelerator may compute them in micro-batches (docs/batching.md).
+    """Return the options for a batch: an accelerator may compute in micro-batches (docs/batching.md).
 
-    How many at once is for the roofline model to say then, up to `parallel`, or all of them.
+    The roofline model then chooses the number of requests at once, up to `parallel`, or up to all of them.
     """
     from master.batch.usual import usual_request
 
@@ -123,7 +127,7 @@ def _answer(
 
     counts = BatchCounts()
     with Session(placement) as session:
-        session.sampler(Sampling.of({}))  # says once what the model's files ask for
+        session.sampler(Sampling.of({}))  # prints the sampling settings of the model's files
         if not quiet:
             click.echo(session.engine.deployment.at_once.words(), err=True)
         began = perf_counter()
@@ -145,7 +149,7 @@ def _run(
     counts: "BatchCounts",
     progress: "Progress",
 ) -> None:
-    """All that is left, on the session's engine."""
+    """Answer all remaining lines with the session's engine."""
     import asyncio
 
     from master.api.answers.service import Service
@@ -160,7 +164,7 @@ def _run(
             asyncio.run(BatchAnswering(service, names, asked, results, counts, progress).run())
         finally:
             service.close()
-    except BaseException:  # nobody waits for a step, which may be one of all prompts, or for the end of a recovery
+    except BaseException:  # do not wait for the step under way, or for the end of a recovery: both may take long
         session.break_off()
         raise
     finally:
@@ -171,5 +175,5 @@ def _summary(counts: "BatchCounts", results: "BatchResults", seconds: float) -> 
     refused = f", {counts.refused} of them with an error" if counts.refused else ""
     return (
         f"{counts.answered} requests answered{refused} in {results.path}: {counts.prompt_tokens} prompt tokens, "
-        f"{counts.made_tokens} made, {(counts.prompt_tokens + counts.made_tokens) / seconds:.1f} tok/s together"
+        f"{counts.made_tokens} generated, {(counts.prompt_tokens + counts.made_tokens) / seconds:.1f} tok/s together"
     )

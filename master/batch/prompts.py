@@ -1,4 +1,4 @@
-"""A line of a batch made ready for the engine: what is asked, as token ids, and the form of the answer."""
+"""Preparation of a batch line for the engine: its prompts as token ids, and the form of its answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from master.batch.balance import Lengths
 from master.batch.source import URLS, BatchLine, BatchRequest
 from master.generation.client import Client
 
-_SENDER = Sender("batch", b"", b"")  # all lines are one client's: they begin in order
+_SENDER = Sender("batch", b"", b"")  # all lines have the same sender, so they begin in order
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,16 @@ class ReadyLine:
 
     @property
     def lengths(self) -> Lengths:
-        """Tokens of all of it."""
+        """Tokens of all prompts, and the limit of all answers."""
         prompt = sum(len(ready.tokens) for _, ready in self.prompts)
         return Lengths(prompt, sum(ready.limit * ask.wanted.count for ask, ready in self.prompts))
 
     async def answer(self, service: Service, model: str) -> dict[str, Any]:
-        """Return OpenAI's object, under the model's name that the line asks for, else `model`.
+        """Generate the answers and return OpenAI's object, with the model's name of the line, or else `model`.
 
-        Raises what generating fails with.
+        Raises:
+            UsageError: if the request cannot be answered.
+            TpiError: if the engine fails.
         """
         answers: list[Answering] = []
         try:
@@ -58,12 +60,12 @@ class ReadyLine:
             whole = chat_completion(got, model, self.form)
         else:
             whole = text_completion(got, echoes, model, self.form)
-        whole.pop("timings")  # beside others they say nothing of one
+        whole.pop("timings")  # answers share steps, so the times say nothing about one of them
         return whole
 
 
 async def made_ready(line: BatchLine, request: BatchRequest, service: Service, names: Sequence[str]) -> ReadyLine:
-    """Return what a line asks, as the engine takes it. `names` are all that the model is called.
+    """Prepare a line's request for the engine; `names` are all names of the model.
 
     Raises:
         RequestError: if it cannot be answered; names the field.
@@ -71,7 +73,7 @@ async def made_ready(line: BatchLine, request: BatchRequest, service: Service, n
     form = _form(request)
     if form.model is not None and form.model not in names:
         known = " or ".join(map(repr, names))
-        said = f"the model is {known} here, not {form.model!r:.100}; --alias gives it the name that lines ask for"
+        said = f"the model is called {known}, not {form.model!r:.100}; give it that name with --alias"
         raise RequestError(said, "model", "model_not_found", 404)
     client = Client(_SENDER.name, _SENDER.salted(form.salts()))
     asks = [form.ask(client)] if isinstance(form, ChatForm) else form.asks(client)

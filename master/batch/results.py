@@ -1,4 +1,7 @@
-"""The output of a batch: a line for each answer, on disk before the next. It says what is answered already."""
+"""The output of a batch: one line for each answer.
+
+Each is on disk before the next, so an interrupted run can continue.
+"""
 
 import fcntl
 import json
@@ -15,35 +18,35 @@ from master.batch.source import ID, BatchLine, BatchSource
 from tpi.errors import UsageError
 from tpi.system.private import private
 
-OK = 200  # the status of an answer
-_BEGINNING = f'{{"id": "{ID}'.encode()  # of every line that is written here
+OK = 200  # HTTP status of an answer that is not an error
+_BEGINNING = f'{{"id": "{ID}'.encode()  # the beginning of every line written by this module
 
 
 class BatchResults:
-    """A file that is appended to by one process at a time; a context manager.
+    """A file that one process at a time appends answers to; a context manager.
 
-    `answered` are ids of input lines, `failed` those of them whose answer is an error.
+    `answered` has the ids of the input lines with an answer, `failed` those whose answer is an error.
     """
 
     def __init__(
         self, path: Path, source: BatchSource, names: Sequence[str], warn: Callable[[str], None], retry: bool = False
     ) -> None:
-        """Open or begin `path`, and mend its end. `names` are what the model is called.
+        """Open or create `path`, and remove an incomplete last line. `names` are all names of the model.
 
-        `warn` hears of a line that was half written; its request is answered again. With `retry` so are those that
-        failed: their lines are taken out, those of requests that have been changed since, too.
+        `warn` is called if the last line was incomplete; its request is answered again. With `retry`, lines with an
+        error are removed, so that their requests are answered again. That includes requests changed since then.
 
         Raises:
-            UsageError: if it cannot be written, another process writes it, or it holds anything but answers of
-                this model to lines of `source`; names what.
-            OSError: if there is no room for a copy without the lines that failed; it is as it was then.
+            UsageError: if it cannot be written, another process writes to it, or it has a line that is not an answer
+                of this model to a line of `source`; names the line.
+            OSError: if the disk has no room for a copy without the failed lines; the file is then unchanged.
         """
         self.path = path
         self.answered: set[str] = set()
         self.failed: set[str] = set()
         self._source, self._names, self._retry = source, names, retry
         self._lines = {line.id: line for line in source.lines}
-        if path.exists() and not path.is_file():  # it is read again, and its end is mended
+        if path.exists() and not path.is_file():  # the file is read again and truncated
             raise UsageError(f"{path} is not a regular file; give -o another one")
         self._file = self._open()
         try:
@@ -66,15 +69,15 @@ class BatchResults:
         self._file.close()
 
     def write(self, line: BatchLine, fields: dict[str, Any]) -> None:
-        """Append the answer to a line. When this returns it outlives this process and the machine's power.
+        """Append the answer to a line and flush it to disk.
 
         Raises:
-            OSError: if it cannot be written; half a line may be there, which the next run mends.
+            OSError: if it cannot be written. An incomplete line may remain, which the next run removes.
         """
         said = {"id": line.id, "custom_id": line.custom_id} | fields
         rest = json.dumps(said, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._named():
-            while rest:  # a disk that is nearly full takes a part
+            while rest:  # a write to a nearly full disk may be partial
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         self.answered.add(line.id)
@@ -83,7 +86,7 @@ class BatchResults:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What the system refuses within it is refused of this file."""
+        """Add the file's name to an OSError that is raised inside the block."""
         try:
             yield
         except OSError as error:
@@ -91,7 +94,7 @@ class BatchResults:
 
     def _open(self) -> Any:
         if self.path.exists() and self.path.samefile(self._source.path):
-            raise UsageError(f"{self.path} is the input itself; give another -o")
+            raise UsageError(f"{self.path} is the input file; give another -o")
         try:
             return open(self.path, "a+b", buffering=0, opener=private)
         except OSError as error:
@@ -100,14 +103,14 @@ class BatchResults:
     def _lock(self) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(self._file.fileno()).st_ino == self.path.stat().st_ino:  # it is this file still
+            if os.fstat(self._file.fileno()).st_ino == self.path.stat().st_ino:  # it was not replaced meanwhile
                 return
         except OSError:
             pass
         raise UsageError(f"another tpi batch writes to {self.path}; wait for it, or give another -o")
 
     def _read(self) -> int:
-        """Learn what is answered; returns where the whole lines end."""
+        """Read which lines are answered; return the offset at which the last whole line ends."""
         end = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -123,14 +126,14 @@ class BatchResults:
             said = json.loads(raw)
             name, custom_id, model, failed = said["id"], said["custom_id"], _model_of(said), _is_error(said)
         except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-            raise self._foreign(f"its line {number} is no answer") from None
+            raise self._foreign(f"its line {number} is not an answer") from None
         if not isinstance(name, str):
-            raise self._foreign(f"its line {number} is no answer")
+            raise self._foreign(f"its line {number} is not an answer")
         if name not in self._lines and not (failed and self._retry):
-            other = f"its line {number} answers {custom_id!r:.80}, which is not asked there in these words"
-            raise self._foreign(f"{other}, with an error that --retry takes out" if failed else other)
+            other = f"its line {number} answers {custom_id!r:.80}, but no line of the input has exactly that request"
+            raise self._foreign(f"{other}; it is an error, which --retry removes" if failed else other)
         if name in self.answered:
-            raise self._foreign(f"its line {number} answers {custom_id!r:.80} once more")
+            raise self._foreign(f"its line {number} answers {custom_id!r:.80} a second time")
         if model is not None and model not in self._names:
             known = " or ".join(map(repr, self._names))
             raise self._foreign(f"its line {number} is of the model {model!r:.80}, not {known}")
@@ -139,10 +142,10 @@ class BatchResults:
             self.failed.add(name)
 
     def _check_half(self, raw: bytes, number: int) -> None:
-        """What is cut off has to be something that was written here, or that a lost power supply left."""
+        """Raise UsageError unless the incomplete last line begins an answer or is zeros left by a power failure."""
         begun = raw.startswith(_BEGINNING) or _BEGINNING.startswith(raw)
         if not begun and raw.strip(b"\0"):
-            raise self._foreign(f"its line {number} is no answer")
+            raise self._foreign(f"its line {number} is not an answer")
 
     def _foreign(self, what: str) -> UsageError:
         return UsageError(
@@ -152,13 +155,13 @@ class BatchResults:
     def _mend(self, end: int, warn: Callable[[str], None]) -> None:
         size = os.fstat(self._file.fileno()).st_size
         if size > end:
-            warn(f"the last line of {self.path} was half written; its request is answered again")
+            warn(f"the last line of {self.path} was incomplete; its request is answered again")
             self._file.truncate(end)
         os.fsync(self._file.fileno())
         self._keep_name()
 
     def _keep_name(self) -> None:
-        """The file's name, too, outlives the power."""
+        """Write the directory to disk, so that the file's name survives a power failure."""
         folder = os.open(self.path.resolve().parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -166,7 +169,7 @@ class BatchResults:
             os.close(folder)
 
     def _take_out_failed(self) -> None:
-        """Put a copy in the file's place that lacks them; the copy is locked before it is seen."""
+        """Replace the file by a copy without the failed lines. The copy is locked before it gets the file's name."""
         target = self.path.resolve()
         with NamedTemporaryFile(prefix=f".{target.name[:32]}-", dir=target.parent, delete=False) as copy:
             try:
@@ -185,7 +188,7 @@ class BatchResults:
         self._keep_name()
 
     def _in_place(self, copy: Path, target: Path) -> FileIO:
-        """Open `copy` as nobody else may meanwhile, and have it be `target`."""
+        """Open and lock `copy`, and rename it to `target`."""
         file = copy.open("a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,13 +204,13 @@ class BatchResults:
 
 
 def _is_error(said: dict[str, Any]) -> bool:
-    """Whether an answer says why there is none."""
+    """Return True if an answer is an error."""
     response = said["response"]
     return response is None or response.get("status_code") != OK
 
 
 def _model_of(said: dict[str, Any]) -> str | None:
-    """The model that an answer names; None for one that has no answer."""
+    """Return the name of the model that an answer contains; None if it has none."""
     body = (said["response"] or {}).get("body", {})
     model = body.get("model")
     return model if isinstance(model, str) else None

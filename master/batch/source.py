@@ -1,4 +1,4 @@
-"""The input of a batch: OpenAI's batch lines, each named by what it says. (OpenAI's API reference, "Batch".)"""
+"""The input of a batch in OpenAI's form (API reference, "Batch"), with an id for each line made from its contents."""
 
 import hashlib
 import json
@@ -13,14 +13,14 @@ from tpi.errors import UsageError
 
 URLS = ("/v1/chat/completions", "/v1/completions")
 ID = "batch_req_"
-_BOM = b"\xef\xbb\xbf"  # some editors begin a file with it
+_BOM = b"\xef\xbb\xbf"  # byte order mark, which some editors write
 
 
 @dataclass(frozen=True)
 class BatchLine:
-    """One request and where it is in its file: its number from 1 on, its bytes.
+    """One request, and its place in the file: line number from 1, offset and length in bytes.
 
-    `id` is the same wherever the line stands, and another one where a letter of it changes.
+    `id` depends only on the line's contents and the number of equal lines before it.
     """
 
     number: int
@@ -32,20 +32,24 @@ class BatchLine:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """What a line asks."""
+    """The request of a line."""
 
     url: str
     body: dict[str, Any]
 
 
 class BatchSource:
-    """All lines of an input that are not empty. What they say is read again when it is their turn."""
+    """The lines of an input that are not empty. Their contents are not kept in memory but read again when needed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError if it cannot be read, has no line, or two of its lines have the same custom_id."""
+        """Read the file's lines.
+
+        Raises:
+            UsageError: if it cannot be read, has no line, or two of its lines have the same custom_id.
+        """
         self.path = path
         if path.exists() and not path.is_file():  # it is read more than once
-            raise UsageError(f"{path} is no regular file; write the batch lines to one, and name it")
+            raise UsageError(f"{path} is not a regular file; write the batch lines to one, and name it")
         try:
             self.lines = list(_lines(path))
         except OSError as error:
@@ -55,7 +59,7 @@ class BatchSource:
         self._refuse_twins()
 
     def read(self, line: BatchLine) -> bytes:
-        """What a line says."""
+        """Return the contents of a line."""
         with self.path.open("rb") as file:
             file.seek(line.offset)
             return file.read(line.nbytes)
@@ -74,23 +78,23 @@ class BatchSource:
 
 
 def parsed(raw: bytes) -> BatchRequest:
-    """What a line asks.
+    """Return the request of a line.
 
     Raises:
-        RequestError: if it is none of OpenAI's batch lines, or asks for what is not answered here; names the field.
+        RequestError: if it is not a batch line of OpenAI's form, or asks for something unsupported; names the field.
     """
     fields = _object(raw)
     if not isinstance(fields.get("custom_id"), str):
-        raise RequestError("custom_id is missing or no text; it names the answer", "custom_id", "invalid_value")
+        raise RequestError("custom_id is missing or not a string; give each line one", "custom_id", "invalid_value")
     if fields.get("method", "POST") != "POST":
-        raise RequestError(f"method is POST, not {fields['method']!r:.40}", "method", "invalid_value")
+        raise RequestError(f"method must be POST, not {fields['method']!r:.40}", "method", "invalid_value")
     if fields.get("url") not in URLS:
-        raise RequestError(f"url is {' or '.join(URLS)}, not {fields.get('url')!r:.80}", "url", "invalid_url")
+        raise RequestError(f"url must be {' or '.join(URLS)}, not {fields.get('url')!r:.80}", "url", "invalid_url")
     body = fields.get("body")
     if not isinstance(body, dict):
-        raise RequestError("body is missing or no object", "body", "invalid_value")
+        raise RequestError("body is missing or not an object", "body", "invalid_value")
     if body.get("stream"):
-        raise RequestError("a batch has no streams; leave stream out", "stream", "invalid_value")
+        raise RequestError("a batch cannot stream answers; leave stream out", "stream", "invalid_value")
     return BatchRequest(fields["url"], body)
 
 
@@ -98,9 +102,9 @@ def _object(raw: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(raw.decode())
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the line is no JSON: {error}", code="invalid_json_line") from None
+        raise RequestError(f"the line is not JSON: {error}", code="invalid_json_line") from None
     if not isinstance(fields, dict):
-        raise RequestError("the line is no JSON object", code="invalid_json_line")
+        raise RequestError("the line is not a JSON object", code="invalid_json_line")
     return fields
 
 
@@ -121,7 +125,7 @@ def _lines(path: Path) -> Iterator[BatchLine]:
 
 
 def custom_id_of(raw: bytes) -> str | None:
-    """The name that a line gives its answer; None if it gives none."""
+    """Return the custom_id of a line; None if it has none."""
     try:
         custom_id = _object(raw).get("custom_id")
     except RequestError:

@@ -1,4 +1,4 @@
-"""How long the requests of a batch usually are, before there is a tokenizer: what room is planned for."""
+"""An estimate of the usual length of a batch's requests, made before the tokenizer is loaded, to plan memory."""
 
 from itertools import islice
 from typing import Any
@@ -7,13 +7,13 @@ from master.api.failures import RequestError
 from master.batch.source import URLS, BatchSource, parsed
 from tpi.net.fields import UsualRequest
 
-_CHARACTERS = 4  # of a token, about, in most languages' vocabularies
-_ANSWERS = {URLS[0]: 256, URLS[1]: 16}  # tokens, where a line sets no limit; a completion has 16 then
+_CHARACTERS = 4  # approximate characters of a token, in most languages' vocabularies
+_ANSWERS = {URLS[0]: 256, URLS[1]: 16}  # tokens, for lines without a limit; 16 is OpenAI's default for completions
 _LOOKED_AT = 1000  # lines
 
 
 def usual_request(source: BatchSource) -> UsualRequest | None:
-    """The means over the first thousand lines; None where none of them is a request."""
+    """Return the mean lengths over the first thousand lines; None if none of them is a request."""
     found = [one for one in map(_length, map(source.read, islice(source.lines, _LOOKED_AT))) if one is not None]
     if not found:
         return None
@@ -22,7 +22,7 @@ def usual_request(source: BatchSource) -> UsualRequest | None:
 
 
 def _length(raw: bytes) -> tuple[int, int] | None:
-    """Tokens of a line's prompt and answer, about."""
+    """Return the approximate tokens of a line's prompt and answer; None if it is not a request."""
     try:
         request = parsed(raw)
     except RequestError:
@@ -35,7 +35,7 @@ def _length(raw: bytes) -> tuple[int, int] | None:
 
 
 def _tokens(value: Any) -> int:
-    """Of all texts in it; a number is a token's id."""
+    """Return the approximate tokens of all texts in a JSON value; a number is one token id."""
     if isinstance(value, str):
         return -(-len(value) // _CHARACTERS)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""How far a batch is: a bar where somebody looks, a line now and then where a file is written."""
+"""Progress of a batch: a bar at a terminal, a line every 30 seconds otherwise."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,16 +12,16 @@ _EVERY_S = 30.0
 
 
 class BatchLines:
-    """A `tpi.progress.Progress` for logs: how many are answered, how fast, and how long the rest will take."""
+    """A `tpi.progress.Progress` for logs: lines answered, lines per minute, and the time left."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
-        """`clock` gives seconds."""
+        """Create a reporter that passes its lines to `say`; `clock` returns seconds."""
         self._say, self._clock = say, clock
         self._began: tuple[float, int] | None = None  # when, and with how many answered
         self._said = 0.0
 
     def __call__(self, done: int, total: int) -> None:
-        """See `tpi.progress.Progress`."""
+        """Report that `done` of `total` lines are answered, if the last report was 30 seconds ago."""
         now = self._clock()
         if self._began is None:
             self._began, self._said = (now, done), now
@@ -35,7 +35,7 @@ class BatchLines:
 
 
 def duration(seconds: float) -> str:
-    """For people."""
+    """Format a duration for people: in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def watching(title: str, quiet: bool) -> Iterator[Progress]:
-    """Progress on stderr, with the time left."""
+    """Show progress with the time left on stderr, unless `quiet`."""
     if quiet:
         yield silent
     elif sys.stderr.isatty():

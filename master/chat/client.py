@@ -1,4 +1,7 @@
-"""Asks a server that runs, `tpi serve` or any other with OpenAI's chat completions. Nothing that it says is trusted."""
+"""A client of a running server, `tpi serve` or any other with OpenAI's chat completions.
+
+Its answers are not trusted.
+"""
 
 import json
 import socket
@@ -13,26 +16,35 @@ from tpi.errors import NodeError, NodeLost, UsageError
 from tpi.system.threads.stoppable import stoppable
 from tpi.text import SENTENCE_CHARACTERS, plain
 
-_TIMEOUT_S = 630.0  # a little longer than servers take by themselves
+_TIMEOUT_S = 630.0  # a little more than the usual time limits of servers
 _CONNECT_S = 10.0
-_MEET_S = 30.0  # until it says which models it has, for which it computes nothing
+_MEET_S = 30.0  # for the list of models, which needs no computation
 _UNKNOWN_CONTEXT = 1 << 24
 _DATA, _DONE = b"data: ", b"data: [DONE]"
-_MOST_BYTES = 4 << 20  # of what is no stream
-_WRONG = (ValueError, TypeError, LookupError, AttributeError)  # what another form than OpenAI's comes to
+_MOST_BYTES = 4 << 20  # of an answer that is not a stream
+_WRONG = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+)  # errors of reading an answer that is not of OpenAI's form
 
 
 class ChatServer:
-    """Asks a server; every call is a connection of its own."""
+    """A server to send requests to; each call opens a connection of its own."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        """Raises UsageError if `url` is none."""
+        """Store the address and the key, without connecting.
+
+        Raises:
+            UsageError: if `url` is not an address of a server.
+        """
         self._url, self._port = _parts(url)
         self.name = plain(self._url.netloc.rpartition("@")[2])
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def model(self) -> tuple[str, int]:
-        """The first model that it has, and its context. Errors as `events`."""
+        """Return the server's first model, and its context in tokens; raise the errors of `events`."""
         with closing(self._connect(_MEET_S)) as connection:
             answer = self._ask(connection, "GET", "/v1/models", None)
             with closing(answer), self.understood():
@@ -42,13 +54,14 @@ class ChatServer:
     def events(
         self, body: dict[str, Any], stopped: Callable[[], bool] = lambda: False
     ) -> Generator[dict[str, Any], None, None]:
-        """The chunks of a streamed chat completion; leaving early gives the answer up.
+        """Yield the chunks of a streamed chat completion; closing the generator cancels the answer.
 
-        They end where `stopped` says so, however long the server lets one wait.
+        The chunks end soon after `stopped` returns True, even if the server sends nothing.
 
         Raises:
             NodeLost: if the server cannot be reached, or is gone.
-            UsageError: if it refuses what is asked; its `code` is the server's.
+            NodeError: if the server fails, or its answer is not of OpenAI's form.
+            UsageError: if the server refuses the request; its `code` is the server's.
         """
         asked = json.dumps(body | {"stream": True})
         with closing(self._connect()) as connection:
@@ -64,7 +77,7 @@ class ChatServer:
                     yield (chunk := self._chunk(line.removeprefix(_DATA)))
                     over = over or _ends(chunk)
         if not over:
-            raise self._lost("it broke off within an answer")
+            raise self._lost("the connection broke off during an answer")
 
     def _chunk(self, line: bytes) -> dict[str, Any]:
         with self.understood():
@@ -76,20 +89,20 @@ class ChatServer:
 
     @contextmanager
     def understood(self) -> Iterator[None]:
-        """Around reading what it says: NodeError where that is of another form."""
+        """Raise NodeError if reading an answer inside the block shows that it is not of OpenAI's form."""
         try:
             yield
         except _WRONG as error:
-            said = f"what answers at {self.name} is no server of OpenAI's form; look at --url"
+            said = f"{self.name} does not answer like an OpenAI server; check --url"
             raise NodeError(self.name, said) from error
 
     def _connect(self, patience_s: float = _TIMEOUT_S) -> HTTPConnection:
-        """A connection on which an answer is waited for so long."""
+        """Connect; later reads wait up to `patience_s` seconds."""
         kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
         connection = kind(str(self._url.hostname), self._port, timeout=_CONNECT_S)
         try:
             connection.connect()
-        except (OSError, UnicodeError) as error:  # the latter of names that have empty labels
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name with empty labels
             said = f"no server answers at {self.name} ({error}); start one with: tpi serve -m MODEL"
             raise NodeLost(self.name, said) from error
         if isinstance(connection.sock, socket.socket):
@@ -135,30 +148,30 @@ class ChatServer:
 
 
 def _ends(chunk: dict[str, Any]) -> bool:
-    """Whether a chunk says why the answer is over; who reads it finds out whether it has the form of one."""
+    """Return True if a chunk has a reason for the end of the answer. The chunk may be of any form."""
     choices = chunk.get("choices")
     return isinstance(choices, list) and any(isinstance(one, dict) and one.get("finish_reason") for one in choices)
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """End a connection, and the read that waits for it."""
-    with suppress(OSError):  # it has ended
+    """End a connection, and a read that waits for it."""
+    with suppress(OSError):  # it has already ended
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _parts(url: str) -> tuple[SplitResult, int | None]:
-    """An address in its parts, and the port if it names one; UsageError if it is none."""
+    """Return the parts of an address, and its port if it has one; raise UsageError if it is not a server's address."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme in ("http", "https") and parts.hostname:
             return parts, parts.port
-    except ValueError:  # a port that is none, or brackets that do not close
+    except ValueError:  # an invalid port, or an unclosed bracket
         pass
-    raise UsageError(f"--url {url} is no address of a server; write for example http://127.0.0.1:8080")
+    raise UsageError(f"--url {url} is not an address of a server; write for example http://127.0.0.1:8080")
 
 
 class ServerRefusedError(UsageError):
-    """A server does not answer what was asked; `code` is its word for the reason."""
+    """A request that a server refused; `code` is the server's code for the reason."""
 
     def __init__(self, message: str, code: str | None) -> None:
         super().__init__(message)

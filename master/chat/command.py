@@ -27,7 +27,7 @@ from tpi.flags import ModelCommand, model_argument
 from tpi.system.interrupts import ending
 from tpi.system.keyboard import typing_kept
 
-HISTORY, RESCUED = "chat_history", "lost-chat.json"  # in the cache
+HISTORY, RESCUED = "chat_history", "lost-chat.json"  # file names in the cache
 KEY_VARIABLE = "TPI_API_KEY"
 
 
@@ -36,13 +36,18 @@ KEY_VARIABLE = "TPI_API_KEY"
 @placement_options
 @sampling_options
 @click.option(
-    "-n", "tokens", type=click.IntRange(min=1), help="Most tokens of an answer (default: until it or the context ends)."
+    "-n",
+    "tokens",
+    type=click.IntRange(min=1),
+    help="Most tokens of an answer (default: as many as the context has room for).",
 )
-@click.option("--system", metavar="TEXT", help="A system message to begin with.")
-@click.option("--history/--no-history", default=True, show_default=True, help="Remember what is typed, in the cache.")
-@click.option("--markdown/--no-markdown", default=True, show_default=True, help="Show Markdown styled, at a terminal.")
-@click.option("--url", metavar="URL", help="Talk to a server that runs, for example http://127.0.0.1:8080.")
-@click.option("--api-key", metavar="KEY", help=f"The server's key (default: {KEY_VARIABLE}).")
+@click.option("--system", metavar="TEXT", help="System message to begin with.")
+@click.option(
+    "--history/--no-history", default=True, show_default=True, help="Keep a history of the input in the cache."
+)
+@click.option("--markdown/--no-markdown", default=True, show_default=True, help="Style Markdown at a terminal.")
+@click.option("--url", metavar="URL", help="Talk to a running server, for example http://127.0.0.1:8080.")
+@click.option("--api-key", metavar="KEY", help=f"The server's API key (default: {KEY_VARIABLE}).")
 @quiet_option
 def chat(
     tokens: int | None,
@@ -54,10 +59,10 @@ def chat(
     quiet: bool,
     **flags: Any,
 ) -> None:
-    """Talk in several turns; keys and values of earlier turns are kept.
+    """Talk to a model; the keys and values of earlier turns are reused.
 
-    Ctrl-C stops an answer, /continue goes on with it, Ctrl-D or /bye leaves, /help lists commands. Where the context is
-    full, the oldest turns are dropped. Lines of a pipe are answered one by one.
+    Ctrl-C stops an answer, /continue continues it, Ctrl-D or /bye leaves, /help lists commands. When the context is
+    full, the oldest turns are dropped. Lines from a pipe are answered one by one.
     """
     sampling = take_sampling(flags)
     conversation = Conversation(checked_text(system, "the system message") if system else None)
@@ -71,7 +76,7 @@ def chat(
         raise UsageError("say which model with -m MODEL, or which server with --url URL")
     placement = RunOptions.from_flags(flags)
     with ending():
-        # what these load counts as the bare process
+        # imports made here count as memory of the bare process
         reader, screen = open_reader(placement.cache / HISTORY if history else None), open_screen(markdown)
         with _typing_kept(reader), Session(placement) as session:
             if session.tokenizer.chat_template is None:
@@ -86,16 +91,18 @@ def chat(
 
 
 def _refuse_idle(served: bool, api_key: str | None, flags: Mapping[str, Any]) -> None:
-    """Raise UsageError for what was given and counts for nothing; `flags` say which model runs here, and how."""
+    """Raise UsageError for an option that would have no effect; `flags` are those of a model on this machine."""
     if not served:
         if api_key is not None:
-            raise UsageError("--api-key is a server's; give --url too, or leave it out")
+            raise UsageError("--api-key has no effect without --url; add --url URL, or leave it out")
         return
     context = click.get_current_context()
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
         if given and option.name in flags and option.name != "cache":
-            raise UsageError(f"{option.opts[-1]} is about a model that runs here, and --url has a server's; drop one")
+            raise UsageError(
+                f"{option.opts[-1]} has no effect with --url, where the server runs the model; remove one of them"
+            )
 
 
 def _talk_to_server(
@@ -118,13 +125,13 @@ def _talk_to_server(
 
 
 def _typing_kept(reader: Reader) -> AbstractContextManager[None]:
-    """Keep what is typed for the next prompt, from the start on, if the prompt reads single keys."""
+    """Keep what is typed during startup for the first prompt, if the prompt reads single keys."""
     return nullcontext() if isinstance(reader, PlainReader) else typing_kept()
 
 
 @contextmanager
 def _traced(session: Session) -> Iterator[None]:
-    """Write the timeline at the end, and where Ctrl-C ends the chat."""
+    """Write the timeline at the end, also when Ctrl-C ends the chat."""
     try:
         yield
     except KeyboardInterrupt:

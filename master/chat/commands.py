@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does."""
+"""Slash commands of a chat."""
 
 import shlex
 from collections.abc import Callable
@@ -17,7 +17,7 @@ CLEAR = "-"
 
 @dataclass(frozen=True)
 class Command:
-    """One command: what its argument is called (empty: it has none), what it does in words, and in code."""
+    """One command. `argument` is the name of its argument in the help, empty if it has none; `run` executes it."""
 
     argument: str
     help: str
@@ -25,10 +25,10 @@ class Command:
 
 
 def run_command(line: str, talk: Talk, say: Say) -> None:
-    """Do what `line` says. `/bye`, `/continue` and `/regenerate` are the loop's own.
+    """Execute a command line. The chat's loop itself handles `/bye`, `/continue` and `/regenerate`.
 
     Raises:
-        UsageError: if there is no such command, or it cannot be done.
+        UsageError: if there is no such command, or it fails.
     """
     name, _, argument = line.partition(" ")
     command = COMMANDS.get(name)
@@ -36,12 +36,12 @@ def run_command(line: str, talk: Talk, say: Say) -> None:
         raise UsageError(f"there is no command {name}; /help lists them, and // begins a message with a slash")
     argument = argument.strip()
     if argument and not command.argument:
-        raise UsageError(f"{name} takes nothing after it")
+        raise UsageError(f"{name} takes no argument")
     command.run(talk, argument, say)
 
 
 def help_text() -> str:
-    """All commands and keys."""
+    """Return the help: all commands and keys."""
     rows = {f"{name} {command.argument}".rstrip(): command.help for name, command in COMMANDS.items()}
     width = max(map(len, [*rows, *_KEYS]))
     return "\n".join(f"{what:{width}}  {does}" for what, does in (rows | _KEYS).items())
@@ -63,7 +63,7 @@ def _system(talk: Talk, argument: str, say: Say) -> None:
     system = None if argument == CLEAR else argument
     talk.check_system(system)
     talk.conversation.system = system
-    say("the system message is set" if system else "there is no system message any more")
+    say("the system message is set" if system else "the system message is removed")
 
 
 def _save(talk: Talk, argument: str, say: Say) -> None:
@@ -81,7 +81,7 @@ def _load(talk: Talk, argument: str, say: Say) -> None:
 
 
 def _path(argument: str, command: str) -> Path:
-    """The file that `argument` names, with or without quotes."""
+    """Return the file that `argument` names, with or without quotes; raise UsageError if it is empty."""
     try:
         names = shlex.split(argument)
     except ValueError:
@@ -98,22 +98,22 @@ def _turns(conversation: Conversation) -> str:
 
 
 def _of_the_loop(talk: Talk, argument: str, say: Say) -> None:
-    raise AssertionError("the loop does this itself")
+    raise AssertionError("the chat's loop handles this command")
 
 
 COMMANDS = {
     "/help": Command("", "this list", _help),
     "/reset": Command("", "forget all turns", _reset),
-    "/system": Command("[TEXT]", f"show the system message, or set it; {CLEAR}: none", _system),
+    "/system": Command("[TEXT]", f"show the system message, or set it; {CLEAR} removes it", _system),
     "/save": Command("FILE", "write the conversation to a file", _save),
-    "/load": Command("FILE", "go on with a conversation from a file", _load),
-    "/continue": Command("", "go on with the last answer where it was cut", _of_the_loop),
+    "/load": Command("FILE", "continue a conversation from a file", _load),
+    "/continue": Command("", "continue the last answer where it was cut", _of_the_loop),
     "/regenerate": Command("", "answer the last message again", _of_the_loop),
     "/bye": Command("", "leave", _of_the_loop),
 }
 _KEYS = {
     "Enter": "send",
     "Alt-Enter": "begin a new line; so does a backslash at the end of a line",
-    "Ctrl-C": "stop the answer (/continue goes on with it), or drop the line",
+    "Ctrl-C": "stop the answer (/continue continues it), or clear the line",
     "Ctrl-D": "leave",
 }

@@ -1,4 +1,4 @@
-"""What was said: a system message and turns; kept in files as JSON."""
+"""A conversation: a system message and turns; it can be saved to a file as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -14,51 +14,51 @@ from tpi.system.atomic import write_atomically
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user said, and what was answered."""
+    """A message of the user, and the answer to it."""
 
     user: str
     assistant: str
-    used: int = field(default=0, compare=False)  # tokens of the context after it, as far as that is known
-    tokens: tuple[int, ...] = field(default=(), compare=False)  # of the answer, where they are known
-    shown: str = field(default="", compare=False)  # of the answer, thinking included
-    ended: bool = field(default=False, compare=False)  # it came to its own end, as far as that is known
+    used: int = field(default=0, compare=False)  # tokens of the context in use after the turn; 0 if not known
+    tokens: tuple[int, ...] = field(default=(), compare=False)  # of the answer; empty if not known
+    shown: str = field(default="", compare=False)  # the answer as shown, with its reasoning
+    ended: bool = field(default=False, compare=False)  # the answer reached its own end; False if not known
 
 
 @dataclass
 class Conversation:
-    """Everything that was said; `dropped` counts the oldest turns, which the model is not shown any more."""
+    """A whole conversation. The `dropped` oldest turns are no longer sent to the model."""
 
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
     dropped: int = 0
-    unsaid: Turn | None = None  # the last one, where it was cut before it said anything: it is not one of `turns`
+    unsaid: Turn | None = None  # the last turn, if it was cut before its answer had any text; not in `turns`
 
     @property
     def used(self) -> int:
-        """Tokens of the context that were taken after the last turn; 0 where that is not known."""
+        """Tokens of the context in use after the last turn; 0 if not known."""
         return self.turns[-1].used if self.turns else 0
 
     @property
     def unfinished(self) -> Turn | None:
-        """The last turn, unless its answer came to its own end."""
+        """The last turn, unless its answer reached its own end."""
         last = self.unsaid or (self.turns[-1] if self.turns else None)
         return None if last is None or last.ended else last
 
     def messages(self, user: str, dropped: int) -> list[Message]:
-        """What the model is asked when `user` is said: the system message, and all turns but the oldest `dropped`."""
+        """Return the messages for the model: the system message, the turns without the oldest `dropped`, and `user`."""
         return [*self._said(self.turns[dropped:]), {"role": "user", "content": user}]
 
     def save(self, path: Path) -> None:
-        """Write everything to `path`, readable for its owner alone.
+        """Write everything to `path`, readable by its owner only.
 
         Raises:
-            UsageError: if it cannot be written, or there is a file that is no saved conversation.
+            UsageError: if it cannot be written, or if the file exists and is not a saved conversation.
         """
         try:
             if path.exists():
                 Conversation.load(path)
         except UsageError:
-            raise UsageError(f"{path} exists and is no saved conversation; give another name") from None
+            raise UsageError(f"{path} exists and is not a saved conversation; give another name") from None
         text = json.dumps({"messages": self._said(self.turns)}, ensure_ascii=False, indent=1) + "\n"
         try:
             write_atomically(path, text.encode())
@@ -67,10 +67,10 @@ class Conversation:
 
     @classmethod
     def load(cls, path: Path) -> "Conversation":
-        """Read what `save` wrote.
+        """Return the conversation that `save` wrote.
 
         Raises:
-            UsageError: if the file cannot be read, or is no conversation of a system message and whole turns.
+            UsageError: if the file cannot be read, or is not a conversation of a system message and whole turns.
         """
         try:
             with path.open("rb") as file:
@@ -80,7 +80,7 @@ class Conversation:
         try:
             return _conversation(json.loads(data)["messages"])
         except (ValueError, TypeError, KeyError, RecursionError, UsageError):
-            raise UsageError(f"{path} is no saved conversation; name a file that /save has written") from None
+            raise UsageError(f"{path} is not a saved conversation; name a file that /save has written") from None
 
     def _said(self, turns: Sequence[Turn]) -> list[Message]:
         system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
@@ -89,7 +89,12 @@ class Conversation:
 
 
 def _conversation(messages: Any) -> Conversation:
-    """Raises KeyError, TypeError or ValueError where `messages` is not what `save` writes, UsageError for odd text."""
+    """Return the conversation in `messages`.
+
+    Raises:
+        KeyError, TypeError, ValueError: if `messages` is not of the form that `save` writes.
+        UsageError: if a text has characters that a prompt cannot have.
+    """
     said = [(message["role"], message["content"]) for message in messages]
     for _, content in said:
         if not isinstance(content, str):

@@ -15,11 +15,11 @@ from master.chat.readers import CONTINUED, PROMPT
 from master.text.prompts import checked_text
 from tpi.system.private import make_private
 
-_MOST_HISTORY = 1 << 20  # bytes; the older half goes when a chat begins with more
+_MOST_HISTORY = 1 << 20  # bytes; the older half is dropped when a chat begins with more
 
 
 class Editor:
-    """A prompt on the terminal `screen`. Enter sends; Alt-Enter, a backslash at the end, or a paste make more lines."""
+    """A prompt on the terminal `screen`. Enter sends; Alt-Enter, or a backslash before Enter, begins a new line."""
 
     interactive = True
 
@@ -37,7 +37,7 @@ class Editor:
         )
 
     def read(self) -> str | None:
-        """One message of one or several lines."""
+        """Return one message, of one or several lines; None at the end of input."""
         try:
             return checked_text(self._session.prompt(), "what was typed")
         except EOFError:
@@ -45,7 +45,7 @@ class Editor:
 
 
 def _size(screen: TextIO) -> Size:
-    """The terminal's size; of one that does not know it the usual."""
+    """Return the terminal's size; 24 by 80 if it does not know its size."""
     columns, rows = os.get_terminal_size(screen.fileno())
     return Size(rows or 24, columns or 80)
 
@@ -70,7 +70,10 @@ def _keys() -> KeyBindings:
 
 
 def _history(path: Path | None) -> History:
-    """Lines of earlier chats, readable for their owner alone; of this one only where they cannot be kept."""
+    """Return the lines of earlier chats, from a file that only its owner can read.
+
+    If the file cannot be used, the history is that of this chat alone.
+    """
     if path is None:
         return InMemoryHistory()
     try:
@@ -84,7 +87,7 @@ def _history(path: Path | None) -> History:
 
 
 class _Kept(FileHistory):
-    """A history whose disk may become full: then the lines of this chat are remembered in it alone."""
+    """A history file. If its disk is full, new lines are remembered for this chat only."""
 
     def store_string(self, string: str) -> None:
         """Append one entry to the file."""
@@ -93,7 +96,7 @@ class _Kept(FileHistory):
 
 
 def _shorten(file: int) -> None:
-    """Drop the older half of a history that is too long; entries begin after an empty line."""
+    """Drop the older half of a history that is too long. An empty line precedes each entry."""
     size = os.fstat(file).st_size
     if size > _MOST_HISTORY:
         newer = os.pread(file, _MOST_HISTORY // 2, size - _MOST_HISTORY // 2)

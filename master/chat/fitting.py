@@ -1,4 +1,4 @@
-"""A conversation in a context of limited length: the oldest turns go, the system message stays."""
+"""Fitting a conversation into a context: the oldest turns are dropped, the system message stays."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from master.chat.conversation import Conversation
 from master.text.tokenizer import Message
 from tpi.errors import UsageError
 
-_KEPT = 0.75  # of a full context: so that it is not full again, and computed anew, at the next turn
+_KEPT = 0.75  # share of the room that is filled after dropping turns, so that the next turns fit without dropping again
 
 
 def fit(
@@ -18,13 +18,13 @@ def fit(
     answer: int | None,
     what: str = "this message",
 ) -> list[int]:
-    """Token ids of the conversation with `user` said next; drops its oldest turns where it would not fit.
+    """Return the token ids of the conversation with `user` said next, dropping its oldest turns if it does not fit.
 
-    An answer of `answer` tokens has room then, at most a quarter of `context`; None: a quarter. `what` is what an error
-    says does not fit.
+    The result leaves room for an answer of `answer` tokens, at most a quarter of `context`; None: a quarter. `what` is
+    the subject of the error message.
 
     Raises:
-        UsageError: if `user`, with the system message, does not fit alone; nothing is dropped.
+        UsageError: if `user` does not fit alone with the system message; nothing is dropped.
         ModelError: if the chat template refuses the conversation.
     """
 

@@ -1,4 +1,4 @@
-"""The turns of a chat: read a message or a command, do it, say what came of it. Ctrl-C ends an answer, not the chat."""
+"""The loop of a chat: it reads a message or a command and handles it. Ctrl-C ends an answer, not the chat."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,20 +23,20 @@ class Chat:
     """One chat. `run` returns when the user leaves."""
 
     def __init__(self, talk: Talk, reader: Reader, quiet: bool, rescue: Path) -> None:
-        """`rescue`: where the conversation is written if a worker is lost."""
+        """Create a chat; `rescue` is the file to write the conversation to if a worker is lost."""
         self._talk = talk
         self._reader = reader
         self._quiet = quiet
         self._rescue = rescue
         self._answering = False
-        self._unfinished: Turn | None = None  # before the last message or command
+        self._unfinished: Turn | None = None  # the unfinished turn before the last message or command
 
     def run(self) -> None:
-        """Take messages and commands until the end of the input or /bye.
+        """Handle messages and commands until the end of the input or /bye.
 
         Raises:
-            NodeError: if a worker is lost, or a server without a terminal; what was said is in a file then, and
-                stderr names it.
+            NodeError: if a worker is lost, or a server is lost without a terminal. The conversation is then saved to
+                a file, named on stderr.
             KeyboardInterrupt: on Ctrl-C without a terminal, or on the third one during one answer.
             UsageError: for a message that cannot be answered, without a terminal.
         """
@@ -44,7 +44,7 @@ class Chat:
             pass
 
     def _survives(self) -> bool:
-        """One turn, with what a chat survives; whether it goes on."""
+        """Handle one line, and report errors after which the chat can continue; return False at the end of the chat."""
         try:
             return self._turn()
         except UsageError as error:
@@ -61,12 +61,12 @@ class Chat:
                 raise
             left = self._talk.conversation.unfinished
             again = "/continue goes on" if left is not None and left is not self._unfinished else "try again"
-            warn(f"{error}. What was said so far is kept: {again}, or leave with /bye")
+            warn(f"{error}. The conversation so far is kept: {again}, or /bye leaves")
         return True
 
     def _turn(self) -> bool:
-        """Read one line and do it; whether the chat goes on."""
-        self._answering = False  # an answer that could not be given has left it so
+        """Read one line and handle it; return False at the end of the chat."""
+        self._answering = False  # still True if the last answer failed
         line = self._reader.read()
         if line is None:
             if self._reader.interactive:
@@ -87,11 +87,11 @@ class Chat:
 
     def _regenerate(self) -> None:
         if not self._talk.conversation.turns:
-            raise UsageError("there is no answer yet to make again; say something first")
+            raise UsageError("there is no answer yet to regenerate; write a message first")
         self._answer(lambda stopped: self._talk.regenerate(stopped, warn))
 
     def _answer(self, make: Callable[[Callable[[], bool]], Answer]) -> None:
-        """Make an answer, which Ctrl-C stops between two steps; then a line of figures."""
+        """Generate an answer, which Ctrl-C stops between two steps; then print a line of figures."""
         with typing_kept(lines=True), noticed(_LEAVING) as stopped:
             self._answering = True
             result = make(stopped)
@@ -104,7 +104,7 @@ class Chat:
             raise KeyboardInterrupt
 
     def _figures(self, result: Answer) -> str:
-        """What an answer took, and why it ended where that was not its own end."""
+        """Return the answer's token count, speed and use of the context, and the reason if it was cut."""
         count, used, context = result.count, self._talk.used, self._talk.context
         said = [f"{count} token{'' if count == 1 else 's'}"]
         if result.decode_rate:
@@ -117,11 +117,11 @@ class Chat:
         elif result.finish_reason == "length":
             said.append(self._cut(result))
         if not said_in(result):
-            said.append("nothing was said, so this turn is not kept")
+            said.append("the answer has no text, so this turn is not kept")
         return f"[{', '.join(said)}]"
 
     def _cut(self, result: Answer) -> str:
-        """Why an answer was cut, and how to go on."""
+        """Return the reason why an answer was cut, and how to continue it."""
         full = self._talk.used >= self._talk.context
         return f"cut {'where the context ends' if full else f'at -n {result.count}'}{_GO_ON}"
 
@@ -129,7 +129,7 @@ class Chat:
         click.echo(text, err=True)
 
     def _save_what_was_said(self) -> None:
-        """A lost worker ends the run; the conversation should not go with it."""
+        """Save the conversation before the chat ends because of a lost worker."""
         if not self._talk.conversation.turns:
             return
         try:
@@ -137,16 +137,16 @@ class Chat:
         except UsageError as error:
             warn(str(error))
         else:
-            warn(f"what was said is in {self._rescue}; /load it in the next chat")
+            warn(f"the conversation is saved in {self._rescue}; /load it in the next chat")
 
 
 def warn(text: str) -> None:
-    """Say on stderr what the user should know, quiet or not."""
+    """Print a warning on stderr, quiet or not."""
     click.echo(f"tpi: {text}", err=True)
 
 
 def say_welcome(model: str, names: tuple[str, ...], group: str, context: int) -> None:
-    """Which model answers, on which nodes, and how to leave."""
+    """Print the model, its nodes, and the most important keys."""
     click.echo(f"{plain(model)} on {', '.join(names)}", err=True)
     click.echo(f"{group}; context of {context} tokens", err=True)
     click.echo("/help lists commands. Ctrl-C stops an answer; Ctrl-D or /bye leaves.", err=True)

@@ -1,4 +1,4 @@
-"""A conversation with a model of this session: keys and values of earlier turns are kept."""
+"""A conversation with a model of this session. The KV cache of earlier turns is reused."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Messages
@@ -18,12 +18,12 @@ from master.text.tokenizer import Message
 
 
 class OwnTalk(Talk):
-    """A conversation, and what the engine has computed of it."""
+    """A conversation with the session's engine, and the sequence with its KV cache."""
 
     def __init__(
         self, session: Session, sampler: Sampler, tokens: int | None, conversation: Conversation, screen: Screen
     ) -> None:
-        """`tokens` is the most that an answer may have; None: what the context has room for."""
+        """Create a conversation; an answer has at most `tokens` tokens (None: as many as the context has room for)."""
         super().__init__(conversation, session.engine.context, screen)
         self._session = session
         self._sampler = sampler
@@ -32,14 +32,14 @@ class OwnTalk(Talk):
         self._replay = Replay()
 
     def check_system(self, system: str | None) -> None:
-        """See `Talk`."""
+        """Raise ModelError if the chat template refuses the system message, UsageError if it is too long."""
         probe = Conversation(system)
         fit(probe, "?", self._session.tokenizer.encode_chat, self.context, self._tokens)
 
     def _answer(
         self, text: str, begun: Turn | None, stopped: Callable[[], bool], warn: Callable[[str], None]
     ) -> Answer:
-        """See `Talk`."""
+        """Generate an answer with the session's engine, or continue that of `begun`."""
         before, said = self.conversation.dropped, self._tokens_of(begun)
         what = "this answer, with what it answers," if begun else "this message"
         encode = partial(self._encode, said=said)
@@ -60,11 +60,14 @@ class OwnTalk(Talk):
         return result
 
     def _encode(self, messages: Messages[Message], said: Messages[int]) -> list[int]:
-        """A conversation, with the very tokens of the answers that were given in it, and with what is `said` of one."""
+        """Return the token ids of a conversation, followed by `said`.
+
+        Earlier answers keep the tokens that were generated for them, so that the KV cache fits.
+        """
         return [*self._session.tokenizer.encode_chat(messages, self._replay.find(messages)), *said]
 
     def _tokens_of(self, begun: Turn | None) -> list[int]:
-        """The tokens of an answer that is to be continued; of one from a file those of its text."""
+        """Return the tokens of an answer to be continued; those of its text if the answer comes from a file."""
         if begun is None:
             return []
         return list(begun.tokens) or self._session.tokenizer.encode(begun.assistant, special=False)
@@ -76,7 +79,7 @@ class OwnTalk(Talk):
             self._replay.remember(said, (), tokens[:-1] if at_end else tokens, thought=result.said is not None)
 
     def _begin(self, tokens: list[int]) -> None:
-        """A sequence of `tokens`, which begins with what the last one has computed of them."""
+        """Begin a sequence of `tokens`, reusing the KV cache of the last one as far as they agree."""
         engine = self._session.engine
         if self._sequence:
             engine.release(self._sequence)

@@ -1,4 +1,4 @@
-"""Where a chat's lines come from: a terminal with editing and history, a plain one, or a pipe."""
+"""Input of a chat: a terminal with editing and history, a plain terminal, or a pipe."""
 
 import os
 import sys
@@ -12,16 +12,16 @@ from tpi.errors import UsageError
 from tpi.system.streams import unfiltered
 
 PROMPT = "> "
-CONTINUED = "\\"  # at the end of a line: the next one belongs to it
+CONTINUED = "\\"  # at the end of a line: the message continues on the next line
 
 
 class Reader(Protocol):
-    """What the user says, one message at a time."""
+    """A source of the user's messages."""
 
-    interactive: bool  # a person is there: errors are said, and the chat goes on
+    interactive: bool  # True at a terminal: errors are printed, and the chat continues
 
     def read(self) -> str | None:
-        """The next message, None at the end.
+        """Return the next message; None at the end of input.
 
         Raises:
             KeyboardInterrupt: if the user pressed Ctrl-C meanwhile.
@@ -30,14 +30,14 @@ class Reader(Protocol):
 
 
 class PlainReader:
-    """Lines of a file: a pipe, or a terminal that edits lines itself."""
+    """Reads lines of a file: a pipe, or a terminal that edits lines itself."""
 
     def __init__(self, file: BinaryIO, interactive: bool) -> None:
         self.interactive = interactive
         self._file = file
 
     def read(self) -> str | None:
-        """One line, with those that its last backslash joins to it."""
+        """Return one message: a line, with the further lines that backslashes at line ends join to it."""
         parts: list[str] = []
         while True:
             if self.interactive:
@@ -56,13 +56,17 @@ class PlainReader:
 
 
 def open_reader(history: Path | None) -> Reader:
-    """The best reader for this terminal or pipe; lines are remembered in the file `history`, if there is one."""
+    """Return the best reader for this terminal or pipe; the history is in the file `history`, if given.
+
+    Raises:
+        UsageError: if standard input is closed.
+    """
     if sys.stdin is None:
         raise UsageError("standard input is closed, so a chat cannot read messages; use tpi run")
     interactive = sys.stdin.isatty()
     screen = next((stream for stream in (sys.stderr, sys.stdout) if stream is not None and stream.isatty()), None)
     if not interactive or screen is None or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return PlainReader(sys.stdin.buffer, interactive)
-    from master.chat.editor import Editor  # prompt_toolkit is loaded for those who see it
+    from master.chat.editor import Editor  # prompt_toolkit is loaded only when it is used
 
-    return Editor(unfiltered(screen), history)  # which sends the terminal its sequences
+    return Editor(unfiltered(screen), history)  # prompt_toolkit writes control sequences

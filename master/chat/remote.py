@@ -1,4 +1,4 @@
-"""A conversation with a model that a server runs (`master.chat.client`)."""
+"""A conversation with a model on a server (`master.chat.client`)."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -19,14 +19,14 @@ _REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class ServerTalk(Talk):
-    """A conversation of which the server is sent every turn, and has computed the earlier ones."""
+    """A conversation with a server. The server gets all turns each time; its prefix cache has the earlier ones."""
 
     lasting = True
 
     def __init__(
         self, server: ChatServer, sampling: Sampling, tokens: int | None, conversation: Conversation, screen: Screen
     ) -> None:
-        """`tokens` is the most that an answer may have; None: what the server gives.
+        """Create a conversation; an answer has at most `tokens` tokens (None: as many as the server gives).
 
         Raises:
             NodeLost: if the server cannot be reached.
@@ -44,16 +44,19 @@ class ServerTalk(Talk):
             self._fields["max_tokens"] = tokens
 
     def check_system(self, system: str | None) -> None:
-        """The server says so when it is asked."""
+        """Do nothing: the server checks the message when it is asked."""
 
     def _answer(
         self, text: str, begun: Turn | None, stopped: Callable[[], bool], warn: Callable[[str], None]
     ) -> Answer:
-        """See `Talk`."""
+        """Ask the server for an answer, or to continue that of `begun`.
+
+        While it refuses the prompt as too long, drop the oldest turn and ask again.
+        """
         if begun is not None and not begun.assistant:
             if begun.shown:
                 raise UsageError("the answer was cut while it was thinking, which a server cannot continue; ask again")
-            begun = None  # nothing came: it is answered from the beginning
+            begun = None  # there is no text to continue: begin a new answer
         before = self.conversation.dropped
         while True:
             try:
@@ -69,7 +72,7 @@ class ServerTalk(Talk):
         return result
 
     def _streamed(self, text: str, begun: Turn | None, stopped: Callable[[], bool]) -> Answer:
-        """Ask once; what came before a server was lost is kept."""
+        """Ask the server once. If it is lost during the answer, keep the text that has come."""
         messages, fields = self.conversation.messages(text, self.conversation.dropped), dict(self._fields)
         result, thoughts = Answer(0, finish_reason="interrupted", said=""), ShownThoughts()
         if begun is not None:
@@ -106,13 +109,15 @@ class ServerTalk(Talk):
         return result
 
     def _taken(self, chunk: dict[str, Any], result: Answer, thoughts: ShownThoughts) -> str:
-        """What is to be shown for one chunk of the stream."""
+        """Return the text to show for one chunk of the stream."""
         shown = ""
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta", {})
             piece = thoughts.think(_thought(delta)) + thoughts.say(delta.get("content") or "")
             shown += piece
-            result.counted += bool(piece)  # about a token each, until the server says it; who stops early never hears
+            result.counted += bool(
+                piece
+            )  # about one token each; the server's own count comes only at the end of a complete answer
             if (reason := choice.get("finish_reason")) is not None:
                 result.finish_reason = _REASONS.get(reason, "stop")
         if usage := chunk.get("usage"):
@@ -122,6 +127,6 @@ class ServerTalk(Talk):
 
 
 def _thought(delta: dict[str, Any]) -> str:
-    """More of what the model thinks, to which servers give one of two names."""
+    """Return a chunk's reasoning, which servers give one of two names."""
     text = delta.get("reasoning_content") or delta.get("reasoning")
     return text if isinstance(text, str) else ""

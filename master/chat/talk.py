@@ -1,4 +1,4 @@
-"""One conversation with a model, wherever it runs: text in, an answer out."""
+"""The interface of a conversation with a model, on this machine or on a server."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,59 +10,64 @@ from tpi.errors import UsageError
 
 
 class Talk(ABC):
-    """A conversation; `context` is in tokens, `used` of it are taken.
+    """A conversation. `context` is its length limit in tokens, of which `used` are in use.
 
-    `lasting`: it can go on after a NodeError, since nothing of it is where the model runs.
+    `lasting`: whether it can continue after a NodeError, because it has no state where the model runs.
     """
 
     used = 0
     lasting = False
 
     def __init__(self, conversation: Conversation, context: int, screen: Screen) -> None:
-        """Answers are shown on `screen`."""
+        """Create a conversation whose answers are shown on `screen`."""
         self.conversation = conversation
         self.context = context
         self.screen = screen
 
     @abstractmethod
     def check_system(self, system: str | None) -> None:
-        """Raises ModelError if the model's chat template takes no such system message, UsageError if it is too long."""
+        """Check the system message.
+
+        Raises:
+            ModelError: if the model's chat template refuses it.
+            UsageError: if it is too long.
+        """
 
     @abstractmethod
     def _answer(
         self, text: str, begun: Turn | None, stopped: Callable[[], bool], warn: Callable[[str], None]
     ) -> Answer:
-        """Answer `text` on the screen, or go on with the answer of `begun`, whose `user` is `text`.
+        """Show an answer to `text`, or continue the answer of `begun`, whose `user` is `text`.
 
-        The result's text begins with that of `begun`, its `token_ids` do not. Errors as `reply`.
+        The result's text begins with that of `begun`, but its `token_ids` do not. Errors are those of `reply`.
         """
 
     def reply(self, text: str, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
-        """Answer `text`, streaming to the screen; `warn` is told if turns had to be dropped.
+        """Answer `text`, streaming to the screen; call `warn` if turns had to be dropped.
 
-        Only what was said is kept: an answer that breaks off before its first letter, while the model is thinking for
-        example, leaves the turns as they were.
+        Only a turn whose answer has text is kept. An answer that is cut while the model is still reasoning changes no
+        turns.
 
         Raises:
             UsageError: if the text is too long, or the chat template refuses it.
-            NodeError: if a worker is lost, or the server.
+            NodeError: if a worker or the server is lost.
         """
         result = self._answer(text, None, stopped, warn)
         self.keep(text, result, None)
         return result
 
     def go_on(self, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
-        """Continue the last answer where it was cut, in the same turn; if that fails, it stays as it was.
+        """Continue the last answer where it was cut, in the same turn; if that fails, the turn stays as it was.
 
         Raises:
-            UsageError: as `reply`, and if there is no answer, or it came to its own end.
-            NodeError: as `reply`.
+            UsageError: as for `reply`, and if there is no answer, or it reached its own end.
+            NodeError: as for `reply`.
         """
         turns, unsaid, dropped = self.conversation.turns, self.conversation.unsaid, self.conversation.dropped
         begun = self.conversation.unfinished
         if begun is None:
-            reason = "the last answer came to its own end" if turns else "there is no answer yet"
-            raise UsageError(f"{reason}: there is nothing to continue; say something")
+            reason = "the last answer is complete" if turns else "there is no answer yet"
+            raise UsageError(f"{reason}: there is nothing to continue; write a message")
         if unsaid is None:
             turns.pop()
             self.conversation.dropped = min(dropped, len(turns))
@@ -76,9 +81,9 @@ class Talk(ABC):
                 turns.append(begun)
 
     def regenerate(self, stopped: Callable[[], bool], warn: Callable[[str], None]) -> Answer:
-        """Another answer instead of the last one, which stays if the new one says nothing.
+        """Replace the last answer by a new one; if the new one has no text, the last one stays.
 
-        The conversation has to have a turn. Errors as `reply`, after which the last answer stays, too.
+        The conversation must have a turn. Errors are those of `reply`; after an error the last answer stays, too.
         """
         turns, dropped = self.conversation.turns, self.conversation.dropped
         last = turns.pop()
@@ -92,7 +97,7 @@ class Talk(ABC):
                 self.conversation.unsaid = None
 
     def keep(self, text: str, result: Answer, begun: Turn | None) -> None:
-        """Remember `text` and what it was answered; an answer that says nothing can only be continued."""
+        """Add a turn to the conversation; an answer without text is not added but can be continued."""
         said, ended = said_in(result), result.finish_reason == "stop"
         tokens = (*(begun.tokens if begun else ()), *result.token_ids)
         turn = Turn(text, said, self.used, tokens, result.text, ended)
@@ -101,13 +106,13 @@ class Talk(ABC):
             self.conversation.turns.append(turn)
 
     def full(self, dropped: int, longest: int) -> str:
-        """What is said when the oldest `dropped` turns had to go; `longest` is what the model was made for."""
+        """Return the warning that the oldest `dropped` turns were dropped; `longest` is the model's longest context."""
         many = f"the oldest {dropped} turns are" if dropped > 1 else "the oldest turn is"
         more = "; a larger -c keeps more" if longest > self.context else ""
         return f"the context of {self.context} tokens is full: {many} dropped{more}"
 
 
 def said_in(result: Answer) -> str:
-    """What an answer says, without thinking where that is known apart; empty if that is white space alone."""
+    """Return an answer's text without its reasoning, if these are known separately; "" if it is only white space."""
     said = result.text if result.said is None else result.said
     return said if said.strip() else ""

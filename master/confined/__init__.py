@@ -1,1 +1,1 @@
-"""Work on what strangers wrote, chat templates and grammars, in child processes with limits of time and memory."""
+"""Untrusted work (chat templates and grammars from outside) in child processes with limits of time and memory."""

@@ -1,7 +1,7 @@
-"""The child's side: answer requests on standard input, one at a time, each within limits of time and memory.
+"""The child process: it answers requests on standard input, one at a time, within limits of time and memory.
 
-A request is JSON, with its length before it. The limit of time is a timer of the process's own processor time, whose
-signal ends the process: it fires inside of C code, too. The limit of memory is the address space that the system gives.
+A request is JSON, preceded by its length. A timer of the process's own processor time ends the process with a signal,
+which works inside C code, too. Memory is limited by the process's address space.
 """
 
 import json
@@ -14,18 +14,18 @@ from importlib import import_module
 from select import select
 from typing import Any
 
-LENGTH = 8  # bytes, little-endian, before each message
+LENGTH = 8  # bytes of the length before each message, little-endian
 OUT_OF_TIME = signal.SIGPROF
 OUT_OF_MEMORY = 77  # an exit code
-_IDLE_S = 5.0  # between two looks for the parent
+_IDLE_S = 5.0  # seconds between two checks that the parent still exists
 _PAGE = resource.getpagesize()
-_SENTENCE = 300  # characters of an error
+_SENTENCE = 300  # characters of an error message
 
 Work = Callable[[Any], Any]
 
 
 def main(*arguments: str) -> None:
-    """Serve as `_serve` does, and end with OUT_OF_MEMORY where there is none left even for a reply."""
+    """Run `_serve`, and exit with OUT_OF_MEMORY if there is not enough memory even for a reply."""
     try:
         _serve(*arguments)
     except MemoryError:
@@ -33,12 +33,12 @@ def main(*arguments: str) -> None:
 
 
 def _serve(module: str, opening_s: str, opening_bytes: str, seconds: str, most_bytes: str) -> None:
-    """Serve what `open_work` of `module` returns, until standard input ends.
+    """Answer requests with the function that `open_work` of `module` returns, until standard input ends.
 
-    The first message is what `open_work` is given; each later one is given to what it returned.
+    The first message is the argument of `open_work`. Each later one is an argument of the function that it returned.
     """
     replies = os.dup(1)
-    os.dup2(2, 1)  # what is printed by accident is not a reply
+    os.dup2(2, 1)  # accidental prints must not appear as replies
     open_work = import_module(module).open_work
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     parent, work, before = os.getppid(), None, _mapped()
@@ -55,7 +55,7 @@ def _serve(module: str, opening_s: str, opening_bytes: str, seconds: str, most_b
 
 
 def _within(seconds: float, work: Work, message: bytes) -> tuple[dict[str, Any], Any]:
-    """Return the reply, and what `work` returned if that is a function."""
+    """Return the reply, and the result of `work` if that is a function."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         done = work(json.loads(message))
@@ -69,13 +69,13 @@ def _within(seconds: float, work: Work, message: bytes) -> tuple[dict[str, Any],
 
 
 def _sentence(error: Exception) -> str:
-    """Return what `error` says, on one line of bounded length, without what could steer a terminal."""
+    """Return the error's message on one line of bounded length, without characters that could control a terminal."""
     said = " ".join(str(error).split())[:_SENTENCE] or type(error).__name__
     return "".join(character for character in said if character.isprintable())
 
 
 def _mapped() -> int:
-    """Return the bytes of address space in use; 0 where the system does not say."""
+    """Return the bytes of address space in use; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
             return int(file.read().split()[0]) * _PAGE
@@ -84,14 +84,14 @@ def _mapped() -> int:
 
 
 def _limit_memory(most: int) -> None:
-    """Let the address space grow to `most` bytes; where it cannot be limited, the parent watches."""
+    """Limit the address space to `most` bytes. Where that is impossible (macOS), the parent watches the memory."""
     if sys.platform == "linux":
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _read(parent: int) -> bytes | None:
-    """Return the next message, None where there is none any more or the parent is gone."""
+    """Return the next message; None if the input has ended or the parent is gone."""
     head = _bytes(LENGTH, parent)
     return None if head is None else _bytes(int.from_bytes(head, "little"), parent)
 

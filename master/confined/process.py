@@ -1,4 +1,4 @@
-"""The parent's side: a child process that is started once, asked often, and replaced where it went over a limit."""
+"""The parent's side: a child process that is started once and replaced after it exceeded a limit."""
 
 import json
 import os
@@ -15,30 +15,30 @@ from weakref import finalize
 
 from master.confined.child import LENGTH, OUT_OF_MEMORY, OUT_OF_TIME
 
-_START_S = 60.0  # for a fresh child to load its modules, on a busy machine
-_WALL = 4.0  # times the limit of processor time, after which a child that waits is ended, too
+_START_S = 60.0  # time for a new child to load its modules on a busy machine
+_WALL = 4.0  # a waiting child is ended after this multiple of the limit of processor time
 _LEAST_WALL_S = 10.0
-_NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL)  # how a process ends that gets none
-_WATCHED = sys.platform != "linux"  # macOS does not limit a process's memory
+_NO_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL)  # exit codes of a process that ran out of memory
+_WATCHED = sys.platform != "linux"  # macOS cannot limit a process's memory
 _ONE_THREAD = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-"""Stacks and arenas of threads would count as memory of the work."""
-_LOOK_S = 0.05  # between two looks at the memory of a child that is watched
+"""Environment of the child: stacks and arenas of more threads would count as memory of the work."""
+_LOOK_S = 0.05  # seconds between two checks of the memory of a watched child
 _RUN = (
     "import sys; sys.path[:] = sys.argv[1].split(chr(10)); from master.confined.child import main; main(*sys.argv[2:])"
 )
 
 
 class ConfinedError(Exception):
-    """What the child said of a request, or that the request went over a limit; `str()` is a sentence about "it"."""
+    """A request failed in the child, or exceeded a limit. `str()` is a sentence whose subject is "it"."""
 
 
 class LimitError(ConfinedError):
-    """A request took too much time or memory."""
+    """A request that took too much time or memory."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may take, and what opening the work may; seconds are of processor time."""
+    """Limits for one request, and for opening the work: seconds of processor time, and bytes of memory."""
 
     seconds: float
     memory: int
@@ -47,21 +47,24 @@ class Limits:
 
 
 class ConfinedProcess:
-    """One child process, which does the work of one module; safe to call from several threads, one at a time."""
+    """One child process that does the work of one module. Safe to call from several threads; calls are serialized."""
 
     def __init__(self, module: str, settings: Any, limits: Limits) -> None:
-        """`settings` is JSON that the child's `module.open_work` is given. Nothing is started before it is needed."""
+        """Prepare a child process without starting it.
+
+        `settings` is JSON, the argument of the child's `module.open_work`.
+        """
         self._module, self._settings, self._limits = module, settings, limits
         self._child: _Child | None = None
         self._lock = Lock()
 
     def start(self) -> None:
-        """Start the child, if there is none, so that it loads while other things happen; `ask` says why it cannot."""
+        """Start the child in advance, so that it loads in the background. An error is ignored: `ask` reports it."""
         with self._lock, suppress(ConfinedError):
             self._started()
 
     def ask(self, request: Any) -> Any:
-        """Return the child's answer to `request`, both JSON.
+        """Send `request` to the child and return its answer, both JSON.
 
         Raises:
             LimitError: if it took more than the limits allow; the child is replaced.
@@ -79,7 +82,7 @@ class ConfinedProcess:
                     self._end()
 
     def close(self) -> None:
-        """End the child and wait for it; a later `ask` starts another."""
+        """Stop the child and wait for its end; a later `ask` starts another."""
         with self._lock:
             self._end()
 
@@ -110,7 +113,7 @@ class ConfinedProcess:
 
 
 class _Child:
-    """A running child."""
+    """A running child process."""
 
     def __init__(self, module: str, limits: Limits) -> None:
         numbers = (limits.opening_seconds, limits.opening_memory, limits.seconds, limits.memory)
@@ -120,7 +123,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | _ONE_THREAD,
-            start_new_session=True,  # Ctrl-C at a terminal is the parent's
+            start_new_session=True,  # Ctrl-C at a terminal must not reach the child
         )
         assert self._process.stdin
         assert self._process.stdout
@@ -132,7 +135,7 @@ class _Child:
         self._late = self._large = False
 
     def exchange(self, request: Any, seconds: float, memory: int) -> dict[str, Any] | None:
-        """Return the reply; None if the child ended, or was ended because it took too long or too much memory."""
+        """Return the reply; None if the child ended, or took too long or too much memory."""
         data = json.dumps(request).encode()
         unsent, got = memoryview(len(data).to_bytes(LENGTH, "little") + data), bytearray()
         deadline = monotonic() + seconds
@@ -162,21 +165,21 @@ class _Child:
         return reply
 
     def why(self, seconds: float, memory: int) -> ConfinedError:
-        """End the child that gave no reply, and return what was wrong."""
+        """Stop a child that gave no reply, and return the error that explains why."""
         if not (self._late or self._large):
             self._process.wait(_START_S)
         code = self._process.poll()
         self.end()
         if code == -OUT_OF_TIME:
             return LimitError(f"it takes longer than {seconds:g} s")
-        if self._late:  # the processor was not its own, or it waited
+        if self._late:  # the processor was busy with other work, or the child waited
             return ConfinedError("it did not end in time; the machine may be busy: try again")
         if self._large or code in _NO_MEMORY:
             return _too_large(memory)
         return ConfinedError(f"the process that it ran in ended with {code}")
 
     def _resident(self) -> int:
-        """Return the bytes of memory that the child holds."""
+        """Return the child's resident memory in bytes; 0 if it is gone."""
         import psutil
 
         try:

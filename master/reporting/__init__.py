@@ -1,1 +1,1 @@
-"""What a run tells its user."""
+"""Reports of a run: figures of its nodes, tables, `--json`, and the timeline."""

@@ -1,4 +1,4 @@
-"""What a run can say of itself: the nodes' totals, reports between two of them, the group in words, the timeline."""
+"""Figures of a run: the nodes' totals, reports between two snapshots, a description of the group, the timeline."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,10 +28,14 @@ from worker.service.served import totals
 class RunFigures:
     """Figures of one deployment and its nodes."""
 
-    marked: list[Stats] | None = None  # totals of every node when the first token of the last answer was there
+    marked: list[Stats] | None = None  # totals of every node at the first token of the last answer
 
     def __init__(self, pack: Pack, cluster: Cluster, deployment: Deployment, bare: int, began: int) -> None:
-        """`bare` is what this process took (bytes) before it had weights, `began` when the trace begins (clock, ns)."""
+        """Create the figures of a deployment.
+
+        `bare` is the memory of this process before it loaded weights, in bytes. `began` is the start of the trace, in
+        nanoseconds of the clock.
+        """
         self._pack = pack
         self._cluster = cluster
         self._deployment = deployment
@@ -39,24 +43,24 @@ class RunFigures:
         self._began = began
 
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
-        """Return totals of every node so far, rank 0 first.
+        """Return the totals of every node so far, rank 0 first.
 
-        With `waits`, one for each node, they have their `steady` too, which takes longer.
+        With `waits`, one for each node, include each node's `steady`. That takes longer.
         """
         return [self._own_stats(waits[0] if waits else None), *self._cluster.stats(waits[1:])]
 
     def mark(self) -> None:
-        """Remember the totals: a later `report` counts from here. A lost worker shows in the next step."""
+        """Store the present totals; a later `report` counts from here. A lost worker is left to the next step."""
         with suppress(NodeError):
             self.marked = self.stats()
 
     def span(self) -> Span:
-        """The totals at `mark`, and now."""
+        """Return the totals at `mark`, and those of now."""
         after = self.stats()
         return self.marked or [nothing(stats) for stats in after], after
 
     def report(self, spans: Sequence[Span] = ()) -> list[NodeReport]:
-        """Every node's figures, per token, of all `spans` together; without any, since `mark`, or since the start."""
+        """Return every node's figures per token over all `spans`; without spans, since `mark` or the start."""
         after = self.stats()
         begun = before(after, spans) if spans else self.marked or [nothing(stats) for stats in after]
         after = self.stats(self._waits(begun, after))
@@ -64,9 +68,9 @@ class RunFigures:
         return [node_report(self._pack.config, *each) for each in zip(shares, begun, after, strict=True)]
 
     def live(self, begun: Sequence[Stats] | None) -> LiveFigures:
-        """What every node does, per token since the totals `begun`; errors as `stats`.
+        """Return every node's figures per token since the totals `begun`; raise NodeError if a worker is lost.
 
-        None, or totals of another deployment: since the start.
+        If `begun` is None or of another deployment, count from the start.
         """
         after, config, hidden = self.stats(), self._pack.config, self._pack.config.hidden
         counted, group = since(begun, after), self._deployment.node.loop.group
@@ -78,11 +82,14 @@ class RunFigures:
         )  # fmt: skip
 
     def windows(self) -> list[WindowState]:
-        """Where each node's memory window stands, rank 0 first; from any thread, also while a step runs."""
+        """Return the position of each node's memory window, rank 0 first. Safe from any thread, also during a step."""
         return [WindowState(*astuple(self._deployment.node.position)), *self._cluster.windows()]
 
     def fields(self) -> dict[str, Any]:
-        """The fields of `--json` that describe the group; `predicted_sync_ms` is per token, None where not measured."""
+        """Return the fields of `--json` that describe the group.
+
+        `predicted_sync_ms` is per token; None if the links were not measured.
+        """
         node, hidden = self._deployment.node, self._pack.config.hidden
         group, predicted = node.loop.group, node.loop.group.predicted_s(hidden)
         return {
@@ -95,7 +102,7 @@ class RunFigures:
         }
 
     def describe(self) -> str:
-        """The group in a few words."""
+        """Return a one-line description of the group: nodes, format, collective."""
         nodes, fields = 1 + len(self._cluster.workers), self.fields()
         sent = f", {fields['weights_sent_bytes'] / 1e6:.1f} MB of weights sent" if nodes > 1 else ""
         collective = f"{fields['collective']} over {fields['wire']}"
@@ -103,7 +110,7 @@ class RunFigures:
 
     @contextmanager
     def prompt_progress(self, tokens: int) -> Iterator[Callable[[], None]]:
-        """Show how far a prompt of `tokens` tokens is, until what is yielded is called, or the context is left."""
+        """Show the progress of a prompt of `tokens` tokens until the yielded function is called, or to the end."""
         loop = self._deployment.node.loop
         begun, total = loop.progress, -(-tokens // self._deployment.limits.chunk) * len(loop.blocks)
         with ExitStack() as stack:
@@ -113,7 +120,7 @@ class RunFigures:
             yield stack.close
 
     def write_trace(self, path: Path | None) -> str:
-        """Write the timeline to `path`, if it was traced; returns a sentence on what it lacks, if anything.
+        """Write the timeline to `path` if the run was traced; return a sentence about missing spans, or "".
 
         Raises:
             UsageError: if the file cannot be written.
@@ -138,7 +145,7 @@ class RunFigures:
         ]
 
     def _waits(self, begun: Sequence[Stats], after: Sequence[Stats]) -> list[OtherWaits]:
-        """Return what each node's exchanges hold of waiting for disks, per token."""
+        """Return the time per token that each node's exchanges wait for the disks of other nodes."""
         head, rows = self._deployment.vocabulary.waits
         stalls = [
             max(0.0, now.stall_s - then.stall_s) / max(1, now.tokens - then.tokens)
@@ -155,7 +162,9 @@ class RunFigures:
         figures = replace(
             own,
             streamed_bytes=own.streamed_bytes + head.read_bytes,
-            disk_s=head.read_seconds if head.ring_bytes else own.disk_s,  # one clock: the head's knows of the blocks
+            disk_s=head.read_seconds
+            if head.ring_bytes
+            else own.disk_s,  # one clock: the head's counts the blocks' reads, too
             stall_s=own.stall_s + head.stall_seconds,
         )
         steady = None if beside is None else deployment.node.steady(beside)
@@ -164,4 +173,4 @@ class RunFigures:
 
 def _missing(dropped: Mapping[str, int]) -> str:
     nodes = ", ".join(f"{count} of {node}" for node, count in dropped.items())
-    return f"the trace lacks the last spans ({nodes}): a node has room for {TRACE_SPANS}; trace a shorter run"
+    return f"the trace lacks the last spans ({nodes}): a node stores at most {TRACE_SPANS}; trace a shorter run"

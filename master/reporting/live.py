@@ -1,4 +1,4 @@
-"""Figures of a run while it goes on."""
+"""Figures of a run in progress."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from tpi.topology.links import LinkTable
 
 @dataclass(frozen=True)
 class LiveFigures:
-    """Every node of one deployment at one moment, rank 0 first."""
+    """Figures of every node of one deployment at one moment, rank 0 first."""
 
-    nodes: list[NodeReport]  # per token since some earlier moment
-    experts: list[Range]  # which routed experts each holds
+    nodes: list[NodeReport]  # per token since an earlier moment
+    experts: list[Range]  # the routed experts that each node holds
     totals: list[Stats]
     moved: bool  # whether tokens were computed since that moment
-    whole: dict[str, int]  # what there is to hold, by kind
+    whole: dict[str, int]  # what the model has in total, by kind
     collective: str
     wire: str
-    links: LinkTable | None = None  # as measured, where they are
+    links: LinkTable | None = None  # the measured links, if any
 
     @property
     def epoch(self) -> int:
@@ -31,19 +31,19 @@ class LiveFigures:
 
     @property
     def used_bytes(self) -> list[int]:
-        """The most memory that each has taken so far above its bare process."""
+        """The most memory that each node has taken so far above its bare process."""
         return [max(0, node.peak_rss_bytes - node.bare_rss_bytes) for node in self.nodes]
 
 
 def since(begun: Sequence[Stats] | None, after: Sequence[Stats]) -> list[Stats]:
-    """The totals to count from: `begun` if it is of the same deployment, else none at all."""
+    """Return the totals to count from: `begun` if it is of the same deployment, else zeros."""
     if begun and [(one.epoch, one.session) for one in begun] == [(one.epoch, one.session) for one in after]:
         return list(begun)
     return [nothing(stats) for stats in after]
 
 
 def whole_model(config: ModelConfig) -> dict[str, int]:
-    """What all nodes hold together of a layer; `neurons` of a dense block, or else of each routed expert."""
+    """Return what all nodes together hold. `neurons` are those of a dense block, `expert_neurons` of one expert."""
     mixture = config.mixture
     return {
         "layers": config.layers,

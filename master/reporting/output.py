@@ -1,4 +1,4 @@
-"""What commands write: answers on stdout as they come; progress and notes on stderr."""
+"""Output of commands: answers on stdout as they come; progress and notes on stderr."""
 
 import re
 import sys
@@ -17,11 +17,11 @@ _STYLES_AT_END = re.compile(r"(\x1b\[[\d;]*m)+$")
 
 
 def write(text: str) -> None:
-    """Write `text` to stdout as it is, at once: an answer that is piped, or what has passed `tpi.text.harmless`.
+    """Write `text` to stdout at once and unfiltered. At a terminal it must have passed `tpi.text.harmless`.
 
     Raises:
         BrokenPipeError: if the reader is gone.
-        TpiError: if it cannot be written, for example where the disk is full.
+        TpiError: if it cannot be written, for example because the disk is full.
     """
     if sys.stdout is None:
         return
@@ -51,10 +51,10 @@ def stream_answer(
     stopped: Callable[[], bool] = lambda: False,
     begun: SequenceOf[int] = (),
 ) -> Answer:
-    """One answer, passed to `show` as it comes, with a line end; the progress of its prompt on stderr until then.
+    """Generate one answer and pass its text to `show` as it comes; show the progress of its prompt on stderr.
 
-    `stopped` is asked between steps; where it says so, the answer ends as interrupted. `begun`: tokens of an answer
-    that is continued, see `answer`. Errors as `answer`.
+    `stopped` is called between steps; if it returns True, the answer ends as interrupted. `begun` are the tokens of an
+    answer that is continued. Errors are those of `master.generation.answer.answer`.
     """
     with session.figures.prompt_progress(sequence.pending) as computed:
 
@@ -66,10 +66,10 @@ def stream_answer(
             engine, tokenizer = session.engine, session.tokenizer
             return answer(engine, tokenizer, sequence, sampler, limits, show, first_token, stopped, begun)
         finally:
-            show("\n")  # where it breaks off too: the reason gets a line of its own
+            show("\n")  # after an error too, so that its message gets a line of its own
 
 
 def write_trace(session: Session) -> None:
-    """Write the timeline if it was asked for, and say what is missing in it."""
+    """Write the timeline if it was asked for, and warn of missing spans."""
     if lacks := session.figures.write_trace(session.placement.trace):
         warn(lacks)

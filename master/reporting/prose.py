@@ -1,4 +1,4 @@
-"""What a model wrote, on stdout: as it is for files and pipes; for a terminal filtered, and wrapped between words."""
+"""A model's text on stdout: unchanged for files and pipes; filtered and wrapped between words for a terminal."""
 
 import re
 import sys
@@ -15,18 +15,18 @@ _UNDECIDED = re.compile(r"[ \t]*(?:`{0,2}|~{0,2}|[-*+]|\d{1,3}[.)]?)| {0,3}(?:`{
 
 
 class CodeLines:
-    """Finds the lines of an answer that are code: in a fence, or indented by four after a blank line outside lists."""
+    """Finds the lines of an answer that are code: fenced, or indented by four after a blank line outside lists."""
 
     def __init__(self) -> None:
         self.inside = False  # the line that was begun last is code
         self._fence, self._list, self._blank, self._indented = "", False, True, False
 
     def undecided(self, line: str) -> bool:
-        """Return whether more of `line`, which is not complete, decides what it is."""
+        """Return True if `line`, which is incomplete, is too short to decide whether it is code."""
         return bool(_UNDECIDED.fullmatch(line))
 
     def begins(self, line: str) -> None:
-        """Take in the beginning of a line, as much of it as decides what it is."""
+        """Take in the beginning of a line, long enough to decide whether it is code."""
         if self._fence:
             marks = line.strip()
             if len(marks) >= len(self._fence) and not marks.strip(self._fence[0]):
@@ -52,7 +52,7 @@ class AnswerWriter:
         self._begin()
 
     def write(self, text: str) -> None:
-        """Write more of the answer. Errors as `master.reporting.output.write`."""
+        """Write more of the answer; raise the errors of `master.reporting.output.write`."""
         if not at_terminal():
             write(text)
             return
@@ -62,12 +62,12 @@ class AnswerWriter:
                 self._show()
 
     def resume(self, text: str) -> None:
-        """Go on after `text`, which was shown before: as code, if it ends within code."""
+        """Continue after `text`, which was shown before. If `text` ends within code, the continuation is code."""
         for line in harmless(text).splitlines():
             self._code.begins(line)
 
     def end(self) -> None:
-        """Write what was held back: the answer is over, or broke off."""
+        """Write what was held back, and prepare for the next answer. Call this when an answer ends or fails."""
         self._show()
         write("".join(part for part, _ in self._words.flush()))
         self._begin()

@@ -1,4 +1,4 @@
-"""What a run tells its user: the object of `--json` and the table of nodes."""
+"""Reports of a run: the object of `--json` and the table of nodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from tpi.config import ModelConfig
 from tpi.net.questions import Stats, Steady
 from tpi.partition import FFN_UNIT, Range, Shard
 
-if TYPE_CHECKING:  # tables come after the answer, and so does what draws them
+if TYPE_CHECKING:  # loaded only when a table is drawn, after the answer
     from rich.table import Table
 
     from tpi.console import SafeConsole
@@ -30,24 +30,24 @@ class NodeReport:
     kv_heads: list[int]
     neurons: list[int]
     weight_bytes: int
-    resident_bytes: int  # memory that weights of blocks take
-    bare_rss_bytes: int  # what the process took before it was given anything to do
-    planned_bytes: int  # what it meant to take above that
-    peak_rss_bytes: int  # what it took at most, in all
+    resident_bytes: int  # memory of the blocks' weights
+    bare_rss_bytes: int  # memory of the process before it was given any work
+    planned_bytes: int  # memory that it planned to take above that
+    peak_rss_bytes: int  # the most memory that it took in total
     compute_ms_per_token: float
     sync_ms_per_token: float
     io_stall_ms_per_token: float
     streamed_bytes_per_token: float
-    disk_mb_per_s: float  # of the time in which at least one read was under way, the blocks' or the head's
+    disk_mb_per_s: float  # during the time with at least one read under way, of the blocks' or of the head's weights
     sent_bytes_per_token: float
     received_bytes_per_token: float
-    steady: Steady | None  # of a node that streams weights: does it wait for its disk, and what would end that
-    accelerator: str = ""  # what it does, where there is one
+    steady: Steady | None  # only for a node that streams weights: whether it waits for its disk, and how to end that
+    accelerator: str = ""  # a description of the accelerator's work, if there is one
 
 
 @dataclass(frozen=True)
 class NodeShare:
-    """A node as the plan has it."""
+    """A node's place in the plan."""
 
     name: str
     rank: int
@@ -58,7 +58,7 @@ class NodeShare:
 
 
 def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stats) -> NodeReport:
-    """Figures of one node between two snapshots, per token of the steps between them."""
+    """Return one node's figures between two snapshots, per token of the steps between them."""
     tokens = max(after.tokens - before.tokens, 1)
     disk_seconds = after.disk_s - before.disk_s
     streamed = after.streamed_bytes - before.streamed_bytes
@@ -87,14 +87,14 @@ def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stat
 
 
 def _neurons(config: ModelConfig, shard: Shard) -> Range:
-    """Of a dense feed-forward block; where no layer has one, of each routed expert."""
+    """Return the neurons of a dense FFN block or, if no layer has one, of each routed expert."""
     if config.mixture is not None and not len(shard.ffn):
         return shard.expert.scaled(FFN_UNIT, config.mixture.width)
     return shard.ffn.scaled(FFN_UNIT, config.intermediate)
 
 
 def answer_fields(answer: Answer) -> dict[str, Any]:
-    """The fields of `--json` that describe one answer."""
+    """Return the fields of `--json` that describe one answer."""
     return {
         "text": answer.text,
         "token_ids": answer.token_ids,
@@ -108,14 +108,14 @@ def answer_fields(answer: Answer) -> dict[str, Any]:
 
 
 def node_fields(nodes: Sequence[NodeReport]) -> list[dict[str, Any]]:
-    """The `nodes` of `--json`."""
+    """Return the `nodes` field of `--json`."""
     return [asdict(node) for node in nodes]
 
 
 def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False, table: bool = True) -> None:
-    """Print the table of nodes, if there is to be a `table`, and under it one line of figures for the whole run.
+    """Print the table of nodes, if `table` is true, and below it one line of figures for the whole run.
 
-    The table fits 80 columns: long names take lines.
+    The table fits 80 columns: long names are wrapped.
     """
     console = wide_console(stderr)
     if table:
@@ -129,7 +129,7 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False,
 
 
 def print_choice(choice: Mapping[str, Any]) -> None:
-    """What the automatic choice of collectives saw, and what it took, on stdout."""
+    """Print to stdout the times that the automatic choice of collectives compared, and the collectives it chose."""
     halves = " in halves" if choice["prefill_in_halves"] else ""
     taken = f"{choice['decode']} for tokens, {choice['prefill']}{halves} for prompts"
     seen = "predicted / measured ms, of prompts with computing" if choice["measured_ms"] else "all on this machine"
@@ -146,7 +146,7 @@ def print_choice(choice: Mapping[str, Any]) -> None:
 
 
 def wide_console(stderr: bool) -> "SafeConsole":
-    """Wide enough for the figures: a narrower terminal wraps lines, where rich would cut them. Names are no markup."""
+    """Return a console of at least 80 columns: a narrower terminal wraps the lines, and rich cuts nothing off."""
     from tpi.console import SafeConsole
 
     console = SafeConsole(stderr)
@@ -155,7 +155,7 @@ def wide_console(stderr: bool) -> "SafeConsole":
 
 
 def figures_table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> "Table":
-    """Names on the left, figures on the right of their columns."""
+    """Return a table with the names on the left and the figures aligned to the right."""
     from rich.box import SIMPLE
     from rich.table import Column, Table
     from rich.text import Text
@@ -169,7 +169,7 @@ def figures_table(name: str, *figures: str, rows: Sequence[Sequence[str]]) -> "T
 
 
 def _verdict(steady: Steady) -> str:
-    """Return a sentence that says whether a node waits for its disk, and what would end that."""
+    """Return a sentence that says whether a node waits for its disk, and how to end that."""
     measured = f"a layer loads in {MILLI * steady.load_s:.1f} ms and is busy for {MILLI * steady.busy_s:.1f} ms"
     if steady.steady:
         return f"streams in the steady state ({measured})"
@@ -191,7 +191,7 @@ _COLUMNS = (
 
 
 def _cells(node: NodeReport) -> list[str]:
-    """One node's figures, in the order of `_COLUMNS`."""
+    """Return one node's figures, in the order of `_COLUMNS`."""
     figures = (
         node.weight_bytes / MEGA,
         node.peak_rss_bytes / MEGA,
@@ -205,7 +205,7 @@ def _cells(node: NodeReport) -> list[str]:
 
 
 def _short(value: float) -> str:
-    """At most five characters up to 99999: one decimal, none from 1000 on."""
+    """Format a number in at most five characters (up to 99999): one decimal below 1000, none above."""
     return f"{value:.1f}" if value < 999.95 else f"{value:.0f}"
 
 

@@ -1,4 +1,4 @@
-"""Totals of the nodes taken apart: what they did in some stretches of a run, and not in between."""
+"""Arithmetic on the nodes' totals: the work of some stretches of a run without the time between them."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -9,20 +9,20 @@ from tpi.net.questions import Stats
 Span = tuple[Sequence[Stats], Sequence[Stats]]
 """Totals of every node, rank 0 first, at the beginning and at the end of a stretch."""
 
-_STATE = (  # of Stats: not sums
+_STATE = (  # fields of Stats that are not sums
     "session", "epoch", "weight_bytes", "resident_bytes", "planned_bytes", "peak_rss_bytes", "steady", "accelerator",
 )  # fmt: skip
 _SUMS = tuple(field.name for field in fields(Stats) if field.name not in _STATE)
 
 
 def nothing(stats: Stats) -> Stats:
-    """The totals of a node that has done nothing yet."""
+    """Return the totals of a node that has done nothing yet."""
     nothing_done: dict[str, Any] = dict.fromkeys(_SUMS, 0)
     return replace(stats, steady=None, **nothing_done)
 
 
 def before(after: Sequence[Stats], spans: Sequence[Span]) -> list[Stats]:
-    """`after` less all that was done in `spans`: the totals from which only that is counted."""
+    """Return the totals to subtract from `after` so that only the work of `spans` is left."""
     return [
         replace(stats, **{name: getattr(stats, name) - _total(spans, rank, name) for name in _SUMS})
         for rank, stats in enumerate(after)

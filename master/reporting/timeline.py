@@ -6,14 +6,14 @@ from master.workers.cluster import Cluster
 from master.workers.remote import RemoteWorker
 from tpi.trace import NodeTrace, Page, Trace, clock_offset, unroll, write_chrome
 
-_READINGS = 8  # of each worker's clock; the one with the shortest round trip counts
+_READINGS = 8  # of each worker's clock; the reading with the shortest round trip counts
 
 
 def write_timeline(path: Path, own: Trace, master: str, cluster: Cluster, zero: int) -> dict[str, int]:
-    """Collect the workers' spans and write them beside the master's own; times count from `zero` on our clock.
+    """Write the spans of all nodes to `path`; times count from `zero` on the master's clock, in nanoseconds.
 
     Returns:
-        How many spans of each node are not in it because the node had no room for them, where any are.
+        For each node that had too little room for its spans, the number of spans that are missing.
 
     Raises:
         NodeError: if a worker is lost meanwhile.
@@ -26,7 +26,7 @@ def write_timeline(path: Path, own: Trace, master: str, cluster: Cluster, zero: 
 
 
 def _node_trace(cluster: Cluster, worker: RemoteWorker) -> NodeTrace:
-    """A worker's spans, to be fetched while they are written."""
+    """Return a worker's spans, which are fetched page by page as they are written."""
     offset = clock_offset([cluster.read_clock(worker) for _ in range(_READINGS)])
     dropped = cluster.spans(worker, count=0).dropped
 

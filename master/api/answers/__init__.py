@@ -1,1 +1,1 @@
-"""What is asked and what comes of it, in the server's own words: every form is turned into these."""
+"""Requests and their answers in the server's own types. Each API form translates its bodies to these types and back."""

@@ -1,4 +1,4 @@
-"""One answer under way, on the server's loop: what the engine's thread hands over is awaited here."""
+"""One answer in progress on the server's event loop: it receives the events that the engine's thread delivers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,10 +11,10 @@ from tpi.errors import TpiError
 
 
 class Answering:
-    """One answer under way. Iterate over it once; whoever stops early calls `cancel`."""
+    """One answer in progress. Iterate over it once; call `cancel` to stop early."""
 
     def __init__(self, engine: EngineThread, echo: str = "") -> None:
-        """`echo`: the text of the prompt, where the answer is to begin with it."""
+        """Create an answer; call this on the event loop. If the answer begins with the prompt, `echo` is its text."""
         self.echo = echo
         self._engine = engine
         self._loop = asyncio.get_running_loop()
@@ -23,23 +23,23 @@ class Answering:
         self.prompt_tokens = 0
 
     def begin(self, ticket: Ticket) -> None:
-        """Hand it in; raises BusyError."""
+        """Submit the ticket to the engine; raise BusyError if too many requests wait."""
         self._engine.submit(ticket)
         self._ticket = ticket
         self.prompt_tokens = len(ticket.asked.tokens)
 
     def deliver(self, what: list[Event] | TpiError) -> None:
-        """From the engine's thread."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        """Hand events, or the error that ended the answer, to the event loop. Called on the engine's thread."""
+        with suppress(RuntimeError):  # the loop is closed: nothing awaits the answer any more
             self._loop.call_soon_threadsafe(self._take, what)
 
     def cancel(self) -> None:
-        """Give it up; does nothing where it is over."""
+        """Cancel the answer; do nothing if it has ended or was never submitted."""
         if self._ticket is not None:
             self._engine.cancel(self._ticket)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Its events; the last one is `Ended`. Raises what went wrong."""
+        """Yield the answer's events, the last of which is `Ended`; raise TpiError if the answer failed."""
         while True:
             for event in await self._backlog.get():
                 yield event

@@ -1,4 +1,4 @@
-"""What a client asks, in the server's own words."""
+"""Requests in the server's own types, whatever API form they came in."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,25 +11,26 @@ from master.text.tokenizer import Message
 
 @dataclass(frozen=True)
 class Wanted:
-    """How an answer is to be made, and how many of them. `tokens` None: as many as the context has room for."""
+    """How to generate an answer, and how many. `tokens` None: up to the end of the context."""
 
     sampling: Sampling = field(default_factory=Sampling)
     tokens: int | None = None
     stops: tuple[str, ...] = ()
-    logprobs: int | None = None  # of so many best tokens beside each
+    logprobs: int | None = None  # how many of the most likely tokens to report for each token; None: report none
     count: int = 1
     ignore_eos: bool = False
-    grammar: str | None = None  # the rule `answer` in llguidance's Lark
-    grammar_field: str = ""  # where the client said it
+    grammar: str | None = None  # in llguidance's Lark, with `answer` as its start rule
+    grammar_field: str = ""  # the request field that the grammar comes from
 
 
 @dataclass(frozen=True)
 class ToolUse:
     """The tools that a model may call: each has a name and perhaps a description and parameters (JSON schema).
 
-    `forced`: it has to call one, of name `only` if that is given. `several`: more than one at once. `strict`: names of
-    those whose arguments are held to their schema also where none has to be called. `left_out`: types of tools that
-    the client offered and the model is not told of.
+    Attributes: tools: the tools, as the chat template is given them. forced: whether the answer must be a call, of the
+    tool `only` if that is given. several: whether an answer may have more than one call. strict: names of the tools
+    whose arguments must match their schema even if no call is forced. left_out: types of the tools that the client
+    offered and that are not passed on to the model.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -42,9 +43,9 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class ChatAsk:
-    """A conversation to go on with. Messages are as in OpenAI's chat completions, their contents plain text.
+    """A conversation to continue. Messages are in the form of OpenAI's chat completions, with plain text as contents.
 
-    `template` is what else the chat template is given. `client` is who asks.
+    `template` has further variables for the chat template. `client` identifies the sender.
     """
 
     messages: tuple[Message, ...]
@@ -52,20 +53,23 @@ class ChatAsk:
     use: ToolUse = ToolUse()
     template: Mapping[str, Any] = field(default_factory=dict)
     client: Client = field(default_factory=Client)
-    where: str = "messages"  # the field that holds them
-    continued: bool = False  # the last message is the assistant's, and is gone on with
+    where: str = "messages"  # the request field that holds the messages
+    continued: bool = False  # the last message is the assistant's, and the answer continues it
     effort: str | None = None  # how much to think
-    effort_field: str = ""  # refused as this where the model has no setting for it
+    effort_field: str = ""  # the field to name in an error if the model has no setting for `effort`
     thinking: bool | None = None  # whether to think at all, where the model can be told
 
 
 @dataclass(frozen=True)
 class TextAsk:
-    """A text, or token ids, to go on with as they are; in a `literal` text, spelled control tokens stay text."""
+    """A text, or token ids, to continue as they are.
+
+    In a `literal` text, the spelling of a control token is plain text and does not become that token.
+    """
 
     prompt: str | tuple[int, ...]
     wanted: Wanted
     client: Client = field(default_factory=Client)
     field: str = "prompt"
-    echo: bool = False  # whether the answer begins with it
+    echo: bool = False  # whether the answer begins with the prompt
     literal: bool = False

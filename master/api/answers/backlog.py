@@ -1,4 +1,4 @@
-"""What was made of an answer and has not been sent yet: bounded, since clients read as slowly as they like."""
+"""Events of an answer that are not sent yet. Their size is bounded, because a client may read as slowly as it likes."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ from master.api.failures import RequestError
 from tpi.errors import TpiError
 
 MOST_UNREAD = 1 << 20
-"""Bytes of one answer, about: thousands of tokens of text, or some 250 with 20 logarithms each."""
+"""Approximate limit in bytes for one answer: thousands of tokens of text, or 250 with 20 log probabilities each."""
 
-_EVENT, _BEST = 256, 192  # bytes that an event takes beside its text, and one token of `best`
+_EVENT, _BEST = 256, 192  # approximate bytes of an event without its text, and of one token of `best`
 
 
 class Backlog:
-    """Events in the order in which they were made. All calls are made on the server's loop."""
+    """Queue of events in the order in which they were generated. Call all methods on the server's event loop."""
 
     def __init__(self, most: int = MOST_UNREAD) -> None:
         self._queue: asyncio.Queue[list[Event] | TpiError] = asyncio.Queue()
@@ -21,7 +21,10 @@ class Backlog:
         self.overflowed = False
 
     def put(self, what: list[Event] | TpiError) -> bool:
-        """Add events, or what went wrong. False where too much is unread: then the last thing to `get` says so."""
+        """Add events, or the error that ended the answer.
+
+        Return False if too much is unread; `get` then raises RequestError.
+        """
         if self.overflowed:
             return False
         self._unread += _size(what)
@@ -30,7 +33,7 @@ class Backlog:
         return not self.overflowed
 
     async def get(self) -> list[Event]:
-        """The next ones; raises what went wrong."""
+        """Wait for the next events and return them; raise TpiError if the answer failed."""
         got = await self._queue.get()
         if isinstance(got, TpiError):
             raise got
@@ -39,7 +42,7 @@ class Backlog:
 
 
 def _size(what: list[Event] | TpiError) -> int:
-    """About the bytes that it takes."""
+    """Return the approximate size in bytes."""
     return sum(map(_event_size, what)) if isinstance(what, list) else 0
 
 

@@ -1,7 +1,8 @@
-"""Schemas whose objects have the named properties alone where they do not say so, as llama.cpp's grammars have them.
+"""Closing of JSON schemas: an object may have only the properties that its schema names, as in llama.cpp's grammars.
 
-JSON Schema lets an object have any other property, and a small model that may invent one does. An object schema that
-names properties and says nothing of `additionalProperties` is therefore closed. One that names none stays open.
+JSON Schema allows any other property, and a small model then tends to invent some. An object schema that names
+properties and does not mention `additionalProperties` is therefore closed. A schema that names no properties stays
+open.
 """
 
 from collections.abc import Mapping
@@ -14,22 +15,30 @@ _LISTED = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _NAMED = ("$defs", "definitions", "patternProperties", "properties")
 _PARTS = ("allOf", "anyOf", "oneOf")  # parts that describe the same object
 _OPEN = ("additionalProperties", "unevaluatedProperties")
-_NOTES = ("binary", "byte", "double", "float", "int32", "int64", "password")  # OpenAPI's formats: no JSON Schema's
-_MOST_STEPS = 200_000  # parts looked at for one schema; what is left then stays open
+_NOTES = (
+    "binary",
+    "byte",
+    "double",
+    "float",
+    "int32",
+    "int64",
+    "password",
+)  # formats of OpenAPI that JSON Schema does not have
+_MOST_STEPS = 200_000  # parts looked at for one schema; objects beyond that stay open
 
 
 def closed(schema: Any) -> Any:
-    """Return `schema` with each of its objects closed for which that is sound.
+    """Return `schema` with each of its objects closed where that is sound.
 
-    The properties of one object may be spread over `properties`, `allOf`, `anyOf`, `oneOf` and `$ref`: they count
-    together. An object that says `additionalProperties` in any of these parts stays as it is. Formats that OpenAPI
-    adds are left out: they describe a value to a reader and have no grammar.
+    The properties of one object may be spread over `properties`, `allOf`, `anyOf`, `oneOf` and `$ref`; they count
+    together. An object stays as it is if any of these parts mentions `additionalProperties`. Formats that OpenAPI adds
+    are removed: they are notes for a reader and have no grammar.
     """
     return _Closing(schema).result if isinstance(schema, dict) else schema
 
 
 class _Closing:
-    """One schema under way, and its `result`."""
+    """The closing of one schema; `result` is the closed schema."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
@@ -38,7 +47,7 @@ class _Closing:
         self.result = self._schema(root, "#", part=False)
 
     def _schema(self, schema: Any, at: str, part: bool) -> Any:
-        """Return the schema at a JSON pointer; a `part` of another schema's object is not closed by itself."""
+        """Return the schema at the JSON pointer `at` in closed form. A `part` of another schema's object stays open."""
         if not isinstance(schema, dict):
             return schema
         part, union = part or at in self._bases, _is_union(schema)
@@ -57,7 +66,7 @@ class _Closing:
         return {**kind, **found, "properties": properties, "additionalProperties": False}
 
     def _below(self, key: str, value: Any, at: str, part: bool) -> Any:
-        """Return what stands below one keyword."""
+        """Return the value of keyword `key` with the schemas in it closed."""
         inner = part and key in _PARTS
         if isinstance(value, list) and key in _LISTED:
             return [self._schema(one, f"{at}/{index}", inner) for index, one in enumerate(value)]
@@ -66,12 +75,12 @@ class _Closing:
         return self._schema(value, at, False) if key in _ONE else value
 
     def _is_elsewhere(self, schema: Schema) -> bool:
-        """Return whether it is nothing but a reference to a definition, which is closed where it stands."""
+        """Return True if the schema is only a reference to a definition that is closed where it is defined."""
         ref = schema.get("$ref")
         return ref is not None and not any(key in schema for key in (*_PARTS, "properties")) and ref not in self._bases
 
     def _found_bases(self) -> set[str]:
-        """Return references to definitions that are parts of objects with more properties: not closed in place."""
+        """Return the references to definitions that are parts of larger objects; these definitions stay open."""
         bases, stack = set[str](), [(self._root, False)]
         while stack:
             one, part = stack.pop()
@@ -91,10 +100,10 @@ class _Closing:
         return bases
 
     def _names(self, schema: Schema) -> list[str] | None:
-        """Return all properties of the object; None if it names none, is open, or is not known in whole.
+        """Return all properties of the object; None if it names none, is open, or cannot be resolved completely.
 
-        They come in the order in which the schema describes them, because answers have them in this order. Those
-        that are required and not described come last.
+        The names are in the order in which the schema describes them, since answers have them in this order. Names that
+        are required but not described come last.
         """
         described, needed, seen, named = dict[str, None](), dict[str, None](), set[str](), False
         parts: list[Any] = [schema]
@@ -120,7 +129,7 @@ class _Closing:
         return list(described | needed) if named else None
 
     def _target(self, ref: str) -> Any:
-        """Return what a reference names; None if it is not in this schema."""
+        """Return the schema that a reference points to; None if it is not in this schema."""
         first, *words = ref.split("/")
         here: Any = self._root if first == "#" else None
         for word in words:
@@ -133,7 +142,7 @@ class _Closing:
 
 
 def _is_union(schema: Schema) -> bool:
-    """Return whether the schema is one of several and adds nothing: then each of them closes itself."""
+    """Return True if the schema is only a choice between others, each of which is then closed by itself."""
     own = ("$ref", "allOf", "patternProperties", "properties", "required", *_OPEN)
     return ("anyOf" in schema or "oneOf" in schema) and not any(key in schema for key in own)
 

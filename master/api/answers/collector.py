@@ -1,4 +1,4 @@
-"""One answer, on the engine's thread: tokens become text, pieces, figures; they are handed to the thread that sends."""
+"""Collector of one answer, on the engine's thread: it turns tokens into text, tool calls and statistics."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,22 +30,22 @@ Deliver = Callable[["list[Event] | TpiError"], None]
 
 
 class AnswerMeter(Protocol):
-    """Who counts."""
+    """Receiver of the timing and token counts of answers."""
 
     def first_token(self, seconds: float) -> None:
-        """So long after the request came."""
+        """Record the seconds from the arrival of the request to its first token."""
 
     def next_token(self, seconds: float) -> None:
-        """So long after the one before."""
+        """Record the seconds since the token before."""
 
     def over(self, ticket: Ticket, prompt_tokens: int, ended: Ended | None) -> None:
-        """The request is over; without `ended` it failed."""
+        """Record the end of a request; `ended` is None if the request failed."""
 
 
 class Collector:
-    """Hears of one request, see `master.generation.thread.Listener`."""
+    """A `master.generation.thread.Listener` for one request: it parses the tokens and delivers the events."""
 
-    ticket: Ticket  # set before anything is heard
+    ticket: Ticket  # set before the first call
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Collector:
         self._parser = prepared.shape.parser()
         self._tokens: list[int] = []
         self._said, self._calls = "", list[str]()
-        self._cut = False  # something came after the one call that may be
-        self._thought = 0  # tokens that came while the model was thinking
+        self._cut = False  # text came after the only call that is allowed
+        self._thought = 0  # tokens of the model's reasoning
         self._logprobs: list[TokenLogprob] = []
         self._first = self._last = 0.0
 
     def token(self, sampled: Sampled) -> bool:
-        """The next token."""
+        """Take in the next token; return False if the answer is complete."""
         self._time(sampled.at)
         self._tokens.append(sampled.token)
         if sampled.logprobs is not None and sampled.token not in self._tokenizer.eos_ids:
@@ -82,7 +82,7 @@ class Collector:
         return not (over or self._enough)
 
     def ended(self, error: TpiError | None) -> None:
-        """The last call."""
+        """Deliver the text held back and the `Ended` event, or the error that ended the request. Called once."""
         if error is not None:
             self._meter.over(self.ticket, len(self._prepared.tokens), None)
             self._deliver(error)
@@ -92,7 +92,7 @@ class Collector:
         if self._enough:
             self._remember()
             reason = "tool_calls"
-        elif self._text.finish_reason is None:  # the context is full, or somebody gave up
+        elif self._text.finish_reason is None:  # the context is full, or the request was cancelled
             events = self._events(self._parser.push(self._text.flush()) + self._parser.flush())
             full = self._prepared.limit <= len(self._tokens)
             reason = "length" if full else "cancelled"
@@ -105,11 +105,14 @@ class Collector:
 
     @property
     def _enough(self) -> bool:
-        """Whether the only call that may be has come."""
+        """True if the answer may have only one call, and has it."""
         return self._prepared.shape.one_call and bool(self._calls)
 
     def _events(self, pieces: list[Piece]) -> list[Event]:
-        """Pieces with what they lack: an id for a call, logarithms for a text; none after the only call."""
+        """Return the events of `pieces`: calls get an id, texts their log probabilities.
+
+        If only one call is allowed, drop all pieces after it.
+        """
         events: list[Event] = []
         for piece in pieces:
             if self._enough:
@@ -129,7 +132,10 @@ class Collector:
         return events
 
     def _remember(self) -> None:
-        """For when the answer is sent back, to be gone on from; what was cut off is not sent back."""
+        """Remember the answer's tokens, so that a later request with this answer in it need not encode it again.
+
+        Do nothing if the answer was cut short: the client then does not send back what these tokens say.
+        """
         if self._prepared.replayable and self._text.stop_text is None and not self._cut:
             at_end = self._tokens[-1] in self._tokenizer.eos_ids
             tokens = self._tokens[:-1] if at_end else self._tokens

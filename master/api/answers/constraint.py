@@ -1,4 +1,4 @@
-"""Structured output: which tokens a grammar allows next, by llguidance. Grammars are in its Lark (docs/syntax.md)."""
+"""Structured output: the tokens that a grammar allows, by llguidance. Grammars are in its Lark (docs/syntax.md)."""
 
 import re
 from collections import OrderedDict
@@ -25,34 +25,40 @@ if TYPE_CHECKING:
 
 F32 = npt.NDArray[np.float32]
 
-_USUAL_S = 0.005  # of processor time, for the mask of one token, and as much to take the token
-_WORD = 32  # tokens in a number of the mask
-_MOST_GRAMMAR = 1 << 17  # characters
+_USUAL_S = 0.005  # processor time that the mask of one token, or taking one token, may cost without counting as late
+_WORD = 32  # tokens in one integer of the mask
+_MOST_GRAMMAR = 1 << 17  # length limit in characters
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _QUOTED = re.compile(r"\n +\d+ \| ")
 _KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
 AT_ONCE = 2
-"""Grammars that are tried and compiled at once."""
-_MOST_KEPT = 64 << 20  # bytes of grammars that were asked for last
-_MOST_LIVE = 384 << 20  # bytes of these, and of all that answers follow
-_CHARACTER = 512  # bytes of a kept grammar for each of its characters, beside what its trial took
-_REMEMBERED = 256  # grammars that were refused
+"""Number of grammars that are tried and compiled at once."""
+_MOST_KEPT = 64 << 20  # bytes of the cached grammars
+_MOST_LIVE = 384 << 20  # bytes of the cached grammars and of all those in use by answers
+_CHARACTER = 512  # bytes of a cached grammar per character, in addition to the memory that its trial took
+_REMEMBERED = 256  # number of refused grammars that are remembered
 
 
 class GrammarConstraint:
-    """Follows one answer; see `master.generation.sampler.Constraint`."""
+    """The grammar state of one answer; a `master.generation.sampler.Constraint`."""
 
     def __init__(self, matcher: "LLMatcher", vocab: int, share: "GrammarShare") -> None:
-        """`share` is the memory of the grammar, held until the last copy is gone."""
+        """Wrap a matcher. `share` accounts for the grammar's memory, which is freed with the last copy."""
         self._matcher, self._vocab, self.share = matcher, vocab, share
         self._mask = np.zeros(-(-vocab // _WORD), np.int32)
 
     def copy(self) -> "GrammarConstraint":
-        """One for another answer, in the state of this one."""
+        """Return a constraint for another answer, in the same state."""
         return GrammarConstraint(self._matcher.deep_copy(), self._vocab, self.share)
 
     def allow(self, logits: F32) -> F32:
-        """`logits` `[vocab]`, minus infinity for what may not come; at its end only the end of turn may."""
+        """Return `logits` `[vocab]` with minus infinity for each token that the grammar does not allow.
+
+        Where the grammar is complete, it allows only the end of turn.
+
+        Raises:
+            RequestError: if the grammar takes too long, or llguidance cannot continue.
+        """
         if not self.share.is_slow:
             began = thread_time()
             self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
@@ -67,7 +73,7 @@ class GrammarConstraint:
         return np.where(allowed, logits, np.float32(-np.inf))
 
     def accept(self, token: int) -> None:
-        """It came; the end of turn is none of the grammar's tokens where the grammar is over."""
+        """Advance the grammar by `token`. Ignore it if the grammar is complete: the end of turn is not part of it."""
         if not self._matcher.is_stopped():
             began = thread_time()
             self._matcher.consume_token(token)
@@ -75,10 +81,10 @@ class GrammarConstraint:
 
 
 class GrammarShare:
-    """The memory of one compiled grammar, bytes, and the time by which all answers that follow it are late.
+    """The size of one compiled grammar in bytes, and the processor time by which its answers are late.
 
-    Each token of every other answer waits for it. So one slow token is allowed, but not one after the other, nor one
-    in each of many answers.
+    Every other answer waits for each token of a slow grammar. One slow token is therefore allowed, but not several in a
+    row, and not one in each of many answers.
     """
 
     def __init__(self, size: int) -> None:
@@ -87,23 +93,23 @@ class GrammarShare:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the answers are too late to go on; each `spend(0)` makes them less late."""
+        """True if the answers are too late to continue. Each `spend(0)` reduces the delay."""
         return self._late > trial.SLOW_S
 
     def spend(self, seconds: float) -> None:
-        """Count the processor time that one token took."""
+        """Add the processor time of one token, in seconds."""
         self._late = max(0.0, self._late + seconds - _USUAL_S)
 
 
 class GrammarRoom:
-    """The memory of all grammars that are kept or that an answer follows."""
+    """Accounting for the memory of all grammars that are cached or in use by an answer."""
 
     def __init__(self, most: int) -> None:
         self._most, self._used = most, 0
-        self._lock = RLock()  # a share may end while the lock is held
+        self._lock = RLock()  # a share may be collected while the lock is held
 
     def take(self, size: int) -> GrammarShare:
-        """Return a share of `size` bytes, given back when it is collected.
+        """Return a share of `size` bytes. Its memory is given back when the share is garbage-collected.
 
         Raises:
             BusyError: if all shares together would be too much.
@@ -122,14 +128,14 @@ class GrammarRoom:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer, and keeps the last ones; safe to call from several threads.
+    """Compiler and cache of grammars for one tokenizer; safe to call from several threads.
 
-    What a client asks for is tried in a child process first, see `master.api.answers.trial`. Grammars that are already
-    kept, and the server's own, wait for no trial.
+    A client's grammar is first tried in a child process (`master.api.answers.trial`). Cached grammars, and the server's
+    own, need no trial.
     """
 
     def __init__(self, tokenizer: "Tokenizer", vocab: int) -> None:
-        """`vocab`: logits of a token."""
+        """Create a compiler; `vocab` is the number of logits."""
         self._source, self._vocab = tokenizer, vocab
         self._own = dict[str, GrammarConstraint]()
         self._kept: OrderedDict[str, GrammarConstraint] = OrderedDict()
@@ -143,7 +149,7 @@ class Grammars:
         self._loaded: LLTokenizer | None = None
 
     def kept(self, lark: str) -> GrammarConstraint | None:
-        """Return what `compiled` would, if that takes no time."""
+        """Return the compiled grammar if it is cached, else None."""
         with self._lock:
             if lark in self._own:
                 return self._own[lark]
@@ -154,13 +160,16 @@ class Grammars:
             return found
 
     def compiled(self, lark: str, field: str, name: str = "") -> GrammarConstraint:
-        """Return a constraint that an answer is what `lark` says, to be copied; `field` is where the user said it.
+        """Return a constraint for the grammar `lark`, to be copied for each answer.
 
-        `name`: what errors call it, by default the field.
+        Args:
+            lark: the grammar.
+            field: the request field that it comes from.
+            name: the name for it in errors (default: `field`).
 
         Raises:
-            RequestError: if it is not a valid grammar, or takes too much time or memory.
-            BusyError: if grammars of other requests take all the memory that there is for them.
+            RequestError: if the grammar is not valid, or takes too much time or memory.
+            BusyError: if grammars of other requests take all the memory for grammars.
         """
         if (found := self.kept(lark)) is not None:
             return found
@@ -177,9 +186,9 @@ class Grammars:
         return made
 
     def prepare(self, own: Iterable[str]) -> None:
-        """Load what the first grammar would wait for, and compile the server's own grammars.
+        """Load llguidance and compile the server's own grammars, so that the first request need not wait for that.
 
-        That takes a quarter of a second, and 33 MiB at SmolLM2's size.
+        This takes a quarter of a second, and 33 MiB for SmolLM2's vocabulary.
         """
         made = {lark: self._compile(lark, "response_format", "response_format", GrammarShare(0)) for lark in own}
         with self._lock:
@@ -187,12 +196,16 @@ class Grammars:
         self._processes[-1].start()
 
     def close(self) -> None:
-        """End the child processes."""
+        """Stop the child processes."""
         for process in self._processes:
             process.close()
 
     def _tried(self, lark: str, field: str, name: str) -> int:
-        """Return about how many bytes the grammar takes; raises RequestError if they, or the time, are too much."""
+        """Try the grammar in a child process and return its approximate size in bytes.
+
+        Raises:
+            RequestError: if it takes too much memory or time.
+        """
         key = sha256(lark.encode()).digest()
         if key in self._costly:
             raise _too_large(field, name)
@@ -232,14 +245,14 @@ def _too_large(field: str, name: str) -> RequestError:
 
 
 def _refused(said: str, field: str, name: str) -> RequestError:
-    """What is told of a grammar that cannot be compiled, of which llguidance `said` why."""
+    """Return the error for a grammar that cannot be compiled; `said` is llguidance's message."""
     if "too big" in said or "too large" in said:
         return _too_large(field, name)
-    return RequestError(f"{name} cannot be made a grammar: {_reason(said)}", field, "invalid_value")
+    return RequestError(f"{name} cannot be compiled to a grammar: {_reason(said)}", field, "invalid_value")
 
 
 def _reason(said: str) -> str:
-    """Return why, without the grammar that the message quotes."""
+    """Return the reason in llguidance's message, without the grammar that the message quotes."""
     reason = _QUOTED.split(said.strip(), maxsplit=1)[0]
     reason = " ".join(_PLACE.sub("", reason).split())
     keys = _KEYS.fullmatch(reason)

@@ -1,4 +1,4 @@
-"""What comes of a request, piece by piece."""
+"""The events of an answer: text, reasoning, tool calls and the end."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,9 +8,9 @@ Reason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token that was drawn, as text and as bytes, with its logarithm and those of the best ones.
+    """A token of an answer with its log probability, and the most likely tokens in its place with theirs.
 
-    `at` is where its text begins, in characters of the answer.
+    `text` and `data` are the token as text and as bytes; `at` is where it begins in the answer, in characters.
     """
 
     text: str
@@ -22,7 +22,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """More of the answer. `logprobs`: of the tokens since the last piece of any kind."""
+    """More text of the answer. `logprobs` has the tokens since the last piece of any kind."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -30,14 +30,14 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class ReasoningPiece:
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning, which precedes its answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call, whole. `arguments` is JSON."""
+    """One complete tool call. `arguments` is JSON."""
 
     name: str
     arguments: str
@@ -46,7 +46,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Timings:
-    """How long an answer took; seconds."""
+    """The duration of an answer, in seconds."""
 
     prompt_s: float  # from admission to the first token
     predicted_s: float  # from the first token to the last
@@ -54,7 +54,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Ended:
-    """The last event of an answer. `cached` of the prompt's tokens were not computed again."""
+    """The last event of an answer. `cached` is the number of prompt tokens whose KV cache was reused."""
 
     reason: Reason
     prompt_tokens: int
@@ -62,8 +62,8 @@ class Ended:
     cached: int
     reasoning_tokens: int
     timings: Timings
-    logprobs: tuple[TokenLogprob, ...] = ()  # of tokens that made no text
-    stop_text: str | None = None  # at which it ended, if at one
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens after the last piece of text
+    stop_text: str | None = None  # the stop sequence that ended the answer, if any
 
 
 Piece = TextPiece | ReasoningPiece | ToolCall

@@ -1,4 +1,7 @@
-"""Grammars, in llguidance's Lark, of what a client wants: JSON, JSON of a schema, text of a pattern, tool calls."""
+"""Grammars in llguidance's Lark for JSON, JSON of a schema, text that matches a pattern, and tool calls.
+
+Each function returns rules; `answer` is the rule for the answer, and `whole` adds the start rule.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,22 +12,26 @@ from master.api.tools.families import ToolFamily
 from master.text.channels import CHANNEL, ENDS, KIND, MESSAGE, START, TOOL
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-_SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # small models love white space
+_SPACED = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}  # small models tend to write endless white space
 _LIKE_A_CALL = (
     r"\s*(<\|python_tag\|>|<\|tool_call\|>|functools|```(json)?)?\s*[{\[](.|\n)*"  # see `master.api.tools.bare`
 )
 
 Literal = Callable[[str], str]
-"""How the grammar writes a text that control tokens may be part of."""
+"""Function that writes a text in the grammar's syntax, with the control tokens in it by their numbers."""
 
 
 def of_schema(schema: Any) -> str:
-    """`answer` is JSON of `schema`, whose objects are closed where they do not say that they are open."""
+    """Return a grammar of JSON that matches `schema`. Objects that do not say that they are open are closed."""
     return f"answer: %json {_json(closed(schema))}"
 
 
 def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments: always an object, closed where it does not say that it is open."""
+    """Return the schema of a tool's arguments: always an object, and closed unless it says that it is open."""
     parameters = tool.get("parameters") or ANY_OBJECT
     kind = parameters.get("type", "object")
     known = isinstance(kind, list) and "object" in kind
@@ -33,21 +40,21 @@ def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_pattern(pattern: str) -> str:
-    """`answer` matches the regular expression `pattern` as a whole."""
+    """Return a grammar of text that matches the whole regular expression `pattern`."""
     return f"answer: PATTERN\nPATTERN: /{_slashed(pattern)}/"
 
 
 def of_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
-    """`answer` is one call of one of `tools` (name and parameters), or with `several` one or more."""
+    """Return a grammar of one call of one of `tools` (name and parameters), or with `several` of one or more calls."""
     one = f"{literal(family.marker)} tail" if family.marker else "tail"
     more = f' ("\\n" {one})*' if several and family.closing else ""
     return f"answer: {one}{more}\n{_tail(family, tools, several, literal)}"
 
 
 def of_text_and_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
-    """`answer` is any text; what begins like a call in it is a call of one of `tools`."""
+    """Return a grammar of any text, in which whatever begins like a call is a call of one of `tools`."""
     tail = _tail(family, tools, several, literal)
-    if not family.marker:  # the whole answer is a call, or no text that a parser would take for one
+    if not family.marker:  # the whole answer is a call, or a text that the parser does not take for one
         return f"answer: tail | WORDS\nWORDS: /(.|\\n)*/ & ~/{_LIKE_A_CALL}/\n{tail}"
     opening = literal(family.marker)
     head = "head" if opening.startswith("<[") else "head[lazy]"  # a control token ends any text
@@ -55,7 +62,7 @@ def of_text_and_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], sever
 
 
 def of_channels(tools: Sequence[dict[str, Any]], literal: Literal) -> str:
-    """`answer` is messages in channels, see `master.text.channels`; one to a function is a call of one of `tools`."""
+    """Return a grammar of messages in channels (`master.text.channels`); one to a function calls one of `tools`."""
     channel, message, end, start, kind = map(literal, (CHANNEL, MESSAGE, ENDS[0], START, KIND))
     calls = []
     for index, tool in enumerate(tools):
@@ -74,13 +81,16 @@ def of_channels(tools: Sequence[dict[str, Any]], literal: Literal) -> str:
 
 
 def either(calls: str, said: str) -> str:
-    """`answer` is what one of two grammars of an `answer` says."""
+    """Return a grammar of an answer that matches one of two grammars."""
     renamed = [f"{name}{grammar.removeprefix('answer')}" for name, grammar in (("calls", calls), ("said", said))]
     return "\n".join(["answer: calls | said", *renamed])
 
 
 def whole(answer: str, thinking: tuple[str, str] | None, begun: bool, literal: Literal) -> str:
-    """The grammar of a whole output: `answer`, after what the model may think before it; `begun` in the prompt."""
+    """Return the grammar of a complete output: the reasoning, if the model has tags for it, then the answer.
+
+    `begun`: the prompt already contains the opening tag.
+    """
     if thinking is None:
         return f"start: answer\n{answer}"
     opening, closing = map(literal, thinking)
@@ -93,7 +103,7 @@ def whole(answer: str, thinking: tuple[str, str] | None, begun: bool, literal: L
 
 
 def literal_of(control: Callable[[str], int | None]) -> Literal:
-    """Texts as they are, but the markers that `control` knows as control tokens by their numbers."""
+    """Return a function that quotes a text, and writes the markers that `control` knows as numbered control tokens."""
 
     def write(text: str) -> str:
         token = control(text.strip())
@@ -107,7 +117,7 @@ def literal_of(control: Callable[[str], int | None]) -> Literal:
 
 
 def _json(schema: Any) -> str:
-    """A schema with how it is to be written, if it can say so."""
+    """Return a schema as JSON, with the white space to be used if the schema can say so."""
     return json.dumps({**schema, "x-guidance": _SPACED} if isinstance(schema, dict) else schema)
 
 
@@ -121,7 +131,7 @@ def _call_schema(name: str, arguments: str, index: int) -> dict[str, Any]:
 
 
 def _moved(schema: Any, index: int) -> Any:
-    """A schema whose references are right where it stands now: below the definition of tool `index`."""
+    """Return a schema with its references adjusted to its new place, below the definition of tool `index`."""
     if isinstance(schema, dict):
         moved = {key: _moved(value, index) for key, value in schema.items()}
         if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#"):
@@ -131,7 +141,7 @@ def _moved(schema: Any, index: int) -> Any:
 
 
 def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
-    """`tail` is a call after its marker, or all calls where they are one array."""
+    """Return the rule `tail`: a call without its marker, or the array of all calls."""
     if family.name == "function":
         names = " | ".join(f"f{index}" for index in range(len(tools)))
         return "\n".join([f"tail: {names}", *(f"f{index}: {_function(tool)}" for index, tool in enumerate(tools))])
@@ -147,13 +157,13 @@ def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, li
 
 
 def _function(tool: dict[str, Any]) -> str:
-    """`NAME>{...}</function>`, after `<function=`."""
+    """Return the rule for `NAME>{...}</function>`, which follows `<function=`."""
     name = json.dumps(f"{tool['name']}>")
     return f'{name} %json {_json(arguments_of(tool))} "</function>"'
 
 
 def _slashed(pattern: str) -> str:
-    """With its slashes escaped, as Lark's delimiters want them."""
+    """Return a pattern with its slashes escaped, because slashes delimit it in Lark."""
     escaped, out = False, []
     for character in pattern:
         out.append("\\/" if character == "/" and not escaped else character.replace("\n", "\\n"))

@@ -1,4 +1,4 @@
-"""From what is asked to token ids, a grammar and a parser. Runs on one thread, which may be busy for a moment."""
+"""Preparation of a request: token ids, grammar and parser. It runs on a thread of its own because it may take long."""
 
 from array import array
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from master.text.tokenizer import Tokenizer
 from master.text.values import texts_of
 from tpi.errors import ModelError
 
-_SURELY_FEWER = 64  # bytes of a token; longer ones are runs of one character
-_PROBE = 4  # characters a token: a text that is longer is encoded piece by piece first, until it is too long
+_SURELY_FEWER = 64  # bytes; only runs of one character make longer tokens
+_PROBE = 4  # characters per token; a longer text is encoded in pieces first, until it is known to be too long
 _PIECE = 2
-_TAIL = 8  # tokens in which the opening of a thought is looked for
+_TAIL = 8  # number of last tokens in which the opening tag of reasoning is looked for
 
 
 @dataclass(frozen=True)
 class PreparedAsk:
-    """A prompt, how many tokens its answer may have, and what form."""
+    """A prompt as token ids, with the limit of tokens for its answer and the answer's form."""
 
     tokens: Sequence[int]
     limit: int
     shape: Shape
     spelled: frozenset[int] = frozenset()
     replayable: bool = False
-    echo: str = ""  # what the answer is to begin with
+    echo: str = ""  # text that the answer begins with
 
 
 class Preparer:
-    """Knows the model's tokenizer and template, and the answers given so far."""
+    """Turns requests into prompts for one model; it holds the tokenizer, the template and the answers given so far."""
 
     def __init__(self, tokenizer: Tokenizer, context: int) -> None:
         self.replay = Replay()
@@ -43,18 +43,18 @@ class Preparer:
 
     @property
     def own_grammars(self) -> frozenset[str]:
-        """The grammars of answers that are any JSON object, to which clients add nothing."""
+        """The grammars of answers that may be any JSON object. They do not depend on the request."""
         return self._shapes.of_objects
 
     def chat(self, ask: ChatAsk) -> PreparedAsk:
-        """Raises RequestError, naming the field, if it cannot be answered."""
+        """Return a conversation as a prompt; raise RequestError that names the field if it cannot be answered."""
         tokens = self.encode(ask)
         begun, shape = self._begun(ask, tokens), self._shapes.of_chat
         replayable = not (begun or ask.continued or self._shapes.channels)
         return PreparedAsk(*self._sized(tokens, ask.wanted, ask.where), shape(ask, begun), self._spelled, replayable)
 
     def text(self, ask: TextAsk) -> PreparedAsk:
-        """Raises RequestError, naming the field, if it cannot be answered."""
+        """Return a text as a prompt; raise RequestError that names the field if it cannot be answered."""
         if isinstance(ask.prompt, str):
             self._refuse_long([ask.prompt], ask.field)
             encode = self._tokenizer.encode_text if ask.literal else self._tokenizer.encode
@@ -65,8 +65,8 @@ class Preparer:
         return PreparedAsk(*sized, self._shapes.of_text(ask.wanted), echo=self._echo(ask))
 
     def encode(self, ask: ChatAsk) -> list[int]:
-        """Token ids of a conversation with its tools. Errors as `chat`."""
-        if len(ask.messages) >= self._context:  # each has a token at least, and is marked, rendered, encoded
+        """Return the token ids of a conversation with its tools; raise RequestError if it is too long or is refused."""
+        if len(ask.messages) >= self._context:  # each message makes at least one token
             raise self._too_long(f"{len(ask.messages)} messages", ask.where)
         self._refuse_long(list(texts_of((ask.messages, ask.use.tools))), ask.where)
         replay = self.replay.find(ask.messages, ask.client.salt)
@@ -80,11 +80,11 @@ class Preparer:
             raise RequestError(said, ask.where, "template_refused") from error
 
     def effort(self, ask: ChatAsk) -> str | None:
-        """Return how much the model is told to think; None if it cannot be told."""
+        """Return the reasoning effort that the model is told; None if none was asked for or it cannot be told."""
         return ask.effort if ask.effort is not None and self._read(ask) else None
 
     def untold(self, ask: ChatAsk) -> tuple[str, ...]:
-        """Return which of `effort` and `thinking` were asked for and cannot be told to the model."""
+        """Return the settings (`effort`, `thinking`) that were asked for and that the model cannot be told."""
         read = self._read(ask) if (ask.effort, ask.thinking) != (None, None) else frozenset()
         thinks, switched = self._shapes.thinking is not None, bool(read & {*SWITCHES})
         effort = ask.effort is not None and not (EFFORT in read or (switched and ask.thinking is None))
@@ -92,7 +92,11 @@ class Preparer:
         return ("effort",) * effort + ("thinking",) * thinking
 
     def _switches(self, ask: ChatAsk) -> dict[str, object]:
-        """Return the names that tell the template how much to think; raises RequestError if it reads none."""
+        """Return the template variables for the reasoning effort.
+
+        Raises:
+            RequestError: if the client set the effort in a field of its own and the template has no such variable.
+        """
         found: dict[str, object] = {}
         if ask.effort is None and ask.thinking is None:
             return found
@@ -108,7 +112,7 @@ class Preparer:
         return found
 
     def _refuse_unread(self, ask: ChatAsk) -> None:
-        """Refuse names for the template that it does not read, unless they ask for what the model does anyway."""
+        """Refuse variables that the template does not read, unless they ask for what the model does anyway."""
         given = {name: value for name, value in ask.template.items() if name != "add_generation_prompt"}
         unread = given.keys() - self._tokenizer.names_read(bool(ask.use.tools)) if given else ()
         thinks = self._shapes.thinking is not None
@@ -125,7 +129,7 @@ class Preparer:
         return self._tokenizer.traits(bool(ask.use.tools)).switches
 
     def _sized(self, tokens: list[int], wanted: Wanted, field: str) -> tuple[Sequence[int], int]:
-        """The prompt, and how many tokens its answer may have."""
+        """Return the prompt, and the limit of tokens for its answer."""
         if not tokens:
             raise RequestError("the prompt is empty", field)
         if len(tokens) >= self._context:
@@ -134,13 +138,13 @@ class Preparer:
         return array("i", tokens), room if wanted.tokens is None else min(wanted.tokens, room)
 
     def _echo(self, ask: TextAsk) -> str:
-        """The text of a prompt, where the answer is to begin with it."""
+        """Return the prompt's text if the answer is to begin with it, else ""."""
         if not ask.echo:
             return ""
         return ask.prompt if isinstance(ask.prompt, str) else self._tokenizer.spelling(ask.prompt)
 
     def _refuse_long(self, texts: Sequence[str], field: str) -> None:
-        """Refuse at once what is far over the context, without encoding all of it."""
+        """Refuse a text that is far over the context, without encoding all of it."""
         total, size = sum(map(len, texts)), _PIECE * self._context
         if total > _SURELY_FEWER * self._context:
             raise self._too_long(f"{total} characters", field)
@@ -149,7 +153,7 @@ class Preparer:
         text, tokens = "".join(texts), 0
         for first in range(0, total, size):
             tokens += len(self._tokenizer.encode(text[first : first + size], special=False))
-            if tokens > self._context + total // size:  # a cut makes a token of two
+            if tokens > self._context + total // size:  # a cut may turn one token into two
                 raise self._too_long(f"{total} characters", field)
 
     def _too_long(self, size: str, field: str) -> RequestError:
@@ -157,7 +161,7 @@ class Preparer:
         return RequestError(said, field, "context_length_exceeded")
 
     def _begun(self, ask: ChatAsk, tokens: Sequence[int]) -> bool:
-        """Whether the prompt ends within a thought."""
+        """Return True if the prompt ends inside the model's reasoning."""
         if self._shapes.thinking is None:
             return False
         if ask.continued and ask.messages[-1]["content"]:

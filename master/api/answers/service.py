@@ -1,4 +1,4 @@
-"""The core: what is asked goes to the engine's thread, what comes of it is awaited here. Every form uses it."""
+"""The core of the server, used by every API form: it submits requests to the engine's thread and awaits the answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Service:
-    """Answers questions on one engine."""
+    """Answers requests with one engine. Call the coroutines on one event loop."""
 
     def __init__(self, engine: EngineThread, tokenizer: Tokenizer, vocab: int, meter: AnswerMeter) -> None:
         self.engine = engine
@@ -45,51 +45,54 @@ class Service:
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     def warm_up(self) -> None:
-        """Load in the background what the first answer with a grammar, or a broken one, would wait for."""
+        """Load llguidance, and compile the server's own grammars, in the background."""
         self._grammar.submit(self._grammars.prepare, self._preparer.own_grammars)
 
     async def chat(self, ask: ChatAsk) -> list[Answering]:
-        """`ask.wanted.count` answers to a conversation.
+        """Start `ask.wanted.count` answers to a conversation and return them.
 
         Raises:
-            RequestError: if it cannot be answered.
-            BusyError: if too many wait.
+            RequestError: if the conversation cannot be answered.
+            BusyError: if too many requests wait.
         """
         return await self.begin(await self.prepare(ask), ask.wanted, ask.client)
 
     async def text(self, ask: TextAsk) -> list[Answering]:
-        """As `chat`, for a text that is gone on with as it is."""
+        """Start `ask.wanted.count` answers that continue a text; raise the errors of `chat`."""
         return await self.begin(await self.prepare(ask), ask.wanted, ask.client)
 
     async def prepare(self, ask: ChatAsk | TextAsk) -> PreparedAsk:
-        """What `begin` takes; raises RequestError as `chat`."""
+        """Prepare a request for `begin`; raise RequestError if it cannot be answered."""
         self._check_bias(ask.wanted.sampling)
         if isinstance(ask, ChatAsk):
             prepared = await self._text.run(ask.client.name, lambda: self._preparer.chat(ask))
         else:
             self._check_tokens(ask.prompt, ask.field)
             prepared = await self._text.run(ask.client.name, lambda: self._preparer.text(ask))
-        await self._constraints(prepared, 0, ask.client)  # what is no grammar is refused now, and not when it begins
+        await self._constraints(prepared, 0, ask.client)  # refuse an invalid grammar now, not when the answer begins
         return prepared
 
     async def effort(self, ask: ChatAsk) -> str | None:
-        """Return how much the model is told to think; None if it cannot be told."""
+        """Return the reasoning effort that the model is told; None if none was asked for or it cannot be told."""
         if ask.effort is None:
             return None
         return await self._text.run(ask.client.name, lambda: self._preparer.effort(ask))
 
     async def untold(self, ask: ChatAsk) -> tuple[str, ...]:
-        """Return which of `effort` and `thinking` were asked for and cannot be told to the model."""
+        """Return the settings (`effort`, `thinking`) that were asked for and that the model cannot be told."""
         if ask.effort is None and ask.thinking is None:
             return ()
         return await self._text.run(ask.client.name, lambda: self._preparer.untold(ask))
 
     async def count(self, ask: ChatAsk) -> int:
-        """Tokens of a conversation; errors as `chat`."""
+        """Return the number of tokens of a conversation; raise the errors of `chat`."""
         return len(await self._text.run(ask.client.name, lambda: self._preparer.encode(ask)))
 
     async def embed(self, ask: TextAsk) -> tuple[F32, int]:
-        """The mean of the last hidden states `[hidden]`, of length 1, and the number of tokens. Errors as `chat`."""
+        """Return the embedding of a text, and its number of tokens; raise the errors of `chat`.
+
+        The embedding `[hidden]` is the sum of the last hidden states, scaled to length 1 (float32).
+        """
         self._check_tokens(ask.prompt, ask.field)
         prepared = await self._text.run(ask.client.name, lambda: self._preparer.text(ask))
         head = self.engine.engine.deployment.vocabulary.head
@@ -111,14 +114,14 @@ class Service:
         return total / max(float(np.linalg.norm(total)), 1e-12), len(prepared.tokens)
 
     def close(self) -> None:
-        """Join the threads that prepare prompts and grammars, and end the processes of templates and grammars."""
+        """Join the threads that prepare prompts and grammars, and stop their child processes."""
         self._text.close()
         self._grammar.shutdown(cancel_futures=True)
         self._tokenizer.close()
         self._grammars.close()
 
     async def begin(self, prepared: PreparedAsk, wanted: Wanted, client: Client) -> list[Answering]:
-        """`wanted.count` answers to what is prepared; raises BusyError as `chat`."""
+        """Start `wanted.count` answers to a prepared request; raise BusyError if too many requests wait."""
         constraints = await self._constraints(prepared, wanted.count, client)
         samplers = [_sampler(constraint, wanted, index, self._defaults) for index, constraint in enumerate(constraints)]
         limits = AnswerLimits(prepared.limit, wanted.stops, wanted.ignore_eos)
@@ -134,19 +137,19 @@ class Service:
                 one.begin(collector.ticket)
                 first = first or collector.ticket
                 answers.append(one)
-        except BaseException:  # nobody would hear of those that have begun
+        except BaseException:  # the caller would not know of the answers that have begun
             for one in answers:
                 one.cancel()
             raise
         return answers
 
     async def _constraints(self, prepared: PreparedAsk, count: int, client: Client) -> list[GrammarConstraint | None]:
-        """Return one for each of `count` answers; the grammar is compiled even for none.
+        """Return a constraint for each of `count` answers. The grammar is compiled even if `count` is 0.
 
-        One client's grammars are compiled one after the other, so that two of them do not take both threads.
+        The grammars of one client are compiled one after the other, so that a client never occupies both threads.
 
         Raises:
-            RequestError: if it is not a grammar, or one that takes too much.
+            RequestError: if the grammar is not valid, or takes too much time or memory.
         """
         grammar, field = prepared.shape.grammar, prepared.shape.field
         if grammar is None:
@@ -167,21 +170,21 @@ class Service:
         return [compiled.copy() for _ in range(count)]
 
     def _blame(self, parts: Sequence[tuple[str, str]], field: str) -> None:
-        """Raise RequestError that names the first of `parts` that is no grammar by itself; none may be."""
+        """Raise RequestError for the first of `parts` whose grammar fails by itself; do nothing if all compile."""
         for name, grammar in parts:
             self._grammars.compiled(f"start: answer\n{grammar}", field, f"{field}: {name}")
 
     def _check_tokens(self, prompt: str | Sequence[int], field: str) -> None:
         if not isinstance(prompt, str) and not all(0 <= token < self._vocab for token in prompt):
-            raise RequestError(f"token ids are from 0 to {self._vocab - 1}", field)
+            raise RequestError(f"token ids must be from 0 to {self._vocab - 1}", field)
 
     def _check_bias(self, sampling: Sampling) -> None:
         if not all(0 <= token < self._vocab for token in sampling.bias):
-            raise RequestError(f"token ids are from 0 to {self._vocab - 1}", "logit_bias")
+            raise RequestError(f"token ids must be from 0 to {self._vocab - 1}", "logit_bias")
 
 
 class _Done:
-    """Hears of the end of a request that draws no tokens."""
+    """A listener that waits for the end of a request that generates no tokens."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -207,12 +210,12 @@ class _Done:
 
 
 async def _within(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
-    """What it returns there; where nobody waits any more it is not begun."""
+    """Run a function on a thread and return its result; if cancelled in the queue, never call it."""
     return await asyncio.get_running_loop().run_in_executor(thread, function)
 
 
 def _sampler(constraint: GrammarConstraint | None, wanted: Wanted, index: int, defaults: SamplingDefaults) -> Sampler:
-    """Each of several answers draws its own tokens, and the same ones again for the same seed."""
+    """Return the sampler of one answer. With a seed, each answer draws different but repeatable tokens."""
     sampling, seed = defaults.under(wanted.sampling), wanted.sampling.seed
     if index and seed not in (None, RANDOM_SEED):
         assert seed is not None

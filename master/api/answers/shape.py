@@ -1,4 +1,4 @@
-"""What an answer may be, and who reads it: the grammar of a whole output and its parser belong together."""
+"""The form of an answer: the grammar of a complete output, and the parser that reads it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +20,10 @@ from master.text.tokenizer import Tokenizer
 class Shape:
     """The form of an answer.
 
-    Attributes:
-        parser: makes a new reader, for each of several answers.
-        grammar: of the whole output, not compiled yet; None: anything may come.
-        field: where the client asked for the grammar.
-        one_call: the answer is over after one call.
-        parts: what each of several things in the grammar is called, with its own grammar: to say which is at fault.
+    Attributes: parser: creates a parser, one for each answer. grammar: the grammar of the complete output, not
+    compiled; None: the output is free. field: the request field that the grammar comes from. one_call: whether the
+    answer ends after one call. parts: name and grammar of each part, such as a tool, to find the one that cannot be
+    compiled.
     """
 
     parser: Callable[[], ToolParser] = NoTools
@@ -36,7 +34,7 @@ class Shape:
 
 
 class Shapes:
-    """The forms of one model's answers, by its chat template."""
+    """The forms of one model's answers, as its chat template determines them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         template = tokenizer.chat_template
@@ -47,26 +45,26 @@ class Shapes:
 
     @cached_property
     def family(self) -> ToolFamily:
-        """How the model writes calls: as its template shows, or else as it is told."""
+        """The way in which the model writes calls: the way that its template shows, or else the default."""
         told = self._tokenizer.traits(with_tools=True).tells_tools
         return family_of(self._tokenizer.tool_template if told else None)
 
     @property
     def of_objects(self) -> frozenset[str]:
-        """The grammars of answers that are any JSON object."""
+        """The grammars of answers that may be any JSON object."""
         answer = grammars.of_schema(grammars.ANY_OBJECT)
         ways = ((None, False), (self.thinking, False), (self.thinking, True))
         return frozenset(grammars.whole(answer, thinking, begun, self._literal) for thinking, begun in ways)
 
     def of_text(self, wanted: Wanted) -> Shape:
-        """An answer to a text that is gone on with as it is."""
+        """Return the form of an answer that continues a text."""
         if wanted.grammar is None:
             return Shape()
         grammar = grammars.whole(wanted.grammar, None, False, self._literal)
         return Shape(NoTools, grammar, wanted.grammar_field)
 
     def of_chat(self, ask: ChatAsk, begun: bool) -> Shape:
-        """An answer to a conversation; `begun`: its prompt ends with the opening of a thought."""
+        """Return the form of an answer to a conversation; `begun`: the prompt ends with the opening tag."""
         answer, field = self._grammar(ask)
         grammar = None if answer is None else grammars.whole(answer, self.thinking, begun, self._literal)
 
@@ -80,7 +78,7 @@ class Shapes:
         return Shape(parser, grammar, field, bool(ask.use.tools) and not ask.use.several, parts)
 
     def _grammar(self, ask: ChatAsk) -> tuple[str | None, str]:
-        """The grammar of what comes after any thought, and where the client asked for it."""
+        """Return the grammar of the answer without its reasoning, and the request field that it comes from."""
         use, wanted = ask.use, ask.wanted
         tools = [dict(tool) for tool in use.tools if use.only in (None, tool["name"])]
         if use.forced:
@@ -103,10 +101,10 @@ class Shapes:
 
 
 def _parts(use: ToolUse) -> tuple[tuple[str, str], ...]:
-    """Return the grammar of each tool's arguments alone."""
+    """Return the name and the grammar of each tool's arguments."""
     return tuple((f"the tool {tool['name']}", grammars.of_schema(grammars.arguments_of(tool))) for tool in use.tools)
 
 
 def _strict(use: ToolUse) -> list[dict[str, Any]]:
-    """The tools; of those that are not strict no more than that their arguments are an object."""
+    """Return the tools for a grammar; the arguments of those that are not strict may be any object."""
     return [dict(tool) if tool["name"] in use.strict else {"name": tool["name"]} for tool in use.tools]

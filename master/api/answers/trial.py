@@ -1,7 +1,7 @@
-"""The trial of a grammar, as a child process of `master.confined` makes it: may the server itself compile it?
+"""The trial of a grammar in a child process of `master.confined`, to find out if the server can safely compile it.
 
-A grammar of 60 characters can take gigabytes and minutes. What passes is compiled once more in the server, which has to
-follow it token by token; what goes over the limits never gets there.
+A grammar of 60 characters can take gigabytes and minutes. A grammar that passes is compiled again in the server, which
+applies it token by token. A grammar that exceeds the limits never reaches the server.
 """
 
 import json
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 LIMITS = Limits(seconds=0.75, memory=48 << 20, opening_seconds=30.0, opening_memory=2 << 30)
-SLOW_S = 0.25  # of processor time, for the mask of one token
-_STEPS = 64  # tokens of an answer that are tried
-_WALK_S = 0.2  # after which the trial of tokens ends
-_MOST_EXPANDED = 50_000  # characters of a pattern whose counts are written out
+SLOW_S = 0.25  # limit of processor time for the mask of one token
+_STEPS = 64  # number of tokens to try
+_WALK_S = 0.2  # time limit for trying tokens
+_MOST_EXPANDED = 50_000  # characters of a pattern with its counts written out
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SLASHED = re.compile(r"^PATTERN: /(.*)/$", re.MULTILINE)
 _COUNT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|[^()*+?|^$]", re.DOTALL)
 _TOKEN = re.compile(r"<\[\d+\]>")  # a control token, by its number in the model's vocabulary
-_STAND_IN = "<[257]>"  # one in the vocabulary of bytes
+_STAND_IN = "<[257]>"  # a control token in the vocabulary of bytes
 
 
 def parser_limits(lark: str) -> "LLParserLimits":
-    """Return the limits of llguidance's own for a grammar: the work for one token, and the memory of one answer."""
+    """Return llguidance's limits for a grammar: for the work of one token and the memory of one answer."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_grammar_size=12_000,  # symbols, some 1500 optional properties: the time to compile grows with their square
-        max_items_in_row=8_000,  # as many as these take
-        max_lexer_states=min(25_000, 4_000 + len(lark) // 2),  # of 1 to 2 kB each, while an answer is under way
-        step_lexer_fuel=100_000,  # some 7 ms
+        max_grammar_size=12_000,  # symbols, about 1500 optional properties: the time to compile grows with their square
+        max_items_in_row=8_000,  # enough for that many symbols
+        max_lexer_states=min(25_000, 4_000 + len(lark) // 2),  # 1 to 2 kB each, during an answer
+        step_lexer_fuel=100_000,  # about 7 ms
         verbose_errors=False,
     )
 
 
 def open_work(settings: Any) -> Callable[[str], int]:
-    """Load llguidance with a vocabulary of bytes; return what tries a grammar in its Lark.
+    """Load llguidance with a vocabulary of bytes and return a function that tries a grammar.
 
-    The returned function returns the bytes of memory that the grammar took, and raises ValueError if masks of tokens
-    take too long. A grammar that is not valid passes: the server finds out what is wrong with it at once.
+    The function returns the bytes of memory that the grammar took. It raises ValueError if a pattern repeats too much
+    or a mask takes too long. A grammar that is not valid passes, because compiling it in the server fails at once.
     """
     import numpy as np
     import psutil
@@ -79,7 +79,7 @@ def open_work(settings: Any) -> Callable[[str], int]:
 
 
 def expanded(pattern: str) -> int:
-    """Return about how many characters a regular expression has if its counts are written out."""
+    """Return the approximate number of characters of a regular expression with its counts written out."""
     open_groups, last, at = [0], 0, 0
     while at < len(pattern):
         if count := _COUNT.match(pattern, at):
@@ -100,7 +100,7 @@ def expanded(pattern: str) -> int:
 
 
 def _patterns(lark: str) -> Iterator[str]:
-    """Give the texts of a grammar that may be regular expressions with counts."""
+    """Yield the texts of a grammar that may be regular expressions with counts."""
     for found in _STRING.finditer(lark):
         if "{" in found[0]:
             yield json.loads(found[0])

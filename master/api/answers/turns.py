@@ -1,4 +1,4 @@
-"""A thread that works for all clients: one call at a time, and the clients take turns."""
+"""A thread shared by all clients: it runs one call at a time, and the clients take turns."""
 
 import asyncio
 from collections import deque
@@ -15,18 +15,18 @@ MOST_WAITING = 256
 
 
 class FairThread:
-    """Runs functions on one thread. All methods are called on one event loop."""
+    """Runs functions on one thread. Call all methods on one event loop."""
 
     def __init__(self, name: str, most: int = MOST_WAITING) -> None:
-        """`most`: calls that wait for their turn."""
+        """Start the thread; at most `most` calls wait for their turn."""
         self._thread = ThreadPoolExecutor(1, name)
         self._turns = Turns(most)
 
     async def run(self, client: str, function: Callable[[], T]) -> T:
-        """Return what `function` returns on the thread. Cancelled before its turn, it is never called.
+        """Return the result of `function`, called on the thread. If cancelled before its turn, never call it.
 
         Raises:
-            BusyError: if more calls wait than may, and most of them are this client's.
+            BusyError: if too many calls wait and this client has the most of them.
         """
         async with self._turns.turn(client):
             return await asyncio.get_running_loop().run_in_executor(self._thread, function)
@@ -37,7 +37,7 @@ class FairThread:
 
 
 class Turns:
-    """Lets one task in at a time. Where several wait, their clients take turns."""
+    """Admits one task at a time. If several clients wait, they take turns."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -46,7 +46,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Wait for a turn and keep it for the block; raises BusyError as `FairThread.run`."""
+        """Wait for a turn and hold it for the block; raise BusyError as described at `FairThread.run`."""
         if self._busy:
             await self._wait(client)
         self._busy = True
@@ -65,12 +65,12 @@ class Turns:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._leave(client, turn)
-            elif turn.exception() is None:  # the turn had come
+            elif turn.exception() is None:  # the turn was given to this task at the same moment
                 self._pass_on()
             raise
 
     def _leave(self, client: str, turn: asyncio.Future[None]) -> None:
-        """Take a call that is given up out of its line, where it would count among those that wait."""
+        """Remove a cancelled call from its queue, so that it does not count as waiting."""
         line = self._lines.get(client, deque())
         if turn in line:
             line.remove(turn)
@@ -78,14 +78,14 @@ class Turns:
             self._lines.pop(client, None)
 
     def _turn_away(self) -> None:
-        """Refuse the latest call of the client that has most."""
+        """Refuse the latest call of the client with the most calls."""
         latest = max(self._lines.values(), key=len).pop()
-        if not latest.done():  # else it was given up at this moment
-            said = f"{self._most} requests wait to be read and no more may; ask again later"
+        if not latest.done():  # otherwise it was cancelled at this moment
+            said = f"{self._most} requests are already waiting to be read; try again later"
             latest.set_exception(BusyError(said))
 
     def _pass_on(self) -> None:
-        """Give the turn to the next client that waits."""
+        """Give the turn to the next waiting client."""
         self._busy = False
         while self._lines:
             client = next(iter(self._lines))

@@ -1,1 +1,1 @@
-"""Anthropic's form: messages, and counting their tokens."""
+"""Anthropic's API form: messages, and counting their tokens."""

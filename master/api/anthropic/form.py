@@ -1,4 +1,4 @@
-"""The body of `/v1/messages`, turned into a conversation."""
+"""The body of `/v1/messages`, and its translation to a conversation."""
 
 import json
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from master.generation.sampler import Sampling
 from master.text.tokenizer import Message
 
 _CLEARED = {"type": "clear_thinking_20251015"}
-_THINKING_EDITS = (_CLEARED, _CLEARED | {"keep": "all"})  # templates leave out what was thought in earlier turns
+_THINKING_EDITS = (_CLEARED, _CLEARED | {"keep": "all"})  # templates leave out the reasoning of earlier turns anyway
 _TOOLS = ("tool_use", "tool_result")
 _TEXTS = ("text", "thinking", "redacted_thinking")
-_ELSEWHERE = ("server_tool_use", "mcp_tool_use")  # calls that Anthropic's server ran; so are their results
+_ELSEWHERE = ("server_tool_use", "mcp_tool_use")  # calls that Anthropic's server ran; results have types of their own
 
 
 class ContentBlock(FormPart):
-    """A piece of a message: text, a use of a tool, or what a tool answered; of others only the type is read."""
+    """A piece of a message: text, a tool call or a tool's result. Of any other piece only the type is read."""
 
     harmless = frozenset(("cache_control", "caller", "data", "signature"))
     neutral = {"citations": ([],)}  # noqa: RUF012
@@ -50,19 +50,19 @@ class ContentBlock(FormPart):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether a server ran this tool, or gave this result; the text after it says what was found."""
+        """True for a tool that a server ran, or its result. It is skipped: the text after it says what was found."""
         return self.type in _ELSEWHERE or self.type.endswith("_tool_result")
 
 
 class AnthropicTurn(FormPart):
-    """One message."""
+    """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[ContentBlock], Field(fail_fast=True)]
 
 
 class AnthropicTool(FormPart):
-    """A tool that the model may use. Examples of input are told with its description."""
+    """A tool that the model may use. Examples of input are appended to its description."""
 
     harmless = frozenset(("cache_control", "defer_loading", "eager_input_streaming"))
     neutral = {"allowed_callers": (["direct"],)}  # noqa: RUF012
@@ -84,7 +84,7 @@ AnyTool = Annotated[Annotated[AnthropicTool, Tag(FUNCTION)] | Annotated[OtherToo
 
 
 class AnthropicChoice(FormPart):
-    """Whether a tool is to be used, and which."""
+    """The choice of tool: free, forced, or none."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -92,7 +92,7 @@ class AnthropicChoice(FormPart):
 
 
 class Thinking(FormPart):
-    """Whether the model may think. Its budget of tokens is part of `max_tokens`, which bounds all."""
+    """The switch for reasoning before the answer. `max_tokens` limits reasoning and answer together."""
 
     harmless = frozenset(("budget_tokens",))
     neutral = {"display": ("summarized",)}  # noqa: RUF012
@@ -101,21 +101,21 @@ class Thinking(FormPart):
 
 
 class JsonOutput(FormPart):
-    """JSON of a schema."""
+    """Output in JSON that matches a schema."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(FormPart):
-    """How much to think, and the form of the answer."""
+    """The reasoning effort, and the form of the answer."""
 
     effort: Effort | None = None
     format: JsonOutput | None = None
 
 
 class CountForm(Body):
-    """See Anthropic's API reference, "Count tokens in a message"."""
+    """A request to `/v1/messages/count_tokens`; see Anthropic's API reference, "Count tokens in a message"."""
 
     harmless = frozenset(("cache_control", "user_profile_id", "workspace_id"))
     neutral = {  # noqa: RUF012
@@ -133,7 +133,7 @@ class CountForm(Body):
     output_config: OutputConfig | None = None
 
     def asked(self, wanted: Wanted, client: Client) -> ChatAsk:
-        """What is asked; raises RequestError naming the field."""
+        """Return the conversation; raise RequestError that names the field."""
         said: list[Message] = []
         if self.system is not None:
             said.append({"role": "system", "content": _text(self.system, "system")})
@@ -145,7 +145,7 @@ class CountForm(Body):
         word = {"any": "required", "none": "none"}.get(choice.type, "auto") if choice else None
         only = choice.name if choice and choice.type == "tool" else None
         if choice and choice.type == "tool" and only is None:
-            raise RequestError("a choice of type tool has the tool's name", "tool_choice.name", "invalid_value")
+            raise RequestError("a choice of type tool needs the tool's name", "tool_choice.name", "invalid_value")
         if choice and choice.type != "tool" and choice.name is not None:
             refusal = "tool_choice.name: it goes with a choice of type tool; leave it out"
             raise RequestError(refusal, "tool_choice.name", "invalid_value")
@@ -167,7 +167,7 @@ class CountForm(Body):
 
 
 class MessagesForm(CountForm):
-    """See Anthropic's API reference, "Create a message"."""
+    """A request to `/v1/messages`; see Anthropic's API reference, "Create a message"."""
 
     harmless = CountForm.harmless | {"metadata"}
     neutral = {**CountForm.neutral, "service_tier": ("auto", "standard_only")}  # noqa: RUF012
@@ -180,7 +180,7 @@ class MessagesForm(CountForm):
     top_k: int | None = Field(None, ge=0, le=1_000_000)
 
     def ask(self, client: Client) -> ChatAsk:
-        """What is asked; raises RequestError naming the field."""
+        """Return the conversation with its sampling settings; raise RequestError that names the field."""
         own = {"temperature": self.temperature, **nucleus(self.top_p, self.top_k)}
         return self.asked(Wanted(Sampling.of(own), self.max_tokens, tuple(self.stop_sequences or ())), client)
 
@@ -193,7 +193,7 @@ def _tool(tool: AnthropicTool) -> dict[str, Any]:
 
 
 def _messages(turn: AnthropicTurn, field: str) -> list[Message]:
-    """One turn; what tools answered are messages of their own, before the rest of it."""
+    """Return the messages of one turn. Tool results become messages of their own, before the others."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results = [
@@ -212,7 +212,7 @@ def _messages(turn: AnthropicTurn, field: str) -> list[Message]:
 
 
 def _result(block: ContentBlock) -> str:
-    """Return what a tool answered as one text, which says so where it failed."""
+    """Return a tool's result as one text, which begins with "Error" if the tool failed."""
     text = result_text(block.content)
     failed = block.is_error and not text.lower().startswith("error")
     return f"Error: {text}" if failed else text
@@ -228,5 +228,5 @@ def _text(content: str | Sequence[ContentBlock], field: str) -> str:
         return content
     for block in content:
         if block.type not in _TEXTS:
-            raise RequestError(f"this model reads text only, no {block.type}", field, "unsupported_content")
+            raise RequestError(f"this model reads text only, not {block.type}", field, "unsupported_content")
     return "\n".join(block.text for block in content if block.text)

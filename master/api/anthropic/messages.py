@@ -20,7 +20,7 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 def message_routes(state: ApiState) -> APIRouter:
-    """The routes, for an application."""
+    """Return the routes of Anthropic's API, for the application."""
     router = APIRouter()
 
     @router.post("/v1/messages", summary="Answer a conversation (Anthropic)")
@@ -50,13 +50,13 @@ def message_routes(state: ApiState) -> APIRouter:
 
 
 def _untold_headers(untold: Sequence[str]) -> dict[str, str]:
-    """Return what tells a client that the model cannot be told how much to think, or whether to."""
+    """Return the header that names the settings (reasoning effort, reasoning at all) that the model cannot be told."""
     fields = ["output_config.effort" if name == "effort" else name for name in untold]
     return {FIELDS_HEADER: ", ".join(fields)} if fields else {}
 
 
 class Blocks:
-    """The content of a message: blocks that grow by events, and what a stream says of them."""
+    """The content blocks of a message, built from events, and the stream events that report them."""
 
     def __init__(self, model: str) -> None:
         self._base: dict[str, Any] = {
@@ -70,19 +70,19 @@ class Blocks:
         self._ended: Ended | None = None
 
     def message(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the complete message."""
         assert self._ended
         content = self._content or [{"type": "text", "text": ""}]
         return self._base | {"content": content, **self._stop(), "usage": _usage(self._ended)}
 
     def begun(self, prompt_tokens: int) -> dict[str, Any]:
-        """Before the first event."""
+        """Return the stream event that comes first."""
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return {"type": "message_start", "message": self._base | empty}
 
     def push(self, event: Event) -> Iterator[dict[str, Any]]:
-        """What one event adds."""
+        """Add one event to the message and yield the stream events that report it."""
         if isinstance(event, ReasoningPiece):
             yield from self._grow("thinking", event.text)
         elif isinstance(event, TextPiece):
@@ -132,7 +132,7 @@ class Blocks:
 
 
 def _usage(ended: Ended) -> dict[str, Any]:
-    """Tokens; what was found computed is counted apart."""
+    """Return the token counts. Tokens whose KV cache was reused are counted separately."""
     return {
         "input_tokens": ended.prompt_tokens - ended.cached,
         "cache_creation_input_tokens": 0,
@@ -153,5 +153,5 @@ def _sent(event: dict[str, Any]) -> str:
 
 
 def _failed(failure: ApiFailure) -> list[str]:
-    """How a stream ends that has begun well."""
+    """Return the last lines of a stream that fails after it has begun."""
     return [data(anthropic_form(failure), "error")]

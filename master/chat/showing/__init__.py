@@ -1,1 +1,1 @@
-"""How an answer is shown at a terminal: plain, or its Markdown as it comes."""
+"""Display of answers at a terminal: plain, or with Markdown styled as it comes."""

@@ -1,7 +1,7 @@
-"""An answer's Markdown at a terminal, as it comes.
+"""Display of an answer's Markdown at a terminal, as it comes.
 
-Nothing that was shown is taken back: whatever else is written to the terminal meanwhile, and however it is scrolled or
-resized, stays as it is. Lines are begun as soon as it is clear what they are; only tables wait until they are complete.
+Text that was shown is never redrawn, so scrolling, resizing and other output cannot damage it. A line is begun as soon
+as its kind is clear; only tables wait until they are complete.
 """
 
 import re
@@ -28,27 +28,30 @@ _ITEM = re.compile(r"(?P<before>[ \t]*)[-*+][ \t]+")
 _ROW = re.compile(r" {0,3}\|.*")
 _DIVIDER = re.compile(r" {0,3}\|[ \t:|-]*-[ \t:|-]*")
 _UNDECIDED = re.compile(r"[ \t]*(#{0,6}[ \t]*|[-*_+][-*_+ \t]*|>|`{0,2}|```.*|~{0,2}|~~~.*|\|.*)")
-"""What may still become a heading, an item, a rule, a quote, a fence or a row, or none of them."""
+"""Beginnings of a line that may still become a heading, an item, a rule, a quote, a fence or a row."""
 _TABS = re.compile(r"(\t)")
 _RULE_WIDTH = 40
 
 
 class MarkdownScreen:
-    """Turns the pieces of one answer after another into text with a terminal's styles."""
+    """Writes the pieces of one answer after another, with a terminal's styles."""
 
     def __init__(self, write: Callable[[str], None], console: Console, columns: Callable[[], int] = lambda: 0) -> None:
-        """`console` knows the terminal's colours; what is shown goes through `write`, wrapped at `columns` unless 0."""
+        """Create a screen that passes its text to `write`, wrapped at `columns()` unless that is 0.
+
+        `console` knows the terminal's colours.
+        """
         self._write, self._console = write, console
         self._rest = ""  # of a line, not shown yet
-        self._begun: LineSpans | None = None  # the line of which something is shown
-        self._style = ""  # of all of this line
-        self._fence = ""  # that opened the code that lines belong to
+        self._begun: LineSpans | None = None  # the line of which a part is shown
+        self._style = ""  # style of the whole line
+        self._fence = ""  # the marks that opened the present code block
         self._table: list[str] = []
-        self._code = CodeLines()  # of those that are indented
+        self._code = CodeLines()  # state of indented code
         self._words = WordWrap[str](columns)
 
     def write(self, text: str) -> None:
-        """More of the answer."""
+        """Show more of the answer."""
         self._rest += harmless(text)
         while "\n" in self._rest:
             line, _, self._rest = self._rest.partition("\n")
@@ -58,7 +61,7 @@ class MarkdownScreen:
             self._rest = ""
 
     def resume(self, text: str) -> None:
-        """Take in what was shown before of an answer that goes on, so that its code goes on as code."""
+        """Take in the text of an answer that is continued, without showing it, so that its code continues as code."""
         write, self._write = self._write, lambda _: None
         try:
             self.write(text)
@@ -67,7 +70,7 @@ class MarkdownScreen:
             self._words.at_line_start()
 
     def end(self) -> None:
-        """The answer is over; the next one begins anew."""
+        """Show what is held back, and prepare for the next answer."""
         if self._rest or self._begun:
             self._finish(self._rest)
         self._end_table()
@@ -76,20 +79,20 @@ class MarkdownScreen:
         self._code = CodeLines()
 
     def _undecided(self, line: str) -> bool:
-        """Whether more of the line decides what it is."""
+        """Return True if the line is too short to decide what it is."""
         if self._fence:
             return not line.strip().strip(self._fence[0])
         return bool(_UNDECIDED.fullmatch(line))
 
     def _finish(self, line: str) -> None:
-        """The last piece of a line, or all of it."""
+        """Show the last piece of a line, or all of it."""
         if self._begun or not self._take_whole(line):
             self._show(line, over=True)
             self._put("\n", "")
             self._begun = None
 
     def _take_whole(self, line: str) -> bool:
-        """Do with a line what is done with it as a whole, if it is such a line."""
+        """Handle a line that is handled only as a whole (fence, rule, table row); return False for any other."""
         if self._fence:
             closes = len(line.strip()) >= len(self._fence) and not line.strip().strip(self._fence[0])
             self._fence = "" if closes else self._fence
@@ -106,7 +109,7 @@ class MarkdownScreen:
         return bool(fence or _RULE.fullmatch(line))
 
     def _show(self, text: str, over: bool) -> None:
-        """The next piece of a line that is shown as it comes."""
+        """Show the next piece of a line that is shown as it comes."""
         if self._begun is None:
             self._begun = LineSpans()
             text = self._begin(text)
@@ -117,7 +120,7 @@ class MarkdownScreen:
             self._put(span.text, f"{self._style} {span.style}")
 
     def _begin(self, text: str) -> str:
-        """The beginning of a line, without the mark of what it is."""
+        """Set the style of a line from its beginning; return the text without the mark of its kind."""
         self._style = ""
         if self._fence:
             return text
@@ -133,7 +136,7 @@ class MarkdownScreen:
         return text[found.end() :] if found else text
 
     def _end_table(self) -> None:
-        """Show the rows that have been waiting."""
+        """Show the table rows that were held back."""
         rows, self._table = self._table, []
         if len(rows) > 1 and _DIVIDER.fullmatch(rows[1]):
             with self._console.capture() as shown:
@@ -146,7 +149,7 @@ class MarkdownScreen:
             self._put("\n", "")
 
     def _put(self, text: str, styles: str, flush: bool = False) -> None:
-        """Show text in all of `styles`, which are names of `_STYLES`, with words wrapped unless it is code."""
+        """Show text in all of `styles`, which are names of `_STYLES`; words are wrapped unless the text is code."""
         if not line_is_begun():
             self._words.at_line_start()
         for part, styled in self._words.push(text, styles, verbatim=bool(self._fence) or self._code.inside):
@@ -156,7 +159,9 @@ class MarkdownScreen:
 
     def _paint(self, text: str, styles: str) -> None:
         style = " ".join(_STYLES[name] for name in styles.split())
-        for part in _TABS.split(text):  # how wide a tab is the terminal knows: rich counts from where the piece begins
+        for part in _TABS.split(
+            text
+        ):  # only the terminal knows the width of a tab: rich counts from the beginning of the piece
             with self._console.capture() as shown:
                 self._console.out(part, style=style or None, highlight=False, end="")
             self._write(shown.get() if style and part != "\t" else part)

@@ -1,4 +1,4 @@
-"""Where a chat's answers go: a terminal that shows Markdown, or anything else, which gets them as they are."""
+"""The output of a chat's answers: a terminal that shows Markdown, or plain text anywhere else."""
 
 import os
 from typing import Protocol
@@ -8,23 +8,23 @@ from master.reporting.prose import AnswerWriter
 
 
 class Screen(Protocol):
-    """What shows one answer after another."""
+    """A display of one answer after another."""
 
     def write(self, text: str) -> None:
-        """More of the answer. Errors as `master.reporting.output.write`."""
+        """Show more of the answer; raise the errors of `master.reporting.output.write`."""
 
     def resume(self, text: str) -> None:
-        """The next answer goes on after `text`, which was shown before."""
+        """Prepare to continue an answer whose `text` was shown before."""
 
     def end(self) -> None:
-        """The answer is over, or broke off."""
+        """Show what was held back: the answer has ended or failed."""
 
 
 def open_screen(markdown: bool) -> Screen:
-    """The best that stdout can show; a file or a pipe, or a terminal that can do nothing, gets plain text."""
+    """Return the best display for stdout; files, pipes and dumb terminals get plain text."""
     if not (markdown and at_terminal()) or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return AnswerWriter()
-    from master.chat.showing.markdown import MarkdownScreen  # rich is loaded for a terminal alone
+    from master.chat.showing.markdown import MarkdownScreen  # rich is loaded only for a terminal
     from tpi.console import SafeConsole
 
     console = SafeConsole(stderr=False)

@@ -1,15 +1,15 @@
-"""Markdown within a line: bold, italic, code, links. Found as text comes, before a line is complete."""
+"""Markdown within a line: bold, italic, code, links. It is found as text comes, before a line is complete."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_MOST = 200  # characters of a span: a star that nothing closes holds up no more than these
+_MOST = 200  # characters of a span, which bounds the text that an unclosed star holds back
 
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of text, and how it is shown: the name of a style, empty for none."""
+    """A piece of text with the name of its style, empty for none."""
 
     text: str
     style: str = ""
@@ -17,7 +17,7 @@ class Span:
 
 @dataclass(frozen=True)
 class _Kind:
-    """`whole` is a complete span whose groups `open` and `text` are its parts, `part` what may become one."""
+    """A kind of span. `whole` matches a complete span, with the group `text`; `part` matches one that is incomplete."""
 
     style: str
     whole: re.Pattern[str]
@@ -26,7 +26,7 @@ class _Kind:
 
 
 def _kind(style: str, opening: str, closing: str, after: str, within_words: bool = True) -> _Kind:
-    """Between marks, next to which there is no white space; `after`: what may not follow the closing one."""
+    """Return a kind of span between marks. The closing mark may not be followed by the pattern `after`."""
     whole = rf"{opening}(?!\s)(?P<text>.{{1,{_MOST}}}?)(?<!\s){closing}(?!{after})"
     return _Kind(style, re.compile(whole), re.compile(rf"{opening}(?!\s).{{0,{_MOST + 4}}}"), within_words)
 
@@ -58,13 +58,13 @@ _NESTING = ("bold", "italic", "strike", "link")
 
 
 class LineSpans:
-    """Reads one line. What may still become something else is held back until it is clear, or the line is over."""
+    """A parser of one line. It holds back text that may still become a span, until that is clear or the line ends."""
 
     def __init__(self) -> None:
         self._rest, self._last = "", " "
 
     def push(self, text: str, over: bool) -> Iterator[Span]:
-        """The spans that `text` completes; `over`: nothing more comes in this line."""
+        """Yield the spans that are complete after `text`; `over`: the line ends here."""
         self._rest += text
         while self._rest:
             found = _SPECIAL.search(self._rest)
@@ -91,14 +91,14 @@ class LineSpans:
         return kind.within_words or not self._last.isalnum()
 
     def _may_become(self) -> bool:
-        """Whether more text can make the beginning of the rest a span."""
+        """Return True if more text can make the rest begin with a span."""
         kinds = _KINDS[self._rest[0]]
         marks = self._rest in (self._rest[0] * len(self._rest), "\\") and len(self._rest) <= 4
         return any(self._may_open(kind) and (marks or kind.part.fullmatch(self._rest)) for kind in kinds)
 
 
 def _shown(style: str, whole: re.Match[str]) -> Iterator[Span]:
-    """A span's text; bold and italic ones have spans in them."""
+    """Yield a span's text; bold, italic, struck and linked text may have further spans in it."""
     if style not in _NESTING:
         yield Span(whole["text"], style)
         return

@@ -58,9 +58,9 @@ BAD = {
 def test_what_is_no_conversation_is_refused_and_not_overwritten(case: str, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     file.write_bytes(BAD[case])
-    with pytest.raises(UsageError, match=r"talk\.json is no saved conversation; name a file that /save has written"):
+    with pytest.raises(UsageError, match=r"talk\.json is not a saved conversation; name a file that /save has written"):
         Conversation.load(file)
-    with pytest.raises(UsageError, match=r"talk\.json exists and is no saved conversation; give another name"):
+    with pytest.raises(UsageError, match=r"talk\.json exists and is not a saved conversation; give another name"):
         TALK.save(file)
     assert file.read_bytes() == BAD[case]
 

@@ -61,7 +61,7 @@ def test_a_long_conversation_drops_its_oldest_turns(served: Served, tmp_path: Pa
     ("url", "flags", "says"),
     [
         ("http://127.0.0.1:9", (), "no server answers at 127.0.0.1:9"),
-        ("ftp://x", (), "is no address of a server"),
+        ("ftp://x", (), "is not an address of a server"),
         (None, ("--api-key", "wrong"), "the API key is wrong"),
     ],
 )

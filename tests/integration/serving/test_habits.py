@@ -76,7 +76,7 @@ def test_a_tool_whose_schema_is_no_grammar_is_named(path: str, http: httpx.Clien
         body = ASKED | {"tools": made, "tool_choice": {"type": "any"}}
     answer = http.post(path, json=body)
     assert answer.status_code == 400
-    expected = "tools: the tool bad cannot be made a grammar: the keyword uniqueItems is not supported"
+    expected = "tools: the tool bad cannot be compiled to a grammar: the keyword uniqueItems is not supported"
     assert answer.json()["error"]["message"] == expected
 
 
@@ -84,7 +84,7 @@ def test_a_schema_that_is_no_grammar_is_told_without_grammar_text(http: httpx.Cl
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}}
     message = http.post(CHAT, json=said(response_format=form)).json()["error"]["message"]
     field = "response_format.json_schema.schema"
-    assert message == f"{field} cannot be made a grammar: the keyword uniqueItems is not supported"
+    assert message == f"{field} cannot be compiled to a grammar: the keyword uniqueItems is not supported"
 
 
 INSIDE = "/srv/models/secret"

@@ -104,9 +104,9 @@ def test_interrupted_on_three_nodes_it_says_so_and_goes_on(model: str, cache: Pa
     [
         (
             {"body": {"model": "gpt-9", "prompt": "x"}},
-            "the model is 'llama' or 'gpt-4o' here, not 'gpt-9'; --alias gives it",
+            "the model is called 'llama' or 'gpt-4o', not 'gpt-9'; give it that name",
         ),
-        ({"body": {"prompt": [1 << 20]}}, "token ids are from 0"),
+        ({"body": {"prompt": [1 << 20]}}, "token ids must be from 0"),
         ({"body": {"prompt": "word " * 5000}}, "over the context of"),
         ({"url": CHAT, "body": {"messages": "x"}}, "messages: "),
     ],
@@ -126,7 +126,7 @@ def test_a_request_that_cannot_be_answered_has_a_line_that_says_why(
     assert found["good"]["response"]["status_code"] == 200
     assert found["good"]["response"]["body"]["model"] == "gpt-4o"
     assert found[None]["response"] is None
-    assert found[None]["error"]["message"].startswith("line 2: the line is no JSON")
+    assert found[None]["error"]["message"].startswith("line 2: the line is not JSON")
     assert "3 requests answered, 2 of them with an error" in done.stderr
     assert f"2 of 3 requests have an error in {out} in place of an answer; --retry asks them again" in done.stderr
 

@@ -69,20 +69,20 @@ def test_an_input_without_requests_or_none_at_all_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("[]", "no JSON object"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "not a JSON object"),
         (json.dumps({"url": URL, "body": {}}), "custom_id"),
-        (request("a", method="GET"), "method is POST, not 'GET'"),
-        (request("a", url="/v1/embeddings"), "url is /v1/chat/completions or /v1/completions"),
+        (request("a", method="GET"), "method must be POST, not 'GET'"),
+        (request("a", url="/v1/embeddings"), "url must be /v1/chat/completions or /v1/completions"),
         (request("a", body=None), "body is missing"),
-        (request("a", body={"prompt": "x", "stream": True}), "no streams"),
+        (request("a", body={"prompt": "x", "stream": True}), "cannot stream answers"),
     ],
 )
 def test_what_is_no_request_is_refused_by_name(line: str, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         parsed(line.encode())
-    with pytest.raises(RequestError, match="no JSON"):
+    with pytest.raises(RequestError, match="not JSON"):
         parsed(b"\xff")
 
 
@@ -167,12 +167,12 @@ def test_a_line_that_failed_may_be_mended_in_the_input(tmp_path: Path) -> None:
         out.write(asked.lines[1], failure())
     whole = path.read_bytes()
     mended = source(tmp_path, request("a"), request("b"))
-    with pytest.raises(UsageError, match=r"answers 'b', .* with an error that --retry takes out"):
+    with pytest.raises(UsageError, match=r"answers 'b', .*; it is an error, which --retry removes"):
         results(tmp_path, mended)
     assert path.read_bytes() == whole
     with BatchResults(path, mended, ["tiny"], WARNED.append, retry=True) as out:
         assert out.answered == {mended.lines[0].id}
-    with pytest.raises(UsageError, match="answers 'a', which is not asked"):  # an answer is not thrown away
+    with pytest.raises(UsageError, match="answers 'a', but no line of the input"):  # an answer is not thrown away
         BatchResults(path, source(tmp_path, request("b")), ["tiny"], WARNED.append, retry=True)
 
 
@@ -201,13 +201,13 @@ def test_an_output_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> Non
         out.write(asked.lines[0], answer())
     whole = path.read_text()
     for text, said in [
-        (whole + whole, "line 2 answers 'a' once more"),
-        (whole + "notes\n", "line 2 is no answer"),
-        ("notes", "line 1 is no answer"),
-        (whole.replace("batch_req_", "batch_req_0"), "answers 'a', which is not asked there in these words"),
-        (whole + '{"id": 1}\n', "line 2 is no answer"),
-        (whole + '{"id": "x", "custom_id": "b", "response": [1]}\n', "line 2 is no answer"),
-        (whole + '{"id": "x", "custom_id": "b", "response": {"body": 1}}\n', "line 2 is no answer"),
+        (whole + whole, "line 2 answers 'a' a second time"),
+        (whole + "notes\n", "line 2 is not an answer"),
+        ("notes", "line 1 is not an answer"),
+        (whole.replace("batch_req_", "batch_req_0"), "answers 'a', but no line of the input has exactly that request"),
+        (whole + '{"id": 1}\n', "line 2 is not an answer"),
+        (whole + '{"id": "x", "custom_id": "b", "response": [1]}\n', "line 2 is not an answer"),
+        (whole + '{"id": "x", "custom_id": "b", "response": {"body": 1}}\n', "line 2 is not an answer"),
     ]:
         path.write_text(text)
         with pytest.raises(UsageError, match=said):
@@ -222,7 +222,7 @@ def test_one_batch_at_a_time_writes_an_output_which_is_not_the_input(tmp_path: P
     asked = source(tmp_path, request("a"))
     with results(tmp_path, asked), pytest.raises(UsageError, match="another tpi batch writes"):
         results(tmp_path, asked)
-    with pytest.raises(UsageError, match="is the input itself"):
+    with pytest.raises(UsageError, match="is the input file"):
         BatchResults(asked.path, asked, ["tiny"], WARNED.append)
     with pytest.raises(UsageError, match="cannot write"):
         BatchResults(tmp_path / "none" / "out.jsonl", asked, ["tiny"], WARNED.append)

@@ -28,7 +28,7 @@ def test_the_server_gets_what_there_is_of_the_answer() -> None:
         {"role": "assistant", "content": "One"},
     ]
     assert (server.asked["continue_final_message"], server.asked["add_generation_prompt"]) == (True, False)
-    with pytest.raises(UsageError, match="came to its own end"):
+    with pytest.raises(UsageError, match="the last answer is complete"):
         go_on(talk)
 
 

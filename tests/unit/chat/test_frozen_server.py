@@ -101,7 +101,7 @@ def test_a_server_that_is_lost_ends_no_chat_at_a_terminal(tmp_path: Path, capsys
         reply(talk)
     Chat(talk, Lines(), True, tmp_path / "lost.json").run()
     said = capsys.readouterr().err
-    assert said.count("no server answers at") == said.count("What was said so far is kept") == 2
+    assert said.count("no server answers at") == said.count("The conversation so far is kept") == 2
     assert "1 turn in" in said
     assert not (tmp_path / "lost.json").exists()
 

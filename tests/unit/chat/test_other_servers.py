@@ -18,7 +18,7 @@ NOBODY = "http://127.0.0.1:9"
 
 @pytest.mark.parametrize("url", ["http://x:abc", "http://x:99999", "http://[::1", "http://", "ftp://x"])
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(UsageError, match="is no address of a server"):
+    with pytest.raises(UsageError, match="is not an address of a server"):
         ChatServer(url, None)
 
 
@@ -35,7 +35,7 @@ def test_what_is_said_of_a_server_has_no_password() -> None:
     "models", [b"<html>", b"{}", b"[]", b'{"data": []}', b'{"data": [{"id": 5, "max_model_len": "x"}]}']
 )
 def test_what_has_no_models_is_no_such_server(models: bytes) -> None:
-    with server(models) as url, pytest.raises(NodeError, match="is no server of OpenAI's form; look at --url"):
+    with server(models) as url, pytest.raises(NodeError, match="does not answer like an OpenAI server; check --url"):
         talk_to(url)
 
 
@@ -49,7 +49,7 @@ def test_what_has_no_models_is_no_such_server(models: bytes) -> None:
 def test_a_stream_of_nonsense_is_no_such_server(chunk: str) -> None:
     with server(MODELS, f"data: {chunk}\n\n".encode()) as url:
         talk = talk_to(url)
-        with pytest.raises(NodeError, match="is no server of OpenAI's form"):
+        with pytest.raises(NodeError, match="does not answer like an OpenAI server"):
             reply(talk)
     assert not talk.conversation.turns
 
@@ -73,9 +73,9 @@ def test_no_terminal_obeys_what_a_server_calls_its_model_or_says_of_an_error(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--url", NOBODY, "-m", "llama"), "--model is about a model that runs here"),
-        (("--url", NOBODY, "--gpu-memory", "1GiB"), "--gpu-memory is about a model that runs here"),
-        (("--api-key", "secret", "-m", "llama"), "--api-key is a server's"),
+        (("--url", NOBODY, "-m", "llama"), "--model has no effect with --url"),
+        (("--url", NOBODY, "--gpu-memory", "1GiB"), "--gpu-memory has no effect with --url"),
+        (("--api-key", "secret", "-m", "llama"), "--api-key has no effect without --url"),
     ],
 )
 def test_what_counts_for_nothing_is_refused(flags: tuple[str, ...], says: str) -> None:

@@ -71,7 +71,8 @@ def less_margin(free: int) -> int:
 def _group_limits(root: Path, own: Path) -> Iterable[int]:
     """Yield the free bytes of this process's memory control group and of each group above it, in either API version.
 
-    File pages that no process has mapped count as free: the kernel drops them when memory is needed.
+    Groups without a limit are left out. File pages that no process has mapped count as free: the kernel drops them when
+    memory is needed.
 
     Args:
         root: where control groups are mounted.

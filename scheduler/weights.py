@@ -24,7 +24,7 @@ Wanted = Sequence[int] | None
 
 
 class Arrangement(Generic[S]):
-    """The segments `S` of every block, in order of use."""
+    """The segments of every block, in the order of use; `S` is a segment's type."""
 
     def __init__(
         self, blocks: Held[S], kept: Sequence[Bytes] | None, demanded: "Mapping[int, Demanded[S]] | None" = None

@@ -21,7 +21,7 @@ Number = float | npt.NDArray[np.float64]
 GIB = 1 << 30
 PIECES = tuple(1 << power for power in range(16, 27, 2))  # bytes of transfers whose speeds are compared
 SHARERS = 4  # query heads for each key and value head in measurements of attention: those of Mixtral
-GOOD_ENOUGH = 0.95  # of the best speed: smaller transfers that reach it are preferred
+GOOD_ENOUGH = 0.95  # share of the best speed that a transfer size must reach; the smallest such size is chosen
 EXAMPLE = "8GiB GPU, 16GiB RAM, 2GB/s disk"
 
 

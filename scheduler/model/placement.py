@@ -20,7 +20,7 @@ PAPERS_LAYER: tuple[BlockKind, ...] = ("attention", "ffn")  # TPI-LLM's layer: t
 _DEPTHS = (1, 2, 3, 4)  # three suffice in theory (scheduler.model.steady); a fourth absorbs slow reads
 _MOST_CHOICES = 24  # at most so many numbers of resident large blocks are compared
 _TOKENS = 4  # tokens simulated per choice
-_AS_GOOD = 1.03  # of the best token time, about the timeline's error: among such choices the deepest ring wins
+_AS_GOOD = 1.03  # the deepest ring wins among choices up to so many times the best time, the timeline's error
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tpi.pack.layout import BlockKind
 
 _Number = TypeVar("_Number", int, float)
 
-_NO_STALL = 0.005  # of the token time: less waiting than this counts as none
+_NO_STALL = 0.005  # waiting up to this share of the token time counts as none
 _SLOWER = 1.1  # a setting is advised for loads that take so many times as long as measured
 _HALVINGS = 4  # steps of the bisection between the largest ring and all blocks resident
 _DEEPEST = 16  # the most blocks in memory that are tried
@@ -135,9 +135,9 @@ class SteadyReport:
     """The verdict on a node: does it wait for its disk, and which setting would end that? Seconds and bytes."""
 
     times: Times
-    loose: bool  # proposition 3
-    tight: bool  # proposition 4
-    steady: bool  # predicted for the placement in use
+    loose: bool  # `is_loose` (proposition 3)
+    tight: bool  # `is_tight` (proposition 4)
+    steady: bool  # the placement in use is predicted not to wait
     token_seconds: float  # predicted for the placement in use
     stall_seconds: float  # waiting per token, part of `token_seconds`
     memory_bytes: int  # memory of the placement in use
@@ -206,7 +206,7 @@ def judge_streaming(
 def whole(
     costs: Costs, streamed: Collection[int], tiles: Sequence[int], sizes: Sequence[int]
 ) -> tuple[Costs, set[int]]:
-    """Return the costs per block and the numbers of the streamed blocks, from the same of segments.
+    """Return the costs per block and the numbers of the streamed blocks, combined from those of segments.
 
     `tiles` has the number of segments of each block; `costs`, `streamed` and `sizes` are of segments. A partly resident
     block gets the load time that it would have if all of it were loaded at the speed of its streamed segments.
@@ -256,7 +256,7 @@ def advise(
 
 
 def sufficient_ring(placement: Placement, speeds: Speeds, *faster: Speeds, measured: Costs | None = None) -> int:
-    """Return the bytes for blocks with which `place` does not wait any more, for what must be resident and a ring.
+    """Return the bytes, for resident blocks and a ring, with which `place` finds a placement that does not wait.
 
     The result is at least the memory of `placement`. `place` will choose by speeds that are measured later. So it must
     not wait at `speeds`, nor at any of `faster`, nor with the `measured` seconds of the placement's blocks.

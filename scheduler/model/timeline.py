@@ -20,7 +20,7 @@ from scheduler.model.ring import Ring
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per block, in order of use."""
+    """Seconds per block, in the order of use: to compute it, to exchange its result, and to load it."""
 
     compute: Sequence[float]
     exchange: Sequence[float]

@@ -16,7 +16,7 @@ from tpi.devices.pages import PAGE, page_buffer, round_up
 from tpi.system.private import make_private, private
 
 CHUNKS = (512 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes per read
-THREADS = (4, 8)  # fewer would leave the disk idle while computing threads keep a reader from its core
+THREADS = (4, 8)  # reads in flight; with fewer, the disk would be idle while a reader waits for a core
 _SMALLEST = 256 << 10  # bytes: smaller reads slow every disk down
 _LARGE = 4 << 20  # bytes: reads are not made smaller than this to have more than `_AT_ONCE` in flight
 _AT_ONCE = 4
@@ -24,8 +24,8 @@ _LEAST = 32 << 20  # bytes: files with fewer are too small to measure
 _ROUNDS = 2  # all candidates are measured twice and the faster time counts: other programs may disturb one round
 _SAMPLE = 256 << 20  # bytes read per candidate and round at most
 _BUFFER = 2 << 20  # bytes: a whole huge page, because a ring consists of huge pages
-_SECONDS = 0.15  # per candidate and round at most
-_GOOD_ENOUGH = 0.85  # of the best speed: candidates this fast count as nearly equal
+_SECONDS = 0.15  # seconds per candidate and round at most
+_GOOD_ENOUGH = 0.85  # candidates with at least this share of the best speed count as nearly equal
 _FRESH_S = 7 * 24 * 3600.0  # seconds after which a disk is measured again: it fills up and ages
 _TELLING = 256 << 20  # bytes: a run that read less cannot contradict a measurement
 _ODD = 2.0  # times faster or slower contradicts a measurement; while computing, a disk has 0.8 to 1.0 of its speed

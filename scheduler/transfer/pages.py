@@ -60,8 +60,8 @@ class StagedPages:
         self._number = f"{ON}{device.name}" if link else ""
         self._stages = list(stages)
         self._next = dict(zip(layers, [*layers[1:], *layers[:1]], strict=True))
-        self._saves: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # that may still be running
-        self._earlier: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # those from before this step
+        self._saves: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # may still be running
+        self._earlier: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # saves of earlier steps
         self._lost: Exception | None = None
         self.moved_bytes = 0
 

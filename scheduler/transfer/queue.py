@@ -12,8 +12,8 @@ from scheduler.window.wakeup import wake_soon
 from tpi.errors import TpiError
 from tpi.trace import OFF, NoTrace, TransferKind, clock
 
-THREADS = 3  # for each link: as many as there are kinds of transfer
-_ORDER: tuple[TransferKind, ...] = ("weight load", "kv load", "kv save")  # of transfers that are ready, in this order
+THREADS = 3  # threads for each link: as many as there are kinds of transfer
+_ORDER: tuple[TransferKind, ...] = ("weight load", "kv load", "kv save")  # priority of transfers that are ready
 _ONE_AT_A_TIME = {"weight load", "kv load"}
 
 

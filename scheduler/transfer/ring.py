@@ -43,7 +43,7 @@ class RingPart:
     """The ring's memory on one accelerator."""
 
     device: Device
-    memory: Bytes  # at least as much as the ring has on this accelerator
+    memory: Bytes  # at least as large as the ring's part on this accelerator
 
 
 class DeviceRing:
@@ -74,8 +74,8 @@ class DeviceRing:
         places = zip(ring.blocks, ring.offsets, strict=True)
         self._slots = [self._slot(segment, offset) for segment, offset in places]
         self._segments = ring.blocks
-        self._loads: list[QueuedTransfer | None] = [None] * len(ring.blocks)  # of each use in the period
-        self._last: dict[int, QueuedTransfer] = {}  # of each card
+        self._loads: list[QueuedTransfer | None] = [None] * len(ring.blocks)  # the load of each use in the period
+        self._last: dict[int, QueuedTransfer] = {}  # the last load to each accelerator
         self._in_turn: QueuedTransfer | None = None  # the last load of a segment that the tier below streams
         self._lock = threading.Lock()
         self._paused = True

@@ -1,1 +1,1 @@
-"""The memory window at work: threads that read ahead, blocks that are held, and what is counted."""
+"""The memory window: threads that read blocks ahead of their use, holds on blocks, and counters."""

@@ -30,13 +30,13 @@ class WindowPosition:
 class WindowStats:
     """Counts since the last `MemoryWindow.take`. If it is taken once per token, they are per token."""
 
-    resident_bytes: int = 0  # bytes of memory of the blocks that stay
-    ring_bytes: int = 0  # bytes of memory of the ring
+    resident_bytes: int = 0  # bytes of the resident blocks
+    ring_bytes: int = 0  # bytes of the ring
     read_bytes: int = 0  # bytes read from disk
     read_seconds: float = 0.0  # time with at least one read in flight, in any window with this `ReadClock`
     stall_seconds: float = 0.0  # time that `hold` waited for a block
     stalls: int = 0  # holds that waited
-    holds: int = 0
+    holds: int = 0  # all holds
 
     def __add__(self, other: "WindowStats") -> "WindowStats":
         """Add the counts of two windows; memory sizes are those of the later one, `other`."""

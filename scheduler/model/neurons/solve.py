@@ -46,8 +46,8 @@ class _Columns:
 
     layer: I64
     count: I64
-    impact: F64  # of batches and predictors
-    nbytes: I64  # of batches and predictors
+    impact: F64  # impact of each batch, then of each predictor
+    nbytes: I64  # bytes of each batch, then of each predictor
 
     @classmethod
     def of(cls, problem: NeuronProblem) -> "_Columns":

@@ -23,7 +23,7 @@ from scheduler.model.offload.work import STRETCHES, KvTier, Offload, Pipeline, S
 from tpi.errors import PlanError
 
 _AT_ONCE = 24  # residences that are simulated together
-_NO_WORSE = 1.0001  # times the best: ways below it may be equal after rounding to five digits
+_NO_WORSE = 1.0001  # ways up to so many times the best time are kept: times are compared to five digits
 _STEPS = 2  # steps that are simulated
 
 

@@ -13,7 +13,7 @@ MOST_TOKENS = 1 << 16
 NEVER = 1 << 24  # tokens: more than any step has
 _BLOCKS = 4  # equal blocks in a row, so that loads and computing can overlap
 _STEPS = 3  # steps simulated; the last one counts
-_BEATS = 1 - 1e-6  # of the host's time: the accelerator must take less than this to be faster
+_BEATS = 1 - 1e-6  # the accelerator is faster if it takes less than this share of the host's time
 
 
 def crossover(

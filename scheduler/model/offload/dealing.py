@@ -34,9 +34,10 @@ def dealt_problems(problem: Problem) -> list[Problem]:
 
 
 def by_parts(work: NodeWork, shares: Sequence[float]) -> Cards:
-    """Divide every block at its segments' borders, with neighbours on the same accelerator.
+    """Return each segment's accelerator, with every block divided among the accelerators.
 
-    A block that is one segment goes to the accelerator with the largest deficit.
+    Neighbouring segments are on the same accelerator. A block that is one segment goes to the accelerator with the
+    largest deficit.
     """
     found: list[int] = []
     behind = [0.0] * len(shares)
@@ -51,7 +52,10 @@ def by_parts(work: NodeWork, shares: Sequence[float]) -> Cards:
 
 
 def by_layers(work: NodeWork, shares: Sequence[float]) -> Cards:
-    """Divide into whole layers, each for the accelerator with the largest deficit; attention begins a layer."""
+    """Return each segment's accelerator, with whole layers on one accelerator: that with the largest deficit.
+
+    A layer begins with its attention.
+    """
     found: list[int] = []
     behind, card, feeding = [0.0] * len(shares), max(range(len(shares)), key=shares.__getitem__), True
     for segment in work.segments:
@@ -78,7 +82,7 @@ def _most_behind(behind: Sequence[float], last: int | None, size: int) -> int:
 def _shares(cards: Sequence[Accelerator]) -> Iterator[list[float]]:
     """Yield the shares of the accelerators: in proportion to each of their figures, and everything on one of them."""
     for figure in _FIGURES:
-        if total := sum(figure(card) for card in cards):  # memory may be used up
+        if total := sum(figure(card) for card in cards):  # 0 if no accelerator has memory left
             yield [figure(card) / total for card in cards]
     for only in range(len(cards)):
         yield [float(card == only) for card in range(len(cards))]

@@ -45,7 +45,7 @@ class MemoryParts:
     """Bytes of one memory by purpose."""
 
     weights: int = 0
-    slots: int = 0  # what streamed segments, or pieces of them, pass through
+    slots: int = 0  # slots for streamed segments, or for pieces of them
     kv: int = 0
     activations: int = 0
     other: int = 0

@@ -169,7 +169,9 @@ def solve_pair(
     from scipy.optimize import Bounds, LinearConstraint
 
     count = 4 * len(tables)
-    scale = bound * tables[0].batches[at] / (problem.layer.layers * problem.request.answer)  # about a layer's seconds
+    scale = (
+        bound * tables[0].batches[at] / (problem.layer.layers * problem.request.answer)
+    )  # about the seconds of a layer
     objective = np.zeros(count + 2)
     for number, stretch in enumerate(STRETCHES):
         objective[count + number] = tables[0].steps[stretch]

@@ -128,7 +128,9 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
     if problem.passing:
         activations = activations + chunk * problem.needs.token
     if at.attention or at.ffn:
-        pages = pages + _SLOTS * _micro_tokens(at) * request.room * layer.kv_token * (1 - at.kv)  # gathered
+        pages = pages + _SLOTS * _micro_tokens(at) * request.room * layer.kv_token * (
+            1 - at.kv
+        )  # pages gathered for a transfer
     return weights + pages + activations + problem.needs.fixed + problem.head.nbytes
 
 
@@ -245,7 +247,7 @@ class _Layer:
         total = total + _roofline(device.rates, layer.attention_bytes, 2.0 * tokens * layer.attention_weights)
         if self._at.ffn:
             total = total + self._neurons(device.rates, tokens)
-        there = self._attention + (1 - self._attention) * self._at.kv  # of attention
+        there = self._attention + (1 - self._attention) * self._at.kv  # share of attention on the accelerator
         calls = self._attention + self._at.divided
         return total + calls * device.rates.start + there * self._attending(device.rates)
 

@@ -85,8 +85,8 @@ class BatchProblem:
         head: the head, which the host computes.
         limits: choices that the user fixed.
         pool: the least number of sequences that there are pages for; 0: as many as are computed at once.
-        passing: bytes of RAM per token of a step of which only a chunk is computed at once; 0: as much as for
-            computing.
+        passing: bytes of RAM for each token of a step that waits while a chunk is computed; 0: every token needs as
+            much as a computed one.
         sums: the cost of sums over the group's nodes.
     """
 

@@ -21,7 +21,7 @@ from tpi.errors import PlanError
 
 GAP = 1e-4  # the time per sequence may exceed the best possible one by this share
 _PAIRS = 64  # the most batches, and the most numbers of micro-batches, that are compared at first
-_FINER = 32  # the most that are compared around the best
+_FINER = 32  # the most batches, and numbers of micro-batches, that are compared around the best
 _TOGETHER = 128  # pairs that are bounded at once
 _MIB = 1 << 20
 

@@ -69,16 +69,16 @@ def _opposite(rows: tuple[int, ...]) -> bool:
 def _limits(memories: Sequence[tuple[Affine, float]], lower: Bounds, upper: Bounds) -> tuple[F64, F64]:
     """Return the left sides `[shares, limits, pairs]` and right sides `[limits, pairs]` of all limits.
 
-    They are the shares' bounds, at most all weights, and the memories.
+    The limits are each share's bounds, the sum of the shares of weights (at most 1), and the memories.
     """
     pairs = len(memories[0][0][0])
-    fixed = np.vstack([np.eye(3), -np.eye(3), [1.0, 0.0, 1.0]])  # on the accelerator and on disk: no more than all
+    fixed = np.vstack([np.eye(3), -np.eye(3), [1.0, 0.0, 1.0]])  # last: the shares of weights add up to at most 1
     rows = [np.broadcast_to(row[:, None], (3, pairs)) for row in fixed]
     limits = [np.broadcast_to(limit, (pairs,)) for limit in (*upper, *(-share for share in lower), 1.0)]
     for (constant, *slopes), room in memories:
         row = np.array(slopes)
         unit = np.abs(row).max(axis=0)
-        unit = np.where(unit > 0, unit, max(room, 1.0))  # bytes
+        unit = np.where(unit > 0, unit, max(room, 1.0))
         rows.append(row / unit)
         limits.append((room - constant) / unit)
     return np.stack(rows, axis=1), np.array(limits)

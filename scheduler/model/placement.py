@@ -134,20 +134,20 @@ def _choices(sizes: Sequence[int], budget: int) -> Iterator[Placement]:
             kept = empty | set(spread(large, count))
             room = budget - size - _sum(kept, sizes)
             if room >= 0:
-                kept.update(_most(small, sizes, room))
-                kept.update(_more(kept, sizes, budget - size - _sum(kept, sizes)))
+                kept.update(_evenly_spaced(small, sizes, room))
+                kept.update(_largest_fitting(kept, sizes, budget - size - _sum(kept, sizes)))
                 streamed = [block for block in range(len(sizes)) if block not in kept]
                 for ring in layouts(streamed, sizes, size):
                     yield Placement(tuple(sizes), frozenset(kept), ring)
 
 
-def _most(items: Sequence[int], sizes: Sequence[int], room: int) -> list[int]:
+def _evenly_spaced(items: Sequence[int], sizes: Sequence[int], room: int) -> list[int]:
     """Return as many of `items`, evenly spaced, as fit into `room` bytes."""
     choices = (spread(items, count) for count in range(len(items), 0, -1))
     return next((chosen for chosen in choices if _sum(chosen, sizes) <= room), [])
 
 
-def _more(kept: set[int], sizes: Sequence[int], room: int) -> list[int]:
+def _largest_fitting(kept: set[int], sizes: Sequence[int], room: int) -> list[int]:
     """Return further blocks that fit into the remaining `room` bytes, the largest first."""
     found = []
     for block in sorted(set(range(len(sizes))) - kept, key=lambda block: -sizes[block]):

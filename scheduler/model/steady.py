@@ -111,7 +111,7 @@ def layer_seconds(times: Times, window: int) -> float:
     This is the longest way around one layer in the graph of docs/steady-state.md, and at least the layer's busy time
     and its load time.
     """
-    return max(times.busy, times.load, *(_way_round(times, window, first) for first in range(len(times.layer))))
+    return max(times.busy, times.load, *(_longest_way(times, window, first) for first in range(len(times.layer))))
 
 
 def longest_retain(times: Times) -> int | None:
@@ -303,7 +303,7 @@ def _speeds(placement: Placement, costs: Costs, times: Times, blocks: int) -> Sp
     return Speeds(total / (times.load * blocks / len(times.layer)), compute, times.allreduce)
 
 
-def _way_round(times: Times, window: int, first: int) -> float:
+def _longest_way(times: Times, window: int, first: int) -> float:
     """Return the seconds from the start of block `first` of a layer to that of the next layer's, by the longest way."""
     around = [(first + at) % len(times.layer) for at in range(len(times.layer) + 1)]
     computes, loads = [times.computes[at] for at in around], [times.loads[at] for at in around]

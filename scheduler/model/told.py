@@ -36,8 +36,8 @@ def told_machine(memory: int, card: Card | None, speed: MachineSpeed | None) -> 
             return machine
         disk = DiskRate(speed.disk) if speed.disk else LAPTOP.disk
         return replace(machine, host=Rates(speed.read, speed.operations), disk=disk)
-    if card.figures is not None and _all_move(card.figures):
-        machine = _figured(machine, card.figures, card)
+    if card.figures is not None and _all_positive(card.figures):
+        machine = _with_figures(machine, card.figures, card)
     else:
         machine = replace(machine, accelerator=replace(laptop_gpu(), memory=card.memory, name=card.name))
     machine = machine.with_cards(lambda each: replace(each, shared=card.shared))
@@ -46,7 +46,7 @@ def told_machine(memory: int, card: Card | None, speed: MachineSpeed | None) -> 
     return replace(machine, more=tuple(replace(there, memory=size) for size in card.more))
 
 
-def _figured(machine: NodeMachine, told: CardFigures, card: Card) -> NodeMachine:
+def _with_figures(machine: NodeMachine, told: CardFigures, card: Card) -> NodeMachine:
     device = Accelerator(
         Rates(told.read, told.operations, told.start),
         card.memory,
@@ -57,5 +57,5 @@ def _figured(machine: NodeMachine, told: CardFigures, card: Card) -> NodeMachine
     return replace(machine, host=host, disk=DiskRate(told.disk), accelerator=device, bus=bus)
 
 
-def _all_move(told: CardFigures) -> bool:
+def _all_positive(told: CardFigures) -> bool:
     return min(told.host_read, told.host_operations, told.disk, told.read, told.operations, told.up, told.down) > 0

@@ -27,7 +27,7 @@ _BUFFER = 2 << 20  # bytes: a whole huge page, because a ring consists of huge p
 _SECONDS = 0.15  # seconds per candidate and round at most
 _GOOD_ENOUGH = 0.85  # candidates with at least this share of the best speed count as nearly equal
 _FRESH_S = 7 * 24 * 3600.0  # seconds after which a disk is measured again: it fills up and ages
-_TELLING = 256 << 20  # bytes: a run that read less cannot contradict a measurement
+_LEAST_RUN = 256 << 20  # bytes: a run that read less cannot contradict a measurement
 _ODD = 2.0  # times faster or slower contradicts a measurement; while computing, a disk has 0.8 to 1.0 of its speed
 _SAME = 1.3  # two measurements that differ by at most this factor agree
 
@@ -50,9 +50,9 @@ class DiskSpeed:
 
     def contradicted(self, nbytes: int, seconds: float) -> bool:
         """Return True if a run that read `nbytes` in `seconds` contradicts the measurement, unless it is confirmed."""
-        if self.confirmed or not self.bytes_per_second or nbytes < _TELLING or seconds <= 0:
+        if self.confirmed or not self.bytes_per_second or nbytes < _LEAST_RUN or seconds <= 0:
             return False
-        return not _alike(nbytes / seconds, self.bytes_per_second, _ODD)
+        return not _agree(nbytes / seconds, self.bytes_per_second, _ODD)
 
     def open(self, block: int = 1 << 30) -> DirectDisk:
         """Return a disk that reads blocks of `block` bytes in equal parts, of about the measured size.
@@ -84,7 +84,7 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
             if sum(extent.nbytes for extent in extents) < _LEAST:
                 return DiskSpeed()
             known = {other: speed for other, speed in known.items() if other.endswith(f" {_boot()}")}
-            known[key] = _again(known.get(key), best(extents))
+            known[key] = _confirmed(known.get(key), best(extents))
             _save(record, known)
         return known[key]
 
@@ -108,14 +108,14 @@ def doubt(files: Sequence[Path], cache: Path) -> None:
             _save(record, known | {key: replace(known[key], doubted=True)})
 
 
-def _again(before: DiskSpeed | None, found: DiskSpeed) -> DiskSpeed:
+def _confirmed(before: DiskSpeed | None, found: DiskSpeed) -> DiskSpeed:
     """Return the new measurement `found`; it is confirmed if it agrees with a measurement `before` that was doubted."""
     doubted = before is not None and before.doubted
-    same = before is not None and _alike(before.bytes_per_second, found.bytes_per_second, _SAME)
+    same = before is not None and _agree(before.bytes_per_second, found.bytes_per_second, _SAME)
     return replace(found, at=time.time(), confirmed=doubted and same)
 
 
-def _alike(one: float, other: float, times: float) -> bool:
+def _agree(one: float, other: float, times: float) -> bool:
     return one <= times * other and other <= times * one
 
 

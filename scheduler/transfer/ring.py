@@ -106,7 +106,7 @@ class DeviceRing:
 
     def quiet(self) -> None:
         """Wait until no load is in flight, so that others may hold the tier below. What was loaded stays."""
-        self._give_back()
+        self._finish_releases()
         for last in self._last.values():
             last.join()  # loads of weights end in order, so all earlier ones have ended too
 
@@ -121,10 +121,10 @@ class DeviceRing:
 
     def pin(self, segment: int) -> tuple[int, Bytes]:
         """Wait for the next use of a segment; return its number and bytes, valid until `unpin`. Raises as `hold`."""
-        use = self._opened(segment)
+        use = self._open_use(segment)
         if use is None:
-            self._give_back()
-            use = self._opened(segment)
+            self._finish_releases()
+            use = self._open_use(segment)
         if use is None:
             raise TpiError(f"{self._contents[segment].name} cannot be held yet: release what is held first")
         place = use % self._cycle.period
@@ -142,12 +142,12 @@ class DeviceRing:
         contents = self._contents[segment]
         return self._parts[contents.card].memory[offset : offset + contents.nbytes]
 
-    def _give_back(self) -> None:
+    def _finish_releases(self) -> None:
         """Wait until every release that was requested has happened."""
         for part in self._parts:
             part.device.start(_nothing).wait()
 
-    def _opened(self, segment: int) -> int | None:
+    def _open_use(self, segment: int) -> int | None:
         """Return the use of a segment that is held or comes next; None if there is no room for it."""
         with self._lock:
             use = self._cycle.next_use(segment)

@@ -118,8 +118,8 @@ def _forecast(problem: Problem, experts: ExpertWork, hit_rate: HitRate, offload:
         return None
     found = hit_rate(slots)
     block = _block(problem, experts, found)
-    ahead = forecast(_of_prompts(problem, offload, slots / experts.units), offload)
-    others = _others(problem, offload, problem.step("decode")[0])
+    ahead = forecast(_prompt_problem(problem, offload, slots / experts.units), offload)
+    others = _other_seconds(problem, offload, problem.step("decode")[0])
     token = experts.blocks * block.seconds + others
     there = replace(taken.accelerator, slots=taken.accelerator.slots + slots * experts.slot_bytes)
     busy = {"accelerator": others, "host": problem.machine.host.seconds(problem.work.head.nbytes, 0.0), "up": 0.0}
@@ -146,12 +146,12 @@ def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast
     def pays(tokens: int) -> bool:
         step = StepSize(tokens, 1, max(context, tokens))
         on_demand = experts.blocks * _block_of(problem, experts, way, tokens)
-        return step_seconds(problem, cyclic, step) < on_demand + _others(problem, way.offload, step)
+        return step_seconds(problem, cyclic, step) < on_demand + _other_seconds(problem, way.offload, step)
 
     return first_from(pays) or NEVER
 
 
-def _of_prompts(problem: Problem, offload: Offload, there: float) -> Problem:
+def _prompt_problem(problem: Problem, offload: Offload, there: float) -> Problem:
     """Return the problem of a prompt; if the host computes its experts, without the share that is on the accelerator.
 
     The accelerator computes that share at the same time.
@@ -211,7 +211,7 @@ def _costs(problem: Problem, experts: ExpertWork, tokens: int = 1) -> ExpertCost
     return ExpertCosts.of(problem.machine, experts.nbytes, experts.weights, hidden, experts.shared)
 
 
-def _others(problem: Problem, offload: Offload, step: StepSize) -> float:
+def _other_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:
     """Return the seconds in a step of the blocks without routed experts, which the accelerator computes."""
     segments = problem.work.segments
     routed = {segment.block for segment in segments if segment.routed}

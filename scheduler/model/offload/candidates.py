@@ -108,7 +108,7 @@ def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences |
     room, head_read = _room(problem, kv, pipeline)
     if room < 0:
         return None
-    gpu = np.unique(list(_kept(problem)), axis=0).T
+    gpu = np.unique(list(_resident_masks(problem)), axis=0).T
     outside, left = np.where(gpu, 0, sizes), room - _shared_bytes(problem, gpu, kv, pipeline)
     slots = np.minimum(HOST_SLOTS[pipeline] * outside.max(axis=0), outside.sum(axis=0))
     fits = outside.sum(axis=0) <= left
@@ -154,7 +154,7 @@ def _reversed_bits(number: int) -> float:
     return found
 
 
-def _kept(problem: Problem) -> Iterator[Mask]:
+def _resident_masks(problem: Problem) -> Iterator[Mask]:
     """Yield the masks of segments that may be resident on the accelerators, `[segments]` each."""
     count = len(problem.work.segments)
     weights = problem.limits.weights
@@ -164,19 +164,19 @@ def _kept(problem: Problem) -> Iterator[Mask]:
     for order in _orders(problem):
         of_cards = [[at for at in order if problem.dealt(card)[at, 0]] for card in range(len(problem.machine.cards))]
         ends = [np.cumsum([0, *problem.sizes[mine, 0]]) for mine in of_cards]
-        for left in sorted(_lefts(problem, ends)):
+        for left in sorted(_free_sizes(problem, ends)):
             mask = np.zeros(count, np.bool_)
             for mine, end, card in zip(of_cards, ends, problem.machine.cards, strict=True):
                 mask[mine[: max(0, int(np.searchsorted(end, card.memory - left, side="right")) - 1)]] = True
             yield mask
 
 
-def _lefts(problem: Problem, ends: Sequence[I64]) -> set[int]:
+def _free_sizes(problem: Problem, ends: Sequence[I64]) -> set[int]:
     """Return the numbers of bytes that are tried as the memory left free by resident segments on every accelerator.
 
     `ends[card][n]` is the bytes of the first n segments of an accelerator.
     """
-    reserve, step = _most_beside(problem), -(-len(problem.work.segments) // _MOST_COUNTS)
+    reserve, step = _most_other_bytes(problem), -(-len(problem.work.segments) // _MOST_COUNTS)
     found: set[int] = set()
     for end, card in zip(ends, problem.machine.cards, strict=True):
         least, most = np.searchsorted(end, [card.memory - reserve, card.memory], side="right") - 1
@@ -185,7 +185,7 @@ def _lefts(problem: Problem, ends: Sequence[I64]) -> set[int]:
     return found
 
 
-def _most_beside(problem: Problem) -> int:
+def _most_other_bytes(problem: Problem) -> int:
     """Return the most bytes that the accelerator needs for other things than resident segments.
 
     Where this much or less is left, every number of segments is tried.

@@ -45,7 +45,7 @@ def by_parts(work: NodeWork, shares: Sequence[float]) -> Cards:
         sizes = [work.segments[number].nbytes for number in numbers]
         behind = [due + share * sum(sizes) for due, share in zip(behind, shares, strict=True)]
         for size in sizes:
-            card = _most_behind(behind, found[-1] if len(found) > numbers.start else None, size)
+            card = _most_in_deficit(behind, found[-1] if len(found) > numbers.start else None, size)
             behind[card] -= size
             found.append(card)
     return tuple(found)
@@ -61,7 +61,7 @@ def by_layers(work: NodeWork, shares: Sequence[float]) -> Cards:
     for segment in work.segments:
         if segment.kind == "attention" and feeding:
             due = [left + share * segment.nbytes for left, share in zip(behind, shares, strict=True)]
-            card = _most_behind(due, None, 0)
+            card = _most_in_deficit(due, None, 0)
         feeding = segment.kind != "attention"
         behind = [due + share * segment.nbytes for due, share in zip(behind, shares, strict=True)]
         behind[card] -= segment.nbytes
@@ -69,7 +69,7 @@ def by_layers(work: NodeWork, shares: Sequence[float]) -> Cards:
     return tuple(found)
 
 
-def _most_behind(behind: Sequence[float], last: int | None, size: int) -> int:
+def _most_in_deficit(behind: Sequence[float], last: int | None, size: int) -> int:
     """Return the accelerator that gets the next segment.
 
     This is the `last` one while its deficit is at least half the segment, else the one with the largest deficit.

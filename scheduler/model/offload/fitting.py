@@ -53,7 +53,7 @@ def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Ma
     if place == "accelerator":
         found &= of.there(way).all(axis=0)
     elif place == "host":
-        found &= _only_what_must(of, way)
+        found &= _computes_least(of, way)
     found &= _one_reader(of, way)
     if problem.machine.shared:  # without resident segments, no memory is set aside for the accelerator's slots
         found &= of.gpu.any(axis=0) | np.full(of.count, of.kv == "gpu") | ~of.there(way).any(axis=0)
@@ -65,16 +65,16 @@ def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Ma
     return found
 
 
-def _only_what_must(of: Residences, way: int) -> Mask:
+def _computes_least(of: Residences, way: int) -> Mask:
     """Return where the accelerator computes only what it must, `[candidates]`.
 
     It must compute its resident segments and, if it has the keys and values, attention. If that includes streamed
     attention while other segments are on disk, it may compute those too, because of `_one_reader`.
     """
     there = np.full(of.count, of.kv == "gpu")
-    dragged = there & of.disk.any(axis=0) & (of.attends & ~of.gpu).any(axis=0)  # by the rule of `_one_reader`
-    lifted = (of.there(way) & ~of.gpu & (~of.attends | (of.kv == "ram"))).any(axis=0)
-    return np.logical_or(dragged, np.logical_not(lifted))
+    forced = there & of.disk.any(axis=0) & (of.attends & ~of.gpu).any(axis=0)  # by the rule of `_one_reader`
+    copied = (of.there(way) & ~of.gpu & (~of.attends | (of.kv == "ram"))).any(axis=0)
+    return np.logical_or(forced, np.logical_not(copied))
 
 
 def _one_reader(of: Residences, way: int) -> Mask:
@@ -128,9 +128,9 @@ def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int, c
     if of.kv == "ram":
         layers = largest_neighbours(there & of.attends, kv_token, slots)
     pages = kv_pages(problem.work, problem.request) * layers // max(problem.work.kv_token, 1)
-    lifted = largest_neighbours(there & ~gpu, problem.sizes, slots)
+    copied = largest_neighbours(there & ~gpu, problem.sizes, slots)
     activations = np.where(there.any(axis=0), problem.needs.there.nbytes(tokens), 0)
-    return TakenBytes(kept, np.broadcast_to(pages, kept.shape), lifted, activations)
+    return TakenBytes(kept, np.broadcast_to(pages, kept.shape), copied, activations)
 
 
 def largest_neighbours(mask: Mask, sizes: I64, count: int) -> I64:

@@ -93,7 +93,7 @@ def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chu
     from_disk = [size for size, tier in zip(sizes, offload.residence, strict=True) if tier == "disk"]
     head = work.head.nbytes if offload.head == "ram" else head_tiles(work)
     host = MemoryParts(
-        weights=_lying(work, offload, "ram"),
+        weights=_stored_bytes(work, offload, "ram"),
         slots=_slots(from_disk, HOST_SLOTS[offload.pipeline]),
         kv=kv_pages(work, request) if offload.kv == "ram" else 0,
         activations=tokens * needs.token,
@@ -110,14 +110,14 @@ def accelerator_peak(
 ) -> MemoryParts:
     """Return the most that one stretch takes of the first accelerator's memory (appendices B.1 and B.2)."""
     tokens = max(chunk, request.sequences) if stretch == "prompt" else request.sequences
-    return _in_stretch(work, offload, request, needs, tokens, stretch, 0)
+    return _stretch_parts(work, offload, request, needs, tokens, stretch, 0)
 
 
 def _accelerator(
     work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, card: int
 ) -> MemoryParts:
-    prompt = _in_stretch(work, offload, request, needs, tokens, "prompt", card)
-    decode = _in_stretch(work, offload, request, needs, request.sequences, "decode", card)
+    prompt = _stretch_parts(work, offload, request, needs, tokens, "prompt", card)
+    decode = _stretch_parts(work, offload, request, needs, request.sequences, "decode", card)
     return MemoryParts(
         weights=prompt.weights,
         slots=max(prompt.slots, decode.slots),
@@ -127,16 +127,18 @@ def _accelerator(
     )
 
 
-def _in_stretch(
+def _stretch_parts(
     work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, stretch: Stretch, card: int
 ) -> MemoryParts:
     dealt = _dealt_to(offload, card)
     there = [place == "accelerator" and mine for place, mine in zip(offload.places(stretch), dealt, strict=True)]
-    mine = _mine(work, dealt)
+    mine = _only_dealt(work, dealt)
     kv = kv_pages(mine, request) if offload.kv == "gpu" else _kv_slots(mine, offload, request, there)
     return MemoryParts(
-        weights=_lying(mine, offload, "gpu"),
-        slots=_slots(_lifted(work, offload, stretch, card), offload.slots or ACCELERATOR_SLOTS[offload.pipeline]),
+        weights=_stored_bytes(mine, offload, "gpu"),
+        slots=_slots(
+            _streamed_sizes(work, offload, stretch, card), offload.slots or ACCELERATOR_SLOTS[offload.pipeline]
+        ),
         kv=kv,
         activations=needs.there.nbytes(tokens) - needs.there.fixed if any(there) else 0,
         other=needs.there.fixed if any(there) else 0,
@@ -151,7 +153,7 @@ def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequen
     return round(kv_pages(work, request) * share)
 
 
-def _lifted(work: NodeWork, offload: Offload, stretch: Stretch, card: int) -> list[int]:
+def _streamed_sizes(work: NodeWork, offload: Offload, stretch: Stretch, card: int) -> list[int]:
     """Return the bytes of the segments that are copied to an accelerator, in the order of use."""
     found = zip(work.segments, offload.residence, offload.places(stretch), _dealt_to(offload, card), strict=True)
     return [segment.nbytes for segment, tier, place, mine in found if mine and place == "accelerator" and tier != "gpu"]
@@ -161,13 +163,13 @@ def _dealt_to(offload: Offload, card: int) -> list[bool]:
     return [number == card for number in offload.cards or (0,) * len(offload.residence)]
 
 
-def _mine(work: NodeWork, dealt: Sequence[bool]) -> NodeWork:
+def _only_dealt(work: NodeWork, dealt: Sequence[bool]) -> NodeWork:
     """Return the same segments, with 0 bytes for those of other accelerators."""
     pairs = zip(work.segments, dealt, strict=True)
     return replace(work, segments=tuple(each if mine else replace(each, nbytes=0, kv_token=0) for each, mine in pairs))
 
 
-def _lying(work: NodeWork, offload: Offload, where: str) -> int:
+def _stored_bytes(work: NodeWork, offload: Offload, where: str) -> int:
     return sum(segment.nbytes for segment, tier in zip(work.segments, offload.residence, strict=True) if tier == where)
 
 

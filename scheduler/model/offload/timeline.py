@@ -61,16 +61,16 @@ class _Clock:
     """The time at which each lane of the node is free: `[candidates]` of seconds each."""
 
     def __init__(self, tasks: Tasks, candidates: Candidates, pipeline: Pipeline, slots: int = 0) -> None:
-        self._tasks, self._masks, self._alone = tasks, candidates, pipeline == "memory"
+        self._tasks, self._masks, self._one_slot = tasks, candidates, pipeline == "memory"
         never = np.zeros(len(candidates.head_read))
-        self._disk = self._here = self._ready = self._opened = self._taken = never
+        self._disk = self._host = self._ready = self._opened = self._taken = never
         self._host_slots = _Slots(never, HOST_SLOTS[pipeline])
         kv_slots = ACCELERATOR_SLOTS[pipeline]
         self._cards = {card: _Card(never, slots or kv_slots, kv_slots) for card in tasks.numbers}
         self._several, self._in_turn = len(self._cards) > 1, (candidates.disk & candidates.up).any(axis=0)
         self._saved: dict[int, F64] = {}
         self._never = never
-        self._reads, self._lifts, self._kv = (
+        self._reads, self._copied, self._kv = (
             [bool(row.any()) for row in mask] for mask in (candidates.disk, candidates.up, candidates.kv_up)
         )
 
@@ -86,23 +86,23 @@ class _Clock:
         read = np.maximum(self._disk, self._ready) + self._tasks.head_read
         self._disk = np.where(self._masks.head_read, read, self._disk)
         self._ready = np.maximum(self._ready + self._tasks.head, np.where(self._masks.head_read, read, 0.0))
-        self._here = self._ready
+        self._host = self._ready
         return self._ready
 
     def _segment(self, number: int) -> F64:
         """Load, compute and save one segment; return when it has ended."""
         masks, tasks, card = self._masks, self._tasks, self._card(number)
         here = self._read(number) if self._reads[number] else (self._never, self._never)
-        arrived = self._lift(number, *here) if self._lifts[number] else self._never
+        arrived = self._copy_up(number, *here) if self._copied[number] else self._never
         if self._kv[number]:
             arrived = np.maximum(arrived, self._load_kv(number))
         there = masks.there[number]
-        ended_there = longest(card.computing, self._ready, arrived) + tasks.accelerator[number]
-        ended_here = longest(self._here, self._ready, here[1]) + tasks.host[number]
-        card.computing = np.where(there, ended_there, card.computing)
-        self._here = np.where(there, self._here, ended_here)
-        ended = np.where(there, ended_there, ended_here)
-        if self._lifts[number]:
+        ended_card = longest(card.computing, self._ready, arrived) + tasks.accelerator[number]
+        ended_host = longest(self._host, self._ready, here[1]) + tasks.host[number]
+        card.computing = np.where(there, ended_card, card.computing)
+        self._host = np.where(there, self._host, ended_host)
+        ended = np.where(there, ended_card, ended_host)
+        if self._copied[number]:
             card.slots.release(masks.up[number], ended)
         if self._reads[number]:
             self._host_slots.release(masks.disk[number], np.where(there, arrived, ended))
@@ -116,7 +116,7 @@ class _Clock:
         self._disk = np.where(wanted, ended, self._disk)
         return np.where(wanted, begun + self._tasks.first_read[number], 0.0), np.where(wanted, ended, 0.0)
 
-    def _lift(self, number: int, first: F64, last: F64) -> F64:
+    def _copy_up(self, number: int, first: F64, last: F64) -> F64:
         """Copy a segment to the accelerator, piece by piece; return when it has arrived."""
         wanted, card = self._masks.up[number], self._card(number)
         begun = longest(card.up, card.slots.free, self._turn, first)
@@ -144,7 +144,7 @@ class _Clock:
         card.down = np.where(wanted, saved, card.down)
         self._saved[number] = np.where(wanted, saved, 0.0)
         card.kv_slots.release(wanted, saved)
-        return np.where(wanted, saved, ended) if self._alone else ended
+        return np.where(wanted, saved, ended) if self._one_slot else ended
 
     def _card(self, number: int) -> "_Card":
         return self._cards[self._tasks.card(number)]
@@ -152,7 +152,7 @@ class _Clock:
     @property
     def _turn(self) -> F64:
         """The earliest start of a load: in the memory pipeline, the end of the block before."""
-        return self._ready if self._alone and not self._several else self._never
+        return self._ready if self._one_slot and not self._several else self._never
 
 
 class _Card:

@@ -110,10 +110,10 @@ def accelerator_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
     if not at.attention and not at.ffn:
         return 0.0 * at.batch
     kept = at.weights * layer.nbytes
-    through = _SLOTS * (_lifted_bytes(problem, at) - kept)
+    through = _SLOTS * (_computed_bytes(problem, at) - kept)
     tokens = _micro_tokens(at)
     pages = _SLOTS * tokens * request.room * layer.kv_token * (1 - at.kv)
-    pages = pages + layer.layers * at.kv * _held(problem, at) * request.room * layer.kv_token
+    pages = pages + layer.layers * at.kv * _paged_sequences(problem, at) * request.room * layer.kv_token
     activations = np.maximum(tokens, float(problem.together[0])) * problem.needs.token
     return layer.layers * kept + through + pages + activations
 
@@ -122,7 +122,7 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
     """Return the bytes of RAM: weights that are not on the accelerator or on disk, pages, activations, the head."""
     layer, request = problem.layer, problem.request
     weights = layer.layers * layer.nbytes * (1 - at.weights - at.disk) + _SLOTS * at.disk * layer.nbytes
-    pages = layer.layers * _held(problem, at) * request.room * layer.kv_token * (1 - at.kv)
+    pages = layer.layers * _paged_sequences(problem, at) * request.room * layer.kv_token * (1 - at.kv)
     chunk, step = problem.together
     activations = np.maximum(at.batch, float(step)) * (problem.passing or problem.needs.token)
     if problem.passing:
@@ -136,10 +136,10 @@ def host_bytes(problem: BatchProblem, at: PolicyPoint) -> Number:
 
 def most_weights(problem: BatchProblem, at: PolicyPoint) -> float:
     """Return the share of all weights that the accelerator computes with: the most that may be resident there."""
-    return _lifted_bytes(problem, at) / problem.layer.nbytes if problem.layer.nbytes else 0.0
+    return _computed_bytes(problem, at) / problem.layer.nbytes if problem.layer.nbytes else 0.0
 
 
-def _lifted_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
+def _computed_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
     """Return the bytes of a layer that the accelerator computes with.
 
     The products of attention are computed there if anything else is.
@@ -149,7 +149,7 @@ def _lifted_bytes(problem: BatchProblem, at: PolicyPoint) -> float:
     return attention + at.ffn * layer.feed_forward_bytes
 
 
-def _held(problem: BatchProblem, at: PolicyPoint) -> Number:
+def _paged_sequences(problem: BatchProblem, at: PolicyPoint) -> Number:
     """Return the number of sequences that there are pages for."""
     held: F64 = np.maximum(at.batch, float(problem.pool))
     return held
@@ -187,7 +187,7 @@ class _Layer:
             self._all, self._parts, self._passes = at.batch, at.micro_batches, 1.0
             self._context = self._cached = request.context
         self._tokens = self._all / self._parts
-        self._lifted = _lifted_bytes(problem, at) - at.weights * problem.layer.nbytes
+        self._streamed = _computed_bytes(problem, at) - at.weights * problem.layer.nbytes
         self._sums = problem.sums
 
     def seconds(self) -> dict[str, Number]:
@@ -286,7 +286,7 @@ class _Layer:
     def _up(self) -> Number:
         """Return the bytes copied to the accelerator: streamed weights, and keys and values or attention's results."""
         at, layer = self._at, self._layer
-        nbytes = self._passes * self._lifted
+        nbytes = self._passes * self._streamed
         if self._prompt:
             return nbytes
         if at.attention:

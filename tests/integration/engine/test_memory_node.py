@@ -70,7 +70,7 @@ def test_a_disk_that_is_not_as_remembered_is_doubted_when_the_run_ends(
     """Bytes per second that nothing reads with; 0 was never measured."""
     doubted = list[object]()
     speed = DiskSpeed(4 * PAGE, 2, remembered)
-    monkeypatch.setattr("scheduler.storage.tune._TELLING", 1)
+    monkeypatch.setattr("scheduler.storage.tune._LEAST_RUN", 1)
     monkeypatch.setattr("worker.plan.residence.disk_for", lambda files, cache: speed)
     monkeypatch.setattr("worker.plan.residence.doubt", lambda files, cache: doubted.append(files))
     with single_node(tiny_pack("llama"), WINDOW, cache=tmp_path) as (engine, _):

@@ -60,7 +60,7 @@ def test_a_short_file_is_refused_by_name(file: Path, direct: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("packs/llama/ab.safetensors", r"; remove the pack packs/llama: .*the cache, `tpi pack` any other$"),
+        ("packs/llama/ab.safetensors", r"; remove the pack packs/llama; .*in the cache, else run `tpi pack`$"),
         ("shards/ab/neuron.0-4.shard", r"; remove it to fetch it again$"),
     ],
 )

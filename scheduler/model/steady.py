@@ -230,7 +230,7 @@ def advise(
 ) -> tuple[int, int, int] | None:
     """Return the window, the retention (0: none) and the bytes that reach the steady state in the least memory.
 
-    None is returned if no setting does.
+    Return None if no setting reaches it.
 
     Args:
         sizes: bytes of each block.

@@ -43,7 +43,7 @@ class Disk(Protocol):
 
 
 class DirectDisk:
-    """Files on a real disk, read with `O_DIRECT` if the file system supports it, else dropped from the page cache.
+    """Files on a real disk, read with `O_DIRECT` or, if that is not supported, dropped from the page cache once read.
 
     Direct reads into memory that a driver has mapped fail with EFAULT; such memory is filled through the kernel's
     buffers.

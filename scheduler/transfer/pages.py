@@ -79,7 +79,7 @@ class StagedPages:
             stage.layer, stage.present = -1, set()
 
     def abandon(self) -> None:
-        """Abort the step. What it appended will be computed again, so its saves may fail."""
+        """Abort the step. What it appended will be computed again, so errors of its saves are ignored."""
         self._device.start(_nothing).wait()
         for layer, saves in self._saves.items():
             for save in list(saves):

@@ -37,7 +37,7 @@ class QueuedTransfer:
 
     @property
     def done(self) -> bool:
-        """True if `wait` would return or raise at once."""
+        """True once the transfer has ended, so that `wait` does not block."""
         return self._ended.is_set()
 
     @property

@@ -87,10 +87,11 @@ def split_routed(work: NodeWork) -> NodeWork:
 
 
 def best_demand(problem: Problem, experts: ExpertWork, hit_rate: HitRate) -> DemandForecast | None:
-    """Return the fastest configuration for `problem`, whose routed experts are segments of their own.
+    """Return the fastest configuration for `problem`, whose routed experts are segments of their own; None if none
+    fits.
 
-    None is returned unless the node has exactly one accelerator with slots for all experts of a block that a token
-    uses, and RAM for all experts; or if the limits fix where weights lie or have the accelerator decode.
+    A configuration needs exactly one accelerator, with slots for all experts of a block that a token uses, and RAM for
+    all experts. None is also returned if the limits fix where weights are, or have the accelerator decode.
     """
     if len(problem.machine.cards) != 1 or problem.limits.weights or problem.limits.decode == "accelerator":
         return None

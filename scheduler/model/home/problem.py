@@ -15,7 +15,7 @@ Members = tuple[int, ...]
 
 @dataclass(frozen=True)
 class HomeNode:
-    """A node as the split sees it.
+    """The figures of a node that decide its part of the split.
 
     Attributes:
         name: what errors call it.

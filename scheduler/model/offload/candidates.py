@@ -186,7 +186,7 @@ def _free_sizes(problem: Problem, ends: Sequence[I64]) -> set[int]:
 
 
 def _most_other_bytes(problem: Problem) -> int:
-    """Return the most bytes that the accelerator needs for other things than resident segments.
+    """Return the most bytes that the accelerator needs for anything but resident segments.
 
     Where this much or less is left, every number of segments is tried.
     """

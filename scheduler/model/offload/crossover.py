@@ -44,7 +44,10 @@ def crossover(
 
 
 def first_from(holds: Callable[[int], bool]) -> int | None:
-    """Return the smallest number from 1 to `MOST_TOKENS` from which `holds` is true; None if it is never true."""
+    """Return the smallest number from which `holds` is true; None if it is false up to `MOST_TOKENS`.
+
+    Once true for a number, `holds` must be true for all larger ones.
+    """
     if not holds(MOST_TOKENS):
         return None
     never, always = 0, MOST_TOKENS

@@ -81,8 +81,8 @@ class Problem:
     def _prompt_step(self) -> tuple[StepSize, int]:
         """Return the mean prompt step, and the number of steps.
 
-        A long prompt is computed in pieces, each after half of the others on average; of short prompts, as many as fit
-        are computed together.
+        A long prompt is computed in pieces, each with half of the others before it on average. Of short prompts, as
+        many as fit are computed together.
         """
         request = self.request
         if request.prompt >= self.chunk:
@@ -93,7 +93,10 @@ class Problem:
         return StepSize(together * request.prompt, together, request.prompt), -(-request.sequences // together)
 
     def _decode_step(self) -> tuple[StepSize, int]:
-        """Return the mean decode step, with one token per sequence in the middle of the answers, and the steps."""
+        """Return the mean decode step, and the number of steps.
+
+        A step computes one token of each sequence; its context is that in the middle of the answers.
+        """
         request = self.request
         context = min(request.prompt + (request.answer + 1) / 2, request.context)
         return StepSize(request.sequences, request.sequences, context), request.answer

@@ -33,7 +33,7 @@ _DIGITS = 9  # significant digits of a share
 
 
 class Combination:
-    """All pairs, with attention, neurons and residual connections each computed in a given place.
+    """All pairs of a batch and a number of micro-batches, with attention, neurons and residuals in given places.
 
     Keys and values are all on one side or, if `divided`, on both. r_c is a multiple of 1 / `heads`; with `heads` 0 it
     is any share.

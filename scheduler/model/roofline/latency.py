@@ -252,7 +252,7 @@ class _Layer:
         return total + calls * device.rates.start + there * self._attending(device.rates)
 
     def _host(self) -> Number:
-        """Return the host's seconds for all micro-batches."""
+        """Return the host's seconds for all micro-batches, for everything that the accelerator does not compute."""
         rates, layer, at = self._machine.host, self._layer, self._at
         total: Number = (1 - self._attention) * self._parts * (rates.start + (1 - at.kv) * self._attending(rates))
         if not at.ffn:

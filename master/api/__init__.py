@@ -1,1 +1,4 @@
-"""`tpi serve`: an HTTP server in the forms that people's programs speak. One core (`answers`), thin adapters."""
+"""`tpi serve`: an HTTP server for the API forms of OpenAI and Anthropic.
+
+One core (`answers`), with a thin adapter each.
+"""

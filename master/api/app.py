@@ -1,4 +1,4 @@
-"""The application: routes behind the guard, errors in the caller's own form."""
+"""The application: routes behind the guard, and errors in the form of the API that was called."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,10 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def make_app(state: ApiState, access: Access, origins: Sequence[str] = ()) -> FastAPI:
-    """Everything that is served. `origins`: sites whose pages may ask (CORS); none by default."""
+    """Return the application with all routes.
+
+    `origins` are sites whose pages may send requests (CORS); none by default.
+    """
     app = FastAPI(title="TPI", version=__version__, docs_url=None, redoc_url=None)
     for routes in (chat_routes, completion_routes, response_routes, embedding_routes, model_routes, message_routes):
         app.include_router(routes(state))
@@ -44,14 +47,14 @@ def make_app(state: ApiState, access: Access, origins: Sequence[str] = ()) -> Fa
 
 
 def _add_figures(app: FastAPI, state: ApiState) -> None:
-    @app.get("/health", summary="Whether it can answer")
+    @app.get("/health", summary="Whether the server can answer")
     async def health() -> Response:
         problem = state.service.engine.problem
         if problem is not None:
             return JSONResponse({"status": "error", "reason": public(problem)}, 503)
         return JSONResponse({"status": "ok"})
 
-    @app.get("/metrics", summary="Figures for Prometheus")
+    @app.get("/metrics", summary="Metrics for Prometheus")
     async def metrics() -> Response:
         return Response(state.metrics.text, media_type=_TEXT)
 
@@ -85,6 +88,6 @@ def _add_errors(app: FastAPI, state: ApiState) -> None:
 def _said(request: Request, error: HTTPException) -> str:
     known: dict[int, Any] = {
         404: f"there is nothing at {request.url.path[:200]}",
-        405: "this path takes another method",
+        405: f"this path does not support the method {request.method[:20]}",
     }
     return str(known.get(error.status_code, error.detail))

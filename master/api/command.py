@@ -20,39 +20,43 @@ KEY_VARIABLE = "TPI_API_KEY"
 @click.command(cls=ModelCommand)
 @model_argument
 @placement_options
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; others than this need a key.")
 @click.option(
-    "--port", default=DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free."
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen at; any other than loopback needs a key."
+)
+@click.option(
+    "--port", default=DEFAULT_PORT, show_default=True, type=click.IntRange(0, 65535), help="Port; 0 takes a free one."
 )
 @click.option(
     "--api-key",
     multiple=True,
     metavar="KEY",
-    help=f"A key; each request carries one (default: {KEY_VARIABLE}). May be repeated, one for each person: each has a "
-    "fair share, and prefixes of its own in the cache.",
+    help=f"API key that requests must have (default: {KEY_VARIABLE}). May be repeated, one for each person: each has a "
+    "fair share, and cached prefixes of its own.",
 )
 @click.option(
-    "--share-prefixes", is_flag=True, help="Let clients that trust each other find each other's cached prefixes."
+    "--share-prefixes", is_flag=True, help="Share cached prefixes among all clients, if they trust each other."
 )
 @click.option(
     "--alias",
     multiple=True,
     metavar="NAME",
-    help="What the model is called (default: its file or directory). May be repeated: each name is served.",
+    help="Name of the model (default: its file or directory). May be repeated for more names.",
 )
 @click.option(
     "--parallel",
     default=4,
     show_default=True,
     type=click.IntRange(1, 256),
-    help="Room for so many full contexts, where memory allows.",
+    help="Number of full contexts to plan memory for, if it is available.",
 )
 @click.option(
-    "--queue", default=256, show_default=True, type=click.IntRange(0, 10_000), help="Most requests that wait."
+    "--queue", default=256, show_default=True, type=click.IntRange(0, 10_000), help="Most requests that may wait."
 )
-@click.option("--timeout", default=600.0, show_default=True, type=FiniteRange(min=1), help="Seconds of an answer.")
-@click.option("--cors", multiple=True, metavar="ORIGIN", help="A site whose pages may ask. May be repeated.")
-@click.option("--allow-host", multiple=True, metavar="NAME", help="A name of this server. May be repeated.")
+@click.option(
+    "--timeout", default=600.0, show_default=True, type=FiniteRange(min=1), help="Most seconds for an answer."
+)
+@click.option("--cors", multiple=True, metavar="ORIGIN", help="Site whose pages may send requests. May be repeated.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="Further host name of this server. May be repeated.")
 @quiet_option
 def serve(
     host: str,
@@ -68,19 +72,21 @@ def serve(
     quiet: bool,
     **flags: Any,
 ) -> None:
-    """Serve the model to programs and people: OpenAI's and Anthropic's forms, for many at once.
+    """Serve the model over HTTP, in the API forms of OpenAI and Anthropic, to many clients at once.
 
     /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/models, /v1/messages, /health, /metrics;
-    at / a page to talk to the model and to see the house.
+    at / a page to chat with the model and to see the nodes.
     """
-    from master.api.guard import Access  # what a server needs is loaded by it alone
+    from master.api.guard import Access  # the imports that only a server needs
     from master.api.listening import is_own, listen
     from master.api.run import run_server
     from master.api.state import ServeLimits
 
     keys = _keys(api_key)
     if not is_own(host) and not keys:
-        raise UsageError(f"--host {host} is open to the network; give a key with --api-key, or listen at 127.0.0.1")
+        raise UsageError(
+            f"--host {host} can be reached from the network; set a key with --api-key, or listen at 127.0.0.1"
+        )
     placement = replace(RunOptions.from_flags(flags), parallel=parallel)
     access = Access(keys, tuple(name.lower() for name in (host, *allow_host)), share_prefixes)
     limits = ServeLimits(answer_s=timeout, waiting=queue)
@@ -91,14 +97,14 @@ def serve(
 
 
 def _keys(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys of `--api-key`, else the one of the environment, each once.
+    """Return the keys of `--api-key`, or else the one of the environment, without duplicates.
 
     Raises:
-        UsageError: if no header could carry one of them.
+        UsageError: if a key has characters that an HTTP header cannot carry.
     """
     keys = [key for key in given if key] or [key for key in (os.environ.get(KEY_VARIABLE),) if key]
     if not all(key.isascii() and key.isprintable() and key == key.strip() for key in keys):
-        raise UsageError(f"the key of --api-key or {KEY_VARIABLE} may have printable ASCII alone, no blank at its ends")
+        raise UsageError(f"the key of --api-key or {KEY_VARIABLE} must be printable ASCII without spaces at its ends")
     return tuple(dict.fromkeys(keys))
 
 

@@ -1,7 +1,8 @@
-"""Connections of the server: how many there are, how long one may say nothing, and which goes first where it is full.
+"""Connections of the server: their number, their time limits, and the choice of one to close if there are too many.
 
-A connection is *silent* while it owes a request: before its first one, within a header or a body, and between two
-requests. One whose request has come whole is not silent until it has its answer, and is never closed for another.
+A connection is *silent* while the server waits for it: before its first request, within a header or a body, and between
+two requests. A connection whose request is complete is not silent until it is answered. It is never closed to make
+room.
 """
 
 import asyncio
@@ -17,26 +18,26 @@ from master.api.senders import network_of
 
 MOST_CONNECTIONS = 2048
 HEADER_S = 20.0
-"""Seconds from a connection, or from the first byte of a further request, to the end of the request's header."""
+"""Seconds from a new connection, or from the first byte of a further request, to the end of the request's header."""
 KEEP_ALIVE_S = 75.0
 """Seconds between two requests of a connection."""
 STALLED_S = 30.0
-"""Seconds in which a client takes nothing of what was sent."""
+"""Seconds in which a client takes nothing of the data sent to it."""
 DRAINED_S = 600.0
-"""Seconds after the end of an answer in which a client has to take all of it."""
+"""Seconds that a client has to take an answer after its end."""
 
 MOST_CHUNKS = 4096
-"""Chunks of one body: each costs as much as kilobytes of a long one, and holds up all other connections."""
+"""Chunks of one body. Each costs as much as kilobytes of a long one, and holds up all other connections."""
 
-_HEADER_BYTES = 64 << 10  # of one header, as uvicorn has it
-_SPARE_FILES = 64  # for all that is not a connection
+_HEADER_BYTES = 64 << 10  # limit of one header, the same as uvicorn's
+_SPARE_FILES = 64  # descriptors for everything but connections
 _LEAST = 16
 
 
 def most_connections() -> int:
-    """Return how many connections there may be: half of the descriptors that are free, since many are accepted at once.
+    """Return the limit of connections: half of the free descriptors, because many may be accepted at once.
 
-    Descriptors are those of the process now, so that this is to be asked when all else is open.
+    Free descriptors are counted now, so call this when everything else is open.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -46,26 +47,26 @@ def most_connections() -> int:
 
 
 class Connections:
-    """All connections of one server. Called on its loop."""
+    """All connections of one server. Call all methods on its event loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._counts = Counter[str]()  # of all, by network
-        self._silent: dict[str, dict[HttpConnection, None]] = {}  # by network, the longest silent first
+        self._counts = Counter[str]()  # all connections, by network
+        self._silent: dict[str, dict[HttpConnection, None]] = {}  # by network, those silent for the longest time first
         self._all: set[HttpConnection] = set()
 
     @property
     def protocol(self) -> "type[HttpConnection]":
-        """The class of a protocol whose connections are kept here."""
+        """The protocol class for uvicorn; its connections register themselves in this object."""
         return type("HttpConnection", (HttpConnection,), {"kept": self})
 
     def arrived(self, one: "HttpConnection") -> bool:
-        """Count a connection, and close the longest silent one of the network with most if there are too many.
+        """Add a connection. If there are too many, close the one silent for the longest time in the largest network.
 
-        One network may have three quarters of all places; beyond them it loses its own connections.
+        One network may have three quarters of all places; beyond that it loses its own connections.
 
         Returns:
-            False if there are too many and none is silent.
+            False if there are too many and no suitable one is silent.
         """
         self._all.add(one)
         self._counts[one.network] += 1
@@ -80,14 +81,14 @@ class Connections:
         return True
 
     def left(self, one: "HttpConnection") -> None:
-        """Count a connection no longer."""
+        """Remove a connection."""
         if one in self._all:
             self._all.remove(one)
             self._counts -= Counter([one.network])
             self.note(one, silent=False)
 
     def note(self, one: "HttpConnection", silent: bool) -> None:
-        """Remember whether a connection is silent; one that was keeps its place among the others."""
+        """Record whether a connection is silent; one that already was keeps its place in the order."""
         own = self._silent.setdefault(one.network, {})
         if silent:
             own.setdefault(one)
@@ -97,19 +98,19 @@ class Connections:
             del self._silent[one.network]
 
     def sweep(self, now: float) -> None:
-        """Close what has been silent, or has taken nothing, for too long; `now` in seconds of the loop's clock."""
+        """Close connections that exceeded a time limit; `now` is in seconds of the loop's clock."""
         for one in list(self._all):
             if one.is_late(now):
                 one.drop()
 
 
 class _BoundedParser(h11.Connection):
-    """h11's parser, which refuses a body of too many chunks as it refuses what is not HTTP."""
+    """h11's parser with a limit of chunks in a body; more are refused like invalid HTTP."""
 
     _chunks = 0
 
     def next_event(self) -> Any:
-        """Return the next event; raises RemoteProtocolError."""
+        """Return the next event; raise RemoteProtocolError if it is not valid HTTP or has too many chunks."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = 0
@@ -121,7 +122,7 @@ class _BoundedParser(h11.Connection):
 
 
 class HttpConnection(H11Protocol):
-    """uvicorn's connection, with deadlines for what it leaves open: half a header, and answers that are not read."""
+    """uvicorn's connection, with time limits for incomplete headers and for answers that are not read."""
 
     kept: Connections
 
@@ -129,13 +130,13 @@ class HttpConnection(H11Protocol):
         super().__init__(*arguments, **more)
         self.conn = _BoundedParser(h11.SERVER, _HEADER_BYTES)
         self.network = ""
-        self._deadline: float | None = None  # for the next request's header
-        self._partial = False  # something of it has come
-        self._drained: float | None = None  # deadline for what is unsent, once the answer is over
-        self._unsent, self._moved = 0, 0.0  # bytes, and when they last became fewer
+        self._deadline: float | None = None  # for the header of the next request
+        self._partial = False  # a part of that header has arrived
+        self._drained: float | None = None  # deadline for the unsent data, set at the end of an answer
+        self._unsent, self._moved = 0, 0.0  # bytes, and the time when they last became fewer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count it; where there is no room for another, its request is answered with 429."""
+        """Register the connection; if there are too many, its request will be answered with 429."""
         super().connection_made(transport)
         self.network = network_of(self.client[0]) if self.client else ""
         self._deadline = self.loop.time() + HEADER_S
@@ -144,12 +145,12 @@ class HttpConnection(H11Protocol):
         self.kept.note(self, silent=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count it no longer."""
+        """Remove the connection."""
         self.kept.left(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; the first ones of a request start the time for its header."""
+        """Take bytes; the first ones of a request start the time limit of its header."""
         super().data_received(data)
         self._note()
         if self._idle and not self._partial:
@@ -157,21 +158,21 @@ class HttpConnection(H11Protocol):
             self._deadline = min(self._deadline or self.loop.time() + HEADER_S, self.loop.time() + HEADER_S)
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong with the request; where it has its answer already, close the connection without a word."""
+        """Answer that the request is invalid; if its answer has begun already, just close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
             self.drop()
 
     def on_response_complete(self) -> None:
-        """Start the time until the next request, and that for reading this answer."""
+        """Start the time limits for the next request and for reading this answer."""
         self._partial = False
         self._deadline, self._drained = self.loop.time() + KEEP_ALIVE_S, self.loop.time() + DRAINED_S
         super().on_response_complete()
         self._note()
 
     def is_late(self, now: float) -> bool:
-        """Return True if it has said or taken nothing for too long; asked about once a second."""
+        """Return True if a time limit is exceeded; called about once a second."""
         unsent = self.transport.get_write_buffer_size()
         if unsent < self._unsent or not self._unsent:
             self._moved = now
@@ -182,14 +183,14 @@ class HttpConnection(H11Protocol):
         return self._idle and self._deadline is not None and now > self._deadline
 
     def drop(self) -> None:
-        """Close it at once, whatever is unsent."""
+        """Close the connection at once, discarding unsent data."""
         self.connections.discard(self)
         self.kept.left(self)
         self.transport.abort()
 
     @property
     def _idle(self) -> bool:
-        """Whether it has no request under way."""
+        """True if no request is in progress."""
         return self.cycle is None or self.cycle.response_complete
 
     def _note(self) -> None:

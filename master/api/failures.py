@@ -1,4 +1,4 @@
-"""What is wrong with a request, and how each error of the project looks to whoever sent it."""
+"""Errors of requests, and their form for clients."""
 
 import logging
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from tpi.errors import BusyError, NodeError, TpiError, UsageError
 
 
 class RequestError(UsageError):
-    """A request that cannot be answered. `field` is what is wrong in it, `code` a word for programs."""
+    """A request that cannot be answered. `field` is the field at fault, `code` a word for programs."""
 
     def __init__(self, message: str, field: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ _log = logging.getLogger("tpi.serve")
 
 @dataclass(frozen=True)
 class ApiFailure:
-    """An error as a client is told: HTTP status, a word for programs, a sentence, and the field that is wrong."""
+    """An error as the client gets it: HTTP status, type, message, the field at fault, and a code for programs."""
 
     status: int
     kind: str
@@ -37,20 +37,21 @@ _KINDS = {
     422: "invalid_request_error", 429: "rate_limit_error", 500: "api_error", 503: "overloaded_error",
 }  # fmt: skip
 
-RETRY_S = 5  # when nothing better is known
-CLIENT_GONE = 499  # as nginx has it; nobody sees it but the log
+RETRY_S = 5  # if no better estimate is known
+CLIENT_GONE = 499  # nginx's status; it appears only in the log
 
 
 def failure_of(error: TpiError, retry_after: int = RETRY_S) -> ApiFailure:
-    """Return how `error` looks from outside.
+    """Return the failure that a client gets for `error`.
 
-    Errors that are not about the request speak to the person at the server, of paths and flags. They go to the log.
+    The message of an error that is not about the request may name paths and flags of this machine. It goes only to the
+    log.
     """
     if isinstance(error, RequestError):
         return refusal(error.status, str(error), error.field, error.code)
     if isinstance(error, BusyError):
         return ApiFailure(429, _KINDS[429], str(error), code="busy", retry_after=retry_after)
-    _log.warning("told as %r: %s", public(error), error)
+    _log.warning("the client was told %r: %s", public(error), error)
     if isinstance(error, UsageError):
         return refusal(400, public(error))
     code = "node_lost" if isinstance(error, NodeError) else "unavailable"
@@ -58,29 +59,29 @@ def failure_of(error: TpiError, retry_after: int = RETRY_S) -> ApiFailure:
 
 
 def public(error: TpiError) -> str:
-    """Return what anybody may read of an error: no path of this machine, no flag of a command."""
+    """Return a message for clients, without paths of this machine and flags of commands."""
     if isinstance(error, (RequestError, BusyError)):
         return str(error)
     if isinstance(error, NodeError):
-        return f"the node {error.node} failed or was lost; ask again in a while"
+        return f"the node {error.node} failed or was lost; try again later"
     if isinstance(error, UsageError):
         return "the model cannot answer this request; the server's log says why"
     return "the server cannot answer now; its log says why"
 
 
 def refusal(status: int, message: str, field: str | None = None, code: str | None = None) -> ApiFailure:
-    """An error of the client's."""
+    """Return a failure that is the client's fault."""
     return ApiFailure(status, _KINDS.get(status, "invalid_request_error"), message, field, code)
 
 
 def openai_form(failure: ApiFailure) -> dict[str, object]:
-    """As in OpenAI's API reference, "Error codes"."""
+    """Return the error as described in OpenAI's API reference, "Error codes"."""
     error = {"message": failure.message, "type": failure.kind, "param": failure.field, "code": failure.code}
     return {"error": error}
 
 
 def anthropic_form(failure: ApiFailure) -> dict[str, object]:
-    """As in Anthropic's API reference, "Errors"."""
+    """Return the error as described in Anthropic's API reference, "Errors"."""
     named = failure.field is None or failure.message.startswith(failure.field)
     said = failure.message if named else f"{failure.field}: {failure.message}"
     return {"type": "error", "error": {"type": failure.kind, "message": said}}

@@ -1,4 +1,4 @@
-"""What all bodies of requests have in common: strict types, no field that is not used, JSON within limits."""
+"""Base classes of request bodies: strict types, no unknown fields, JSON within limits."""
 
 import json
 import re
@@ -14,22 +14,26 @@ from master.api.failures import RequestError
 from master.api.unused import advice_on
 from tpi.errors import UsageError
 
-MOST_DEPTH = 64  # of values in values
-MOST_VALUES = 1 << 17  # in a body; a prompt of token ids has as many as the longest context
-MOST_INNER = 1 << 16  # in a text in a body that is JSON itself
-_OPENING = ",[{"  # each begins at most one value more
+MOST_DEPTH = 64  # levels of nested values
+MOST_VALUES = 1 << 17  # values in a body: a prompt of token ids has as many as the longest context
+MOST_INNER = 1 << 16  # values in a JSON text inside a body
+_OPENING = ",[{"  # each character begins at most one more value
 _STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-"""Strings; one that does not end is matched to the end of the text, since looking on from each quote takes hours."""
+"""Matches strings.
+
+A string without an end is matched to the end of the text; retrying at each quote would take hours.
+"""
 _HALVES = re.compile("[\ud800-\udfff]")
 _LARGEST = sys.float_info.max
 
 
 class FormPart(BaseModel):
-    """A part of a body. Types are not guessed: a number is not a string. A field that is not known is refused.
+    """A part of a body. Types are strict: a number is not a string. Unknown fields are refused.
 
     Attributes:
-        harmless: fields that are taken and not used, because no value of them asks for another answer.
-        neutral: fields that are not supported, with the values that ask for nothing. Null always is one.
+        harmless: fields that are accepted and ignored, because no value of them changes the answer.
+        neutral: fields that are not supported, with the values that are accepted because they change nothing. Null is
+            always accepted.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -39,7 +43,7 @@ class FormPart(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_unused(cls, data: Any) -> Any:
-        """Leave out the fields that ask for nothing; those that are left and not known are refused afterwards."""
+        """Remove the fields that change nothing; unknown fields among the rest are refused afterwards."""
         if not isinstance(data, dict):
             return data
         return {name: value for name, value in data.items() if not cls._is_unused(name, value)}
@@ -52,7 +56,7 @@ class FormPart(BaseModel):
 
     @classmethod
     def _is_unused(cls, name: str, value: Any) -> bool:
-        """Return whether a field asks for nothing. Null of a field that is used is the same as no field."""
+        """Return True if a field changes nothing. Null in a field that is used and optional means no field."""
         if name in cls.fields():
             return value is None and name not in cls._required()
         return value is None or name in cls.harmless or value in cls.neutral.get(name, ())
@@ -64,14 +68,14 @@ class FormPart(BaseModel):
 
 
 class Body(FormPart):
-    """A whole body."""
+    """A whole request body."""
 
     @model_validator(mode="before")
     @classmethod
     def _is_text(cls, data: Any) -> Any:
-        """Refuse halves of characters, numbers that are not finite, and values that are nested too deep.
+        """Refuse lone surrogates, numbers that are not finite, and values that are nested too deep.
 
-        A field with too many entries is refused by their number: looking at each would take as long as an answer.
+        A field with too many entries is refused by their number, because checking each would take too long.
         """
         for name, field in cls.model_fields.items() if isinstance(data, dict) else ():
             value, most = data.get(field.alias or name), _most_entries(field)
@@ -83,34 +87,34 @@ class Body(FormPart):
 
 
 def _most_entries(field: FieldInfo) -> int:
-    """Return how many entries a list or an object may have as this field."""
+    """Return the largest number of entries of a list or an object in this field."""
     limits = (getattr(limit, "max_length", None) for limit in field.metadata)
     return min([limit for limit in limits if limit is not None], default=MOST_VALUES)
 
 
 def _shown(name: str) -> str:
-    """Return the name of an unknown field as an error can show it."""
+    """Return the name of an unknown field, shortened and in ASCII, for an error message."""
     return ascii(name)[1:-1][:64]
 
 
 def check_values(value: Any, field: str) -> None:
-    """Refuse JSON that later stages cannot take, wherever it came from: a body, or text inside a body.
+    """Refuse JSON that later stages cannot handle, in a body or in a text inside a body.
 
     Raises:
-        RequestError: about `field`, if `value` has more than MOST_VALUES values, is nested more than MOST_DEPTH deep,
-            or has a lone surrogate or a number that is not finite or too long.
+        RequestError: about `field`, if `value` has more than MOST_VALUES values, is nested deeper than
+            MOST_DEPTH, or has a lone surrogate or a number that is not finite or too long.
     """
     if (problem := problem_of(value)) is not None:
         raise RequestError(f"{field}: {problem}", field, "invalid_value")
 
 
 def may_have_more_values(text: str, most: int) -> bool:
-    """Return False if JSON has at most `most` values, found by counting characters; strings may have some, too."""
+    """Return False if JSON surely has at most `most` values. Separators are counted, even those inside strings."""
     return sum(map(text.count, _OPENING)) > most
 
 
 def has_more_values(text: str, most: int) -> bool:
-    """Return whether JSON has more than `most` values, without parsing it: that would hold up every other client."""
+    """Return True if JSON has more than `most` values, without parsing it, which would hold up all other clients."""
     if not may_have_more_values(text, most):
         return False
     structure = _STRINGS.sub("", text)
@@ -120,10 +124,10 @@ def has_more_values(text: str, most: int) -> bool:
 def call_arguments(text: str | None, field: str) -> dict[str, Any] | str:
     """Return the arguments of a call in a history as an object; text that is not a JSON object stays text.
 
-    A model that was cut off leaves such text, and its conversation can be gone on with.
+    A model that was cut off leaves such text, and its conversation must remain usable.
 
     Raises:
-        RequestError: about `field`, if there are more than MOST_INNER values, or as `check_values`.
+        RequestError: about `field`, if there are more than MOST_INNER values, or for the reasons of `check_values`.
     """
     text = text or "{}"
     if has_more_values(text, MOST_INNER):
@@ -140,7 +144,7 @@ def call_arguments(text: str | None, field: str) -> dict[str, Any] | str:
 
 
 def problem_of(value: Any) -> str | None:
-    """Return what later stages cannot take in `value`, names of fields included; None if it is sound."""
+    """Return the reason why later stages cannot handle `value`, field names included; None if they can."""
     stack, seen = [(value, 0)], 0
     while stack:
         one, depth = stack.pop()
@@ -161,22 +165,22 @@ def problem_of(value: Any) -> str | None:
 
 
 def refuse(errors: Sequence[Any], body: Any) -> RequestError:
-    """Return the truest of pydantic's `errors` about `body` as one of ours."""
+    """Return a RequestError for the most relevant of pydantic's `errors` about `body`."""
     error = _truest([dict(error, loc=_inside(error["loc"])) for error in errors], body, 0)
     field = _path(error["loc"], body, missing=error["type"] in ("missing", "extra_forbidden"))
     said = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
     if error["type"] == "extra_forbidden":
         said = advice_on(str(error["loc"][-1]))
     if error["type"] == "json_invalid":
-        said, field = f"the body is no JSON: {error.get('ctx', {}).get('error', said)}", None
+        said, field = f"the body is not JSON: {error.get('ctx', {}).get('error', said)}", None
     where = f"{field}: " if field else ""
     return RequestError(f"{where}{said[:1].lower()}{said[1:]}", field, "invalid_value")
 
 
 def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str, Any]:
-    """Return the error that says what is wrong: of a union, that of the branch which the value fits best.
+    """Return the most relevant error; of a union, that of the branch that fits the value best.
 
-    `start`: how many parts of the locations have been looked at.
+    `start`: how many parts of the locations have been examined.
     """
     first = errors[0]
     at = _branch(first["loc"], body, start)
@@ -196,7 +200,7 @@ def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str
 
 
 def _misfit(errors: Sequence[Mapping[str, Any]], depth: int) -> tuple[int, ...]:
-    """Return how badly a value fits a branch with these errors; less is better. `depth`: of the branch's location."""
+    """Return how badly a value fits a branch with these errors; less is better. `depth` is that of the branch."""
     other = _is_mismatch(errors[0]) and len(errors[0]["loc"]) == depth
     first = errors[0]["loc"]
     reached = [part for part in first if isinstance(part, int)]
@@ -204,13 +208,13 @@ def _misfit(errors: Sequence[Mapping[str, Any]], depth: int) -> tuple[int, ...]:
 
 
 def _is_mismatch(error: Mapping[str, Any]) -> bool:
-    """Return whether the value is of another type than the branch is about."""
+    """Return True if the value has another type than the branch."""
     literal = error["type"] == "literal_error" and not isinstance(error.get("input"), str)
     return literal or str(error["type"]).endswith("_type")
 
 
 def _branch(location: Sequence[str | int], body: Any, start: int) -> int | None:
-    """Return where the first part from `start` on stands that is not in the body, such as the branch of a union."""
+    """Return the index of the first part, from `start`, that is not in the body: a union's branch."""
     here = body
     for index, part in enumerate(location):
         found = _below(here, part)
@@ -222,7 +226,7 @@ def _branch(location: Sequence[str | int], body: Any, start: int) -> int | None:
 
 
 def _below(here: Any, part: str | int) -> tuple[Any] | None:
-    """Return what stands below a key or index, in a tuple; None if nothing does."""
+    """Return the value at a key or index in a tuple of one; None if there is none."""
     if isinstance(here, dict) and part in here:
         return (here[part],)
     return (here[part],) if isinstance(here, list) and isinstance(part, int) and part < len(here) else None
@@ -234,7 +238,7 @@ def _inside(location: Sequence[str | int]) -> tuple[str | int, ...]:
 
 
 def _path(location: Sequence[str | int], body: Any, missing: bool) -> str | None:
-    """Where in the body it is; pydantic names the branches of a union, too, which are no place."""
+    """Return the path in the body. Pydantic's locations also have branches of unions, which are left out."""
     path, here = "", body
     for index, part in enumerate(location):
         if (found := _below(here, part)) is not None:
@@ -245,5 +249,5 @@ def _path(location: Sequence[str | int], body: Any, missing: bool) -> str | None
 
 
 def checked(field: str, error: UsageError) -> RequestError:
-    """An error of the project about `field`."""
+    """Return an error of another module as one about `field`."""
     return RequestError(f"{field}: {error}", field, "invalid_value")

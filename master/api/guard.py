@@ -1,4 +1,4 @@
-"""Who may ask, from where, and how much: everything that is checked before a request is read as one."""
+"""Checks of every request before it is parsed: its key, host name, type, size and rate."""
 
 import hmac
 import json
@@ -31,9 +31,9 @@ log = logging.getLogger("tpi.serve")
 
 @dataclass(frozen=True)
 class Access:
-    """The keys, if one is needed, and names of this machine in addition to its addresses and localhost.
+    """The keys, if any is required, and this machine's names in addition to its addresses and localhost.
 
-    `share_prefixes`: clients find each other's cached prefixes.
+    `share_prefixes`: all clients share cached prefixes.
     """
 
     keys: tuple[str, ...] = ()
@@ -42,15 +42,15 @@ class Access:
 
 
 class Guard:
-    """ASGI middleware: key, Host, Content-Type, size and time of the body; a request's number in every log line."""
+    """ASGI middleware that checks key, Host, Content-Type and body, and gives each request a number for the log."""
 
     def __init__(self, app: ASGIApp, access: Access, limits: ServeLimits, is_open: Callable[[str], bool]) -> None:
-        """`is_open` says of a path whether everybody may read it, without a key."""
+        """Create the middleware; `is_open` tells if a path may be read without a key."""
         self._app, self._access, self._limits, self._open = app, access, limits, is_open
         self._room = BodyRoom(limits.bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Check a request and pass it on, or refuse it; the ASGI interface."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,21 +66,23 @@ class Guard:
             request.finish()
 
     async def _checked(self, scope: Scope, receive: Receive, body: HeldBody) -> ApiFailure | None:
-        """What is wrong with it; a body is taken in."""
+        """Read the body and return the failure if the request is refused."""
         if scope["state"].get("crowded"):
-            return busy("as many connections are open as may be; ask again in a while")
+            return busy("too many connections are open; try again later")
         headers = Headers(scope=scope)
         key, address = self._key_of(headers), (scope.get("client") or ("",))[0]
         sender = sender_of(address, key, self._access.keys, self._access.share_prefixes)
         scope["state"]["sender"] = sender
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._known_host(hosts[0]):
-            said = "this server answers to its addresses and to localhost; name another one with --allow-host"
+            said = (
+                "unknown Host; this server answers to its addresses and localhost, and to names given with --allow-host"
+            )
             return refusal(403, said, code="unknown_host")
         if scope["path"] not in OPEN_PATHS and not self._open(scope["path"]) and not self._knows(key):
-            said = "a key is needed, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            said = "an API key is required, as `Authorization: Bearer KEY` or `x-api-key: KEY`"
             if key:
-                said = "the API key is wrong; give one that the server was started with"
+                said = "the API key is wrong; use one that the server was started with"
             return refusal(401, said, code="invalid_api_key")
         if not _has_body(scope):
             return None
@@ -89,10 +91,10 @@ class Guard:
         return await body.read(headers.get("content-length"), receive, self._limits, sender.name)
 
     def _known_host(self, host: str) -> bool:
-        """Return True for an IP address, localhost and the names that were allowed, each with or without a port.
+        """Return True for an IP address, localhost and the allowed names, each with or without a port.
 
-        This refuses pages of other sites whose name was made to point here (DNS rebinding). A zone (`fe80::1%name`) is
-        refused: ip_address takes any text for one.
+        This refuses pages of other sites whose name resolves to this machine (DNS rebinding). An address with a zone
+        (`fe80::1%name`) is refused, because ip_address accepts any text as a zone.
         """
         parts = _HOST.fullmatch(host.lower())
         if parts is None:
@@ -106,19 +108,21 @@ class Guard:
         return parts["name"] is not None and (parts["name"] in _NAMES or parts["name"] in self._access.hosts)
 
     def _key_of(self, headers: Headers) -> str:
-        """Return the key of a request: of two that it has in its headers, the one that is known."""
+        """Return the key of a request. If its two headers have different keys, return a valid one."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         both = (bearer.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip())
         given = [one for one in both if one] or [""]
         return next((one for one in given if self._knows(one)), given[0])
 
     def _knows(self, key: str) -> bool:
-        known = [hmac.compare_digest(key.encode(), one.encode()) for one in self._access.keys]  # each takes its time
+        known = [
+            hmac.compare_digest(key.encode(), one.encode()) for one in self._access.keys
+        ]  # compare with every key, so that the time does not depend on which one matches
         return any(known) or not known
 
 
 class _Logged:
-    """One request: its number goes into a header and every line of the log."""
+    """One request with its number, which is in a response header and in its lines of the log."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
@@ -136,7 +140,7 @@ class _Logged:
         body = json.dumps(form_for(self._scope["path"], failure)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if failure.status in (408, 413, 429):
-            headers.append((b"connection", b"close"))  # what still comes of the body is not read
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
         if failure.retry_after is not None:
             headers.append((b"retry-after", str(failure.retry_after).encode()))
         await self.send({"type": "http.response.start", "status": failure.status, "headers": headers})
@@ -157,5 +161,5 @@ def _has_body(scope: Scope) -> bool:
 
 
 def form_for(path: str, failure: ApiFailure) -> dict[str, object]:
-    """An error in the form of the API that `path` belongs to."""
+    """Return an error in the form of the API that `path` belongs to."""
     return anthropic_form(failure) if path.startswith("/v1/messages") else openai_form(failure)

@@ -1,4 +1,4 @@
-"""HEAD for every path that GET has, in one place: no route has to name it."""
+"""HEAD for every path that has GET."""
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -10,7 +10,7 @@ class HeadAsGet:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Handle a request; the ASGI interface."""
         is_head = scope["type"] == "http" and scope["method"] == "HEAD"
 
         async def without_body(message: Message) -> None:

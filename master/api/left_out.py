@@ -1,7 +1,7 @@
-"""Tools of other kinds than functions: they are left out of what the model is offered, and the client is told so.
+"""Tools that are not functions: they are not passed on to the model, and the client is told so.
 
-A client offers what its usual server has: a search on the web, a shell, a patch in a grammar of its own. Refusing the
-whole request for one of them would keep such clients out, and no model here was trained to use them.
+Clients offer the tools of their usual servers, such as web search or a shell. Refusing such requests would exclude
+these clients. The models of this project are not trained to use such tools.
 """
 
 import logging
@@ -16,14 +16,14 @@ from master.api.forms import FormPart
 
 HEADER = "X-TPI-Left-Out-Tools"
 FIELDS_HEADER = "X-TPI-Left-Out-Fields"
-FUNCTION, OTHER = "function-tool", "other-tool"  # tags of the two branches of a tool
-_MOST_LOGGED = 64  # types: a client makes them up
+FUNCTION, OTHER = "function-tool", "other-tool"  # tags of the two branches of a tool union
+_MOST_LOGGED = 64  # types, because a client can invent any number
 
 log = logging.getLogger("tpi.serve")
 
 
 class Named(FormPart):
-    """The name in a tool of OpenAI's chat completions."""
+    """The name inside a tool of OpenAI's chat completions."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -31,7 +31,7 @@ class Named(FormPart):
 
 
 class OtherTool(FormPart):
-    """A tool, or the choice of one, that is not a function. Its other fields are not read."""
+    """A tool that is not a function, or the choice of one. Its other fields are not read."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -41,39 +41,42 @@ class OtherTool(FormPart):
 
     @property
     def called(self) -> str:
-        """Its name, which is its type where it has none."""
+        """Its name, or its type if it has no name."""
         return self.name or (self.custom.name if self.custom else None) or self.type
 
 
 def kind_of_tool(value: Any) -> str:
-    """Return the tag of a tool of OpenAI's forms. Without a type it is a function, whose error names the type."""
+    """Return the union tag of a tool.
+
+    A tool without a type is a function, so that the error says that the type is missing.
+    """
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return FUNCTION if kind in (None, "function") else OTHER
 
 
 def refuse_choice(choice: OtherTool) -> RequestError:
-    """Return the error for a choice of a tool that is left out."""
-    said = f"tool_choice of type {choice.type!r} cannot be used: functions alone are called here; name a function"
+    """Return the error for choosing a tool that is left out."""
+    said = f"tool_choice of type {choice.type!r} cannot be used, because only functions can be called; name a function"
     return RequestError(said, "tool_choice", "invalid_value")
 
 
 class LeftOutNotes:
-    """Tells of tools that were left out: every client by a header, the log once for each type."""
+    """Reports of tools that are left out: to each client in a header, to the log once for each type."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def headers(self, use: ToolUse) -> dict[str, str]:
-        """Return the headers of the answer to a request with these tools, and write to the log what is new."""
+        """Return the response headers for a request with these tools; log types of tools when they are new."""
         if not use.left_out:
             return {}
         for kind in use.left_out:
             if kind not in self._logged and len(self._logged) < _MOST_LOGGED:
                 self._logged.add(kind)
-                log.warning("tools of type %s are left out: functions alone are called here (said once)", kind)
+                log.warning("tools of type %s are left out, because only functions can be called (logged once)", kind)
         return {HEADER: ", ".join(use.left_out)}
 
 
 def types_of(tools: Sequence[OtherTool]) -> tuple[str, ...]:
-    """Return the types of tools, each once, in order."""
+    """Return the types of the tools, sorted, without duplicates."""
     return tuple(sorted({tool.type for tool in tools}))

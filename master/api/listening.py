@@ -1,4 +1,4 @@
-"""Where the server listens: one socket for each address of `--host`, and the URLs that lead to them."""
+"""The server's listening sockets, one for each address of `--host`, and the URLs to reach them."""
 
 import errno
 import resource
@@ -12,18 +12,15 @@ import psutil
 
 from tpi.errors import UsageError
 
-_DEAD_MS = 60_000  # after which a client that takes nothing is gone
+_DEAD_MS = 60_000  # a client that does not acknowledge data for so long is disconnected
 _BACKLOG = 1024
 _ANY_V4, _ANY_V6 = "0.0.0.0", "::"
-_TRIES = 16  # of port 0 where several sockets have to get the same port
+_TRIES = 16  # attempts to get the same port for several sockets, for port 0
 _NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class Listening:
-    """The sockets of one server. All have the same port.
-
-    IPv4 and IPv6 have sockets of their own, so that an IPv4 client is known by its IPv4 address.
-    """
+    """The sockets of one server, all with the same port."""
 
     def __init__(self, host: str, sockets: Sequence[socket.socket]) -> None:
         self.host, self.sockets = host, tuple(sockets)

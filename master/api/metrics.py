@@ -15,44 +15,44 @@ _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1,
 
 
 class ServerMetrics:
-    """Counts what a server does; `text` is what `/metrics` shows."""
+    """Counters of a server; `text` is the output of `/metrics`."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model
         self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
-        self._generated = self._counter("generation_tokens", "Tokens that were drawn.")
-        self._queries = self._counter("prefix_cache_queries", "Prompt tokens that were looked for in the prefix cache.")
-        self._hits = self._counter("prefix_cache_hits", "Prompt tokens that were found there.")
-        self._first = self._histogram("time_to_first_token_seconds", "From a request to its first token.")
-        self._between = self._histogram("inter_token_latency_seconds", "From one token of an answer to the next.")
-        self._whole = self._histogram("e2e_request_latency_seconds", "From a request to its end.")
-        self._queue = self._histogram("request_queue_time_seconds", "From a request to its admission.")
+        self._generated = self._counter("generation_tokens", "Generated tokens.")
+        self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._first = self._histogram("time_to_first_token_seconds", "Time from a request to its first token.")
+        self._between = self._histogram("inter_token_latency_seconds", "Time from one token of an answer to the next.")
+        self._whole = self._histogram("e2e_request_latency_seconds", "Time from a request to its end.")
+        self._queue = self._histogram("request_queue_time_seconds", "Time from a request to its admission.")
         self._ended = Counter(
-            "vllm:request_success", "Requests that ended, by the reason.", ("model_name", "finished_reason"),
+            "vllm:request_success", "Requests that ended, by reason.", ("model_name", "finished_reason"),
             registry=self.registry,
         )  # fmt: skip
-        self._mean_s = 1.0  # of a request, the later ones more
+        self._mean_s = 1.0  # moving average over requests
 
     def watch(self, engine: EngineThread) -> None:
-        """Show what is on `engine` at the moment, too."""
+        """Add gauges of the present state of `engine`."""
         self.registry.register(_Gauges(engine, self._model))
 
     @property
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def first_token(self, seconds: float) -> None:
-        """See `master.api.answers.collector.AnswerMeter`."""
+        """Record the time to a request's first token."""
         self._first.observe(seconds)
 
     def next_token(self, seconds: float) -> None:
-        """See `master.api.answers.collector.AnswerMeter`."""
+        """Record the time between two tokens."""
         self._between.observe(seconds)
 
     def over(self, ticket: Ticket, prompt_tokens: int, ended: Ended | None) -> None:
-        """See `master.api.answers.collector.AnswerMeter`."""
+        """Count the end of a request, with its tokens and times."""
         self._ended.labels(self._model, ended.reason if ended else "error").inc()
         if ended is None or ticket.begun is None:
             return
@@ -66,7 +66,10 @@ class ServerMetrics:
         self._mean_s += 0.1 * (seconds - self._mean_s)
 
     def retry_after(self, engine: EngineThread) -> int:
-        """Seconds until somebody who is turned away may find a place: until a tenth of the requests has ended."""
+        """Return the seconds after which a refused client should try again, at most 60.
+
+        In that time about a tenth of the open requests end.
+        """
         return min(_MOST_RETRY_S, max(1, math.ceil(self._mean_s * engine.open / engine.engine.admission.most / 10)))
 
     def _counter(self, name: str, help_: str) -> Counter:
@@ -79,26 +82,24 @@ class ServerMetrics:
 
 
 class _Gauges(Collector):
-    """What is on at the moment, read when it is asked for."""
+    """Gauges of the present state, read when the metrics are requested."""
 
     def __init__(self, engine: EngineThread, model: str) -> None:
         self._engine, self._model = engine, model
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
+        """Yield the gauges; the interface of prometheus_client."""
         engine = self._engine.engine
         pages, running = engine.deployment.pages, len(engine.admission.running)
         now = {
-            "num_requests_running": (running, "Requests that run."),
-            "num_requests_waiting": (max(0, self._engine.open - running), "Requests that wait for their turn."),
-            "kv_cache_usage_perc": (1 - pages.free / pages.total, "Share of the pages that sequences hold."),
+            "num_requests_running": (running, "Running requests."),
+            "num_requests_waiting": (max(0, self._engine.open - running), "Waiting requests."),
+            "kv_cache_usage_perc": (1 - pages.free / pages.total, "Share of the pages in use."),
         }
         for name, (value, help_) in now.items():
             family = GaugeMetricFamily(f"vllm:{name}", help_, labels=("model_name",))
             family.add_metric((self._model,), value)
             yield family
-        preempted = CounterMetricFamily(
-            "vllm:num_preemptions", "Requests that had to wait again.", labels=("model_name",)
-        )
+        preempted = CounterMetricFamily("vllm:num_preemptions", "Requests that were preempted.", labels=("model_name",))
         preempted.add_metric((self._model,), engine.admission.preempted)
         yield preempted

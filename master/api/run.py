@@ -1,4 +1,4 @@
-"""One server from its start to its end."""
+"""The start and the end of one server."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -26,7 +26,7 @@ def run_server(
     limits: ServeLimits,
     origins: Sequence[str] = (),
 ) -> None:
-    """Serve until a signal, under all names of `models`; the session's engine is this server's meanwhile."""
+    """Serve the session's model under all names of `models` until SIGINT or SIGTERM."""
     model = models[0]
     metrics, engine = ServerMetrics(model), EngineThread(session.engine, limits.waiting, session.engine.recover)
     metrics.watch(engine)
@@ -36,16 +36,16 @@ def run_server(
         service = stack.enter_context(closing(Service(engine, session.tokenizer, session.pack.config.vocab, metrics)))
         service.warm_up()
         house = House(engine, lambda: session.figures, model)
-        session.sampler(Sampling.of({}))  # says once what the model's files ask for
+        session.sampler(Sampling.of({}))  # prints the sampling settings of the model's files
         server = ApiServer(make_app(ApiState(service, tuple(models), metrics, limits, house), access, origins), engine)
         click.echo(welcome(model, listening.urls(), service.context, bool(access.keys)))
         server.run(sockets=list(listening.sockets))
 
 
 def welcome(model: str, urls: Sequence[str], context: int, needs_key: bool) -> str:
-    """Return what people are told at the start: the page and the base of the API at each address."""
+    """Return the message at the start: the URLs of the page and of the API at each address."""
     width = max(map(len, urls)) + 1
     lines = [f"  page {f'{url}/':<{width}}  API {url}/v1" for url in urls]
     if needs_key:
-        lines.append("  The page asks for the API key. Programs send it as theirs.")
+        lines.append("  The page asks for the API key. Programs must send it, too.")
     return "\n".join([f"{model} is served at {urls[0]}; context of {context} tokens", *lines])

@@ -1,4 +1,4 @@
-"""The sender of an HTTP request: with whom it shares places, and what is kept from other senders."""
+"""The sender of an HTTP request, which determines its share of the server and its cached data."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address, ip_network
 
 _BYTES = 16
-_SITE_BITS = 64  # of an IPv6 address: a home or a host has all addresses below
+_SITE_BITS = 64  # prefix length of an IPv6 network: one home or host has all addresses in it
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,9 @@ class Sender:
     """One client of the server.
 
     Attributes:
-        name: of those who share places and pages as one: a key where there are several, else an address (IPv6: its
-            /64).
-        owner: stands for the key and the whole address; stored responses are found by their owner alone.
-        salt: cached prefixes are found by requests of the same salt alone; empty where all share them.
+        name: the unit of fair sharing: a key if there are several, else an address (IPv6: its /64).
+        owner: a digest of the key and the whole address; only the owner finds its stored responses.
+        salt: requests find only cached prefixes with the same salt; empty if all clients share them.
     """
 
     name: str
@@ -26,14 +25,14 @@ class Sender:
     salt: bytes
 
     def salted(self, more: Sequence[str | None]) -> bytes:
-        """Return the salt of a request that names `more` of its own."""
+        """Return the salt of a request that adds salts of its own."""
         return self.salt if all(one is None for one in more) else _digest([self.salt.hex(), *more])
 
 
 def sender_of(address: str, key: str, keys: Sequence[str], share: bool) -> Sender:
-    """Return the sender at `address` that gave `key`, on a server of `keys`; with `share` prefixes are not salted.
+    """Return the sender with `key` at `address`, on a server with `keys`; with `share` its prefixes have no salt.
 
-    One key for all, or none, says nothing of who asks: then the address does.
+    If there is at most one key, it does not distinguish clients, so the address does.
     """
     if len(keys) > 1:
         name, owner = f"key {keys.index(key)}" if key in keys else "", _digest([key])
@@ -43,7 +42,7 @@ def sender_of(address: str, key: str, keys: Sequence[str], share: bool) -> Sende
 
 
 def network_of(address: str) -> str:
-    """Return what stands for all addresses of one client: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the IPv4 address, or the /64 network of an IPv6 address."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""The HTTP server: its limits, its signals, and an end that lets answers finish."""
+"""The HTTP server: its limits, its signals, and a shutdown that lets answers finish."""
 
 import asyncio
 import signal
@@ -14,13 +14,13 @@ from starlette.types import ASGIApp
 from master.api.connections import KEEP_ALIVE_S, Connections, most_connections
 from master.generation.thread import EngineThread
 
-GRACE_S = 10.0  # for answers under way when the server ends
-_LINGER_S = 5  # for the last bytes of those that were ended
-_TICKS = 10  # of uvicorn's main loop, a second
+GRACE_S = 10.0  # for answers in progress at shutdown
+_LINGER_S = 5  # for the last bytes of answers that were cut off
+_TICKS = 10  # per second, of uvicorn's main loop
 
 
 class ApiServer(uvicorn.Server):
-    """Serves until SIGINT or SIGTERM; then no more is taken, and answers finish or are ended with a reason."""
+    """uvicorn's server. After SIGINT or SIGTERM it takes no requests; answers finish, or end with a reason."""
 
     def __init__(self, app: ASGIApp, engine: EngineThread, grace_s: float = GRACE_S) -> None:
         most = most_connections()
@@ -34,25 +34,25 @@ class ApiServer(uvicorn.Server):
         self._engine, self._grace_s = engine, grace_s
 
     async def on_tick(self, counter: int) -> bool:
-        """As uvicorn's; once a second connections that are late are closed."""
+        """Run uvicorn's tick; once a second, close the connections that exceeded a time limit."""
         if counter % _TICKS == 0:
             self._connections.sweep(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, while the engine's requests come to their end."""
+        """Shut down like uvicorn, while the engine finishes its requests."""
         stopping = asyncio.ensure_future(asyncio.to_thread(self._engine.stop, self._grace_s))
         await super().shutdown(sockets)
         await stopping
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a signal that was served is not raised again: the command ends by itself."""
+        """Handle signals like uvicorn, but do not raise them again afterwards: the command ends by itself."""
 
         def leave(number: int, frame: FrameType | None) -> None:
             self.handle_exit(number, frame)
 
-        if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+        if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
             yield
             return
         handlers = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,4 +1,4 @@
-"""What all routes share: the core, the model's name, the limits."""
+"""The state that all routes share: the core, the model's names, the limits."""
 
 import time
 from dataclasses import dataclass, field
@@ -16,47 +16,47 @@ from master.generation.client import Client
 
 @dataclass(frozen=True)
 class ServeLimits:
-    """Bounds on what one client may do. Seconds and bytes."""
+    """Limits for clients, in bytes, seconds and requests."""
 
     body_bytes: int = 4 << 20
-    bodies_bytes: int = 32 << 20  # of all bodies under way, without the beginning of each
-    small_body_bytes: int = 16 << 10  # that beginning: connections are bounded, and so is this
-    body_s: float = 30.0  # in which a body has to arrive
+    bodies_bytes: int = 32 << 20  # of all bodies being read, without the first `small_body_bytes` of each
+    small_body_bytes: int = 16 << 10  # not counted in `bodies_bytes`; the limit of connections bounds these
+    body_s: float = 30.0  # time for a body to arrive
     answer_s: float = 600.0
-    waiting: int = 256  # requests beyond those that run
+    waiting: int = 256  # requests in addition to the running ones
 
 
 @dataclass(frozen=True)
 class ApiState:
-    """One running server."""
+    """The state of one running server."""
 
     service: Service
-    models: tuple[str, ...]  # all names of the one model, the first by default
+    models: tuple[str, ...]  # all names of the model; the first is the default
     metrics: ServerMetrics
     limits: ServeLimits = ServeLimits()
-    house: House | None = None  # what the page shows of the nodes
+    house: House | None = None  # the nodes' figures for the page
     left_out: LeftOutNotes = field(default_factory=LeftOutNotes)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def named(self, name: str | None) -> str:
-        """Return what the answer calls the model, as the client did; raises RequestError if it wants another one."""
+        """Return the model's name for the answer; raise RequestError if the client wants another model."""
         if name is not None and name not in self.models:
-            said = f"there is no model {name[:100]!r} here; this server has {' and '.join(map(repr, self.models))}"
+            said = f"there is no model {name[:100]!r}; this server has {' and '.join(map(repr, self.models))}"
             raise RequestError(said, "model", "model_not_found", 404)
         return self.models[0] if name is None else name
 
     def client(self, request: Request, *salts: str | None) -> Client:
-        """Return the client of the engine's requests; its cached prefixes are kept apart by `salts`, too."""
+        """Return the client for the engine; requests with other `salts` do not share its cached prefixes."""
         found = sender(request)
         return Client(found.name, found.salted(salts))
 
     def retry_after(self) -> int:
-        """Seconds after which it is worth asking again."""
+        """Return the seconds after which a refused client should try again."""
         return self.metrics.retry_after(self.service.engine)
 
 
 def sender(request: Request) -> Sender:
-    """Return the sender of a request, as `master.api.guard.Guard` found it."""
+    """Return the sender of a request, as found by `master.api.guard.Guard`."""
     found = request.scope["state"]["sender"]
     assert isinstance(found, Sender)
     return found

@@ -1,4 +1,4 @@
-"""Answers on their way to a client that may leave, or read slowly: server-sent events, and whole bodies."""
+"""Sending of answers, as server-sent events or whole, to clients that may disconnect or read slowly."""
 
 import asyncio
 import json
@@ -17,17 +17,17 @@ from tpi.errors import TpiError
 
 T = TypeVar("T")
 
-_SLOW_S = 30.0  # in which a reader takes nothing
-_PULSE_S = 10.0  # without an event: a comment tells proxies that the stream lives
+_SLOW_S = 30.0  # seconds in which a client takes nothing
+_PULSE_S = 10.0  # seconds without an event, after which a comment tells proxies that the stream is alive
 _AGAIN_S = 0.1
-_AHEAD = 16  # events of several answers that wait to be sent; the others stay where they are counted
+_AHEAD = 16  # events of several answers in the queue; more stay in `Backlog`, which counts them
 PULSE = ": alive\n\n"
 
 FailureForm = Callable[[ApiFailure], str]
 
 
 class Deadline:
-    """When the time of one request is over; preparing it counts like answering it."""
+    """The deadline of one request, for its preparation and its answer together."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s, self._loop = limit_s, asyncio.get_running_loop()
@@ -35,16 +35,16 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds; 0 where it is over."""
+        """Seconds left; 0 after the deadline."""
         return max(0.0, self._ends - self._loop.time())
 
     def missed(self) -> RequestError:
-        """What the client is told."""
+        """Return the error for a missed deadline."""
         return RequestError(f"the answer took longer than {self._limit_s:.0f} s", code="timeout", status=408)
 
 
 class EventStream(Response):
-    """Server-sent events. Where the client leaves, or reads nothing for long, the answers are given up."""
+    """Server-sent events. If the client disconnects, or reads nothing for too long, the answers are cancelled."""
 
     media_type = "text/event-stream"
 
@@ -56,7 +56,7 @@ class EventStream(Response):
         self._events, self._answers = events, answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Send the events; the ASGI interface."""
         sending, gone = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait([sending, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -65,7 +65,7 @@ class EventStream(Response):
                 answer.cancel()
             await _end(sending, gone)
         if not sending.cancelled():
-            sending.result()  # raises what nobody foresaw: the server logs it, and breaks the connection off
+            sending.result()  # re-raise an unexpected error: the server logs it and closes the connection
 
     async def _send(self, send: Send) -> None:
         with suppress(asyncio.TimeoutError):
@@ -77,7 +77,10 @@ class EventStream(Response):
 
 
 async def _end(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel tasks until they have ended: `wait_for` forgets that it was, if what it waits for ends in that moment."""
+    """Cancel tasks repeatedly until they have ended.
+
+    `wait_for` loses a cancellation if its awaitable ends at the same moment.
+    """
     while left := [task for task in tasks if not task.done()]:
         for task in left:
             task.cancel()
@@ -91,7 +94,7 @@ async def guarded(
     deadline: Deadline,
     failed: Callable[[ApiFailure], Sequence[str]],
 ) -> AsyncIterator[str]:
-    """`events`, with a comment where none comes for a while; what goes wrong, or takes too long, becomes an event."""
+    """Yield `events`, and a comment if none comes for a while. An error, or the deadline, becomes a last event."""
     source = aiter(events)
     following: asyncio.Task[str] | None = None
     try:
@@ -118,7 +121,7 @@ async def guarded(
 
 
 async def merged(answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event]]:
-    """The events of several answers as they come, each with the answer's number."""
+    """Yield the events of several answers as they come, each with the answer's index."""
     if len(answers) == 1:
         async for event in answers[0]:
             yield 0, event
@@ -150,10 +153,10 @@ async def merged(answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T], deadline: Deadline) -> T:
-    """What `work` returns, given up where the client leaves or time is up.
+    """Return the result of `work`, unless the client disconnects or the deadline passes first.
 
     Raises:
-        RequestError: if it was given up.
+        RequestError: if the work was cancelled.
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
     try:
@@ -161,14 +164,14 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T], deadline: 
         if task in done:
             return task.result()
         if gone in done:
-            raise RequestError("the client left", code="client_gone", status=CLIENT_GONE)
+            raise RequestError("the client disconnected", code="client_gone", status=CLIENT_GONE)
         raise deadline.missed()
     finally:
         await _end(task, gone)
 
 
 async def collected(answers: Sequence[Answering]) -> list[list[Event]]:
-    """All events of each answer; they are given up if one fails or this is cancelled."""
+    """Return all events of each answer; cancel all answers if one fails or this is cancelled."""
     try:
         return list(await asyncio.gather(*(_all(answer) for answer in answers)))
     finally:
@@ -177,7 +180,7 @@ async def collected(answers: Sequence[Answering]) -> list[list[Event]]:
 
 
 def data(value: object, event: str | None = None) -> str:
-    """One server-sent event with JSON."""
+    """Format a value as one server-sent event with JSON."""
     named = f"event: {event}\n" if event else ""
     return f"{named}data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
 

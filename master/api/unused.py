@@ -1,16 +1,16 @@
-"""Fields of other servers' forms that this one has no use for: which values of them ask for nothing, what to send."""
+"""Fields of other servers that this one does not use: the accepted values, and advice on what to send instead."""
 
 from collections.abc import Mapping
 from typing import Any
 
 CALLER = frozenset(("metadata", "request_id", "safety_identifier", "user"))
-"""About the caller: no answer depends on them."""
+"""Fields about the caller, which do not affect the answer."""
 
 CACHING = frozenset(("cache_control", "prompt_cache_breakpoint", "prompt_cache_options", "prompt_cache_retention"))
-"""How long what was computed is to be found again: it is kept as long as there is room, whatever is asked."""
+"""Fields about caching. Prefixes stay cached as long as there is room, whatever the client sends."""
 
 SENT_BACK = frozenset(("annotations", "logprobs", "phase", "provider_specific_fields", "reasoning_details", "status"))
-"""Parts of earlier answers that clients send back with them, and that no chat template reads."""
+"""Parts of earlier answers that clients send back, and that no chat template reads."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
@@ -61,13 +61,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "xtc_probability": (0,),
 }
-"""Fields of OpenAI, vLLM and llama-server that are not supported, with their values that change nothing."""
+"""Fields of OpenAI, vLLM and llama-server that are not supported, with the values that change nothing."""
 
 SWITCHED_OFF = frozenset((
     "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent",
     "min_keep", "mirostat_eta", "mirostat_tau", "xtc_threshold",
 ))  # fmt: skip
-"""Settings of samplers that are refused where they are switched on."""
+"""Settings of unsupported samplers. They are accepted, because a request that switches the sampler on is refused."""
 
 _ADVICE = {
     "best_of": "send n",
@@ -85,5 +85,5 @@ _ADVICE = {
 
 
 def advice_on(name: str) -> str:
-    """Return what is told of a field that is not known, or not with this value."""
-    return f"this field is not supported, or not with this value; {_ADVICE.get(name, 'leave it out')}"
+    """Return the message about a field that is unknown, or has an unsupported value."""
+    return f"this field, or this value of it, is not supported; {_ADVICE.get(name, 'leave it out')}"

@@ -27,10 +27,12 @@ class Wanted:
 class ToolUse:
     """The tools that a model may call: each has a name and perhaps a description and parameters (JSON schema).
 
-    Attributes: tools: the tools, as the chat template is given them. forced: whether the answer must be a call, of the
-    tool `only` if that is given. several: whether an answer may have more than one call. strict: names of the tools
-    whose arguments must match their schema even if no call is forced. left_out: types of the tools that the client
-    offered and that are not passed on to the model.
+    Attributes:
+        tools: the tools, as the chat template is given them.
+        forced: whether the answer must be a call, of the tool `only` if that is given.
+        several: whether an answer may have more than one call.
+        strict: names of the tools whose arguments must match their schema even if no call is forced.
+        left_out: types of the tools that the client offered and that are not passed on to the model.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()

@@ -116,7 +116,7 @@ class GrammarRoom:
         """
         with self._lock:
             if self._used + size > self._most:
-                raise BusyError("grammars of other requests take all the memory for grammars; ask again in a while")
+                raise BusyError("grammars of other requests take all the memory for grammars; try again later")
             self._used += size
         share = GrammarShare(size)
         finalize(share, self._give_back, size)

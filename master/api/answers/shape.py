@@ -20,10 +20,12 @@ from master.text.tokenizer import Tokenizer
 class Shape:
     """The form of an answer.
 
-    Attributes: parser: creates a parser, one for each answer. grammar: the grammar of the complete output, not
-    compiled; None: the output is free. field: the request field that the grammar comes from. one_call: whether the
-    answer ends after one call. parts: name and grammar of each part, such as a tool, to find the one that cannot be
-    compiled.
+    Attributes:
+        parser: creates a parser, one for each answer.
+        grammar: the grammar of the complete output, not compiled; None: the output is free.
+        field: the request field that the grammar comes from.
+        one_call: whether the answer ends after one call.
+        parts: name and grammar of each part, such as a tool, to find the one that cannot be compiled.
     """
 
     parser: Callable[[], ToolParser] = NoTools

@@ -1,1 +1,1 @@
-"""OpenAI's forms: chat completions, completions, responses, embeddings, models."""
+"""OpenAI's API forms: chat completions, completions, responses, embeddings, models."""

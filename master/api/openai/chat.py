@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, as in OpenAI's API reference."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from master.api.streams import Deadline, EventStream, collected, data, guarded, 
 
 
 def chat_routes(state: ApiState) -> APIRouter:
-    """The route, for an application."""
+    """Return the route, for the application."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", summary="Answer a conversation")
@@ -35,7 +35,7 @@ def chat_routes(state: ApiState) -> APIRouter:
 
 
 def message_of(events: Sequence[Event]) -> dict[str, Any]:
-    """All of an answer as a message."""
+    """Return a whole answer as a message."""
     text = "".join(event.text for event in events if isinstance(event, TextPiece))
     thought = "".join(event.text for event in events if isinstance(event, ReasoningPiece))
     calls = [_call(event) for event in events if isinstance(event, ToolCall)]
@@ -46,7 +46,7 @@ def message_of(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def chat_completion(got: Sequence[Sequence[Event]], model: str, form: ChatForm) -> dict[str, Any]:
-    """OpenAI's object for all answers to a conversation, each given as its events."""
+    """Return OpenAI's object for all answers to a conversation, each given as its events."""
     ended = [events[-1] for events in got]
     ends = [one for one in ended if isinstance(one, Ended)]
     choices = [

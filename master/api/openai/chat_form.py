@@ -1,4 +1,4 @@
-"""The body of `/v1/chat/completions`, and what it asks in the server's own words."""
+"""The body of `/v1/chat/completions`, and its translation to a conversation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -32,7 +32,7 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class TextPart(FormPart):
-    """A part of a message. Only text is understood: of other parts no more than the type is read."""
+    """A part of a message. Only text is supported; of other parts only the type is read."""
 
     harmless = CACHING | SENT_BACK
 
@@ -48,7 +48,7 @@ class TextPart(FormPart):
 
 
 class CalledFunction(FormPart):
-    """What was called, with arguments as JSON."""
+    """The name of a called function, with its arguments as JSON."""
 
     name: ToolName
     arguments: str = "{}"
@@ -62,7 +62,7 @@ class CalledCustom(FormPart):
 
 
 class MessageCall(FormPart):
-    """A call of a function that the assistant made earlier."""
+    """A call of a function by the assistant in an earlier turn."""
 
     harmless = frozenset(("extra_content", "index", "provider_specific_fields"))
 
@@ -72,7 +72,7 @@ class MessageCall(FormPart):
 
 
 class OtherCall(FormPart):
-    """A call of a custom tool that the assistant made earlier, with another server."""
+    """A call of a custom tool by the assistant in an earlier turn, on another server."""
 
     id: str = ""
     type: Literal["custom"]
@@ -85,7 +85,7 @@ AnyCall = Annotated[
 
 
 class ChatMessage(FormPart):
-    """One message. `prefix` of the last one, as DeepSeek and Mistral have it, is `continue_final_message`."""
+    """One message. `prefix: true` in the last one, as DeepSeek and Mistral have it, means `continue_final_message`."""
 
     harmless = SENT_BACK | {"cache_control", "id"}
     neutral = {"images": ([],)}  # noqa: RUF012
@@ -126,7 +126,7 @@ class NamedFunction(FormPart):
 
 
 class NamedTool(FormPart):
-    """The tool that is to be called."""
+    """The tool that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -141,7 +141,7 @@ AnyChoice = Annotated[
 
 
 class ChatForm(CommonFields):
-    """See OpenAI's API reference, "Create chat completion"; and vLLM's for `chat_template_kwargs`."""
+    """A request to `/v1/chat/completions`; see OpenAI's API reference, and vLLM's for `chat_template_kwargs`."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES)
     max_tokens: TokenLimit | None = None
@@ -158,9 +158,9 @@ class ChatForm(CommonFields):
     chat_template_kwargs: dict[str, bool | int | str] | None = None
 
     def ask(self, client: Client) -> ChatAsk:
-        """What is asked; raises RequestError naming the field."""
+        """Return the conversation with its settings; raise RequestError that names the field."""
         if self.top_logprobs and not self.logprobs:
-            raise RequestError("top_logprobs goes with logprobs: true", "top_logprobs", "invalid_value")
+            raise RequestError("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
         grammar, field = grammar_of(self.response_format)
         wanted = Wanted(
             self.sampling(),
@@ -193,7 +193,7 @@ class ChatForm(CommonFields):
         return tool_use(tools, word, choice, self.parallel_tool_calls is not False, others)
 
     def _is_continued(self, use: ToolUse, formed: bool) -> bool:
-        """Return whether the last message is gone on with; raise RequestError if it cannot be."""
+        """Return True if the answer continues the last message; raise RequestError if that is impossible."""
         last, place = self.messages[-1], f"messages[{len(self.messages) - 1}].prefix"
         field = "continue_final_message" if self.continue_final_message else place
         if any(message.prefix for message in self.messages[:-1]):
@@ -202,29 +202,31 @@ class ChatForm(CommonFields):
         if not (self.continue_final_message or last.prefix):
             return False
         if self.continue_final_message and self.add_generation_prompt:
-            said = "it cannot be combined with add_generation_prompt: true; leave one of the two out"
+            said = "it cannot be combined with add_generation_prompt: true; remove one of them"
             raise RequestError(f"{field}: {said}", field, "invalid_value")
         if last.role != "assistant" or last.tool_calls:
-            raise RequestError(f"{field}: the last message is not a text of the assistant", field, "invalid_value")
+            raise RequestError(
+                f"{field}: the last message is not a text message of the assistant", field, "invalid_value"
+            )
         check_continued(field, use, formed)
         return True
 
     def _template_names(self) -> dict[str, bool | int | str]:
-        """Return `chat_template_kwargs`; raise RequestError for a name that the template cannot be given."""
+        """Return `chat_template_kwargs`; raise RequestError for a name that is reserved."""
         names = self.chat_template_kwargs or {}
         for name in names:
             if not may_be_given(name):
                 field = f"chat_template_kwargs.{ascii(name)[1:-1]:.64}"
-                said = "this name is not free in chat templates; leave it out, or give the field of that name"
+                said = "this name is reserved in chat templates; leave it out, or set the request field of that name"
                 raise RequestError(f"{field}: {said}", field, "invalid_value")
         return names
 
 
 def check_continued(field: str, use: ToolUse, formed: bool) -> None:
-    """Raise RequestError if an answer has to have a form that begins before what is continued."""
+    """Raise RequestError if the answer must have a form, because that would have to begin before the continued text."""
     if formed or use.forced:
         what = "a tool that has to be called" if use.forced else "a form of the answer"
-        said = f"a message that is continued cannot be combined with {what}; leave one of the two out"
+        said = f"a message that is continued cannot be combined with {what}; remove one of them"
         raise RequestError(f"{field}: {said}", field, "invalid_value")
 
 
@@ -235,26 +237,32 @@ def tool_use(
     several: bool = True,
     others: Sequence[OtherTool] = (),
 ) -> ToolUse:
-    """Return what the model may call.
+    """Return the tools that the model may call.
 
-    `only` is the name of the tool that it has to call, `several` allows more than one call at once, `others` are
-    tools that are not functions and are left out.
+    Args:
+        tools: the functions of the request.
+        choice: `required`, `none` or `auto`; None means `auto`.
+        only: the name of the one tool that must be called.
+        several: whether the answer may have more than one call.
+        others: tools that are not functions; they are left out.
 
     Raises:
-        RequestError: if a choice is made among no tools, or of one that is not there.
+        RequestError: if two tools have the same name, or the choice names a tool that is not there.
     """
     names = [tool["name"] for tool in tools]
     if len(set(names)) < len(names):
-        raise RequestError("two tools have the same name", "tools", "invalid_value")
+        raise RequestError("two tools have the same name; rename one of them", "tools", "invalid_value")
     left_out = types_of(others)
     if only is not None and only not in names:
         if any(only == other.called for other in others):
-            said = f"tool_choice names {only!r}, which is left out: functions alone are called here"
+            said = f"tool_choice names {only!r}, which is left out, because only functions can be called"
             raise RequestError(said, "tool_choice", "invalid_value")
         raise RequestError(f"tool_choice names {only!r}, which is not among tools", "tool_choice", "invalid_value")
     if choice == "required" and not tools:
         without = f"; tools of type {', '.join(left_out)} are left out" if left_out else ""
-        raise RequestError(f"tool_choice required goes with functions{without}", "tool_choice", "invalid_value")
+        raise RequestError(
+            f"tool_choice required needs a tool of type function{without}", "tool_choice", "invalid_value"
+        )
     if choice == "none":
         return ToolUse(left_out=left_out)
     strict = frozenset(tool["name"] for tool in tools if tool.get("strict"))
@@ -263,13 +271,13 @@ def tool_use(
 
 
 def as_message(message: ChatMessage, index: int) -> Message:
-    """A message as chat templates take it: its content is one text, arguments of calls are objects."""
+    """Return a message in the form for chat templates: its content is one text, arguments of calls are objects."""
     role = "system" if message.role == "developer" else message.role
     said: dict[str, Any] = {"role": role, "content": _text(message.content, index) or message.refusal or ""}
     if message.tool_calls:
         said["tool_calls"] = [_call(call, index, place) for place, call in enumerate(message.tool_calls)]
     elif message.content is None and role != "assistant":
-        raise RequestError("a message has no content", f"messages[{index}].content", "invalid_value")
+        raise RequestError("a message has no content; give it one", f"messages[{index}].content", "invalid_value")
     thought = one_of(message, "reasoning_content", "reasoning")
     more = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thought}
     return said | {name: value for name, value in more.items() if value is not None}
@@ -290,5 +298,5 @@ def _text(content: str | list[TextPart] | None, index: int) -> str:
     for part in content:
         if part.type not in TEXT_PARTS:
             field = f"messages[{index}].content"
-            raise RequestError(f"this model reads text only, no {part.type}", field, "unsupported_content")
+            raise RequestError(f"this model reads text only, not {part.type}", field, "unsupported_content")
     return "".join(part.text or part.refusal or "" for part in content)

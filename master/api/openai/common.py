@@ -1,4 +1,4 @@
-"""Pieces of OpenAI's answers: usage, llama-server's timings, logarithms, the end of a stream."""
+"""Parts of OpenAI's answers: usage, llama-server's timings, log probabilities, the end of a stream."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,12 @@ _MILLI = 1e3
 
 
 def identity(kind: str) -> dict[str, Any]:
-    """Fields that all answers begin with; `kind` is the beginning of the id."""
+    """Return the fields that all answers begin with; `kind` is the prefix of the id."""
     return {"id": f"{kind}-{token_hex(12)}", "created": int(time.time())}
 
 
 def usage(ended: Sequence[Ended]) -> dict[str, Any]:
-    """Tokens of all answers to one prompt, which counts once."""
+    """Return the token counts of all answers to one prompt. The prompt counts once."""
     prompt, made = ended[0].prompt_tokens, sum(one.completion_tokens for one in ended)
     return {
         "prompt_tokens": prompt,
@@ -31,7 +31,7 @@ def usage(ended: Sequence[Ended]) -> dict[str, Any]:
 
 
 def timings(ended: Ended) -> dict[str, Any]:
-    """As llama-server's `timings`: tokens that were computed, milliseconds, and rates."""
+    """Return llama-server's `timings`: computed tokens, milliseconds, and rates."""
     prompt, predicted = ended.prompt_tokens - ended.cached, ended.completion_tokens
     return {
         "cache_n": ended.cached,
@@ -50,7 +50,7 @@ def _rates(name: str, count: int, seconds: float) -> dict[str, Any]:
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """As chat completions say them."""
+    """Return log probabilities in the form of chat completions."""
     content = [
         _token(one.text, one.data, one.logprob) | {"top_logprobs": [_token(*best) for best in one.best]}
         for one in tokens
@@ -59,7 +59,7 @@ def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """As completions say them."""
+    """Return log probabilities in the form of completions."""
     return {
         "tokens": [one.text for one in tokens],
         "token_logprobs": [one.logprob for one in tokens],
@@ -69,7 +69,7 @@ def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _likely(token: TokenLogprob) -> dict[str, float]:
-    """The best tokens and the one that was drawn; of two that are written alike the likelier one."""
+    """Return the log probabilities of the best tokens and the sampled one; of equal texts, the likelier."""
     found: dict[str, float] = {}
     for text, _, value in token.best:
         found.setdefault(text, value)
@@ -78,7 +78,7 @@ def _likely(token: TokenLogprob) -> dict[str, float]:
 
 
 def failed(failure: ApiFailure) -> list[str]:
-    """How a stream ends that has begun well."""
+    """Return the last events of a stream that fails after it has begun."""
     return [data(openai_form(failure)), DONE]
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: a text is gone on with as it is, without a chat template."""
+"""`POST /v1/completions`: continue a text without a chat template, as in OpenAI's API reference."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
@@ -19,14 +19,14 @@ from master.api.unused import NEUTRAL
 from master.generation.client import Client
 
 _MOST_PROMPTS = 16
-_TOKENS = 16  # where nothing is said, as OpenAI's reference has it
+_TOKENS = 16  # default of `max_tokens`, as in OpenAI's reference
 
 Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS, fail_fast=True)]
 
 
 class CompletionForm(CommonFields):
-    """See OpenAI's API reference, "Create completion"."""
+    """A request to `/v1/completions`; see OpenAI's API reference, "Create completion"."""
 
     neutral = {**NEUTRAL, "add_special_tokens": (True,)}  # noqa: RUF012
 
@@ -37,9 +37,11 @@ class CompletionForm(CommonFields):
     response_format: ResponseFormat | None = None
 
     def asks(self, client: Client) -> list[TextAsk]:
-        """One for each prompt; raises RequestError naming the field."""
+        """Return a request for each prompt; raise RequestError that names the field."""
         if self.echo and self.logprobs is not None:
-            raise RequestError("a prompt that is echoed has no logprobs; leave one of the two out", "echo")
+            raise RequestError(
+                "echo cannot be combined with logprobs, because prompts have none; remove one of them", "echo"
+            )
         grammar, field = grammar_of(self.response_format)
         wanted = Wanted(
             self.sampling(), limit_of(self.max_tokens), self.stops(), self.logprobs, self.n or 1, bool(self.ignore_eos),
@@ -49,7 +51,7 @@ class CompletionForm(CommonFields):
 
 
 def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[list[int]]) -> list[str | tuple[int, ...]]:
-    """One text or one list of ids, or several."""
+    """Return the prompts as a list: each is a text or a list of token ids."""
     if isinstance(given, str):
         return [given]
     if isinstance(given[0], int):
@@ -58,10 +60,10 @@ def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[list[int]])
 
 
 def completion_routes(state: ApiState) -> APIRouter:
-    """The route, for an application."""
+    """Return the route, for the application."""
     router = APIRouter()
 
-    @router.post("/v1/completions", summary="Go on with a text")
+    @router.post("/v1/completions", summary="Continue a text")
     async def completions(form: CompletionForm, request: Request) -> Response:
         model = state.named(form.model)
         asks = form.asks(state.client(request, *form.salts()))
@@ -77,12 +79,12 @@ def completion_routes(state: ApiState) -> APIRouter:
 
 
 async def _begun(state: ApiState, asks: Sequence[TextAsk]) -> list[Answering]:
-    """The answers to all prompts, in order."""
+    """Start the answers to all prompts; return them in order."""
     answers: list[Answering] = []
     try:
         for ask in asks:
             answers += await state.service.text(ask)
-    except BaseException:  # nobody would hear of those that have begun
+    except BaseException:  # the caller would not know of the answers that have begun
         for answer in answers:
             answer.cancel()
         raise
@@ -92,7 +94,7 @@ async def _begun(state: ApiState, asks: Sequence[TextAsk]) -> list[Answering]:
 def text_completion(
     got: Sequence[Sequence[Event]], echoes: Sequence[str], model: str, form: CompletionForm
 ) -> dict[str, Any]:
-    """OpenAI's object for all answers to all prompts, each given as its events and what it begins with."""
+    """Return OpenAI's object for all answers to all prompts, each given as its events and the text it begins with."""
     choices, ends = [], []
     for index, (events, echo) in enumerate(zip(got, echoes, strict=True)):
         text = echo + "".join(event.text for event in events if isinstance(event, TextPiece))
@@ -128,7 +130,7 @@ async def _stream(answers: Sequence[Answering], base: dict[str, Any], form: Comp
 
 
 def _usage(ends: Sequence[Ended], count: int) -> dict[str, Any]:
-    """Of all prompts, each with `count` answers."""
+    """Return the token counts of all prompts, each with `count` answers."""
     total = usage(ends[:count])
     for first in range(count, len(ends), count):
         more = usage(ends[first : first + count])

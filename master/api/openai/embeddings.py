@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: the mean of the last hidden states, of length 1; and `GET /v1/models`."""
+"""`POST /v1/embeddings`, the mean of the last hidden states scaled to length 1; and `GET /v1/models`."""
 
 import base64
 from typing import Annotated, Any, Literal
@@ -16,13 +16,13 @@ from master.api.state import ApiState
 from master.api.streams import Deadline, unless_gone
 from master.api.unused import CALLER
 
-_MOST_INPUTS = 2048  # as at OpenAI
+_MOST_INPUTS = 2048  # OpenAI's limit
 
 Inputs = Annotated[list[str], Field(min_length=1, max_length=_MOST_INPUTS, fail_fast=True)]
 
 
 class EmbeddingForm(Body):
-    """See OpenAI's API reference, "Create embeddings"."""
+    """A request to `/v1/embeddings`; see OpenAI's API reference, "Create embeddings"."""
 
     harmless = CALLER
     neutral = {"add_special_tokens": (True,), "normalize": (True,), "priority": (0,)}  # noqa: RUF012
@@ -34,14 +34,16 @@ class EmbeddingForm(Body):
 
 
 def embedding_routes(state: ApiState) -> APIRouter:
-    """The route, for an application."""
+    """Return the route, for the application."""
     router = APIRouter()
 
-    @router.post("/v1/embeddings", summary="A text as a vector")
+    @router.post("/v1/embeddings", summary="Embed a text as a vector")
     async def embeddings(form: EmbeddingForm, request: Request) -> Response:
         model = state.named(form.model)
         if form.dimensions is not None:
-            raise RequestError("this model's vectors cannot be shortened", "dimensions", "invalid_value")
+            raise RequestError(
+                "this model's vectors cannot be shortened; leave dimensions out", "dimensions", "invalid_value"
+            )
         return JSONResponse(
             await unless_gone(request, _all(state, form, model, request), Deadline(state.limits.answer_s))
         )
@@ -50,18 +52,18 @@ def embedding_routes(state: ApiState) -> APIRouter:
 
 
 def model_routes(state: ApiState) -> APIRouter:
-    """Return the routes of the list of the one model, by each of its names, and of one name."""
+    """Return the routes for the list of models (the one model under each of its names), and for one name."""
     router = APIRouter()
 
     def card(name: str) -> dict[str, Any]:
         known = {"created": state.created, "owned_by": "tpi", "max_model_len": state.service.context}
         return {"id": name, "object": "model", **known}
 
-    @router.get("/v1/models", summary="The models that there are")
+    @router.get("/v1/models", summary="List the models")
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [card(name) for name in state.models]})
 
-    @router.get("/v1/models/{name:path}", summary="One model")
+    @router.get("/v1/models/{name:path}", summary="Describe one model")
     async def model(name: str) -> Response:
         return JSONResponse(card(state.named(name)))
 
@@ -69,7 +71,7 @@ def model_routes(state: ApiState) -> APIRouter:
 
 
 async def _all(state: ApiState, form: EmbeddingForm, model: str, request: Request) -> dict[str, Any]:
-    """One after the other: they are no more urgent than anybody's answer."""
+    """Return the embeddings, computed one after the other so that they do not delay other clients."""
     found, tokens = [], 0
     for index, prompt in enumerate(prompts_of(form.input)):
         vector, count = await state.service.embed(

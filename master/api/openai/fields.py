@@ -1,4 +1,4 @@
-"""Fields that OpenAI's forms share: how tokens are drawn, when an answer ends, what its form is."""
+"""Fields that OpenAI's forms share: sampling, limits, and the form of an answer."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,21 +19,21 @@ _MOST_SALT = 1000  # characters
 
 def _not_zero(tokens: int) -> int:
     if tokens == 0:
-        raise ValueError("give at least 1; -1 is as many as there is room for")
+        raise ValueError("give at least 1, or -1 for as many as the context has room for")
     return tokens
 
 
 TokenLimit = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
-"""Most tokens of an answer. -1 is as many as there is room for, as llama-server and its clients have it."""
+"""Limit of an answer's tokens. -1, as in llama-server, means as many as the context has room for."""
 
 TokenNumber = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Effort = Annotated[str, Field(pattern=r"^[a-z]{1,20}$")]
-"""How much to think: `none`, `minimal`, `low`, `medium`, `high`, or another word that the chat template knows."""
+"""Reasoning effort: `none`, `minimal`, `low`, `medium`, `high`, or another word that the chat template knows."""
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class SamplingFields(Body):
-    """How tokens are drawn; what is left out is as the model's files say, else as in `tpi run`."""
+    """Settings of sampling. The defaults are those of the model's files, or else of `tpi run`."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -50,11 +50,11 @@ class SamplingFields(Body):
     cache_salt: str | None = Field(None, min_length=1, max_length=_MOST_SALT)
 
     def salts(self) -> tuple[str | None, ...]:
-        """Return what keeps cached prefixes apart in addition to the sender: OpenAI's field, and vLLM's."""
+        """Return the salts of cached prefixes, in addition to the sender's: OpenAI's field and vLLM's."""
         return (self.prompt_cache_key, self.cache_salt)
 
     def sampling(self) -> Sampling:
-        """As the sampler takes it."""
+        """Return the settings for the sampler."""
         own = {
             "temperature": self.temperature,
             **nucleus(self.top_p, self.top_k),
@@ -69,29 +69,32 @@ class SamplingFields(Body):
 
 
 def nucleus(top_p: float | None, top_k: int | None) -> dict[str, float | int | None]:
-    """Return `top_p` and `top_k` for the sampler: a `top_p` of 0 is the best token alone, a `top_k` of -1 is all."""
+    """Return `top_p` and `top_k` for the sampler.
+
+    A `top_p` of 0 means only the best token, a `top_k` of -1 all tokens.
+    """
     if top_p == 0:
         return {"top_k": 1}
     return {"top_p": top_p, "top_k": 0 if top_k == -1 else top_k}
 
 
 def one_of(form: FormPart, *names: str) -> Any:
-    """Return the value of a field that has several names; raise RequestError if two of them differ."""
+    """Return the value of a field with several names; raise RequestError if two of them have different values."""
     given = {name: getattr(form, name) for name in names if getattr(form, name) is not None}
     if len(set(given.values())) > 1:
         last = names[-1]
-        said = f"{last}: it is another value than that of {names[0]}, which means the same; leave one of the two out"
+        said = f"{last}: its value differs from that of {names[0]}, which means the same; remove one of them"
         raise RequestError(said, last, "invalid_value")
     return next(iter(given.values()), None)
 
 
 def limit_of(tokens: int | None) -> int | None:
-    """Return the most tokens of an answer; None is as many as there is room for."""
+    """Return the limit of an answer's tokens; None means as many as the context has room for."""
     return None if tokens == -1 else tokens
 
 
 class StreamOptions(FormPart):
-    """What a stream says at its end."""
+    """Options of a stream."""
 
     neutral = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}  # noqa: RUF012
 
@@ -99,7 +102,7 @@ class StreamOptions(FormPart):
 
 
 class CommonFields(SamplingFields):
-    """What chat completions and completions share."""
+    """Fields of both chat completions and completions."""
 
     harmless = CALLER | CACHING | SWITCHED_OFF | {"keep_alive", "prediction"}
     neutral = NEUTRAL
@@ -112,45 +115,45 @@ class CommonFields(SamplingFields):
     ignore_eos: bool | None = None
 
     def stops(self) -> tuple[str, ...]:
-        """Stop texts."""
+        """Return the stop sequences."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def with_usage(self) -> bool:
-        """Whether a stream ends with usage."""
+        """True if a stream ends with an event that has the token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 class JsonSchema(FormPart):
-    """A schema with its name."""
+    """A JSON schema with its name."""
 
-    harmless = frozenset(("description", "name", "strict"))  # the schema is always kept to
+    harmless = frozenset(("description", "name", "strict"))  # the schema is always enforced
 
     schema_: dict[str, Any] | bool = Field(alias="schema")
 
 
 class TextFormat(FormPart):
-    """Any text."""
+    """An answer of any text."""
 
     type: Literal["text"]
 
 
 class JsonFormat(FormPart):
-    """Any JSON object, or as llama-server has it, JSON of a schema."""
+    """An answer that is any JSON object, or, as in llama-server, JSON of a schema."""
 
     type: Literal["json_object"]
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
 
 
 class SchemaFormat(FormPart):
-    """JSON of a schema."""
+    """An answer in JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 class PatternFormat(FormPart):
-    """Text that a regular expression matches as a whole."""
+    """An answer that matches a whole regular expression."""
 
     type: Literal["regex"]
     pattern: str = Field(min_length=1, max_length=10_000)
@@ -160,7 +163,7 @@ ResponseFormat = Annotated[TextFormat | JsonFormat | SchemaFormat | PatternForma
 
 
 def grammar_of(form: TextFormat | JsonFormat | SchemaFormat | PatternFormat | None) -> tuple[str | None, str]:
-    """The grammar of an answer, and the field that it came from."""
+    """Return the grammar of an answer, and the field that it comes from."""
     if isinstance(form, JsonFormat):
         if form.schema_ is not None:
             return grammars.of_schema(form.schema_), "response_format.schema"

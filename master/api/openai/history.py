@@ -1,4 +1,4 @@
-"""Input items of `/v1/responses` as turns of a conversation."""
+"""Input items of `/v1/responses`, and their translation to turns of a conversation."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from master.text.tokenizer import Message
 _ROLES = {"developer": "system"}
 _OWN = ("message", "function_call", "function_call_output", "item_reference")
 _SKIPPED = frozenset({"reasoning", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "ghost_snapshot"})
-"""Items without words for the model: thoughts of another turn, and what clients and other servers arrange."""
+"""Items without text for the model: reasoning of earlier turns, and items that only other servers use."""
 _ARGUMENTS = ("input", "arguments", "action", "actions", "operation", "query")
-"""Where calls of tools that are not functions have their arguments."""
+"""Fields in which calls of tools that are not functions have their arguments."""
 
 
 class InputItem(FormPart):
-    """A message, a call of a function, or its result; or the id of an item that an earlier response had."""
+    """A message, a call of a function, or its result; or the id of an item of an earlier response."""
 
     harmless = SENT_BACK | {"caller"}
 
@@ -56,13 +56,13 @@ AnyItems = Annotated[list[AnyItem], Field(min_length=1, max_length=MOST_ITEMS)]
 
 
 def messages_of(items: Sequence[InputItem | OtherItem], known: Mapping[str, Message]) -> list[Message]:
-    """Return the turns of a conversation; `known` are turns of items by their ids, for references to them.
+    """Return the turns of a conversation; `known` has the turns of earlier items by id, for references to them.
 
-    Calls of tools that are not functions are shown like calls of functions where the client ran them, since it sends
-    a result with each. Those that another server ran are skipped: what they found is in the message after them.
+    If the client ran a tool that is not a function, its calls appear like function calls, since the client sends the
+    results. Calls that another server ran are skipped, because the message after them has the results.
 
     Raises:
-        RequestError: naming the item that cannot be read.
+        RequestError: if an item cannot be read; names it.
     """
     messages: list[Message] = []
     for index, item in enumerate(items):
@@ -75,21 +75,21 @@ def messages_of(items: Sequence[InputItem | OtherItem], known: Mapping[str, Mess
 
 
 def _append(messages: list[Message], item: InputItem, field: str, known: Mapping[str, Message]) -> None:
-    """Append one item; a call belongs to the message of the assistant before it."""
+    """Append one item to the messages. A call is added to the assistant's message before it."""
     if item.type == "message":
         if item.role is None or item.content is None:
-            raise RequestError("a message has a role and content", field, "invalid_value")
+            raise RequestError("a message needs role and content", field, "invalid_value")
         messages.append({"role": _ROLES.get(item.role, item.role), "content": _text(item.content, field)})
     elif item.type == "function_call":
         _append_call(messages, item, field)
     elif item.type == "function_call_output":
         if item.output is None:
-            raise RequestError("a function_call_output has an output", f"{field}.output", "invalid_value")
+            raise RequestError("a function_call_output needs an output", f"{field}.output", "invalid_value")
         messages.append(_result(item.call_id, item.output))
     elif (turn := known.get(item.id or "")) is not None:
         _append_known(messages, turn)
     else:
-        said = f"there is no item {(item.id or '')[:100]!r} any more; send the item itself"
+        said = f"item {(item.id or '')[:100]!r} is unknown or no longer stored; send the item itself"
         raise RequestError(f"{field}.id: {said}", f"{field}.id", "item_not_found", 404)
 
 
@@ -104,7 +104,9 @@ def _append_other(messages: list[Message], item: OtherItem, field: str) -> None:
         _add_call(messages, str(call_id), called, _arguments(values))
     elif not (item.type.endswith("_call") or item.type in _SKIPPED):
         raise RequestError(
-            f"items of type {item.type[:64]!r} are not understood", f"{field}.type", "unsupported_content"
+            f"items of type {item.type[:64]!r} are not supported; leave them out",
+            f"{field}.type",
+            "unsupported_content",
         )
 
 
@@ -126,7 +128,7 @@ def _add_call(messages: list[Message], call_id: str, name: str, arguments: Any) 
 
 
 def _append_known(messages: list[Message], turn: Message) -> None:
-    """Append a turn; calls after words of the assistant are one turn with these."""
+    """Append a turn. Calls directly after a message of the assistant are added to that message."""
     calls = turn.get("tool_calls")
     if calls and messages and messages[-1]["role"] == "assistant":
         last = messages.pop()
@@ -140,10 +142,10 @@ def _result(call_id: Any, output: Any) -> Message:
 
 
 def result_text(output: Any) -> str:
-    """Return the result of a tool as text; parts that are not text are named in their place.
+    """Return the result of a tool as text; parts that are not text are replaced by their type in brackets.
 
-    A tool answers with what its client can show, and its caller cannot take it back: a picture in a result does not
-    end the conversation, and the model is told that it was there.
+    The client cannot take a result back, so a picture in it must not end the conversation. The model learns that there
+    was one.
     """
     if output is None or isinstance(output, str):
         return output or ""
@@ -153,7 +155,7 @@ def result_text(output: Any) -> str:
 
 
 def _part_text(part: Any) -> str:
-    """Return one part of a result: its text, else its content, else (pictures, files) its type, else its JSON."""
+    """Return one part of a result: its text, or else its content, its type (pictures, files) or its JSON."""
     found = part if isinstance(part, dict) else {}
     if isinstance(found.get("text"), str):
         return str(found["text"])
@@ -169,5 +171,7 @@ def _text(content: str | Sequence[TextPart], field: str) -> str:
         return content
     for part in content:
         if part.type not in ("text", "input_text", "output_text", "refusal"):
-            raise RequestError(f"this model reads text only, no {part.type}", f"{field}.content", "unsupported_content")
+            raise RequestError(
+                f"this model reads text only, not {part.type}", f"{field}.content", "unsupported_content"
+            )
     return "".join(part.text or part.refusal or "" for part in content)

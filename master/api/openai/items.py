@@ -1,4 +1,4 @@
-"""The output of a response: items that grow by events, and the events of a stream about them."""
+"""The output of a response: items that are built from events, and the stream events that report them."""
 
 import json
 import time
@@ -16,26 +16,26 @@ Sent = dict[str, Any]
 
 
 class Items:
-    """One response under way. What `push` and the others return is what a stream says."""
+    """One response in progress. `push` and other methods return the stream events to send."""
 
     def __init__(self, form: ResponsesForm, model: str, effort: str | None = None) -> None:
-        """`effort`: how much the model was told to think, None if it could not be told."""
+        """Create a response; `effort` is the reasoning effort that the model was told, if any."""
         self.id = f"resp_{token_hex(12)}"
         self._form, self._model, self._effort = form, model, effort
         self._created = int(time.time())
         self._numbers = count()
         self._output: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None  # the item that grows
+        self._open: dict[str, Any] | None = None  # the item in progress
         self._text, self._logprobs = "", list[Sent]()
         self._ended: Ended | None = None
 
     def begun(self) -> list[Sent]:
-        """Before the first event."""
+        """Return the stream events that come first."""
         whole = self.response("in_progress")
         return [self._event("response.created", response=whole), self._event("response.in_progress", response=whole)]
 
     def push(self, event: Event) -> list[Sent]:
-        """What one event adds."""
+        """Add one event to the response and return the stream events that report it."""
         if isinstance(event, ReasoningPiece):
             return self._grow("reasoning", event.text)
         if isinstance(event, TextPiece):
@@ -49,23 +49,23 @@ class Items:
         return done
 
     def completed(self) -> Sent:
-        """After the last event."""
+        """Return the last stream event of a complete response."""
         whole = self.response()
         return self._event(f"response.{whole['status']}", response=whole)
 
     def failed(self, code: str, message: str) -> Sent:
-        """In the place of all that was still to come."""
+        """Return the stream event for a failure, which ends the response."""
         whole = self.response("failed") | {"error": {"code": code, "message": message}}
         return self._event("response.failed", response=whole)
 
     def message(self) -> Message:
-        """The answer as a turn of the conversation."""
+        """Return the answer as a turn of the conversation."""
         calls = [_call_of(item) for item in self._output if item["type"] == "function_call"]
         said = "".join(part["text"] for item in self._output if item["type"] == "message" for part in item["content"])
         return {"role": "assistant", "content": said} | ({"tool_calls": calls} if calls else {})
 
     def turns(self) -> dict[str, Message]:
-        """Return each item as a turn of the conversation, by its id; what the model thought is an empty one."""
+        """Return each item as a turn of the conversation, by item id; reasoning becomes an empty turn."""
         found: dict[str, Message] = {}
         for item in self._output:
             said = "".join(part["text"] for part in item["content"]) if item["type"] == "message" else ""
@@ -74,7 +74,7 @@ class Items:
         return found
 
     def response(self, status: str | None = None) -> dict[str, Any]:
-        """All of it so far."""
+        """Return the response object with the output so far."""
         cut = self._ended is not None and self._ended.reason == "length"
         form = self._form
         return {
@@ -115,7 +115,7 @@ class Items:
         }
 
     def _grow(self, kind: str, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[Sent]:
-        """More text of a message, or of what the model thinks."""
+        """Add text to the message or the reasoning in progress; begin it if necessary."""
         said = [] if self._open and self._open["type"] == kind else self._close() + self._begin(kind)
         assert self._open is not None
         tokens = self._said(logprobs)
@@ -135,7 +135,7 @@ class Items:
         return [*said, part]
 
     def _close(self) -> list[Sent]:
-        """The item that grew is whole."""
+        """Complete the item in progress."""
         item, self._open = self._open, None
         if item is None:
             return []
@@ -176,7 +176,7 @@ class Items:
         return {"type": kind, "sequence_number": next(self._numbers), **more}
 
     def _said(self, logprobs: Sequence[TokenLogprob]) -> list[Sent]:
-        """Logarithms of tokens, where they are asked for."""
+        """Return the tokens' log probabilities if the request asks for them, else an empty list."""
         content: list[Sent] = chat_logprobs(logprobs)["content"] if self._form.with_logprobs else []
         return content
 
@@ -188,18 +188,18 @@ def _call_of(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _if_asked(asked: object, **fields: Any) -> dict[str, Any]:
-    """Return `fields`, which say what a response had in the place of what was asked, if anything was."""
+    """Return `fields`, which report the values in use, if the request asked for other ones."""
     return fields if asked else {}
 
 
 def _choice(form: ResponsesForm) -> str | dict[str, Any]:
-    """What was chosen, as it was said."""
+    """Return `tool_choice` as the request has it."""
     choice = form.tool_choice
     return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True) if choice else "auto"
 
 
 def _format(form: ResponsesForm) -> dict[str, Any]:
-    """The form of the text, as it was said."""
+    """Return the text format as the request has it."""
     if form.text is None or form.text.format is None:
         return {"type": "text"}
     return form.text.format.model_dump(by_alias=True, exclude_none=True)

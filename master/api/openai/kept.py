@@ -1,4 +1,4 @@
-"""Responses that are kept to be gone on from: each is found by its owner alone, and all together have a limit."""
+"""Stored responses, which later requests continue. Only its owner finds a response, and their total size is limited."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -9,22 +9,22 @@ from master.text.tokenizer import Message
 from master.text.values import texts_of
 
 MOST_KEPT = 256
-"""Responses of all owners."""
+"""Limit of stored responses of all owners together."""
 
 MOST_CHARACTERS = 16 << 20
-"""Of the turns of all of them, about."""
+"""Approximate limit of the characters in them."""
 
 
 @dataclass(frozen=True)
 class _Kept:
     turns: tuple[Message, ...]
-    items: tuple[str, ...]  # their ids
+    items: tuple[str, ...]  # ids of the items
     size: int  # characters
 
 
 @dataclass
 class KeptTurns:
-    """One owner's responses: what was said up to each, by its id; and each item of these responses, by its id."""
+    """The stored responses of one owner: the turns up to each response by its id, and all their items by id."""
 
     known: dict[str, Message] = field(default_factory=dict)
     _kept: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
@@ -34,27 +34,27 @@ class KeptTurns:
         return len(self._kept)
 
     def find(self, name: str | None) -> tuple[Message, ...]:
-        """Return the turns up to a response.
+        """Return the turns up to and including a response; none if `name` is None.
 
         Raises:
-            RequestError: if this owner has no such response, or none any more.
+            RequestError: if this owner has no such response, or no longer.
         """
         if name is None:
             return ()
         if name not in self._kept:
-            said = f"there is no response {name[:100]!r} any more; send what was said as input"
+            said = f"response {name[:100]!r} is unknown or no longer stored; send the whole conversation as input"
             raise RequestError(said, "previous_response_id", "previous_response_not_found", 404)
         return self._kept[name].turns
 
     def keep(self, name: str, turns: Sequence[Message], items: Mapping[str, Message]) -> None:
-        """Remember a response and its items."""
+        """Store a response and its items."""
         one = _Kept(tuple(turns), tuple(items), sum(map(len, texts_of(turns))))
         self._kept[name] = one
         self.known.update(items)
         self.size += one.size
 
     def forget(self) -> None:
-        """Forget the oldest response."""
+        """Remove the oldest response."""
         _, oldest = self._kept.popitem(last=False)
         self.size -= oldest.size
         for item in oldest.items:
@@ -62,18 +62,18 @@ class KeptTurns:
 
 
 class KeptResponses:
-    """The responses of all owners. Where there are too many, the owner that keeps most loses its oldest."""
+    """The responses of all owners. If there are too many, the owner with the most loses its oldest."""
 
     def __init__(self, most: int = MOST_KEPT, characters: int = MOST_CHARACTERS) -> None:
         self._most, self._characters = most, characters
         self._owners: dict[bytes, KeptTurns] = {}
 
     def of(self, owner: bytes) -> KeptTurns:
-        """Return what an owner has, to read."""
+        """Return the responses of an owner, for reading only."""
         return self._owners.get(owner, KeptTurns())
 
     def keep(self, owner: bytes, name: str, turns: Sequence[Message], items: Mapping[str, Message]) -> None:
-        """Remember a response of an owner and its items."""
+        """Store a response of an owner with its items, and remove the oldest responses beyond the limits."""
         self._owners.setdefault(owner, KeptTurns()).keep(name, turns, items)
         while (over := sum(one.size for one in self._owners.values()) > self._characters) or self._count > self._most:
             most = max(self._owners, key=lambda each: self._weight(each, over))

@@ -1,4 +1,7 @@
-"""`POST /v1/responses`: items instead of messages, kept for a while to be gone on from."""
+"""`POST /v1/responses`: items instead of messages.
+
+Responses are stored for a while, so that requests can continue them.
+"""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -17,10 +20,10 @@ from master.api.streams import Deadline, EventStream, collected, data, guarded, 
 
 
 def response_routes(state: ApiState) -> APIRouter:
-    """The route, for an application."""
+    """Return the route, for the application."""
     router, stored = APIRouter(), KeptResponses()
 
-    @router.post("/v1/responses", summary="Answer items")
+    @router.post("/v1/responses", summary="Answer a conversation (Responses API)")
     async def responses(form: ResponsesForm, request: Request) -> Response:
         model = state.named(form.model)
         owner = sender(request).owner
@@ -63,5 +66,5 @@ def _sent(event: dict[str, Any]) -> str:
 
 
 def _failed(items: Items, failure: ApiFailure) -> list[str]:
-    """How a stream ends that has begun well."""
+    """Return the last events of a stream that fails after it has begun."""
     return [_sent(items.failed(failure.code or failure.kind, failure.message))]

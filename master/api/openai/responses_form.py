@@ -1,4 +1,4 @@
-"""The body of `/v1/responses`, turned into a conversation."""
+"""The body of `/v1/responses`, and its translation to a conversation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 Included = Literal[
     "message.output_text.logprobs",
-    # of items that no answer has here: nothing is left out
+    # values about items that this server never has: ignored
     "reasoning.encrypted_content",
     "file_search_call.results",
     "web_search_call.results",
@@ -48,7 +48,7 @@ class ResponsesTool(FormPart):
 
 
 class ResponsesChoice(FormPart):
-    """The tool that is to be called."""
+    """The tool that must be called."""
 
     type: Literal["function"]
     name: str
@@ -63,7 +63,7 @@ AnyChoice = Annotated[
 
 
 class OutputFormat(FormPart):
-    """Text, any JSON object, or JSON of a schema."""
+    """The form of the text: free, any JSON object, or JSON of a schema."""
 
     harmless = frozenset(("description",))
 
@@ -74,14 +74,14 @@ class OutputFormat(FormPart):
 
 
 class OutputText(FormPart):
-    """How the text is to be. A response says that its verbosity is the usual one."""
+    """Settings of the text. A response always reports medium verbosity."""
 
     format: OutputFormat | None = None
     verbosity: str | None = None
 
 
 class Reasoning(FormPart):
-    """How much to think. What is thought is given as it is, and not as a summary."""
+    """The reasoning effort. Reasoning is returned in full, not as a summary."""
 
     neutral = {"generate_summary": ("auto",), "summary": ("auto",)}  # noqa: RUF012
 
@@ -89,7 +89,7 @@ class Reasoning(FormPart):
 
 
 class ResponsesForm(SamplingFields):
-    """See OpenAI's API reference, "Create a model response"."""
+    """A request to `/v1/responses`; see OpenAI's API reference, "Create a model response"."""
 
     harmless = CALLER - {"metadata"} | CACHING | {"client_metadata", "max_tool_calls"}
     neutral = {  # noqa: RUF012
@@ -119,26 +119,28 @@ class ResponsesForm(SamplingFields):
 
     @property
     def with_logprobs(self) -> bool:
-        """Whether the text comes with the logarithms of its tokens."""
+        """True if the text has the log probabilities of its tokens."""
         return self.top_logprobs is not None or _LOGPROBS in (self.include or ())
 
     @property
     def functions(self) -> list[ResponsesTool]:
-        """The tools that the model may call."""
+        """The functions that the model may call."""
         return [tool for tool in self.tools or () if isinstance(tool, ResponsesTool)]
 
     def messages(self, known: Mapping[str, Message]) -> list[Message]:
-        """Return what the input says, without instructions and earlier turns; `known` are turns of earlier items.
+        """Return the messages of the input, without instructions and earlier turns.
+
+        `known` has the turns of earlier items by id, for references to them.
 
         Raises:
-            RequestError: naming the item that cannot be read.
+            RequestError: if an item cannot be read; names it.
         """
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         return messages_of(self.input, known)
 
     def ask(self, messages: Sequence[Message], client: Client) -> ChatAsk:
-        """Return what is asked after `messages`; raise RequestError naming the field."""
+        """Return the conversation `messages` with the request's settings; raise RequestError that names the field."""
         said = list(messages)
         if self.instructions is not None:
             said.insert(0, {"role": "system", "content": self.instructions})
@@ -163,11 +165,11 @@ class ResponsesForm(SamplingFields):
         form = self.text.format if self.text else None
         if form is None or form.type == "text":
             if form is not None and form.schema_ is not None:
-                said = "text.format.schema: it goes with the type json_schema; leave it out, or give that type"
+                said = "text.format.schema: it needs the type json_schema; set that type, or leave it out"
                 raise RequestError(said, "text.format.schema", "invalid_value")
             return None, ""
         if form.type == "json_object" and form.schema_ is None:
             return grammars.of_schema(grammars.ANY_OBJECT), "text.format"
         if form.schema_ is None:
-            raise RequestError("a json_schema needs a schema", "text.format.schema", "invalid_value")
+            raise RequestError("a format of type json_schema needs a schema", "text.format.schema", "invalid_value")
         return grammars.of_schema(form.schema_), "text.format.schema"

@@ -1,1 +1,1 @@
-"""The page at `/`: files that the server hands out as they are, and the figures of the house that it shows."""
+"""The page at `/`: static files, and the nodes' figures that it shows."""

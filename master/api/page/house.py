@@ -1,4 +1,4 @@
-"""What every node does at the moment, for people who look on: read between two steps, once a second at most."""
+"""Live figures of every node for the page, read between two steps at most once a second."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,23 +15,23 @@ from tpi.net.questions import Stats
 from tpi.partition import Range
 from tpi.topology.links import LinkTable
 
-FRESH_S = 0.8  # for so long the same figures are shown to everybody
-LOST_S = 10.0  # after a node did not answer it is not asked again for so long: who asks holds up the steps
-WAIT_S = 2.0  # for the step that is under way; after that the last figures are shown
+FRESH_S = 0.8  # the same figures are shown for so long
+LOST_S = 10.0  # after a node did not answer, none is asked for so long, because asking holds up the steps
+WAIT_S = 2.0  # time to wait for the step in progress; then the last figures are shown
 
 
 class LiveSource(Protocol):
-    """Who knows the nodes; `master.reporting.figures.RunFigures` does."""
+    """A source of live figures, such as `master.reporting.figures.RunFigures`."""
 
     def live(self, begun: Sequence[Stats] | None) -> LiveFigures:
-        """Figures of now, with times per token since `begun`; raises NodeError if a worker is lost."""
+        """Return the present figures, with times per token since `begun`; raise NodeError if a worker is lost."""
 
     def windows(self) -> list[WindowState]:
-        """Where each node's memory window stands, also while a step runs."""
+        """Return the position of each node's memory window. Safe during a step."""
 
 
 class House:
-    """Shows the nodes of the deployment of now. All but `_take` is called on the server's loop."""
+    """The nodes of the present deployment. Call all methods but `_take` on the server's event loop."""
 
     def __init__(self, engine: EngineThread, source: Callable[[], LiveSource], model: str) -> None:
         self._engine, self._source, self._model = engine, source, model
@@ -39,11 +39,11 @@ class House:
         self._begun: Sequence[Stats] | None = None  # totals when tokens were last computed
         self._shown: LiveFigures | None = None
         self._problem: str | None = None
-        self._next = float("-inf")  # of the loop's clock, when it may be read again
+        self._next = float("-inf")  # loop time from which the figures may be read again
 
     async def read(self) -> dict[str, Any]:
-        """The house as JSON. While a step takes long, or where a worker is lost, `fresh` is false."""
-        loop, windows = asyncio.get_running_loop(), self._source().windows()  # now, which may be within a step
+        """Return the figures as JSON. `fresh` is false while a step takes long, or if a worker is lost."""
+        loop, windows = asyncio.get_running_loop(), self._source().windows()  # read at once, during a step
         if self._pending is None and self._engine.problem is None and loop.time() >= self._next:
             self._pending = asyncio.wrap_future(self._engine.call(self._take))
         pending = self._pending
@@ -56,7 +56,7 @@ class House:
         return self._fields(self._pending is None and self._problem is None, windows)
 
     def _take(self) -> LiveFigures:
-        """On the engine's thread."""
+        """Read the figures on the engine's thread."""
         return self._source().live(self._begun)
 
     def _settle(self, done: "asyncio.Future[LiveFigures]") -> None:
@@ -67,7 +67,7 @@ class House:
             return
         self._problem = None
         if self._shown is None or taken.moved or taken.epoch != self._shown.epoch:
-            self._shown, self._begun = taken, taken.totals  # else nothing was computed: times stay as they were
+            self._shown, self._begun = taken, taken.totals  # otherwise no token was computed, and the old times stay
 
     def _fields(self, fresh: bool, windows: Sequence[WindowState]) -> dict[str, Any]:
         engine, shown, problem = self._engine.engine, self._shown, self._engine.problem
@@ -87,7 +87,7 @@ class House:
 def _figures(shown: LiveFigures, windows: Sequence[WindowState]) -> dict[str, Any]:
     each = zip(shown.nodes, shown.experts, shown.used_bytes, strict=True)
     nodes = [_node(*one) | {"links": _links(shown.links, rank)} for rank, one in enumerate(each)]
-    for node, at in zip(nodes, windows, strict=False):  # a worker may have gone just now
+    for node, at in zip(nodes, windows, strict=False):  # a worker may have been lost meanwhile
         node["window"] = {"next": at.following, "ready": at.ready, "blocks": at.blocks}
     return {
         "tokens": shown.totals[0].tokens,
@@ -99,13 +99,13 @@ def _figures(shown: LiveFigures, windows: Sequence[WindowState]) -> dict[str, An
 
 
 def _links(links: LinkTable | None, rank: int) -> list[dict[str, float]]:
-    """A node's links to the others, in their order: milliseconds of latency and MB/s, as measured."""
+    """Return a node's links to the others, in their order: latency in ms and MB/s, as measured."""
     found = links.of(rank) if links else ()
     return [{"latency_ms": MILLI * one.latency_s, "mb_per_s": one.bytes_per_s / MEGA} for one in found]
 
 
 def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:
-    """Ranges are [first, last + 1); times in milliseconds per token, sizes in bytes."""
+    """Return a node's figures. Ranges are [first, last + 1); times are in ms per token, sizes in bytes."""
     return {
         "name": node.name,
         "heads": node.heads,
@@ -128,5 +128,5 @@ def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:
 
 
 def _told(problem: TpiError) -> str:
-    """Return what the page says of a problem: of nodes, which it shows, everything."""
+    """Return the message about a problem, in full if it is about a node, because the page shows the nodes anyway."""
     return str(problem) if isinstance(problem, NodeError) else public(problem)

@@ -10,7 +10,7 @@ from master.api.page.house import House
 
 FILES = Path(__file__).parent / "files"
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
-"""What the page may load, and who may frame it: nothing but what this server sends, and nobody."""
+"""Content security policy: the page loads only files of this server, and no other site may frame it."""
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -21,23 +21,23 @@ _TYPES = {
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # a browser asks again, so that a new version of the server has its own page
+    "Cache-Control": "no-cache",  # browsers must revalidate, so that the page has the server's version
 }
 
 
 def page_paths() -> dict[str, Path]:
-    """The file of every path of the page: no other file can be asked for."""
+    """Return the file for every path of the page. No other file can be requested."""
     named = {f"/page/{file.name}": file for file in sorted(FILES.iterdir()) if file.suffix in _TYPES}
     return {"/": FILES / "index.html"} | named
 
 
 def page_routes(house: House | None) -> APIRouter:
-    """The page's routes; without a `house` it has none to show."""
+    """Return the page's routes; without a `house` it shows no nodes."""
     router = APIRouter()
     for path, file in page_paths().items():
         _add_file(router, path, file.read_bytes(), {"Content-Type": _TYPES[file.suffix]} | _HEADERS)
 
-    @router.get("/house", summary="The nodes, what each holds and where its time goes")
+    @router.get("/house", summary="Show the nodes, with the share and the time per token of each")
     async def read_house() -> Response:
         shown = {"nodes": []} if house is None else await house.read()
         return JSONResponse(shown, headers={"Cache-Control": "no-store"})

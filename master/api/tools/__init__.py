@@ -1,1 +1,1 @@
-"""Tool calls in the text of a model: one parser and one grammar for each family of chat templates."""
+"""Tool calls in a model's text: parsers for each family of chat templates, and the data for their grammars."""

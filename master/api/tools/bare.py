@@ -1,4 +1,4 @@
-"""Calls that are the whole answer: JSON objects, for Llama 3 after an optional tag, else maybe in a code fence."""
+"""Calls that are the whole answer, as JSON objects: for Llama 3 after an optional tag, else perhaps in a code fence."""
 
 import re
 from collections.abc import Sequence
@@ -8,23 +8,26 @@ from master.api.tools.parser import calls_in
 from master.api.tools.scan import JsonEnd
 
 PYTHON_TAG = "<|python_tag|>"
-TOOL_CALL, TOOL_CALL_END = "<|tool_call|>", "<|/tool_call|>"  # Phi-4 mini's
-_OPENINGS = (PYTHON_TAG, TOOL_CALL, "functools")  # before the JSON of calls
+TOOL_CALL, TOOL_CALL_END = "<|tool_call|>", "<|/tool_call|>"  # markers of Phi-4 mini
+_OPENINGS = (PYTHON_TAG, TOOL_CALL, "functools")  # texts before the JSON of calls
 _FENCE = re.compile(r"```(?:json)?\s*\n?")
 _BEGINNINGS = ("{", "[", *_OPENINGS, "```json", "```\n")
 _BETWEEN = " \t\r\n;,`"
 
 
 class BareParser:
-    """An answer that begins like JSON is held until a value is whole; any other is text from its first letter on."""
+    """A parser that holds back JSON until a value is complete.
+
+    An answer that does not begin like JSON is plain text.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._raw = ""  # what is held
+        self._raw = ""  # text held back
         self._plain = self._called = False
 
     def push(self, text: str) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return the calls and texts that are complete after `text`."""
         if self._plain:
             return [TextPiece(text)] if text else []
         self._raw += text
@@ -34,13 +37,13 @@ class BareParser:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return the text that was held back, at the end of the answer."""
         rest, self._raw = self._raw, ""
         ended = self._called and not rest.replace(TOOL_CALL_END, "").strip(_BETWEEN)
         return [] if not rest or ended else [TextPiece(rest)]
 
     def _next(self) -> list[Piece] | None:
-        """The next calls, or all as text where there can be none; None if more has to come."""
+        """Return the next calls, or the rest as text if it cannot be a call; None if more text is needed."""
         held = self._raw.lstrip(_BETWEEN if self._called else None)
         if self._called:
             held = held.removeprefix(TOOL_CALL_END).lstrip(_BETWEEN)

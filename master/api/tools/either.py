@@ -1,4 +1,4 @@
-"""Answers that a grammar holds to be either calls or text, as a whole: how they begin decides."""
+"""Answers that a grammar restricts to either calls or text: the beginning decides which."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,16 @@ from master.api.tools.parser import NoTools, ToolParser
 
 
 class EitherParser:
-    """Calls, where it begins like one; else all of it is text, whatever stands in it."""
+    """A parser that reads the answer as calls if it begins like one, and otherwise as plain text to its end."""
 
     def __init__(self, beginnings: Sequence[str], calls: ToolParser) -> None:
-        """`beginnings`: of answers that `calls` is to read."""
+        """Create a parser; an answer with one of `beginnings` is read by `calls`."""
         self._beginnings, self._calls = tuple(beginnings), calls
         self._held = ""
-        self._inner: ToolParser | None = None  # who reads it, once that is known
+        self._inner: ToolParser | None = None  # the parser of the answer, once that is decided
 
     def push(self, text: str) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return the calls and texts that are complete after `text`."""
         if self._inner is not None:
             return self._inner.push(text)
         self._held += text
@@ -29,5 +29,5 @@ class EitherParser:
         return self._inner.push(self._held)
 
     def flush(self) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return what was held back, at the end of the answer."""
         return NoTools().push(self._held) if self._inner is None else self._inner.flush()

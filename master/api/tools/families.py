@@ -1,4 +1,4 @@
-"""Which family a chat template belongs to: how its models write tool calls, and how the grammar of a call begins."""
+"""Families of chat templates: the way in which their models write tool calls."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,27 +12,27 @@ from master.api.tools.reasoning import TAGS
 from master.text.channels import SPELLED as HARMONY
 
 SPELLED = (MARKER, "[ARGS]", "[CALL_ID]", PYTHON_TAG, *HERMES, *(tag for pair in TAGS for tag in pair), *HARMONY)
-"""Control tokens that parsers have to see."""
+"""Control tokens that parsers need to see as text."""
 
 
 @dataclass(frozen=True)
 class ToolFamily:
-    """How calls are written. `opening` and `closing` stand around each, `array` if all are one JSON array."""
+    """A way to write calls, each between `opening` and `closing`; `array`: all calls are one JSON array."""
 
     name: str
     parser: Callable[[Sequence[str]], ToolParser]
-    arguments: str = "arguments"  # what the object calls them
+    arguments: str = "arguments"  # the name of the arguments in a call's JSON
     opening: str = ""
     closing: str = ""
     array: bool = False
 
     @property
     def marker(self) -> str:
-        """What no text has but calls begin with; empty where calls are the whole answer."""
+        """The text that begins each call and never occurs elsewhere; empty if calls are the whole answer."""
         return FUNCTION[0] if self.name == "function" else self.opening.rstrip()
 
     def beginnings(self, names: Sequence[str]) -> tuple[str, ...]:
-        """How an answer of calls of tools of these names begins, as grammars write it."""
+        """Return the texts with which an answer of calls to these tools may begin."""
         spelled = tuple(f'{{"name": {json.dumps(name)}, "{self.arguments}": ' for name in names)
         return (self.marker,) if self.marker else spelled
 
@@ -47,7 +47,7 @@ _JSON = ToolFamily("json", BareParser)
 
 
 def family_of(template: str | None) -> ToolFamily:
-    """The family of a template that mentions its markers; bare JSON for all others."""
+    """Return the family of a template, found by the markers in it; the default is bare JSON."""
     template = template or ""
     if HERMES[0] in template:
         return _HERMES
@@ -61,5 +61,5 @@ def family_of(template: str | None) -> ToolFamily:
 
 
 def reasoning_tags(template: str | None) -> tuple[str, str] | None:
-    """The tags between which models of this template think, if they do."""
+    """Return the tags around the reasoning of models with this template; None if it has none."""
     return next((pair for pair in TAGS if template and pair[0] in template), None)

@@ -1,4 +1,4 @@
-"""Answers in channels, as gpt-oss writes them: thinking, calls of tools, and what the user is told."""
+"""Answers in channels, as gpt-oss writes them: reasoning, tool calls, and text for the user."""
 
 from master.api.answers.events import Piece, ReasoningPiece, TextPiece, ToolCall
 from master.api.tools.parser import ToolParser, is_object
@@ -6,19 +6,22 @@ from master.text.channels import TOOL, Channels, ChannelText
 
 
 class HarmonyParser:
-    """Thinking is reasoning, what is said to a function is a call of it, and the rest is what `inner` makes of it."""
+    """A parser of channels.
+
+    A message to a function is a call; other text, except reasoning, is passed on to `inner`.
+    """
 
     def __init__(self, inner: ToolParser) -> None:
         self._inner, self._channels = inner, Channels()
         self._arguments = ""
-        self.thinking = False  # whether the last that came was thinking
+        self.thinking = False  # the last part was reasoning
 
     def push(self, text: str) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return the pieces that are complete after `text`."""
         return [piece for part in self._channels.push(text) for piece in self._pieces(part)]
 
     def flush(self) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return what was held back, at the end of the answer."""
         rest = [piece for part in self._channels.flush() for piece in self._pieces(part)]
         return rest + self._inner.flush()
 
@@ -31,7 +34,7 @@ class HarmonyParser:
         return [ReasoningPiece(part.text)] if part.thought else self._inner.push(part.text)
 
     def _call(self, part: ChannelText) -> list[Piece]:
-        """A call, once it is whole; what is no object of arguments is text."""
+        """Return a call once it is complete. Arguments that are not a JSON object become text."""
         self._arguments += part.text
         if not part.ended:
             return []

@@ -11,7 +11,10 @@ FUNCTION = ("<function=", "</function>")
 
 
 class MarkedParser:
-    """Text, then calls, each between an opening and a closing marker; white space around calls is nobody's."""
+    """A parser of text followed by calls, each between an opening and a closing marker.
+
+    White space around calls is dropped.
+    """
 
     def __init__(self, markers: tuple[str, str], names: Sequence[str]) -> None:
         self._open, self._close = markers
@@ -20,7 +23,7 @@ class MarkedParser:
         self._inside = self._called = False
 
     def push(self, text: str) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return the calls and texts that are complete after `text`."""
         self._text += text
         pieces: list[Piece] = []
         while (found := self._text.find(self._close if self._inside else self._open)) >= 0:
@@ -39,7 +42,10 @@ class MarkedParser:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`: a call that was not closed is read, if it is whole."""
+        """Return what was held back, at the end of the answer.
+
+        A complete call without its closing marker is accepted.
+        """
         rest, self._text = self._text, ""
         if self._inside:
             self._inside = False
@@ -47,7 +53,7 @@ class MarkedParser:
         return self._plain(rest)
 
     def _kept(self) -> int:
-        """What may become the marker, and white space before it."""
+        """Return the length of the end that may become a marker, and of the white space before it."""
         marker = held_back(self._text, [self._open])
         before = self._text[: len(self._text) - marker]
         return marker + len(before) - len(before.rstrip())
@@ -65,7 +71,7 @@ class MarkedParser:
         return calls
 
     def _named(self, inside: str) -> list[Piece] | None:
-        """`NAME>{...}`."""
+        """Return the call in `NAME>{...}`; None if it is not one."""
         name, _, arguments = inside.partition(">")
         offered = not self._names or name in self._names
         return [ToolCall(name, arguments.strip())] if offered and is_object(arguments) else None

@@ -1,4 +1,4 @@
-"""Mistral's calls, after a marker: an array of objects, or since 2025 `NAME[ARGS]{...}` or `NAME{...}` for each."""
+"""Mistral's calls after a marker: an array of objects, or since 2025 `NAME[ARGS]{...}` or `NAME{...}` for each."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
 
 
 class MistralParser:
-    """Text up to the marker; what follows is calls, read when they are whole. What is none makes all the rest text."""
+    """A parser of text up to a marker and then calls. If a call cannot be read, the rest is text."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -20,7 +20,7 @@ class MistralParser:
         self._marked = self._called = self._plain = False
 
     def push(self, text: str) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return the calls and texts that are complete after `text`."""
         self._text += text
         before = ""
         if not self._marked and not self._plain:
@@ -36,13 +36,13 @@ class MistralParser:
         return pieces + (self._rest() if self._plain else [])
 
     def flush(self) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return what was held back, at the end of the answer."""
         if self._called and not self._text.strip():
             return []
         return self._rest()
 
     def _next(self) -> list[Piece] | None:
-        """The first of the calls; None if more has to come, or it is none."""
+        """Return the next calls; None if more text is needed, or if it is not a call."""
         text = (self._text.removeprefix(MARKER) if self._called else self._text).lstrip()
         named = _NAMED.match(text)
         start = named.end() if named else 0
@@ -61,7 +61,7 @@ class MistralParser:
         return [ToolCall(name, body)] if offered and is_object(body) else None
 
     def _rest(self) -> list[Piece]:
-        """All that is held, as it stood."""
+        """Return the text held back, as the model wrote it."""
         rest = (MARKER if self._marked and not self._called else "") + self._text
         self._text, self._marked = "", False
         return _plain(rest)

@@ -1,4 +1,4 @@
-"""From an answer's text to what a client wants of it: plain text and tool calls, as they come."""
+"""The interface of tool parsers, which divide an answer's text into plain text and tool calls as it comes."""
 
 import json
 from collections.abc import Sequence
@@ -12,31 +12,31 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input")
 
 
 class ToolParser(Protocol):
-    """Reads one answer. What is no call after all is text, as it stands."""
+    """A parser of one answer. Text that turns out not to be a call is returned unchanged."""
 
     def push(self, text: str) -> list[Piece]:
-        """What is known to be text or a whole call once `text` has come."""
+        """Take in `text`; return the plain text and complete calls that are certain by now."""
 
     def flush(self) -> list[Piece]:
-        """The rest, at the end of the answer."""
+        """Return the rest, at the end of the answer."""
 
 
 class NoTools:
-    """All of it is text."""
+    """A parser for which everything is plain text."""
 
     def push(self, text: str) -> list[Piece]:
-        """See `ToolParser`."""
+        """Return `text` as it is."""
         return [TextPiece(text)] if text else []
 
     def flush(self) -> list[Piece]:
-        """See `ToolParser`."""
+        """Return nothing: no text is held back."""
         return []
 
 
 def calls_in(text: str, names: Sequence[str]) -> list[Piece] | None:
-    """Return the calls that a JSON object, or an array of them, makes.
+    """Return the calls in a JSON object, or in an array of them.
 
-    None if the text is not a call, calls a tool that was not offered, or holds what `problem_of` refuses.
+    Return None if the text is not a call, calls a tool that was not offered, or is refused by `problem_of`.
     """
     try:
         value = json.loads(text)
@@ -65,7 +65,7 @@ def _call(value: Any, names: Sequence[str]) -> ToolCall | None:
 
 
 def is_object(text: str) -> bool:
-    """Return whether `text` is a JSON object that a client can take."""
+    """Return True if `text` is a JSON object that clients can read."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, between tags of its own: taken out of the answer."""
+"""Reasoning of a model between tags, before its answer: it is separated from the answer."""
 
 from master.api.answers.events import Piece, ReasoningPiece
 from master.api.tools.parser import ToolParser
@@ -8,18 +8,18 @@ TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 class ReasoningParser:
-    """Thinking first, if there is any; then what `inner` makes of the rest."""
+    """A parser of reasoning, if there is any, at the beginning; `inner` parses the rest."""
 
     def __init__(self, tags: tuple[str, str], begun: bool, inner: ToolParser) -> None:
-        """`begun`: the prompt ends with the opening tag, so that the answer begins inside."""
+        """Create a parser; `begun`: the prompt ends with the opening tag, so that the answer begins with reasoning."""
         self._open, self._close = tags
         self._inner = inner
         self._text = ""
         self._begun, self._over = begun, False
-        self._fresh = True  # nothing of this part was shown: line ends at its beginning are nobody's
+        self._fresh = True  # nothing of this part was returned yet: line ends at its beginning are dropped
 
     def push(self, text: str) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return the reasoning and the pieces of the answer that are complete after `text`."""
         if self._over:
             return self._answer(text)
         self._text += text
@@ -34,7 +34,7 @@ class ReasoningParser:
         return self._think()
 
     def flush(self) -> list[Piece]:
-        """See `master.api.tools.parser.ToolParser`."""
+        """Return what was held back, at the end of the answer."""
         rest, self._text = self._text, ""
         if self._over:
             return self._inner.flush()

@@ -1,4 +1,4 @@
-"""Finding things in text that comes in pieces: a marker, the end of a JSON value."""
+"""Search in text that comes in pieces: for markers, and for the end of a JSON value."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ _OPENING, _CLOSING = "{[", "}]"
 
 
 def overlap(text: str, marker: str) -> int:
-    """Length of the longest proper beginning of `marker` that `text` ends with."""
+    """Return the length of the longest proper prefix of `marker` that `text` ends with."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:length]):
             return length
@@ -14,25 +14,25 @@ def overlap(text: str, marker: str) -> int:
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:
-    """How much of the end of `text` may become one of `markers`."""
+    """Return how many characters at the end of `text` may be the beginning of one of `markers`."""
     return max((overlap(text, marker) for marker in markers), default=0)
 
 
 def first_of(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first of `markers` begins, and which it is; the longest of those at one place."""
+    """Return the position of the first of `markers`, and the marker; of several at one position, the longest."""
     found = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
     return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
 
 
 class JsonEnd:
-    """Says where an object or array that comes in pieces ends. Feed it from its first character on."""
+    """Finds the end of an object or array that comes in pieces. Feed it from the first character of the value."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._quoted = self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """The number of characters of `text` that belong to the value, once its end is among them."""
+        """Return the number of characters of `text` that belong to the value; None if its end has not come yet."""
         for index, character in enumerate(text):
             if self._quoted:
                 self._in_string(character)

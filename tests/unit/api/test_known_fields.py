@@ -252,7 +252,7 @@ def test_values_that_ask_for_nothing_are_taken_and_others_are_not() -> None:
             assert error_of(chat_form.ChatForm, CHAT | {name: value}) is None, (name, value)
         assert error_of(chat_form.ChatForm, CHAT | {name: "something"}) is not None
     said = str(error_of(chat_form.ChatForm, CHAT | {"functions": [{"name": "f"}]}))
-    assert said == "functions: this field is not supported, or not with this value; send tools"
+    assert said == "functions: this field, or this value of it, is not supported; send tools"
     for name in ("suffix", "best_of"):
         assert error_of(completions.CompletionForm, {"prompt": "x", name: 5}) is not None
     for name, value in (("background", True), ("truncation", "auto"), ("conversation", "c")):

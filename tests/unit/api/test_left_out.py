@@ -215,7 +215,7 @@ def test_items_of_tools_of_other_kinds(items: Any, turns: Any) -> None:
 @pytest.mark.parametrize("kind", ["video", "compaction", "compaction_trigger", "function"])
 def test_an_item_without_a_rule_is_refused(kind: str) -> None:
     form = ResponsesForm.model_validate({"input": [{"type": kind, "encrypted_content": "x"}]})
-    with pytest.raises(RequestError, match=f"items of type '{kind}' are not understood"):
+    with pytest.raises(RequestError, match=f"items of type '{kind}' are not supported"):
         form.messages({})
 
 

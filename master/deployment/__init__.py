@@ -1,1 +1,1 @@
-"""Who holds what: plans, and deployments made of them."""
+"""Plans of which node holds which weights, and deployments made from them."""

@@ -1,4 +1,4 @@
-"""From the planner's shards to one `Assign` per rank: which units of which block, with their hashes."""
+"""One `Assign` per rank, made from the planner's shards: which units of which block, with their hashes."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -27,9 +27,10 @@ def assignments(
     predictors: SentPredictors | None = None,
     gates: SentGates | None = None,
 ) -> list[Assign]:
-    """One per shard, in rank order; rank 0 is the master. Embedding, head and final norm are in none of them.
+    """Return one `Assign` per shard, in rank order; rank 0 is the master. None includes embedding, head or final norm.
 
-    `predictors`, or `gates`, are for nodes that compute active neurons alone: each has those of its own.
+    `predictors` or `gates` (never both) are for nodes that compute only active neurons: each node gets the rows of its
+    own neurons.
     """
     experts = pack.config.mixture.experts if pack.config.mixture else 1
     hashed = {block.id: _HashedBlock(block, experts) for block in pack.walk()}
@@ -41,9 +42,9 @@ def assignments(
     sent = predictors or SentPredictors({})
     for beside in (sent, gates):
         if beside is not None:
-            beside.vectors = {}  # an earlier plan's stay with whoever still sends them, and go with it
+            beside.vectors = {}  # a source that still sends an earlier plan's keeps the old dictionary alive
     foretold = [sent.plans(shard, len(hashed)) for shard in shards]
-    least = [gates.plans(shard, len(hashed)) if gates else ((), ()) for shard in shards]  # nobody has both
+    least = [gates.plans(shard, len(hashed)) if gates else ((), ()) for shard in shards]  # never both
     return [
         Assign(
             session=session,
@@ -67,7 +68,7 @@ def assignments(
 
 
 def _routing(pack: Pack) -> bytes:
-    """What a profile recorded of a model with experts; nothing where there is none, or where it is damaged."""
+    """Return the recorded expert routing of a profile; empty if there is none, or if it is damaged."""
     if pack.config.mixture is None or not (path := pack.path / NAME).exists():
         return b""
     try:
@@ -78,7 +79,7 @@ def _routing(pack: Pack) -> bytes:
 
 
 class _HashedBlock:
-    """Hashes and vectors of one distinct block, read once for all ranks."""
+    """The hashes and vectors of one distinct block, read once for all ranks."""
 
     def __init__(self, block: PackBlock, experts: int) -> None:
         self.block = block
@@ -87,7 +88,7 @@ class _HashedBlock:
         self._vectors = sha256(vectors_bytes(block)).digest()
 
     def plan(self, shard: Shard, layouts: Sequence[RunLayout]) -> BlockPlan:
-        """The units of `shard` in this block."""
+        """Return the plan of this block for the node that has `shard`."""
         runs = []
         for run, part in held_units(self.block.shape, shard, self._experts):
             hashes = self._hashes[run.name][part.first : part.last].tobytes()
@@ -97,8 +98,11 @@ class _HashedBlock:
 
 
 def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[RunLayout, Range]]:
-    """What `shard` has of each run: a slice of every one of `experts` is as many ranges, what all heads come from is
-    everybody's who has one."""
+    """Yield the units that `shard` has of each run, as ranges.
+
+    A node's slices of several experts are several ranges. The latent run, from which all heads are computed, belongs to
+    every node with a query head.
+    """
     ranges: dict[str, Range] = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn, "shared": shard.shared}
     ranges["gate"] = shard.ffn
     for run in shape.runs:
@@ -111,6 +115,6 @@ def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[
 
 
 def vectors_bytes(block: PackBlock) -> bytes:
-    """The vectors of a block back to back, in the order of its shape."""
+    """Return the vectors of a block back to back, in the order of its shape."""
     vectors = block.vectors()
     return b"".join(vectors[name].tobytes() for name, _ in block.shape.vectors)

@@ -1,4 +1,4 @@
-"""Batches in micro-batches over the nodes of a deployment: whether, and what all of them have to have alike."""
+"""Micro-batches across the nodes of a deployment: whether to use them, and the settings that all nodes must share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,15 +17,15 @@ from worker.plan.fit import Tables, passing_bytes
 from worker.plan.node_plan import node_plan
 
 _F32 = 4
-_STEP_SHARE = 16  # a step's hidden states take at most one part in so many of a node's memory
+_STEP_SHARE = 16  # a step's hidden states take at most 1/16 of a node's memory
 
 
 Told = tuple[tuple[str, Assign, Tables | None], Card | None, MachineSpeed | None]
-"""A node's name, its plan and its tables; its accelerator; and how fast it says that it is."""
+"""A node's (name, plan, tables), its accelerator, and the speed that it reports."""
 
 
 def members_of(told: Sequence[Told], asked: OffloadOptions, own: Beside | None) -> list[GroupMember]:
-    """The nodes of a deployment; `own` are the accelerators of the first, whose user asked for `asked`."""
+    """Return the nodes of a deployment. `own` is the master's accelerator setup, `asked` its user's options."""
     found: list[GroupMember] = []
     for (name, plan, tables), card, speed in told:
         machine = told_machine(plan.options.memory or default_budget(), card, speed)
@@ -36,10 +36,10 @@ def members_of(told: Sequence[Told], asked: OffloadOptions, own: Beside | None) 
 
 
 def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
-    """How many requests at once are fastest, of as many as the nodes have pages for, if they are to batch; else 0.
+    """Return how many requests at once are fastest, at most as many as the nodes have pages for; 0 if none batches.
 
     Raises:
-        PlanError: if somebody insists that they do, and one cannot; names it.
+        PlanError: if a node is told to batch and cannot; names the node.
     """
     long, insists = _with_steps(members, asked), _insists(members)
     return fastest_batch(long, insists) if insists or _left_open(members, asked) else 0
@@ -48,12 +48,13 @@ def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
 def batched(
     plans: Sequence[Assign], members: Sequence[GroupMember], asked: OffloadOptions, batch: int = 0
 ) -> list[Assign]:
-    """The same plans, or with what their nodes agree on where they are to batch; `asked` is what the user said.
+    """Return the plans, with the batch settings that the nodes agree on if they are to batch.
 
-    So many at once where `batch` is one of `fastest`; 0: whether they batch, and how many, is to be found out.
+    `batch` is the number of requests that `fastest` returned. If it is 0, decide here whether to batch, and how many.
+    `asked` are the options of the master's user.
 
     Raises:
-        PlanError: if they are to, and one cannot; names it.
+        PlanError: if the nodes are to batch and one cannot; names the node.
     """
     long = _with_steps(members, asked)
     if not batch and not _wanted(long, asked):
@@ -64,9 +65,9 @@ def batched(
 
 
 def longest_step(member: GroupMember) -> int:
-    """Tokens of a step of prompts: weights cross a link once for all of them, and only hidden states lie in RAM.
+    """Return the most prompt tokens of one step: weights cross a link once for all of them.
 
-    All pages' worth of them, where memory allows; what travels between nodes has a limit, too.
+    That is the KV cache's capacity, limited by the memory for hidden states and by the size of a message between nodes.
     """
     plan = member.plan
     memory = plan.options.memory or member.machine.memory
@@ -77,7 +78,7 @@ def longest_step(member: GroupMember) -> int:
 
 
 def _with_steps(members: Sequence[GroupMember], asked: OffloadOptions) -> list[GroupMember]:
-    """The same, with as many tokens in a step for each as suit all; who watches would wait for long ones."""
+    """Return the members with the longest step that suits all. Keep steps short if a user watches a single answer."""
     steps = min(map(longest_step, members)) if asked.many else LONGEST_CHUNK
     options = [replace(member.plan.options, prefill_tokens=steps) for member in members]
     plans = [replace(member.plan, options=own) for member, own in zip(members, options, strict=True)]
@@ -85,12 +86,12 @@ def _with_steps(members: Sequence[GroupMember], asked: OffloadOptions) -> list[G
 
 
 def _wanted(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
-    """Whether anybody says so; or it is left open, many requests wait, and it is worth it."""
+    """Return True if a node insists on batching, or if the choice is open and batching is predicted to be faster."""
     return _insists(members) or (_left_open(members, asked) and group_prefers(members))
 
 
 def _insists(members: Sequence[GroupMember]) -> bool:
-    """Whether anybody says so. Who computes active neurons alone has an order of its own."""
+    """Return True if a node insists on batching. Nodes that compute only active neurons cannot batch."""
     cards = [member for member in members if member.machine.accelerator is not None]
     asking = next((member for member in cards if member.options.pipeline == "batch"), None)
     if asking is not None and len(members) > 1 and _sparse(members):
@@ -103,5 +104,5 @@ def _left_open(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
 
 
 def _sparse(members: Sequence[GroupMember]) -> bool:
-    """Whether any chooses neurons."""
+    """Return True if any member computes only active neurons."""
     return any(member.plan.options.sparsity != "off" for member in members)

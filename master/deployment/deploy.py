@@ -1,4 +1,4 @@
-"""Making a deployment: who holds what, whether it fits, weights to where they belong, and how the nodes will sum."""
+"""Making a deployment: plan which node holds what, check that it fits, load weights, and choose the collective."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from worker.pipelines.group.agree import GroupMember
 
 MASTER = "master"
-_IN_MEMORY = 1.5  # times its weights: memory that surely holds a model and what it computes with
+_IN_MEMORY = 1.5  # times the size of the weights: memory that surely holds a model and its working memory
 
 
 @dataclass(frozen=True)
 class Deployer:
-    """What every deployment of one run has in common. `context` is in tokens."""
+    """The settings and resources that all deployments of one run share. `context` is in tokens."""
 
     options: RunOptions
     cluster: Cluster
@@ -52,25 +52,27 @@ class Deployer:
     context: int
     equipment: Equipment
     make_room: Callable[[], None]  # called when the shard caches of this machine have grown
-    gates: SentGates | None = None  # what neurons are chosen by, where that is their gate
+    gates: SentGates | None = None  # thresholds by which neurons are chosen, if the gate decides
 
     @cached_property
     def able(self) -> Equipment:
-        """What of this machine's devices computes such a model."""
+        """The devices of this machine that can compute this model."""
         return self.equipment.able(self.pack.config)
 
     @cached_property
     def predictors(self) -> SentPredictors | None:
-        """What the nodes predict active neurons with, where they are to."""
+        """The predictors of active neurons that are sent to the nodes; None if none are used."""
         return None if self.gates else predictors_for(self.options, self.pack)
 
     def deploy(self, shares: Sequence[float] | Split) -> Deployment:
-        """The next epoch, with a share of every layer for each node, the master first. Closes nothing of an earlier.
+        """Return the deployment of the next epoch, with each node's share of every layer, the master first.
+
+        An earlier deployment stays open; the caller closes it.
 
         Raises:
             PlanError: before any weight moves, if a node cannot hold its part.
             NodeLost, NodeError: if a worker is lost or fails.
-            WeightsError: if weights cannot be read or kept.
+            WeightsError: if weights cannot be read or stored.
         """
         shards = deal_shards(self.pack.config, units_of(self.pack), shares)
         with ExitStack() as stack:
@@ -87,18 +89,22 @@ class Deployer:
             return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all(), at_once)
 
     def _board(self, stack: ExitStack) -> str:
-        """Address of the memory in which the nodes of this machine sum; empty where they do not."""
+        """Return the address of shared memory in which the nodes of this machine sum; empty if they do not use any."""
         local = len(self.cluster.workers) if self.options.local else 0
         asked = (self.options.collective, self.options.wire)
-        wanted = asked[0] in (None, "shared") and asked[1] in (None, "f32")  # nothing travels: there is no other wire
+        wanted = asked[0] in (None, "shared") and asked[1] in (None, "f32")  # sums in shared memory are f32
         if not local or not wanted or not shared.available():
             return ""
         return stack.enter_context(shared.BoardMemory(1 + local)).address
 
     def _plans_that_fit(self, shards: Sequence[Shard], board: str) -> tuple[AtOnce, list[Assign]]:
-        """With room for as many requests as were asked for, or for fewer; raises PlanError where not one fits."""
+        """Return plans with room for the requests that were asked for, or for fewer.
+
+        Raises:
+            PlanError: if not even one request fits.
+        """
         alone, most = self.options.parallel, self.options.batched
-        with suppress(PlanError):  # what is refused for good is refused again below
+        with suppress(PlanError):  # a lasting refusal is raised again below
             if aimed := self._fastest(shards, board, most):
                 found, plans = most_that_fit(aimed, lambda batch: self._checked(shards, board, batch, batch))
                 return AtOnce(found, aimed, most, batches=True), plans
@@ -106,16 +112,16 @@ class Deployer:
         return AtOnce(found, alone, max(alone, most), batches=plans[0].options.batch is not None), plans
 
     def _fastest(self, shards: Sequence[Shard], board: str, most: int) -> int:
-        """How many requests at once are fastest where accelerators batch them, of so many; 0: none does."""
+        """Return how many requests at once, at most `most`, are fastest if accelerators batch them; 0 if none does."""
         if not most or not any(self._cards()):
             return 0
         from master.deployment.batching import fastest
 
         members = self._members(self._plans(shards, board, most))
-        return min(most, fastest(members, self.options.devices.offload))  # one context alone may have more pages
+        return min(most, fastest(members, self.options.devices.offload))  # the context alone may take more pages
 
     def _checked(self, shards: Sequence[Shard], board: str, requests: int, batch: int = 0) -> list[Assign]:
-        """Plans with room for so many requests, which are computed `batch` at once if that is not 0.
+        """Return plans with room for `requests` requests, computed `batch` at once if that is not 0.
 
         Raises:
             PlanError: if they do not fit.
@@ -125,13 +131,13 @@ class Deployer:
         return plans
 
     def _pages(self, requests: int) -> int:
-        """Of so many requests; one may always be as long as the context."""
+        """Return the pages for `requests` requests, at least as many as one request of the full context takes."""
         longest, usual = pages_for(self.context), self._usual
         return max(longest, requests * (pages_for(usual.tokens) if usual else longest))
 
     @property
     def _usual(self) -> UsualRequest | None:
-        """What most requests are, as they are answered: none is longer than the context, whatever it asks for."""
+        """The usual request of the options, cut to the context; None if the options have none."""
         if (usual := self.options.usual) is None:
             return None
         prompt = max(1, min(usual.prompt, self.context - 1))
@@ -172,15 +178,15 @@ class Deployer:
         return [replace(plans[0], options=own), *plans[1:]]
 
     def _batched(self, plans: list[Assign], batch: int) -> list[Assign]:
-        """With what the nodes have to have alike, where they compute a batch in micro-batches."""
+        """Return the plans with the batch settings that all nodes must share, if they compute in micro-batches."""
         if not any(self._cards()):
             return plans
-        from master.deployment.batching import batched  # heavier than all that hosts alone need
+        from master.deployment.batching import batched  # imports more than a run without accelerators needs
 
         return batched(plans, self._members(plans), self.options.devices.offload, batch)
 
     def _members(self, plans: list[Assign]) -> "list[GroupMember]":
-        """The nodes as a batch sees them."""
+        """Return the nodes with the details that batching needs."""
         from master.deployment.batching import members_of
 
         speeds = [None, *(hello.profile.speed for hello in self.cluster.hellos)]
@@ -188,28 +194,28 @@ class Deployer:
         return members_of(told, self.options.devices.offload, self.able.accelerator)
 
     def _cards(self) -> list[Card | None]:
-        """The accelerators of every node."""
+        """Return the accelerator of every node, None for a node without one."""
         return [self.able.card, *(hello.profile.card for hello in self.cluster.hellos)]
 
     def _tables(self, own: Assign) -> Tables:
-        """What this node has beside its part."""
+        """Return the memory that the master needs in addition to its part of the layers."""
         sent = sum(one.kept_for(own.size) for one in (self.predictors, self.gates) if one)
         return replace(table_bytes(self.pack), sent=sent)
 
     def _taken(self, plans: Sequence[Assign]) -> Iterator[tuple[str, Assign, Tables | None]]:
-        """Every node's name, its plan as it will take it, and the tables that it has beside that."""
+        """Yield every node's name, its plan within the node's own limits, and its tables (the master's only)."""
         workers = zip(plans[1:], self.cluster.hellos, strict=True)
         taken = [replace(plan, options=limited(plan.options, hello.profile)) for plan, hello in workers]
         for peer, own in zip(self.cluster.peers(MASTER), [plans[0], *taken], strict=True):
             yield peer.name, own, self._tables(own) if own.rank == 0 else None
 
     def _check_memory(self, plans: Sequence[Assign]) -> None:
-        """Refuse before any weight moves what a node's memory cannot hold."""
+        """Refuse, before any weight moves, a plan that a node's memory cannot hold."""
         for taken, card in zip(self._taken(plans), self._cards(), strict=True):
             _check_one(*taken, card)
 
     def _load(self, stack: ExitStack, plans: Sequence[Assign]) -> tuple[Node, Capacity]:
-        """Every node's shard, this one's included."""
+        """Load the weights of every node; return the master's own node and what all nodes can hold."""
         cluster, cache = self.cluster, ShardCache(self.options.cache / "shards")
         stack.callback(cache.close)
         cluster.begin(plans[1:], PackSource(self.pack, self.predictors or self.gates))
@@ -229,7 +235,7 @@ class Deployer:
 
 
 def _unless_broken_off(cluster: Cluster, report: Progress) -> Progress:
-    """`report`, which ends with the run."""
+    """Return `report` wrapped so that it raises as soon as a worker is lost."""
 
     def progress(done: int, total: int) -> None:
         cluster.check()
@@ -246,14 +252,14 @@ def _check_one(name: str, own: Assign, tables: Tables | None, card: Card | None)
 
 
 def own_memory(options: RunOptions) -> int:
-    """Return the bytes for each node of this machine: what the user said, or its part of what is free."""
+    """Return the bytes for each node of this machine: the user's setting, or its part of the free memory."""
     return options.memory or options.local_memory or default_budget(options.local)
 
 
 def one_process_is_faster(options: RunOptions, pack: Pack) -> bool:
-    """Return whether nodes of one machine, which share its cores, only add sums to what one process would do.
+    """Return True if several nodes on this machine would be slower than one process, as they share its cores.
 
-    They are of use where each may have so little memory, or so few threads, that one process alone has less.
+    Several nodes are useful only if each has so little memory, or so few threads, that one process alone has less.
     """
     if not options.local or options.threads:
         return False
@@ -262,17 +268,17 @@ def one_process_is_faster(options: RunOptions, pack: Pack) -> bool:
 
 
 def own_limit(options: RunOptions) -> int:
-    """What binds the nodes of this machine, in bytes; 0, no limit, if the user wants every weight in memory."""
+    """Return the memory limit of each node of this machine, in bytes; 0 (no limit) with `--no-scheduler`."""
     return own_memory(options) if options.scheduler else 0
 
 
 def own_threads(options: RunOptions) -> int:
-    """Compute threads of the master, and of each local worker: nodes of one machine share its cores."""
+    """Return the compute threads of the master and of each local worker: nodes of one machine share its cores."""
     return options.threads or max(1, usable_cores() // (1 + options.local))
 
 
 def wire(asked: str | None, pack: Pack) -> str:
-    """Format of partial sums on the network: what was asked for, f32 for f32 weights, else bf16.
+    """Return the wire format of partial sums: the one asked for, else f32 for f32 weights and bf16 for others.
 
     Raises:
         UsageError: if f32 weights are asked to travel in another format.
@@ -284,5 +290,5 @@ def wire(asked: str | None, pack: Pack) -> str:
 
 
 def kv_dtype(pack: Pack) -> KvDtype:
-    """f32 for f32 weights, so that they compute exactly what the model says; else f16."""
+    """Return the format of the KV cache: f32 for f32 weights, so that results are exact; else f16."""
     return "f32" if pack.format == "f32" else "f16"

@@ -1,7 +1,7 @@
-"""A deployment: one epoch of a plan with its nodes, their limits and their pages; made, replaced and closed whole.
+"""A deployment: one epoch of a plan with its nodes, their limits and their pages. It is replaced as a whole.
 
-Hidden states enter its first stage and come back from its last. `master.deployment.deploy` makes one; the requests of
-`master.generation.engine` outlive it.
+Hidden states enter its first stage and leave its last. `master.deployment.deploy` makes deployments; the requests of
+`master.generation.engine` outlive them.
 """
 
 from collections.abc import Sequence
@@ -21,47 +21,49 @@ from worker.node.node import Node
 
 F32 = npt.NDArray[np.float32]
 
-TUNING = 0  # the number of the step in which the group measures its links and chooses
+TUNING = 0  # number of the step in which the nodes measure their links and choose a collective
 
 
 class Workers(Protocol):
-    """The other nodes as a deployment needs them; `master.workers.cluster` has the real ones."""
+    """The other nodes as a deployment needs them; implemented by `master.workers.cluster`."""
 
     def step(self, step: Step) -> None:
         """Start a step on every worker."""
 
 
 class Nobody:
-    """No other nodes."""
+    """A stand-in for the workers if there are none."""
 
     def step(self, step: Step) -> None:
-        """Nobody to tell."""
+        """Do nothing, as there are no other nodes."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A run of layers that the same nodes hold, each its share of every one. All layers are one stage, for now."""
+    """A run of layers that the same nodes hold, each its share of every layer. At present all layers are one stage."""
 
     layers: Range
     ranks: tuple[int, ...]
-    shards: tuple[Shard, ...]  # of each of `ranks`
+    shards: tuple[Shard, ...]  # one for each of `ranks`
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the nodes of a deployment can hold: the least that any of them says. Tokens but for `pages`."""
+    """The capacity of a deployment: the least that any node reports. In tokens, except `pages`."""
 
     context: int
-    chunk: int  # of one step
+    chunk: int  # tokens of one step
     pages: int
 
 
 @dataclass(frozen=True)
 class AtOnce:
-    """Requests that there is room for at once.
+    """Numbers of requests that run at once.
 
     Attributes:
-        aimed: how many there were to be: all, or the fastest; wanted: how many the user would have had.
+        requests: the number that there is room for.
+        aimed: the number that was tried for: all that the user wants, or the fastest.
+        wanted: the number that the user wants.
         batches: whether accelerators compute them in micro-batches.
     """
 
@@ -71,7 +73,7 @@ class AtOnce:
     batches: bool = False
 
     def words(self) -> str:
-        """How many run at once, and why not all that are wanted."""
+        """Return how many run at once, and why fewer than wanted."""
         said = f"{self.requests} requests at once" + (" (N)" if self.batches else "")
         return f"{said} of {self.wanted}: {self._why()}" if self.requests < self.wanted else said
 
@@ -84,7 +86,7 @@ class AtOnce:
 
 
 class Deployment:
-    """The nodes that run a plan, this process's own included, with the embedding and the head that only it has."""
+    """The nodes that run a plan, including this process's own, with the embedding and head that only it has."""
 
     def __init__(
         self,
@@ -97,9 +99,10 @@ class Deployment:
         resources: ExitStack | None = None,
         at_once: AtOnce | None = None,
     ) -> None:
-        """`fence` is the session (random, of this run of the master) and the epoch (of this deployment).
+        """Create a deployment of nodes that have loaded their weights.
 
-        `resources` are closed with the deployment; `at_once` are the requests that it has pages for.
+        `fence` is the session (random, one per run of the master) and the epoch (the number of this deployment).
+        `resources` are closed with the deployment. `at_once` says how many requests it has pages for.
         """
         self.session, self.epoch = fence
         self.stages = tuple(stages)
@@ -113,11 +116,11 @@ class Deployment:
         self._steps = count(TUNING + 1)
 
     def forward(self, entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32) -> F32:
-        """Hidden states `[tokens, hidden]` after the last block, from those before the first.
+        """Return hidden states `[tokens, hidden]` after the last block; `x` are those before the first.
 
         Args:
-            entries: which tokens of which sequences these are.
-            released: sequences that ended since the last step.
+            entries: which tokens of which sequences the rows are.
+            released: ids of sequences that ended since the last step.
 
         Raises:
             NodeLost, NodeError: if a worker is lost or fails.
@@ -129,12 +132,12 @@ class Deployment:
         return hidden
 
     def close(self) -> None:
-        """Stop what runs on this machine and give its memory back; workers stay with their master. Idempotent."""
+        """Stop the node of this process and free its memory. Workers stay connected. Idempotent."""
         self._resources.close()
 
 
 def choose_collective(fence: tuple[int, int], node: Node, workers: Workers, hidden: int) -> None:
-    """The first step, without tokens: all nodes measure their links and choose how they sum.
+    """Run the first step, without tokens: all nodes measure their links and choose how they sum.
 
     Raises:
         NodeLost, NodeError: if a worker is lost or fails.

@@ -1,4 +1,4 @@
-"""`--dtype auto` for float models: the best format in which the weights fit the nodes' memory."""
+"""`--dtype auto` for float models: the most precise format in which the weights fit the nodes' memory."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,17 @@ from tpi.pack.layout import GROUP, GROUP_BYTES
 from tpi.pack.library.locate import Located
 from tpi.sources.files import read_json
 
-_ROOM = 0.9  # of the memory, for weights; the rest is for KV and activations
+_ROOM = 0.9  # share of the memory for weights; the rest is for the KV cache and activations
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_PACKED_BYTES = {"float32": 4.0, "float16": 4.0, "bfloat16": 2.0}  # per value; F16 is packed as f32
+_PACKED_BYTES = {"float32": 4.0, "float16": 4.0, "bfloat16": 2.0}  # bytes per value; F16 is packed as f32
 
 
 def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Sequence[float]) -> str:
-    """What to pack as: `asked` unless it is auto and the source is a directory of float weights.
+    """Return the format to pack as: `asked`, unless it is auto and the source is a directory of float weights.
 
     Args:
         memory: bytes that each node may use, rank 0 first.
-        shares: of the weights that each node gets.
+        shares: share of the weights that each node gets, of any scale.
 
     Raises:
         ModelError: if the model's config.json cannot be read.
@@ -30,7 +30,7 @@ def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Se
 
 
 def _source(located: Located) -> tuple[str, int]:
-    """Element type and number of values of the weights in a Hugging Face directory."""
+    """Return the element type and the number of values of the weights in a Hugging Face directory."""
     config = read_json(located.path, "config.json")
     element = config.get("dtype") or config.get("torch_dtype") or "float32"
     element = element if isinstance(element, str) and element in _ELEMENT_BYTES else "float32"

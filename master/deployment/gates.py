@@ -1,4 +1,4 @@
-"""SwiGLU models with `--sparsity`: whether neurons are chosen by their gate, and from which pack."""
+"""SwiGLU models with `--sparsity`: whether neurons are chosen by their gate, and which pack is used."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from worker.neurons.gates.judge import Compared, compare_layouts
 
 @dataclass(frozen=True)
 class GateFirstPack:
-    """The pack of a model that lies, or would lie, beside its ordinary one."""
+    """A model's gate-first pack: it is stored next to the ordinary one, and made when it is first needed."""
 
     located: Located
     dtype: str
@@ -32,11 +32,15 @@ class GateFirstPack:
     room: Callable[[int], None]
 
     def open(self) -> Pack:
-        """Made, if it is not there yet. Errors as `tpi.pack.library.locate.open_located`."""
+        """Return the pack; make it first if there is none.
+
+        Raises:
+            TpiError: as `tpi.pack.library.locate.open_located`.
+        """
         return open_located(self.located, self.dtype, self.cache, room=self.room, gate_first=True)
 
     def shape(self) -> BlockShape:
-        """Of its first feed-forward block, before it is made."""
+        """Return the shape of its first feed-forward block, without making the pack."""
         opened = open_source(self.located.path)
         try:
             plan = plan_pack(opened.model, opened.source, self.dtype, gate_first=True)
@@ -47,20 +51,21 @@ class GateFirstPack:
 
 @dataclass(frozen=True)
 class GateChooser:
-    """What `--sparsity` means for a SwiGLU model, whose neurons so many `nodes` share."""
+    """The decision on `--sparsity` for a SwiGLU model whose neurons `nodes` nodes share."""
 
     options: RunOptions
     nodes: int
-    kernels: Kernels  # of this machine's host
-    accelerated: bool  # whether a node has an accelerator, which would compute the blocks
+    kernels: Kernels  # of this machine's CPU
+    accelerated: bool  # whether any node has an accelerator, which would compute the blocks
 
     def choose(self, pack: Pack, beside: GateFirstPack | None) -> tuple[Pack, SentGates | None]:
-        """The pack to use: `pack`, or the one `beside` it (None: there can be no other).
+        """Return the pack to use, and the gates' thresholds.
 
-        None for the gates: all neurons are computed, or the model is of another kind.
+        The pack is `pack`, or the gate-first pack `beside` (None if no such pack can be made). The thresholds are None
+        if all neurons are computed, or if the model is of another kind.
 
         Raises:
-            UsageError: if neurons are to be chosen, and there is no profile, or no pack for it.
+            UsageError: if neurons are to be chosen, but there is no profile, or no pack for it.
             ModelError: if the profile is damaged.
         """
         mode, config = self.options.sparsity, pack.config
@@ -78,7 +83,7 @@ class GateChooser:
         return self._if_it_pays(pack, beside, gates) if mode == "auto" else (beside.open(), gates)
 
     def _refusal(self, pack: Pack, curves: GateCurves | None, beside: GateFirstPack | None) -> str:
-        """Why neurons cannot be chosen, and the way out; empty if they can."""
+        """Return why neurons cannot be chosen, and what to do; empty if they can."""
         model = self.options.model
         if curves is None:
             return (
@@ -87,7 +92,7 @@ class GateChooser:
             )
         if beside is None and not is_gate_first(pack):
             return (
-                f"the pack {model} keeps gate, up and down together; give the model it was made from, or pack that "
+                f"the pack {model} stores gate, up and down together; give the model it was made from, or pack that "
                 "again with tpi pack --gate-first"
             )
         if self.accelerated:
@@ -98,15 +103,17 @@ class GateChooser:
         return ""
 
     def _if_it_pays(self, pack: Pack, beside: GateFirstPack, gates: SentGates) -> tuple[Pack, SentGates | None]:
-        """As `choose`; nobody asked for another pack, so that one which cannot be made ends nothing."""
+        """Return the pack and thresholds if sparsity is faster. If the pack cannot be made, warn and go on without."""
         try:
             return (beside.open(), gates) if self._pays(pack, beside, gates) else (pack, None)
         except (TpiError, OSError) as error:
-            warn(f"sparsity is off, there is no pack for it: {error}")
+            warn(f"sparsity is off: its gate-first pack cannot be made: {error}")
             return pack, None
 
     def _pays(self, pack: Pack, beside: GateFirstPack, gates: SentGates) -> bool:
-        """Measured, by turns; where it does not pay, it is said with the figure."""
+        """Measure both layouts in turn; return True if the gate-first pack is faster, else print a warning with the
+        times.
+        """
         if not isinstance(self.kernels, GatedKernels):
             return False
         plain = next(block.shape for block in pack.walk() if block.kind == "ffn")
@@ -120,7 +127,7 @@ class GateChooser:
 
 
 def is_gate_first(pack: Pack) -> bool:
-    """Whether a pack keeps its gates by themselves."""
+    """Return True if a pack stores its gates separately."""
     return any(block.shape.gate_first for block in pack.blocks.values())
 
 

@@ -1,4 +1,4 @@
-"""Which numbering of a model's neurons a run uses: the one that a profile made for such nodes, or the model's own."""
+"""The numbering of a model's neurons that a run uses: one that a profile made for such nodes, or the model's own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +17,17 @@ from tpi.sparsity.renumber import NAME, inverse, load_orders, unevenness
 from tpi.sparsity.usage import NAME as PROFILE
 from tpi.sparsity.usage import load_use
 
-_WORSE = 0.05  # of the busiest node's neurons: so much more than with the model's own numbers is no matter
+_WORSE = 0.05  # so much more work for the busiest node than with the model's own numbers is accepted
 
 
 def numbered_for(sparsity: str, pack: Pack, shares: Sequence[float] | Split, cache: Path) -> Pack:
-    """`pack`, or the renumbered pack inside it whose neurons are dealt the most evenly to nodes of these shares.
+    """Return `pack`, or the renumbered pack inside it that spreads active neurons most evenly over these nodes.
 
-    The model's own numbers are used where nothing is predicted, and where a node would have many more active neurons
-    than with them, since every renumbered pack is for other nodes. One that cannot be used ends no run.
+    Use the model's own numbers if nothing is predicted, or if every renumbered pack was made for other nodes, so that a
+    node would have many more active neurons. A pack that cannot be used is skipped with a warning.
 
     Raises:
-        PlanError: if the model cannot be shared out so.
+        PlanError: if the model cannot be split over the nodes like this.
     """
     made = numbered_packs(pack.path) if (pack.path / PREDICTORS).exists() else []
     if sparsity == "off" or not made:
@@ -45,10 +45,10 @@ def numbered_for(sparsity: str, pack: Pack, shares: Sequence[float] | Split, cac
 
 
 def _opened(pack: Pack, path: Path, cache: Path) -> Pack | None:
-    """A renumbered pack, or a sentence on what is damaged in it."""
+    """Return a renumbered pack; if it is damaged, warn and return None."""
     try:
         if not load_predictors(path / PREDICTORS):
-            raise ModelError(f"{PREDICTORS} is missing there; tpi profile makes it again")
+            raise ModelError(f"{PREDICTORS} is missing; make it again with tpi profile")
         return open_numbered(pack, path, cache)
     except TpiError as error:
         warn(f"{path.name} is not used: {error}")
@@ -56,9 +56,9 @@ def _opened(pack: Pack, path: Path, cache: Path) -> Pack | None:
 
 
 def _more_uneven(pack: Path, path: Path, bounds: Sequence[tuple[int, int]]) -> float | None:
-    """By how much of its fair part the busiest node is busier with these numbers than with those of `pack`.
+    """Return how much busier the busiest node is, relative to its fair part, than with the numbers of `pack`.
 
-    None, said in a sentence, where they cannot be used: they are damaged, or of other predictors than `pack` has now.
+    If the numbers are damaged, or made from other predictors than `pack` has now, warn and return None.
     """
     try:
         counts, (orders, of) = load_use(path / PROFILE).counts, load_orders(path / NAME)
@@ -66,7 +66,7 @@ def _more_uneven(pack: Path, path: Path, bounds: Sequence[tuple[int, int]]) -> f
         warn(f"{path.name} is not used: {error}")
         return None
     if of != made_from(pack, orders):
-        warn(f"{path.name} is not used: it is of other predictors than the model has now; tpi profile makes it again")
+        warn(f"{path.name} is not used: the model's predictors have changed since; make it again with tpi profile")
         return None
     own = [row[inverse(order)] for row, order in zip(counts, orders, strict=True)]
     return unevenness(counts, bounds) - unevenness(np.stack(own), bounds)

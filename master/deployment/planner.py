@@ -1,4 +1,4 @@
-"""Who holds what: from the model's units and the nodes' shares to one `Shard` per rank; for how many requests."""
+"""The split of a model over nodes: from units and shares to one `Shard` per rank, and how many requests fit."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,15 +16,15 @@ from tpi.partition import Range, Shard, deal, deal_experts, kv_range
 
 Plans = TypeVar("Plans")
 
-EQUAL = "equal"  # given as --split
-_NEAR = 32  # the most requests that fit are found to within one part in so many
+EQUAL = "equal"  # accepted by --split
+_NEAR = 32  # the most requests that fit are found to within one part in 32
 
 
 @dataclass(frozen=True)
 class Split:
-    """What each node is to hold, the master first: its share of the heads, and of the neurons of either kind of block.
+    """Each node's share of the heads and of the neurons of each kind of block, the master first.
 
-    Shares of one kind are numbers of any scale; in whole units of that kind they are dealt as they are.
+    The shares of one kind are relative numbers of any scale. Whole numbers of units of that kind are dealt exactly.
     """
 
     heads: tuple[float, ...]
@@ -34,7 +34,7 @@ class Split:
 
     @classmethod
     def of(cls, shares: "Sequence[float] | Split") -> "Split":
-        """The same share of everything."""
+        """Return `shares` as a split: a sequence gives each node the same share of everything."""
         if isinstance(shares, Split):
             return shares
         alike = tuple(shares)
@@ -43,7 +43,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Units:
-    """How many units of each kind every layer of a model has, and how many heads a unit holds."""
+    """Numbers of units of each kind in every layer of a model, and how many heads a unit holds."""
 
     query: int
     kv: int
@@ -51,12 +51,12 @@ class Units:
     query_heads: int
     kv_heads: int
     experts: int = 0  # routed experts of a block
-    expert: int = 0  # units of each
-    shared: int = 0  # units of what all tokens use beside them
+    expert: int = 0  # units of each expert
+    shared: int = 0  # units of shared experts, which all tokens use
 
     @classmethod
     def of(cls, config: ModelConfig, blocks: Iterable[BlockShape]) -> "Units":
-        """Counted from the runs of all blocks of all layers: those of one name have the same units."""
+        """Count the units in the runs of all blocks of all layers: runs of the same name have equally many."""
         runs = {(block.kind, run.name): run for block in blocks for run in block.runs}
         query, kv = runs["attention", "query"], runs["attention", "kv"]
         dense, routed, shared = (
@@ -92,15 +92,15 @@ def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float] | Spl
 
 
 def units_of(pack: Pack) -> Units:
-    """How a layer of this pack can be shared out."""
+    """Return the units into which a layer of this pack can be divided."""
     return Units.of(pack.config, (block.shape for layer in pack.layers for block in layer))
 
 
 def refuse_too_many(located: Located, dtype: str, cache: Path, shares: Sequence[float]) -> None:
-    """Before anybody is called: whether every node of a positive share can get a unit.
+    """Check, before any worker is called, that every node with a positive share can get a unit.
 
     Raises:
-        PlanError: as `deal_shards`.
+        PlanError: if a node would get no unit.
         ModelError: if the model cannot be packed.
     """
     if sum(share > 0 for share in shares) < 2:
@@ -108,7 +108,7 @@ def refuse_too_many(located: Located, dtype: str, cache: Path, shares: Sequence[
     packed = located.path if located.kind == "pack" else cache / "packs" / pack_name(located, dtype)
     try:
         pack = Pack.open(packed)
-    except (ModelError, WeightsError):  # there is none yet, or it will be mended
+    except (ModelError, WeightsError):  # there is no pack yet, or it will be repaired
         if located.kind != "pack":
             deal_shards(*_before_packing(located.path, dtype), shares)
         return
@@ -127,7 +127,7 @@ def _before_packing(source: Path, dtype: str) -> tuple[ModelConfig, Units]:
 
 
 def parse_split(text: str | None, nodes: int) -> list[float]:
-    """Shares from `--split 3,2,1`, one per node, master first; equal ones if `text` is None or `equal`.
+    """Parse `--split 3,2,1` into shares, one per node, master first; equal ones if `text` is None or `equal`.
 
     Raises:
         UsageError: if it is not as many non-negative numbers as there are nodes.
@@ -170,12 +170,12 @@ def _deal(kind: str, units: int, shares: Sequence[float]) -> list[Range]:
 
 
 def most_that_fit(wanted: int, plans: Callable[[int], Plans]) -> tuple[int, Plans]:
-    """The most requests, `wanted` at most, that `plans` can be made for, to within one part in 32; and these plans.
+    """Return the most requests, at most `wanted`, for which `plans` succeeds, and the plans for them.
 
-    What fits is bisected: between the least that did not and the most that did.
+    Bisect between the most that succeeded and the least that failed, to within one part in 32.
 
     Raises:
-        PlanError: that of one request, if not even that fits.
+        PlanError: the error for one request, if not even that fits.
     """
     fitting, failed, trying = 0, wanted + 1, wanted
     found: list[Plans] = []

@@ -1,4 +1,4 @@
-"""Predictors on their way to the nodes: of each, the rows of a node's own neurons, as a block that has no units."""
+"""Predictors on their way to the nodes: each node gets the rows of its own neurons, as a block without units."""
 
 import shlex
 from collections.abc import Mapping
@@ -23,13 +23,16 @@ F64 = npt.NDArray[np.float64]
 
 
 class SentPredictors:
-    """The predictors of a model by layer, and by its id what was sent of each to anybody."""
+    """A model's predictors by layer, and the vectors of every block made from them, by block id."""
 
     def __init__(
         self, predictors: Mapping[int, Predictor], frequency: F64 | None = None, marks: Active | None = None
     ) -> None:
-        """`frequency` is how often each neuron is active, `[layers, neurons]`, if the model was profiled; else `marks`
-        may say which are for an accelerator."""
+        """Create a source of predictor blocks.
+
+        `frequency` is how often each neuron is active, `[layers, neurons]`, if the model was profiled. Otherwise
+        `marks` may say which neurons are for an accelerator.
+        """
         self._predictors = predictors
         self._known: dict[str, F64 | Active] = {}
         if frequency is not None:
@@ -39,11 +42,11 @@ class SentPredictors:
         self.vectors: dict[bytes, dict[str, npt.NDArray[np.float32]]] = {}
 
     def kept_for(self, nodes: int) -> int:
-        """Bytes that are kept for the others, in a group of so many."""
+        """Return the bytes that stay in memory for the other nodes of a group of `nodes`."""
         return sum(one.nbytes for one in self._predictors.values()) if nodes > 1 else 0
 
     def plans(self, shard: Shard, first: int) -> tuple[tuple[BlockPlan, ...], tuple[PredictorPlan, ...]]:
-        """The blocks for the node that has `shard`, numbered from `first` on, and what is in them."""
+        """Return the blocks for the node that has `shard`, numbered from `first` on, and the predictor in each."""
         blocks: dict[bytes, BlockPlan] = {}
         plans: list[PredictorPlan] = []
         if not len(shard.ffn):
@@ -71,18 +74,18 @@ class SentPredictors:
 
 
 def _as_values(stored: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    """The bytes of a matrix as float32 values, filled with zeros to a whole one; no copy where it is one."""
+    """Return the bytes of a matrix as float32 values, padded with zeros to a multiple of 4; copy only to pad."""
     raw = np.ascontiguousarray(stored).view(np.uint8).reshape(-1)
     more = -len(raw) % 4
     return (np.pad(raw, (0, more)) if more else raw).view(np.float32)
 
 
 def predictors_for(asked: RunOptions, pack: Pack) -> SentPredictors | None:
-    """What `--sparsity` asks for; None where everything is computed.
+    """Return the predictors that `--sparsity` asks for; None if all neurons are computed.
 
     Raises:
-        UsageError: if neurons are to be chosen, and the model has none that can be, or no predictors; or if it has
-            some, and another error is asked of them than that of their training.
+        UsageError: if neurons are to be chosen but the model has no such neurons or no predictors, or if
+        `--sparsity-error` is given for a model whose predictors were trained for a fixed error.
         ModelError: if the predictors' file is damaged.
     """
     sparsity, model = asked.sparsity, asked.model
@@ -108,7 +111,7 @@ def predictors_for(asked: RunOptions, pack: Pack) -> SentPredictors | None:
 
 
 def same_pack(asked: RunOptions) -> str:
-    """The words with which another command takes the same pack, as a shell reads them."""
+    """Return the command-line words that select the same pack in another command, quoted for a shell."""
     words = ["-m", asked.model]
     if asked.dtype != RunOptions.dtype:
         words += ["--dtype", asked.dtype]
@@ -120,13 +123,13 @@ def same_pack(asked: RunOptions) -> str:
 def _refuse_error(error: float, model: str) -> None:
     if error != DEFAULT_ERROR:
         raise UsageError(
-            f"--sparsity-error {error:g} is about SwiGLU models, whose neurons are chosen by their gate; those of "
-            f"{model} are chosen by predictors, whose thresholds were set when they were trained; leave it out"
+            f"--sparsity-error {error:g} is for SwiGLU models, whose neurons are chosen by their gate; those of "
+            f"{model} are chosen by predictors, whose thresholds were set when they were trained; remove it"
         )
 
 
 def _frequency(pack: Pack) -> F64 | None:
-    """How often each neuron is active, `[layers, neurons]`, if a profile says."""
+    """Return how often each neuron is active, `[layers, neurons]`, or None if no matching profile says."""
     path = pack.path / PROFILE
     if not path.exists():
         return None
@@ -136,7 +139,7 @@ def _frequency(pack: Pack) -> F64 | None:
 
 
 def has_records(pack: Pack) -> bool:
-    """Whether each neuron's weights lie together, and may be 0."""
+    """Return True if each neuron's weights are stored together, and its activation may be 0."""
     ffn = [block.shape for layer in pack.layers for block in layer if block.kind != "attention"]
     return pack.config.activation in SPARSE and all(
         shape.kind == "ffn" and [run.layout for run in shape.runs] == ["record"] for shape in ffn

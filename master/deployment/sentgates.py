@@ -1,4 +1,4 @@
-"""The least activation with which each neuron is computed, on its way to the nodes: a block of vectors a layer."""
+"""The least activation with which each neuron is computed, sent to the nodes as one block of vectors per layer."""
 
 from hashlib import sha256
 from typing import Protocol
@@ -14,22 +14,26 @@ F32 = npt.NDArray[np.float32]
 
 
 class SentVectors(Protocol):
-    """What goes to the nodes beside the pack's blocks, by the block's id."""
+    """A source of blocks that are sent to nodes in addition to the pack's, by block id."""
 
     vectors: dict[bytes, dict[str, F32]]
 
 
 class SentGates:
-    """The least activations of a model's neurons at one error, and by its id what was sent of each layer to anybody."""
+    """The least activations of a model's neurons at one error, and the vectors of every block made from them, by id."""
 
     def __init__(self, curves: GateCurves, error: float) -> None:
-        """Raises ModelError unless `error` is a share from 0 to 1."""
+        """Compute the thresholds for `error`.
+
+        Raises:
+            ModelError: if `error` is not from 0 to 1.
+        """
         self.thresholds = curves.at(error)
         self._least = [curve.least(error) for curve in curves.layers]
         self.vectors: dict[bytes, dict[str, F32]] = {}
 
     def plans(self, shard: Shard, first: int) -> tuple[tuple[BlockPlan, ...], tuple[GatePlan, ...]]:
-        """The blocks for the node that has `shard`, numbered from `first` on, and of which layers they are."""
+        """Return the blocks for the node that has `shard`, numbered from `first` on, and the layer of each."""
         blocks: dict[bytes, BlockPlan] = {}
         plans: list[GatePlan] = []
         for layer, whole in enumerate(self._least if len(shard.ffn) else ()):
@@ -40,7 +44,7 @@ class SentGates:
         return tuple(blocks.values()), tuple(plans)
 
     def kept_for(self, nodes: int) -> int:
-        """Bytes that are kept for the others, in a group of so many."""
+        """Return the bytes that stay in memory for the other nodes of a group of `nodes`."""
         return sum(least.nbytes for least in self._least) if nodes > 1 else 0
 
     def _block(self, least: F32) -> BlockPlan:

@@ -1,4 +1,4 @@
-"""The master's side of the weights plane: answers what workers lack, and gives rank 0 its own units from the pack."""
+"""The master's side of the weights plane: it sends workers the units that they lack, and reads rank 0's own units."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,25 +28,25 @@ from worker.shards.partial_image import PartialImage
 
 F32 = npt.NDArray[np.float32]
 Allowed = dict[tuple[bytes, str], list[Range]]
-"""What a worker may ask for: ranges of units of each run of a block."""
+"""The ranges of units of each run of a block, by (block id, run name), that a worker may ask for."""
 _WRONG = "a unit does not match its hash"
-_MOST_TIMES = 8  # that a worker is sent all of its part: damage and broken connections take some
-_EARLIER = 8  # plans whose requests may still be on their way
+_MOST_TIMES = 8  # a worker is sent its part at most 8 times: damage and broken connections take some
+_EARLIER = 8  # earlier plans whose requests may still be on their way
 
 
 class UnitSource(Protocol):
-    """Where units come from."""
+    """A source of units."""
 
     def read(self, need: Need) -> memoryview:
-        """The bytes that `need` asks for.
+        """Return the bytes that `need` asks for.
 
         Raises:
-            WeightsError: if there are none.
+            WeightsError: if the source does not have them.
         """
 
 
 class PackSource:
-    """The layers of a pack, and what is sent beside them; its embedding, head and final norm cannot be asked for."""
+    """The layers of a pack, and vectors sent in addition to them; never its embedding, head or final norm."""
 
     def __init__(self, pack: Pack, sent: SentVectors | None = None) -> None:
         self._sent = sent.vectors if sent is not None else {}
@@ -54,7 +54,11 @@ class PackSource:
         self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
 
     def read(self, need: Need) -> memoryview:
-        """See `UnitSource.read`."""
+        """Return the bytes that `need` asks for; units are checked against their hashes first.
+
+        Raises:
+            WeightsError: if the pack has no such units, or they are damaged.
+        """
         block = self.blocks.get(need.block)
         if need.run == "vectors" and need.block in self._sent:
             return memoryview(b"".join(values.tobytes() for values in self._sent[need.block].values()))
@@ -65,7 +69,7 @@ class PackSource:
         if need.run not in (run.name for run in block.shape.runs):
             raise WeightsError(f"the block has no run {need.run!r}")
         units = block.read_units(need.run, need.first, need.last)
-        self._verifier(block, need)(need.first, units)  # what is damaged is named here, not where it arrives
+        self._verifier(block, need)(need.first, units)  # damage is reported on this side rather than by the receiver
         return units.data.cast("B")
 
     def _verifier(self, block: PackBlock, need: Need) -> Callable[[int, Bytes], None]:
@@ -77,14 +81,14 @@ class PackSource:
 
 @dataclass
 class TransferStats:
-    """Bytes that one worker has said it lacks for the current plan, and bytes sent."""
+    """The bytes that one worker lacks for the current plan, as it reported, and the bytes sent."""
 
     missing: int = 0
     sent: int = 0
 
 
 class Feeder:
-    """Serves one worker. Only units of the worker's own plan are given out."""
+    """The master's server of units to one worker. It sends only units of the worker's own plan."""
 
     def __init__(self, channel: Channel, monitor: Monitor, session: int) -> None:
         self.channel = channel
@@ -94,12 +98,12 @@ class Feeder:
         self._assign: Assign | None = None
         self._source: UnitSource | None = None
         self._allowed: Allowed = {}
-        self._over: deque[Allowed] = deque(maxlen=_EARLIER)  # of earlier plans
+        self._over: deque[Allowed] = deque(maxlen=_EARLIER)  # what earlier plans allowed
         self._unit_bytes: dict[tuple[bytes, str], int] = {}
-        self._nbytes = 0  # of the plan
+        self._nbytes = 0  # bytes of the current plan
 
     def begin(self, assign: Assign, source: UnitSource) -> None:
-        """From now on serve the units of `assign`."""
+        """Serve the units of `assign` from now on."""
         self.stats = TransferStats()
         self._over.append(self._allowed)
         self._assign, self._source = assign, source
@@ -112,7 +116,7 @@ class Feeder:
         self._nbytes = sum(plan.file_bytes for plan in image_plans(assign))
 
     def serve(self) -> None:
-        """Answer what has arrived. Never waits long.
+        """Answer the messages that have arrived, without blocking for long.
 
         Raises:
             WeightsError: if the worker has been sent its part many times over, and still asks.
@@ -127,12 +131,12 @@ class Feeder:
                 self._answer(message)
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the monitor and the connection."""
         self.monitor.close()
         self.channel.close()
 
     def _late(self, need: Need) -> bool:
-        """Whether it was asked for an earlier plan alone, by a worker that had not heard of this one."""
+        """Return True if only an earlier plan allows `need`: the worker had not received the current plan."""
         return not _within(self._allowed, need) and any(_within(earlier, need) for earlier in self._over)
 
     def _answer(self, need: Need) -> None:
@@ -155,7 +159,7 @@ class Feeder:
         try:
             self.channel.send(message)
         except UnreachableError:
-            return  # the connection broke: the next Offer has the worker ask again
+            return  # the connection broke; after the next Offer the worker asks again
 
 
 def _within(allowed: Allowed, need: Need) -> bool:
@@ -170,12 +174,13 @@ def own_blocks(
     progress: Progress = silent,
     sent: SentVectors | None = None,
 ) -> list[HeldBlock]:
-    """Rank 0's blocks in the order of `assign.blocks`: in place where the pack has the units in one range, else images.
+    """Return rank 0's blocks in the order of `assign.blocks`.
 
-    What is `sent` beside the pack is handed over as it is in memory.
+    A block whose units are one byte range of the pack is used in place; other blocks become images in the cache.
+    Vectors that are `sent` in addition to the pack are used as they are in memory.
 
     Raises:
-        WeightsError: if the pack is damaged, or the disk full.
+        WeightsError: if the pack is damaged, or the disk is full.
     """
     source, ready = PackSource(pack), sent.vectors if sent is not None else {}
     plans = image_plans(assign)
@@ -199,12 +204,12 @@ def _filled(partial: PartialImage, source: PackSource, cache: ShardCache) -> Hel
 
 
 def _in_memory(plan: ImagePlan, pack: Pack, sent: Mapping[bytes, dict[str, F32]]) -> HeldBlock:
-    """A block of vectors alone."""
+    """Return a block that has only vectors, which are in memory."""
     return HeldBlock(plan.block.id, Extent(pack.path, 0, 0), sent[plan.block.id])
 
 
 def _in_place(plan: ImagePlan, block: PackBlock, cache: ShardCache) -> HeldBlock | None:
-    """The block as it lies in the pack, its units checked; None if they are not one byte range there."""
+    """Return the block in place in the pack, with its units checked; None if its units are not one byte range."""
     extents = [block.extent(run.layout.name, run.first, run.last) for run in plan.runs if run.nbytes]
     if not extents or any(a.offset + a.nbytes != b.offset for a, b in pairwise(extents)):
         return None

@@ -1,1 +1,1 @@
-"""From requests to tokens: admission, pages, steps, sampling, the end of an answer."""
+"""Generation of answers: admission of requests, pages, steps, sampling, and the end of an answer."""

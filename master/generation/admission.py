@@ -11,30 +11,30 @@ from master.generation.sequence import Sequence
 from tpi.kv import pages_for
 
 _PATIENCE_S = 10.0
-"""Seconds after which a request that finds no room lets none be admitted before it."""
+"""Seconds after which a waiting request that does not fit keeps later requests from being admitted before it."""
 
 _MOST_TRIED = 8
-"""Waiting requests that are tried in one step: each costs a hash over its prompt."""
+"""The most waiting requests that are tried in one step: each costs a hash over its prompt."""
 
 
 class Admission:
-    """The requests of an engine.
+    """The running and the waiting requests of an engine.
 
-    A waiting request is admitted when there are pages for all its tokens so far, or when running requests of clients
-    that hold more have to give way to it. Where pages run out, the client that holds most gives pages back. A request
-    that gave its pages back waits in its client's line, and is computed again from its tokens.
+    A waiting request is admitted if there are pages for all its tokens so far, or if preempting running requests of
+    clients that hold more makes enough room. When pages run out, the client that holds most gives pages back. A
+    preempted request waits in its client's line; its tokens are computed again later.
     """
 
     def __init__(self, most: int) -> None:
-        """`most`: requests that run at once."""
+        """Create an empty admission in which at most `most` requests run at once."""
         self.running: list[Request] = []  # in order of admission
         self.waiting = WaitingLine()
-        self.preempted = 0  # so often a request gave its pages back
-        self.released: list[int] = []  # sequences whose pages the nodes are to forget
+        self.preempted = 0  # requests preempted so far
+        self.released: list[int] = []  # ids of sequences whose page tables the nodes are to forget
         self.most = most
 
     def deploy(self, deployment: Deployment) -> None:
-        """Use the pages of `deployment` from now on. What ran waits, first in its client's line."""
+        """Use the pages of `deployment` from now on. Running requests go back to the front of their clients' lines."""
         self._pages = deployment.pages
         self._at_once = min(self.most, deployment.limits.chunk, deployment.limits.pages)
         self._room = Room(self._pages.total, self._at_once)
@@ -44,7 +44,7 @@ class Admission:
         self.running = []
 
     def admit(self, now: float) -> None:
-        """Let waiting requests run, in turn, as long as there is room; `now` in `perf_counter` seconds."""
+        """Admit waiting requests, in turn, as long as there is room. `now` is in `perf_counter` seconds."""
         while any(self._try(request, now) for request in self._candidates(now)):
             pass
 
@@ -56,23 +56,25 @@ class Admission:
             self._preempt(Holdings(self._room, self.running).heaviest(self.running)[0])
 
     def withdraw(self, request: Request) -> None:
-        """Take a request out, wherever it is; its sequence keeps what it has."""
+        """Remove a request, running or waiting. Its sequence keeps its tokens and pages."""
         if request in self.running:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Give a sequence's pages back, here and on every node; what they hold can be found as long as it is there."""
+        """Give a sequence's pages back, on the master and on every node. Their contents can be found until they are
+        reused.
+        """
         if sequence.announced:
             self.released.append(sequence.id)
         sequence.leave(self._pages)
 
     def _candidates(self, now: float) -> Iterator[Request]:
-        """Iterate over the requests to try, in turn, until one of them runs.
+        """Yield the requests to try, in turn, until one of them is admitted.
 
-        None comes after one that waits for its fair share: what becomes free is for that one. After a while the same
-        holds for one that alone takes more than a fair share.
+        Stop after a request that is within its client's fair share: the pages that become free are for it. After
+        `_PATIENCE_S` do the same for a request that alone takes more than a fair share.
         """
         held, sizes = Holdings(self._room, self.running), self.waiting.sizes
         fair = self._fair() if sizes else 0.0
@@ -84,7 +86,7 @@ class Admission:
                 return
 
     def _try(self, request: Request, now: float) -> bool:
-        """Admit `request` if there is room, or if there will be once others gave way; return True if it runs."""
+        """Admit `request` if there is room or preempting others makes enough; return True if it now runs."""
         sequence = request.sequence
         sequence.begin(self._pages)
         givers = self._givers(request, now)
@@ -101,7 +103,7 @@ class Admission:
         return True
 
     def _givers(self, request: Request, now: float) -> list[Request] | None:
-        """Return the running requests that are to make room for `request`; None if they cannot make enough."""
+        """Return the running requests to preempt for `request`; None if preempting them does not make enough room."""
         free, left, givers = self._pages.free, list(self.running), list[Request]()
         held, fair = Holdings(self._room, left), self._fair()
         while not self._fits(request, left, free):
@@ -116,14 +118,14 @@ class Admission:
         return givers
 
     def _fits(self, request: Request, running: list[Request], free: int) -> bool:
-        """Return True if `request` can run beside `running`, of which each that grows will take a page at least."""
+        """Return True if `request` can run next to `running`, counting one further page for each request that grows."""
         if not running:
             return True
         growing = sum(map(_grows, running))
         return len(running) < self._at_once and _missing(request.sequence) + growing <= free
 
     def _fair(self) -> float:
-        """Return the share of everything that each client may have if all want it."""
+        """Return the share of all places and pages that each client gets if all of them want it."""
         return 1 / len(set(self.waiting.sizes) | {each.client.name for each in self.running})
 
     def _preempt(self, request: Request) -> None:
@@ -134,11 +136,11 @@ class Admission:
 
 
 def _missing(sequence: Sequence) -> int:
-    """Pages that all its known tokens take beyond those that it has."""
+    """Return how many pages all its known tokens take beyond those that it has."""
     return max(0, pages_for(len(sequence.tokens)) - len(sequence.table))
 
 
 def _grows(request: Request) -> bool:
-    """Whether its answer may take pages beyond those of its tokens so far; the last token is not computed with."""
+    """Return True if its answer may need more pages than its tokens so far. The last token needs no keys and values."""
     tokens = len(request.sequence.tokens)
     return pages_for(tokens + request.limit - request.made - 1) > pages_for(tokens)

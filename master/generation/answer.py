@@ -1,4 +1,4 @@
-"""One answer: sampled tokens to streamed text, with end-of-turn, stop texts, limits, and its timing."""
+"""One answer: from sampled tokens to streamed text, with end-of-turn tokens, stop texts, limits and timing."""
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
@@ -15,14 +15,14 @@ from master.text.stops import StopFilter
 from master.text.tokenizer import Message, Tokenizer
 from tpi.errors import UsageError
 
-_CONTINUATION = range(0x80, 0xC0)  # bytes of UTF-8 that begin no character
+_CONTINUATION = range(0x80, 0xC0)  # bytes that continue a UTF-8 character
 
 FinishReason = Literal["stop", "length", "interrupted"]
 
 
 @dataclass
 class Answer:
-    """What came out, and how fast. Times in seconds; rates in tokens per second."""
+    """The text, tokens and timing of one finished answer. Times are in seconds, rates in tokens per second."""
 
     prompt_tokens: int
     text: str = ""
@@ -30,8 +30,8 @@ class Answer:
     finish_reason: FinishReason = "length"
     ttft: float = 0.0
     decode_seconds: float = 0.0  # from the first token to the last
-    counted: int = 0  # tokens, where their ids are not known
-    said: str | None = None  # `text` without thinking, where the model keeps them apart itself
+    counted: int = 0  # number of tokens, if their ids are not known
+    said: str | None = None  # `text` without the thinking, if the model marks thinking itself
 
     @property
     def prefill_rate(self) -> float:
@@ -40,18 +40,18 @@ class Answer:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second after the first."""
+        """Tokens per second after the first one."""
         return (self.count - 1) / self.decode_seconds if self.decode_seconds and self.count else 0.0
 
     @property
     def count(self) -> int:
-        """Tokens that were made."""
+        """Number of generated tokens."""
         return self.counted or len(self.token_ids)
 
 
 @dataclass(frozen=True)
 class AnswerLimits:
-    """When to stop: after `tokens` tokens, at any of the stop texts, or (unless `ignore_eos`) at the end of turn."""
+    """Conditions that end an answer: `tokens` tokens, one of `stops`, or an end-of-turn token unless `ignore_eos`."""
 
     tokens: int
     stops: tuple[str, ...] = ()
@@ -59,31 +59,34 @@ class AnswerLimits:
 
 
 class AnswerText:
-    """One answer's text as its tokens come; it knows when it is over."""
+    """The text of one answer, built token by token until a limit or stop text ends it."""
 
     def __init__(self, tokenizer: Tokenizer, limits: AnswerLimits, spelled: Collection[int] = ()) -> None:
-        """`spelled`: control tokens that are shown as they are spelled."""
-        self.finish_reason: FinishReason | None = None  # None: it goes on, until its limit
+        """Create an empty text. `spelled` are ids of control tokens that are written out as text."""
+        self.finish_reason: FinishReason | None = None  # None while the answer goes on
         self.made = 0
-        self.stop_text: str | None = None  # at which it ended
+        self.stop_text: str | None = None  # the stop text that ended the answer
         self._eos = frozenset[int]() if limits.ignore_eos else tokenizer.eos_ids
         self._limits = limits
         self._decoded = 0  # characters of the tokens so far, before a stop text cuts them
         self._stream, self._filter = tokenizer.stream(spelled), StopFilter(limits.stops)
 
     def begins(self, data: bytes) -> int:
-        """Where the text of the next token begins, of these bytes: at the first one of its character."""
+        """Return the character offset at which the text of the next token, `data` in UTF-8, begins.
+
+        If `data` continues a character, that is the offset of that character.
+        """
         goes_on = data[:1] and data[0] in _CONTINUATION
         return self._decoded + (0 if goes_on else len(self._stream.held))
 
     def resume(self, tokens: SequenceOf[int]) -> str:
-        """Take in the tokens of an earlier part of this answer, which count for no limit; return their text."""
+        """Take in the tokens of an earlier part of this answer; return their text. They do not count towards limits."""
         decoded = "".join(map(self._stream.push, tokens))
         self._decoded += len(decoded)
         return self._filter.push(decoded)
 
     def push(self, token: int) -> str:
-        """The text that the next token completes; nothing may come after the last one."""
+        """Return the text that `token` completes. Do not call it again once `finish_reason` is set."""
         self.made += 1
         if token in self._eos:
             self.finish_reason = "stop"
@@ -99,34 +102,38 @@ class AnswerText:
         return text
 
     def flush(self) -> str:
-        """What was held back, at the end of an answer."""
+        """Return the text that was held back; call it once, at the end of an answer."""
         return "" if self._filter.stopped else self._filter.push(self._stream.flush()) + self._filter.flush()
 
 
 class _ShownText:
-    """An answer's text on its way to whoever sees it: as it is, or by its channels where a model writes in such."""
+    """An answer's text on its way to the display: unchanged, or separated into channels if the model writes in
+    channels.
+    """
 
     def __init__(self, tokenizer: Tokenizer, limits: AnswerLimits, result: Answer, show: Callable[[str], None]) -> None:
-        """What is shown is in `result`, too."""
+        """Create a text that is appended to `result.text` and passed to `show`."""
         self._channels = ShownChannels() if has_channels(tokenizer.chat_template) else None
         found = [tokenizer.control(name) for name in SPELLED] if self._channels else []
         self._text = AnswerText(tokenizer, limits, [token for token in found if token is not None])
         self._result, self._show = result, show
 
     def resume(self, tokens: SequenceOf[int]) -> None:
-        """Take in an earlier part of this answer, which was shown already."""
+        """Take in an earlier part of this answer that was already shown."""
         text = self._text.resume(tokens)
         self._result.text = self._channels.push(text) if self._channels else text
 
     def push(self, token: int) -> bool:
-        """The next token; whether the answer ends with it, for the reason that the result has then."""
+        """Show the text of the next token. Return True if it ends the answer; `finish_reason` of the result then says
+        why.
+        """
         piece, ended = self._text.push(token), self._text.finish_reason
         self._emit(piece, last=ended is not None)
         self._result.finish_reason = ended or self._result.finish_reason
         return ended is not None
 
     def flush(self) -> None:
-        """What was held back, where it ends for another reason."""
+        """Show the text that was held back, if something other than a token ended the answer."""
         self._emit(self._text.flush(), last=True)
 
     def _emit(self, piece: str, last: bool) -> None:
@@ -151,13 +158,14 @@ def answer(
 ) -> Answer:
     """Generate one answer to the pending tokens of `sequence`, passing text to `show` as it comes.
 
-    `begun` are the last tokens of `sequence` if they are the answer's own, cut earlier: the result's text begins with
-    theirs, which is not shown again, and its `token_ids` are the new ones alone. `mark` is called once, between the
-    first token and the second: what is counted from there on is decoding.
-    `stopped` is asked between steps; where it says so, the answer ends as interrupted.
+    Args:
+        mark: called once, between the first token and the second. The time from there on counts as decoding.
+        stopped: called between steps. If it returns True, the answer ends with the reason "interrupted".
+        begun: the last tokens of `sequence`, if they are the beginning of this answer, cut off earlier. Their text is
+        part of the result's text but not shown again; `token_ids` has the new tokens only.
 
     Raises:
-        NodeLost, NodeError: if a worker is lost or fails; what was shown stays shown.
+        NodeLost, NodeError: if a worker is lost or fails. Text that was shown stays shown.
     """
     result, started = Answer(prompt_tokens=sequence.pending), perf_counter()
     text, first = _ShownText(tokenizer, limits, result, show), started
@@ -178,10 +186,10 @@ def answer(
 
 
 def prompt_messages(prompt: str, system: str | None, raw: bool) -> list[Message]:
-    """The conversation that one prompt is, with a system message before it.
+    """Return the conversation that consists of `prompt`, after the system message if there is one.
 
     Raises:
-        UsageError: if the system message is not UTF-8, or given with `raw`.
+        UsageError: if the system message is not UTF-8, or is given together with `raw`.
     """
     if system is None:
         return [{"role": "user", "content": prompt}]
@@ -194,10 +202,10 @@ def prompt_messages(prompt: str, system: str | None, raw: bool) -> list[Message]
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: SequenceOf[Message], raw: bool) -> SequenceOf[int]:
-    """Token ids of a conversation: through the chat template, or with `raw` (or without a template) as it is.
+    """Return the token ids of a conversation, formatted by the chat template, or with `raw` (or no template) unchanged.
 
     Raises:
-        ModelError: if the template refuses it.
+        ModelError: if the template refuses the conversation.
     """
     if raw:
         return tokenizer.encode("".join(message["content"] for message in messages))

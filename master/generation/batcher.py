@@ -1,4 +1,4 @@
-"""Request admission: which tokens of which sequences the next step runs. (The weight scheduler is `scheduler/`.)"""
+"""The batcher: it chooses which tokens of which sequences the next step runs. (`scheduler/` schedules weights.)"""
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -10,20 +10,23 @@ from master.generation.pages import PagePool
 from master.generation.sequence import Sequence
 from tpi.kernels.spec import PAGE_TOKENS
 
-_BESIDE = 4  # answers that go on wait this many times less for a prompt's chunk
+_BESIDE = 4  # while answers are decoded, a step has at most 1/4 of a chunk of prompt tokens, so that they wait less
 _LEAST = PAGE_TOKENS
-_ANSWERS = 8  # of a client that go on in a step beside others; more rows than these cost a processor time in proportion
+_ANSWERS = 8  # most answers of one client in a step if others decode too; more rows cost processor time in proportion
 _FAR = 1 << 30
 EVEN = 6
-"""Times the hidden size: there a layer's attention, 4 x position x hidden operations a token, comes to what its weights
-take, about 24 x hidden^2 (Kaplan et al. 2020, Scaling Laws for Neural Language Models, table 1)."""
+"""Position, in multiples of the hidden size, at which a layer's attention costs as much as its weights.
+
+Attention takes 4 x position x hidden operations a token, the weights about 24 x hidden^2 (Kaplan et al. 2020, Scaling
+Laws for Neural Language Models, table 1).
+"""
 
 
 @dataclass(frozen=True)
 class Work:
     """One sequence's part of a step: run `count` tokens from `position` on.
 
-    Of its page table as the nodes know it, the first `kept` pages stay, and `appended` follow.
+    The nodes keep the first `kept` pages of its page table and append the pages `appended`.
     """
 
     sequence: Sequence
@@ -34,36 +37,36 @@ class Work:
 
     @property
     def completes(self) -> bool:
-        """Whether the last known token is part of this step, so that the next one can be sampled."""
+        """True if the last known token is part of this step, so that the next one can be sampled."""
         return self.position + self.count == len(self.sequence.tokens)
 
 
 class Batcher:
-    """Picks each step's work: at most `chunk` tokens in all.
+    """Chooses each step's work: at most `chunk` tokens in all.
 
-    Sequences that lack one token come first, so that answers go on in every step; beside other clients a client has at
-    most `_ANSWERS` of them, in turn. What is left is shared out among clients and among their prompts, so that a short
-    one is not behind a long one. Beside answers, prompts get a part of a chunk, the smaller the further a prompt is, so
-    that answers wait about as long at its end as at its beginning.
+    Sequences that lack one token come first, so that answers continue in every step. If several clients have such
+    sequences, each gets at most `_ANSWERS` of them a step, in turn. The remaining room is divided among clients and
+    among their prompts, so that a short prompt does not wait for a long one. While answers are decoded, prompts get
+    only part of a chunk. The part shrinks as a prompt grows longer, so that each step takes about the same time.
     """
 
     def __init__(self, pages: PagePool, chunk: int, even: int = _FAR) -> None:
-        """`even`: the position at which a token takes twice as long as the first one, for it attends to all before."""
+        """Create a batcher. A token at position `even` takes twice as long as one at 0: it attends to all before it."""
         self.pages = pages
         self.chunk = chunk
         self.even = even
-        self._turn = 0  # steps in which several clients had answers
+        self._turn = 0  # steps in which several clients had answers to continue
 
     def pick(self, sequences: SequenceOf[Sequence]) -> list[Work]:
-        """The next step's work, with pages allocated for it.
+        """Return the next step's work, with pages allocated for it.
 
         Raises:
-            PlanError: if the KV pool has no room for a sequence's next tokens.
+            PlanError: if the KV cache has no room for a sequence's next tokens.
         """
         return [self._work(sequence, count) for sequence, count in self._counts(sequences) if count]
 
     def commit(self, work: SequenceOf[Work]) -> None:
-        """Record that the step has run on every node: pages that became full can be found."""
+        """Record that the step has run on every node: pages that became full can now be found by their contents."""
         for item in work:
             sequence = item.sequence
             sequence.computed = item.position + item.count
@@ -73,7 +76,7 @@ class Batcher:
                 sequence.keys.append(key)
 
     def _counts(self, sequences: SequenceOf[Sequence]) -> Iterator[tuple[Sequence, int]]:
-        """Yield how many tokens of each sequence run."""
+        """Yield each sequence that runs, with the number of its tokens."""
         ready = self._ready([each for each in sequences if each.pending == 1])
         yield from ((each, 1) for each in ready)
         clients = sorted(_by_client(each for each in sequences if each.pending > 1), key=_pending)
@@ -89,7 +92,7 @@ class Batcher:
                 yield each, count
 
     def _ready(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Choose those that run of the sequences that lack one token, those that ran longest ago first."""
+        """Choose which of the sequences that lack one token run: those that ran longest ago come first."""
         clients = _by_client(sequences)
         if len(clients) < 2:
             return sequences[: self.chunk]
@@ -101,7 +104,7 @@ class Batcher:
         return found
 
     def _sooner(self, sequence: Sequence, count: int) -> int:
-        """So many tokens where the sequence is now take as long as `count` at its beginning."""
+        """Return how many tokens at the sequence's position take as long as `count` tokens at position 0."""
         return max(min(count, _LEAST), count * self.even // (self.even + sequence.computed))
 
     def _work(self, sequence: Sequence, count: int) -> Work:

@@ -1,15 +1,15 @@
-"""The sender of a request: with whom places and pages are shared, and from whom cached prefixes are kept."""
+"""The sender of a request: the unit by which places, pages and cached prefixes are shared."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """The sender of one HTTP request. All requests that the engine makes of it have the same object.
+    """The sender of one HTTP request. All engine requests made for it share the same object.
 
     Attributes:
-        name: of those who share places and pages as one: a key, or an address.
-        salt: requests find each other's cached prefixes only if their salts are equal.
+        name: a key or an address. Requests with the same name share one client's places and pages.
+        salt: two requests can reuse each other's cached prefixes only if their salts are equal.
     """
 
     name: str = ""

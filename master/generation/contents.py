@@ -1,6 +1,6 @@
-"""Which page holds which tokens: full pages by a hash of all tokens up to their end, and the last, unfinished ones.
+"""The prefix cache's index: full pages by a hash of all tokens up to their end, and unfinished last pages.
 
-Only what a page *holds* is known here; who holds the page is `master.generation.pages.PagePool`'s.
+This module knows only what each page contains; `master.generation.pages.PagePool` knows which sequences hold it.
 """
 
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ import numpy as np
 from tpi.kernels.spec import PAGE_TOKENS
 
 Key = bytes
-"""Stands for a salt and all tokens from the first of a sequence to the end of a full page."""
+"""A hash that stands for a salt and all tokens from the start of a sequence to the end of a full page."""
 
 BEGINNING: Key = b""
 _KEY_BYTES = 16
 
 
 def chain(tokens: SequenceOf[int], keys: SequenceOf[Key] = (), salt: Key = BEGINNING) -> Iterator[Key]:
-    """Yield the keys of the full pages of `tokens`, beyond the first ones, whose `keys` are known already.
+    """Yield the keys of the full pages of `tokens`, beyond the first pages, whose keys `keys` are known already.
 
-    All of them depend on `salt`: sequences of different salts have no key in common.
+    Every key depends on `salt`: sequences with different salts have no key in common.
     """
     last = keys[-1] if keys else salt
     for first in range(len(keys) * PAGE_TOKENS, len(tokens) - PAGE_TOKENS + 1, PAGE_TOKENS):
@@ -33,7 +33,7 @@ def chain(tokens: SequenceOf[int], keys: SequenceOf[Key] = (), salt: Key = BEGIN
 
 @dataclass(frozen=True)
 class Tail:
-    """An unfinished page: it holds `tokens`, fewer than a page has, which come after those of `before`."""
+    """An unfinished page with `tokens`, fewer than fill it, which follow the tokens of the key `before`."""
 
     page: int
     before: Key
@@ -41,26 +41,30 @@ class Tail:
 
 
 class Contents:
-    """What is known of pages. A page that is written to again, or given to somebody else, is to be forgotten first."""
+    """The index of page contents. A page must be forgotten before it is rewritten or given to another sequence."""
 
     def __init__(self) -> None:
         self._pages: dict[Key, int] = {}
         self._keys: dict[int, Key] = {}
-        self._tails: dict[Key, Tail] = {}  # by what is before; the latest one
+        self._tails: dict[Key, Tail] = {}  # the latest unfinished page after each key
         self._of_tail: dict[int, Tail] = {}
 
     def knows(self, page: int) -> bool:
-        """Whether it could be found."""
+        """Return True if lookups can return `page`."""
         return page in self._keys or page in self._of_tail
 
     def note(self, page: int, key: Key) -> None:
-        """The full page holds what `key` stands for. Where another one does already, that one is found."""
+        """Record that the full page `page` has the tokens of `key`. If another page has them already, keep that one
+        instead.
+        """
         if key not in self._pages:
             self.forget(page)
             self._pages[key], self._keys[page] = page, key
 
     def note_tail(self, tail: Tail) -> None:
-        """Nobody goes on with this page for now. It takes the place of an earlier one after the same tokens."""
+        """Record an unfinished page that no sequence extends at present. It replaces an earlier one after the same
+        tokens.
+        """
         earlier = self._tails.get(tail.before)
         if earlier is not None:
             del self._of_tail[earlier.page]
@@ -68,15 +72,15 @@ class Contents:
         self._tails[tail.before] = self._of_tail[tail.page] = tail
 
     def page(self, key: Key) -> int | None:
-        """The full page of `key`."""
+        """Return the full page of `key`, or None."""
         return self._pages.get(key)
 
     def tail(self, before: Key) -> Tail | None:
-        """The unfinished page after `before`."""
+        """Return the unfinished page after `before`, or None."""
         return self._tails.get(before)
 
     def forget(self, page: int) -> None:
-        """The page does not hold any more what it held."""
+        """Remove a page from the index, as its contents are about to change."""
         if (key := self._keys.pop(page, None)) is not None:
             del self._pages[key]
         if (tail := self._of_tail.pop(page, None)) is not None:

@@ -1,4 +1,4 @@
-"""What a model's own files say of sampling, used where the user says nothing."""
+"""Sampling settings from a model's own files, used where the user gives none."""
 
 import math
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """A model's settings that can be used, by their names in `Sampling`, and a note on each that cannot."""
+    """A model's usable settings by their names in `Sampling`, and a note on each setting that cannot be used."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "SamplingDefaults":
-        """Read the tokenizer's part of a pack's manifest; what is not valid is ignored, with a note.
+        """Read the tokenizer's part of a pack's manifest. Invalid settings are ignored, with a note on each.
 
         `do_sample: false` means greedy, as in transformers.
         """
@@ -47,12 +47,12 @@ class SamplingDefaults:
         return replace(sampling, **self.missing(sampling)) if self.values else sampling  # type: ignore[arg-type]
 
     def missing(self, sampling: Sampling) -> dict[str, float]:
-        """Return the model's settings that `sampling` was not given; none where all of it was meant."""
+        """Return the model's settings that `sampling` lacks; empty if `sampling` is to be used as it is."""
         given = sampling.given
         return {} if given is None else {name: value for name, value in self.values.items() if name not in given}
 
     def words(self, sampling: Sampling) -> str:
-        """Return what is used of the model's settings for `sampling`, for people; empty if nothing is."""
+        """Return a sentence on the model's settings that apply to `sampling`; empty if none does."""
         used = self.missing(sampling)
         if used.get("temperature") == 0:
             return "sampling as the model's files say: greedy (temperature 0); --temp overrides it"
@@ -61,7 +61,7 @@ class SamplingDefaults:
 
 
 def _usable(setting: str, value: object) -> float | None:
-    """Return the value as `Sampling` takes it; None if it does not. A `top_k` of -1 is all tokens."""
+    """Return the value as `Sampling` takes it, or None if it is invalid. A `top_k` of -1 means all tokens."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     if setting == "top_k":

@@ -1,4 +1,4 @@
-"""The step loop: from requests to tokens. A step runs on every node of the deployment; what is complete is sampled."""
+"""The step loop: from requests to tokens. A step runs on every node; complete sequences then get their next token."""
 
 from array import array
 from collections import deque
@@ -27,44 +27,46 @@ MOST_RUNNING = 64  # requests at once; more of them would only make each slower
 
 
 class Engine:
-    """Runs requests on a deployment, which can be replaced between two steps: sequences live as long as wanted.
+    """Runs requests on a deployment, which can be replaced between two steps without losing any sequence.
 
-    Requests join and leave at every step, see `master.generation.admission.Admission`.
+    Requests join and leave at every step: `master.generation.admission.Admission` decides which ones run.
     """
 
     def __init__(self, deployment: Deployment, most: int = MOST_RUNNING) -> None:
-        """`most`: requests that run at once."""
+        """Create an engine in which at most `most` requests run at once."""
         self.admission = Admission(most)
         self.recover: Callable[[TpiError], bool] = lambda error: False
-        """Called where a step of `generate` fails: whether it can go on, on another deployment."""
+        """Called if a step of `generate` fails. Returns True if it can go on, on another deployment."""
         self.between: Callable[[bool], None] = lambda fresh: None
-        """Called before each step, with whether a request is about to begin; it may replace the deployment."""
+        """Called before each step, with True if a request waits to be admitted. It may replace the deployment."""
         self.wanted: Callable[[], bool] = lambda: True
-        """Asked several times a second by whoever waits within `recover` or `between`: whether anybody still does."""
+        """Called several times a second while `recover` or `between` waits. Returns False if no request waits any
+        longer.
+        """
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
         self._deploy(deployment)
 
     @property
     def context(self) -> int:
-        """The most tokens of a sequence."""
+        """The most tokens that a sequence may have."""
         return self.deployment.limits.context
 
     @property
     def requests(self) -> list[Request]:
-        """All that are not finished: those that run, and those that wait."""
+        """All unfinished requests: first those that run, then those that wait."""
         return [*self.admission.running, *self.admission.waiting]
 
     def replace(self, deployment: Deployment) -> None:
-        """Go on with another deployment. Pages are filled again by computing the tokens that sequences have so far."""
+        """Switch to another deployment. The KV cache of every sequence is computed again from its tokens."""
         for sequence in self._sequences.values():
             sequence.forget()
         self._deploy(deployment)
 
     def admit(self, tokens: SequenceOf[int], reuse: bool = False, client: Client | None = None) -> Sequence:
-        """A new sequence that begins with the prompt `tokens`; it is the engine's until `release`.
+        """Return a new sequence that begins with the prompt `tokens`. The engine keeps it until `release`.
 
-        With `reuse`, what earlier sequences of the same salt have computed of the same tokens is not computed again.
+        With `reuse`, keys and values that sequences of the same salt have computed for the same tokens are reused.
 
         Raises:
             UsageError: if the prompt is empty or leaves no room in the context.
@@ -75,7 +77,11 @@ class Engine:
         return sequence
 
     def extend(self, sequence: Sequence, tokens: SequenceOf[int]) -> None:
-        """Append prompt tokens (a further turn) to a sequence; raises UsageError as `admit`."""
+        """Append prompt tokens (a further turn) to a sequence.
+
+        Raises:
+            UsageError: if there are no tokens, or they leave no room in the context.
+        """
         length = len(sequence.tokens) + len(tokens)
         if not tokens:
             raise UsageError("the prompt is empty; give some text with -p")
@@ -86,22 +92,22 @@ class Engine:
         sequence.tokens.extend(tokens)
 
     def submit(self, request: Request) -> None:
-        """Answer `request` in the steps to come, beside all others; it leaves when it is finished or withdrawn."""
+        """Queue `request` for the coming steps. It leaves when it is finished or withdrawn."""
         if request.limit > 0 and len(request.sequence.tokens) < self.context:
             self.admission.waiting.push(request)
         else:
             request.finished = True
 
     def withdraw(self, request: Request) -> None:
-        """Give a request up, wherever it is; its sequence keeps what it has."""
+        """Cancel a request, running or waiting. Its sequence keeps its tokens and pages."""
         request.finished = True
         self.admission.withdraw(request)
 
     def step(self) -> None:
-        """Run one step of all requests; each that is complete gets a token.
+        """Run one step of all requests. Each request whose known tokens are all computed gets its next token.
 
         Raises:
-            NodeLost, NodeError: if a worker is lost or fails; requests stay as they were before the step.
+            NodeLost, NodeError: if a worker is lost or fails. Requests stay as they were before the step.
             PlanError: if there are too few pages for the next tokens of a single sequence.
         """
         self.between(bool(self.admission.waiting))
@@ -124,9 +130,9 @@ class Engine:
     def generate(
         self, sequence: Sequence, sampler: Sampler, limit: int, stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[Sampled]:
-        """Tokens of one sequence as they are sampled, at most `limit`.
+        """Yield tokens of one sequence as they are sampled, at most `limit`.
 
-        Ends early where the context is full, or where `stopped`, which is asked before every step, says so.
+        End early when the context is full, or when `stopped`, called before every step, returns True.
 
         Raises:
             TpiError: if no token can be drawn.
@@ -152,8 +158,10 @@ class Engine:
             self.withdraw(request)
 
     def logits(self, tokens: SequenceOf[int]) -> F32:
-        """`[len(tokens), vocab]`: the logits after each of `tokens`, computed as one new sequence (for evaluation)."""
-        sequence = self.admit(tokens)  # all of it is computed
+        """Return the logits after each of `tokens`, `[len(tokens), vocab]`, computed as one new sequence (for
+        evaluation).
+        """
+        sequence = self.admit(tokens)  # without reuse, so that every row is computed
         rows = []
         while sequence.pending:
             rows.append(self.deployment.vocabulary.head(self._forward(self._batcher.pick([sequence]))))
@@ -161,12 +169,12 @@ class Engine:
         return np.concatenate(rows)
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence, and give its pages back; what they hold can be found as long as it is there."""
+        """Forget a sequence and give its pages back. Their contents can be found until they are reused."""
         self.admission.give_back(sequence)
         self._sequences.pop(sequence.id, None)
 
     def _advance(self, stopped: Callable[[], bool]) -> None:
-        """A step; where it fails, another deployment on which the next may not. Who has stopped minds no failure."""
+        """Run a step; recover if a node fails. Ignore a failed recovery once `stopped` returns True."""
         try:
             self._mended_step()
         except NodeError:
@@ -187,7 +195,7 @@ class Engine:
         self.admission.deploy(deployment)
 
     def _forward(self, work: SequenceOf[Work]) -> F32:
-        """Hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
+        """Return hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
         tokens = [token for item in work for token in item.sequence.tokens[item.position :][: item.count]]
         positions = [position for item in work for position in range(item.position, item.position + item.count)]
         entries = tuple(
@@ -203,14 +211,14 @@ class Engine:
         return hidden
 
     def _hand_out(self, request: Request, work: SequenceOf[Work], rows: F32) -> None:
-        """Hidden states to a request that wants them."""
+        """Pass its part of the hidden states `rows` to a request that wants them."""
         starts = accumulate((item.count for item in work), initial=0)
         for start, item in zip(starts, work, strict=False):
             if item.sequence is request.sequence:
                 request.take_rows(rows[start : start + item.count], item.completes)
 
     def _push(self, logits: Mapping[int, F32]) -> None:
-        """A token for every request whose sequence has logits, by the sequence's number."""
+        """Sample a token for every request whose sequence has logits. `logits` is keyed by sequence id."""
         at = perf_counter()
         for request in self.admission.running:
             if (row := logits.get(request.sequence.id)) is not None:
@@ -218,7 +226,7 @@ class Engine:
 
 
 def _last_rows(work: SequenceOf[Work], drawing: Container[int]) -> dict[int, int]:
-    """Where the last token of each sequence of `drawing` that is complete stands in its step."""
+    """Return, by sequence id, the row in the step of each complete sequence's last token, for the ids in `drawing`."""
     ends = accumulate(item.count for item in work)
     pairs = ((item, end - 1) for item, end in zip(work, ends, strict=True))
     return {item.sequence.id: row for item, row in pairs if item.completes and item.sequence.id in drawing}

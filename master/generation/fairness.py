@@ -1,8 +1,8 @@
 """Fair shares of places and pages: by client, and within a client by HTTP request.
 
 A holding weighs as much as its dominant share: of the pages or of the places, whichever is larger (Ghodsi et al. 2011,
-Dominant Resource Fairness). A running request gives way to a waiting one if its client still weighs at least as much
-afterwards as the other client will. So no two clients take turns in preempting each other.
+Dominant Resource Fairness). A running request gives way to a waiting one if its client would afterwards still weigh at
+least as much as the waiting one's client. So two clients never preempt each other in turn.
 """
 
 from collections.abc import Hashable, Iterable
@@ -18,7 +18,7 @@ SLICE_S = 10.0
 
 @dataclass(frozen=True)
 class Room:
-    """What there is for all clients."""
+    """The pages and places that all clients share."""
 
     pages: int
     places: int
@@ -29,11 +29,11 @@ class Room:
 
 
 class Holdings:
-    """What the clients of running requests hold."""
+    """The pages and places held by the clients of running requests."""
 
     def __init__(self, room: Room, running: Iterable[Request]) -> None:
         self._room = room
-        self._held: dict[Hashable, tuple[int, int]] = {}  # pages and places, by name and by `Client`
+        self._held: dict[Hashable, tuple[int, int]] = {}  # (pages, places), by client name and by `Client`
         for request in running:
             self._count(request, 1)
 
@@ -42,25 +42,25 @@ class Holdings:
         return self._room.weight(*self._held.get(key, (0, 0)))
 
     def remove(self, request: Request) -> None:
-        """Count a request no longer."""
+        """Stop counting a request."""
         self._count(request, -1)
 
     def within(self, request: Request, fair: float, part: float, counted: bool) -> bool:
-        """Return True if its client holds at most `fair`, and its HTTP request at most `part`.
+        """Return True if the request's client holds at most `fair`, and its HTTP request at most `part`.
 
-        With `counted`, the waiting request itself counts as if it ran.
+        With `counted`, count the waiting request itself as if it ran.
         """
         if counted:
             return self._with(request) <= fair and self._changed(request.client, request, 1) <= part
         return self.weight(request.client.name) <= fair and self.weight(request.client) <= part
 
     def heaviest(self, running: SequenceOf[Request]) -> list[Request]:
-        """Return running requests in the order in which they give way: of the heaviest client, the last admitted."""
+        """Return running requests in the order in which they give way: the heaviest client's latest request first."""
         order = sorted(enumerate(running), key=lambda pair: (*self._weights(pair[1]), pair[0]), reverse=True)
         return [request for _, request in order]
 
     def gives_way(self, runs: Request, waits: Request, fair: float, now: float) -> bool:
-        """Return True if `runs` is to make room for `waits`; `fair` is a client's fair share, `now` in seconds."""
+        """Return True if `runs` is to make room for `waits`. `fair` is a client's fair share, `now` in seconds."""
         if runs.client is waits.client:
             return False
         if runs.client.name == waits.client.name:

@@ -7,14 +7,14 @@ from itertools import zip_longest
 from master.generation.client import Client
 from master.generation.request import Request
 
-_Lines = dict[Client, deque[Request]]  # by HTTP request, which has one `Client`
+_Lines = dict[Client, deque[Request]]  # each `Client` stands for one HTTP request
 
 
 class WaitingLine:
-    """One line for each client's name. In it, HTTP requests take turns: one for 16 answers is not before the next."""
+    """One line for each client's name, in which its HTTP requests take turns: one with 16 answers delays no other."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Lines] = {}  # the client whose turn is next comes first, and so in each line
+        self._lines: dict[str, _Lines] = {}  # the client whose turn is next comes first, and likewise in each line
 
     def __len__(self) -> int:
         return sum(len(line) for lines in self._lines.values() for line in lines.values())
@@ -30,9 +30,9 @@ class WaitingLine:
         self._line(request).append(request)
 
     def push_back(self, request: Request) -> None:
-        """Put a request that gave its pages back before all others of its client.
+        """Put a preempted request before all others of its client.
 
-        Other clients keep their turns: what is preempted is never before them.
+        Other clients keep their turns: a preempted request is never put before theirs.
         """
         self._line(request).appendleft(request)
         lines, client = self._lines[request.client.name], request.client
@@ -40,11 +40,11 @@ class WaitingLine:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many HTTP requests of each client have a part in the line, by the client's name."""
+        """Number of HTTP requests of each client that have requests in the line, by the client's name."""
         return {name: len(lines) for name, lines in self._lines.items()}
 
     def heads(self) -> Iterator[Request]:
-        """Iterate over what may be next: of each client the first of one HTTP request, then of another.
+        """Yield the requests that may be next: the first HTTP request's of each client, then the second's, and so on.
 
         Requests that are held up are left out.
         """
@@ -53,7 +53,7 @@ class WaitingLine:
             yield from (line[0] for line in turn if line and not line[0].held_up)
 
     def pop(self, request: Request) -> None:
-        """Take out a request, which was one of `heads`: the turns of its HTTP request and of its client are over."""
+        """Remove a request that `heads` yielded: its HTTP request and its client go to the end of the line."""
         self.remove(request)
         client = request.client
         lines = self._lines.pop(client.name, {})
@@ -63,7 +63,7 @@ class WaitingLine:
             self._lines[client.name] = lines
 
     def remove(self, request: Request) -> bool:
-        """Take out a request, wherever it is; return True if it was in the line."""
+        """Remove a request, wherever it is; return True if it was in the line."""
         client = request.client
         lines = self._lines.get(client.name, {})
         line = lines.get(client, deque[Request]())

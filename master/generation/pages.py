@@ -1,11 +1,12 @@
 """Allocation of pages of keys and values: the master decides for every node which page holds which tokens.
 
-A page table lists a sequence's pages in order. Pages are *appended* as the sequence grows, *found* by what they hold,
+A page table lists a sequence's pages in order. Pages are *appended* as the sequence grows, *found* by their contents,
 *shared* with another sequence that begins alike, and *truncated* when tokens are taken back. A page that several
-sequences hold is never written to: only full pages are shared, and a shared one is never the last to grow into. What
-is not shared of a page (at most 31 tokens) is computed again, which is sooner done than a copy on every node.
+sequences hold is never written to: only full pages are shared, and a sequence never grows into a shared page. The
+remaining tokens of a partly matching page (at most 31) are computed again, which is faster than a copy on every node.
 
-A page that nobody holds any more stays as long as there is another one to give: the one that was left first goes first.
+A page that no sequence holds stays findable until no empty page is left. Pages are then reused in the order in which
+they were released.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from tpi.kv import pages_for
 
 @dataclass(frozen=True)
 class Found:
-    """Pages that hold the first `tokens` tokens of a prompt, with the keys of the full ones."""
+    """The pages with the first `tokens` tokens of a prompt, and the keys of the full pages."""
 
     table: list[int]
     keys: list[Key]
@@ -28,25 +29,25 @@ class Found:
 
 
 class PagePool:
-    """A deployment's pages; there are as many as the node with the fewest has."""
+    """The pages of a deployment: as many as the node with the fewest pages has."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.contents = Contents()
         self._empty = list(range(total - 1, -1, -1))
-        self._left: dict[int, None] = {}  # pages that could be found and that nobody holds, in order of leaving
-        self._holders = Counter[int]()  # sequences that hold a page
+        self._left: dict[int, None] = {}  # findable pages that no sequence holds, in the order of their release
+        self._holders = Counter[int]()  # how many sequences hold each page
 
     @property
     def free(self) -> int:
-        """Pages that no sequence holds."""
+        """Number of pages that no sequence holds."""
         return len(self._empty) + len(self._left)
 
     def append(self, table: list[int], tokens: int) -> list[int]:
-        """Append pages to `table` until it holds `tokens` tokens; returns the pages appended.
+        """Append pages to `table` until it holds `tokens` tokens; return the pages appended.
 
         Raises:
-            PlanError: if the pool has too few free pages; `table` is unchanged then.
+            PlanError: if the pool has too few free pages; `table` is then unchanged.
         """
         missing = pages_for(tokens) - len(table)
         if missing > self.free:
@@ -58,11 +59,10 @@ class PagePool:
         return appended
 
     def find(self, tokens: SequenceOf[int], salt: Key = BEGINNING) -> Found:
-        """Return pages that hold the beginning of `tokens`, and hold them; the last token is never found.
+        """Hold and return pages that have the beginning of `tokens`. The last token is always left to be computed.
 
-        Pages that were written for another `salt` are not found.
-
-        The last of these pages may be an unfinished one that nobody holds: whoever finds it writes on in it.
+        Pages that were written for another `salt` are not found. The last page may be an unfinished one that no
+        sequence holds: the sequence that finds it continues to write in it.
         """
         found = Found([], [], 0)
         for key in chain(tokens[:-1], salt=salt):
@@ -75,18 +75,20 @@ class PagePool:
         return Found(found.table, found.keys, whole + self._find_tail(found, tokens[whole:-1], salt))
 
     def own(self, table: SequenceOf[int]) -> int:
-        """Return how many pages of `table` no other sequence holds: its release makes so many free."""
+        """Return how many pages of `table` no other sequence holds: as many become free when it is released."""
         return sum(self._holders[page] == 1 for page in table)
 
     def share(self, table: list[int], tokens: int) -> list[int]:
-        """A table for another sequence that begins with the same `tokens` tokens: the full pages of `table` so far."""
+        """Return a table for another sequence that begins with the same `tokens` tokens. It holds the full pages of
+        `table`.
+        """
         return [self._hold(page) for page in table[: tokens // PAGE_TOKENS]]
 
     def truncate(self, table: list[int], tokens: int) -> None:
         """Give back the pages of `table` beyond its first `tokens` tokens.
 
-        The last page that remains is grown into: if it is shared, and not full of these tokens, it is given back too,
-        so that `table` may hold fewer tokens.
+        The sequence grows into the last page that remains. If that page is not full and another sequence holds it too,
+        give it back as well, so that `table` may hold fewer tokens than `tokens`.
         """
         keep = pages_for(tokens)
         if tokens % PAGE_TOKENS and keep <= len(table):
@@ -96,17 +98,21 @@ class PagePool:
                 self.contents.forget(table[keep - 1])
         gone = table[keep:]
         del table[keep:]
-        for page in reversed(gone):  # so that the beginning of what can be found goes last
+        for page in reversed(gone):  # the start of a sequence is released last, so it stays findable longest
             self._leave(page)
 
     def release(self, table: list[int], tail: SequenceOf[int] = (), before: Key = BEGINNING) -> None:
-        """Give all pages of `table` back and empty it; the last one holds `tail`, if anything, after `before`."""
+        """Give all pages of `table` back and empty it. The last page holds the tokens `tail`, if any, after the key
+        `before`.
+        """
         if tail and table and self._holders[table[-1]] == 1:
             self.contents.note_tail(Tail(table[-1], before, tuple(tail)))
         self.truncate(table, 0)
 
     def _find_tail(self, found: Found, tokens: SequenceOf[int], salt: Key) -> int:
-        """How many of `tokens` an unfinished page holds, which becomes the last of `found`. Nobody held it so far."""
+        """Take over the unfinished page that continues `found`, if no sequence holds it; return how many of `tokens` it
+        has.
+        """
         tail = self.contents.tail(found.keys[-1] if found.keys else salt)
         alike = _alike(tail.tokens, tokens) if tail else 0
         if tail is None or not alike:
@@ -139,6 +145,6 @@ class PagePool:
 
 
 def _alike(one: SequenceOf[int], other: SequenceOf[int]) -> int:
-    """How many tokens are the same from the beginning."""
+    """Return how many tokens are the same from the beginning."""
     pairs = zip(one, other, strict=False)
     return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""What a user asked, as the engine runs it: a sequence, how tokens are drawn, when it ends, and who hears of them."""
+"""One answer as the engine runs it: a sequence, how its tokens are drawn, when it ends, and where they go."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ class Sampled:
 
 
 Sink = Callable[[Sampled], bool]
-"""Called with each token as it is drawn; False ends the request."""
+"""Called with each token as it is drawn; returns False to end the request."""
 
 RowSink = Callable[[npt.NDArray[np.float32]], None]
 """Called with hidden states `[tokens, hidden]` after the last block, in order."""
@@ -35,13 +35,14 @@ RowSink = Callable[[npt.NDArray[np.float32]], None]
 
 @dataclass(eq=False)
 class Request:
-    """One answer under way to the pending tokens of `sequence`.
+    """One answer in progress, to the pending tokens of `sequence`.
 
-    It ends after `limit` tokens, at any token of `stops` (which `sink` hears of too), when `sink` has enough, or where
-    the context is full. With `rows` no token is drawn: it hears of hidden states, and the request ends with the prompt.
+    It ends after `limit` tokens, at any token of `stops` (which is passed to `sink` too), when `sink` returns False, or
+    when the context is full. If `rows` is given, no token is drawn: `rows` receives the prompt's hidden states, and the
+    request ends with the prompt.
 
-    A request that `follows` another waits until that one's prompt is computed,
-    to begin with its pages. A fault while a token is drawn or delivered ends this request alone, with `error`.
+    A request that `follows` another waits until the other's prompt is computed, and then begins with its pages. A fault
+    while a token is drawn or delivered ends only this request, with `error`.
     """
 
     sequence: Sequence
@@ -51,22 +52,22 @@ class Request:
     stops: frozenset[int] = field(default_factory=frozenset)
     rows: RowSink | None = None
     follows: "Request | None" = None
-    logprobs: int | None = None  # of so many best tokens beside each that was drawn
+    logprobs: int | None = None  # how many of the best tokens are reported with each drawn token
     made: int = 0
-    begun: float | None = None  # when it was admitted first, `perf_counter` seconds
-    admitted: float = 0.0  # when it was admitted last
-    blocked: float | None = None  # since when it waits for pages or a place, though it is its client's turn
+    begun: float | None = None  # when it was first admitted, `perf_counter` seconds
+    admitted: float = 0.0  # when it was last admitted
+    blocked: float | None = None  # since when it has waited for pages or a place although it was its client's turn
     finished: bool = False
-    error: TpiError | None = None  # why it ended, where something went wrong
+    error: TpiError | None = None  # the error that ended it, if there was one
 
     @property
     def client(self) -> Client:
-        """The sender, with whom others share places and pages."""
+        """The sender of the request, by which places and pages are shared."""
         return self.sequence.client
 
     @property
     def held_up(self) -> bool:
-        """Whether what it follows is still to be computed."""
+        """True if the prompt of the request that it follows is still to be computed."""
         first = self.follows
         return first is not None and not first.finished and not first.made
 

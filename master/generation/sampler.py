@@ -1,4 +1,4 @@
-"""From logits to the next token id: bias, penalties, what a grammar allows, temperature, top-k, top-p, min-p."""
+"""The sampler: bias, penalties, the grammar's mask, temperature, top-k, top-p and min-p, then a random token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ RANDOM_SEED = -1
 
 @dataclass(frozen=True)
 class Bounds:
-    """The values that a setting may have: from `low` to `high`, without `low` itself where it is `open`."""
+    """The range of a setting: from `low` to `high`, excluding `low` if it is `open`."""
 
     low: float
     high: float
@@ -43,12 +43,12 @@ SEED = Bounds(RANDOM_SEED, (1 << 63) - 1)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose a token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
+    """Settings for choosing a token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
 
-    The same `seed` draws the same tokens; None and -1 draw others every time. `bias` is added to the logits of tokens,
-    after the frequency and the presence penalty, which count tokens of the answer (OpenAI's API reference: subtracted
-    as often as a token occurred, and once if it occurred). Within the bounds above, no logit below 1e36 becomes
-    infinite.
+    The same `seed` draws the same tokens; None and -1 draw others every time. First the frequency and presence
+    penalties are subtracted: they count tokens of the answer (OpenAI's API reference: subtracted as often as a token
+    occurred, and once if it occurred). Then `bias` is added to the logits of its tokens. Within the bounds above, no
+    logit below 1e36 becomes infinite.
 
     Raises:
         UsageError: if a value is outside its bounds.
@@ -63,11 +63,11 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     bias: Mapping[int, float] = field(default_factory=dict)
-    given: frozenset[str] | None = None  # names of settings that were given; the model's own replace others. None: all
+    given: frozenset[str] | None = None  # settings that the user gave; the model's own replace others. None: all
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **others: Any) -> "Sampling":
-        """Return settings of which only `given` were given: None stands for those that were not."""
+        """Return settings of which only those in `given` whose value is not None count as given by the user."""
         named = {name: value for name, value in given.items() if value is not None}
         return cls(**named, **others, given=frozenset(named))
 
@@ -90,24 +90,24 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Natural logarithms of what the model gives tokens: the one that was drawn, and the best, best first."""
+    """Natural logarithms of the probabilities of the drawn token and of the best tokens (with ids, best first)."""
 
     drawn: float
     best: tuple[tuple[int, float], ...]
 
 
 class Constraint(Protocol):
-    """What tokens may come next."""
+    """A grammar's state: it decides which tokens may come next."""
 
     def allow(self, logits: F32) -> F32:
-        """`logits` `[vocab]` with minus infinity for every token that may not come."""
+        """Return `logits` `[vocab]` with minus infinity for every token that may not come next."""
 
     def accept(self, token: int) -> None:
-        """This one came."""
+        """Advance the state by `token`."""
 
 
 class Sampler:
-    """Draws token ids; two samplers with the same seed draw the same ids from the same logits."""
+    """A sampler of token ids. Two samplers with the same seed draw the same ids from the same logits."""
 
     def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
         self.sampling = sampling
@@ -115,21 +115,23 @@ class Sampler:
         self._random = np.random.default_rng(None if sampling.seed == RANDOM_SEED else sampling.seed)
 
     def draw(self, logits: F32, history: Sequence[int], prompt: int, best: int | None) -> tuple[int, Logprobs | None]:
-        """A token as `sample`, and if `best` is not None its logarithms with those of so many best tokens."""
+        """Sample a token as `sample` does. If `best` is not None, return its logprob too, and those of the `best` best
+        tokens.
+        """
         token = self.sample(logits, history, prompt)
         return token, None if best is None else _logprobs(logits, token, best)
 
     def sample(self, logits: F32, history: Sequence[int] = (), prompt: int = 0) -> int:
-        """One token id from `logits` `[vocab]`.
+        """Return one token id drawn from `logits` `[vocab]`.
 
-        `history` is what the repeat penalty applies to; the other penalties leave its first `prompt` tokens out.
+        The repeat penalty applies to all of `history`; the other penalties leave out its first `prompt` tokens.
 
         Raises:
             NotFiniteError: if the greatest logit is not finite.
             UsageError: if no token may come next.
         """
         settings = self.sampling
-        if not np.isfinite(logits.max()):  # NaN if any is
+        if not np.isfinite(logits.max()):  # max() is NaN if any logit is
             raise NotFiniteError("the logits are not finite: the model's head is damaged; make the pack again")
         logits = _penalise(logits, history, settings.repeat_penalty)
         logits = _discourage(logits, history[prompt:], settings)
@@ -155,7 +157,7 @@ class Sampler:
 
 
 def _logprobs(logits: F32, token: int, best: int) -> Logprobs:
-    """From the logits as the model gave them, at temperature 1."""
+    """Return log-probabilities from the unmodified logits, at temperature 1."""
     scores = logits.astype(np.float64)
     top = scores.max()
     scores -= top + np.log(np.exp(scores - top).sum())
@@ -189,19 +191,19 @@ def _penalise(logits: F32, history: Sequence[int], penalty: float) -> F32:
 
 
 def _top_k(logits: F32, k: int) -> tuple[Ids, npt.NDArray[np.float64]]:
-    """The k best token ids, best first, with their logits; all of them where k is 0."""
+    """Return the k best token ids, best first, with their logits; all of them if k is 0."""
     ids = np.argpartition(logits, -k)[-k:] if 0 < k < logits.size else np.arange(logits.size)
     ids = ids[np.argsort(-logits[ids], kind="stable")]
     return ids, logits[ids].astype(np.float64)
 
 
 def _nucleus(probabilities: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
-    """Which of the falling `probabilities` belong to the smallest set that reaches `top_p` (Holtzman et al. 2020)."""
+    """Return a mask of the smallest set of the falling `probabilities` that reaches `top_p` (Holtzman et al. 2020)."""
     return np.cumsum(probabilities) - probabilities < top_p
 
 
 def _softmax(scores: npt.NDArray[np.float64], temperature: float) -> npt.NDArray[np.float64]:
     """Return the probabilities of falling `scores`, of which the first is finite; for any temperature above 0."""
-    with np.errstate(over="ignore"):  # minus infinity is right for what is far below the best
+    with np.errstate(over="ignore"):  # overflow to minus infinity is right for scores far below the best
         weights = np.exp((scores - scores[0]) / temperature)
     return np.asarray(weights / weights.sum())

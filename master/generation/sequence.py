@@ -1,4 +1,4 @@
-"""One conversation as the engine sees it: its tokens, how many are computed, and where its keys and values are."""
+"""One conversation in the engine: its tokens, how many of them are computed, and where its keys and values are."""
 
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from tpi.kernels.spec import PAGE_TOKENS
 class Sequence:
     """A growing list of token ids with its page table.
 
-    Tokens `[0, computed)` have keys and values on every node; the rest are still to be run. `announced` counts the
-    first pages of the table that the nodes know of, `keys` are those of its full pages. `reuse`: begin with pages that
-    hold the same tokens already, written for the same salt; `cached` counts the tokens that were found so, the first
-    time.
+    Tokens `[0, computed)` have keys and values on every node; the rest are still to be run. The nodes know of the first
+    `announced` pages of `table`; `keys` are the keys of its full pages. With `reuse`, it may begin with pages that have
+    the same tokens already, written for the same salt. `cached` counts the tokens that were found in this way at the
+    first attempt.
     """
 
     id: int
-    tokens: MutableSequence[int]  # an array where many may wait: four bytes each
+    tokens: MutableSequence[int]  # an array if many may wait: four bytes each
     computed: int = 0
     announced: int = 0
     table: list[int] = field(default_factory=list)
@@ -28,15 +28,15 @@ class Sequence:
     reuse: bool = False
     cached: int | None = None
     client: Client = field(default_factory=Client)
-    turn: int = 0  # of the batcher, when it ran last beside other clients
+    turn: int = 0  # set by the batcher: the turn in which it last ran next to other clients
 
     @property
     def pending(self) -> int:
-        """Tokens that are known but not computed yet."""
+        """Number of tokens that are known but not computed yet."""
         return len(self.tokens) - self.computed
 
     def begin(self, pages: PagePool) -> None:
-        """Take what is computed already of its tokens, if it may and has nothing yet."""
+        """Take over pages with its first tokens, if `reuse` is set and it has no pages yet."""
         if not self.reuse or self.table:
             return
         found = pages.find(self.tokens, self.client.salt)
@@ -44,7 +44,7 @@ class Sequence:
         self.cached = found.tokens if self.cached is None else self.cached
 
     def truncate(self, pages: PagePool, tokens: int) -> None:
-        """Forget all but the first `tokens` tokens, and what is computed of a shared page that is not full of them."""
+        """Drop all but the first `tokens` tokens. A shared page that is then not full is computed again."""
         pages.truncate(self.table, tokens)
         del self.tokens[tokens:]
         self.computed = min(self.computed, tokens, len(self.table) * PAGE_TOKENS)
@@ -52,7 +52,9 @@ class Sequence:
         del self.keys[self.computed // PAGE_TOKENS :]
 
     def leave(self, pages: PagePool) -> None:
-        """Give all pages back; they are found by who has the same tokens, as long as nobody else needs them."""
+        """Give all pages back. Their contents can be found by a sequence with the same tokens until the pages are
+        reused.
+        """
         pages.truncate(self.table, self.computed)
         whole = self.computed // PAGE_TOKENS
         tail = self.tokens[whole * PAGE_TOKENS : self.computed] if len(self.table) > whole else []
@@ -60,6 +62,8 @@ class Sequence:
         self.forget()
 
     def forget(self) -> None:
-        """Nothing of it is computed any more: the pages are another deployment's, or given back."""
+        """Mark all tokens as not computed, without giving pages back: they were given back, or their deployment is
+        gone.
+        """
         self.table, self.keys = [], []
         self.computed = self.announced = 0

@@ -1,4 +1,4 @@
-"""The engine on a thread of its own: others hand requests in and hear of tokens; nobody but this thread computes."""
+"""The engine on its own thread: other threads submit requests and receive tokens; only this thread computes."""
 
 import logging
 from collections import Counter, deque
@@ -25,18 +25,18 @@ logger = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """Who hears of a request, on the engine's thread: both calls return at once."""
+    """The receiver of a request's tokens. Both methods are called on the engine's thread and must return at once."""
 
     def token(self, sampled: Sampled) -> bool:
-        """The next token; False ends the request."""
+        """Take the next token; return False to end the request."""
 
     def ended(self, error: TpiError | None) -> None:
-        """There will be no more tokens: the last call, whatever happened."""
+        """Take note that no more tokens will come. This is always the last call, even after an error."""
 
 
 @dataclass(frozen=True)
 class EngineAsk:
-    """What a request is made of, see `master.generation.request.Request`."""
+    """The parameters of a `master.generation.request.Request`."""
 
     tokens: SequenceOf[int]
     sampler: Sampler
@@ -49,7 +49,7 @@ class EngineAsk:
 
 @dataclass(eq=False)
 class Ticket:
-    """One request of another thread; it `follows` one with the same prompt, which is computed once.
+    """One request of another thread. It `follows` a request with the same prompt, so that the prompt is computed once.
 
     Times in `perf_counter` seconds.
     """
@@ -63,37 +63,37 @@ class Ticket:
 
     @property
     def begun(self) -> float | None:
-        """When it was admitted."""
+        """Time of its first admission; None if it was not admitted yet."""
         return self.request.begun if self.request else None
 
     @property
     def cached(self) -> int:
-        """Prompt tokens that were found computed."""
+        """Number of prompt tokens that were found in the KV cache."""
         return (self.request.sequence.cached or 0) if self.request else 0
 
 
 class EngineThread:
-    """Runs an engine until `stop`. All methods may be called from any thread."""
+    """A thread that runs an engine until `stop`. All methods may be called from any thread."""
 
     def __init__(
         self, engine: Engine, most_waiting: int, recover: Callable[[TpiError], bool] = lambda error: False
     ) -> None:
-        """`most_waiting`: requests beyond those that run.
+        """Create the thread; `start` starts it. At most `most_waiting` requests may wait in addition to those that run.
 
-        `recover` is called on this thread where a step fails, and says whether requests can go on; else they end.
+        `recover` is called on this thread if a step fails. If it returns True, requests go on; otherwise they end.
         """
         self.engine = engine
-        self.problem: TpiError | None = None  # why the last step failed
+        self.problem: TpiError | None = None  # the error of the last step, if it failed
         self._most = engine.admission.most + most_waiting
         self._recover = recover
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()  # to be made between two steps
+        self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()  # calls to make between two steps
         self._live: dict[Ticket, None] = {}  # in order of arrival
-        self._open = 0  # tickets that have not ended
-        self._places = Counter[str]()  # of these, by client; without those that are turned away
-        self._lock = Lock()  # of `_open`, `_places` and `_closing`
+        self._open = 0  # number of tickets that have not ended
+        self._places = Counter[str]()  # open tickets by client, without those that are turned away
+        self._lock = Lock()  # protects `_open`, `_places` and `_closing`
         self._closing = False
-        self._ends = inf  # when those under way are ended, `perf_counter` seconds
+        self._ends = inf  # when the requests in progress are ended, `perf_counter` seconds
         engine.wanted = self._wanted
         self._thread = Thread(target=self._run, name="engine")
 
@@ -102,10 +102,11 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, ticket: Ticket) -> None:
-        """Begin a request. Where as many are under way as may be, the client that has most of them loses one.
+        """Queue a request. If the limit is reached, end one request of the client with the most to make room.
 
         Raises:
-            BusyError: if that is the same client, or it would have no more than this one.
+            BusyError: if the server is closing, if this client has the most itself, or if it would have more than the
+            other then has.
         """
         with self._lock:
             if self._closing:
@@ -117,11 +118,11 @@ class EngineThread:
             self._inbox.put(lambda: self._begin(ticket))
 
     def cancel(self, ticket: Ticket) -> None:
-        """Give a request up. Its listener hears of the end, if it has not yet."""
+        """Cancel a request. Its listener is told of the end, unless it has ended already."""
         self._inbox.put(lambda: self._end(ticket, None) if ticket in self._live else None)
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """What `function` returns, called between two steps."""
+        """Call `function` on the engine's thread between two steps; return a future of its result."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -129,14 +130,14 @@ class EngineThread:
                 return
             try:
                 future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - it is the caller's
+            except BaseException as error:  # noqa: BLE001 - the future passes every error to the caller
                 future.set_exception(error)
 
         self._inbox.put(lambda: self._calls.append((run, future)))
         return future
 
     def stop(self, seconds: float = 0.0) -> None:
-        """Take no more requests, let those under way finish for `seconds`, end the others, and join the thread."""
+        """Refuse new requests, let those in progress finish for `seconds`, end the others, and join the thread."""
         with self._lock:
             self._closing = True
         self._inbox.put(lambda: self._end_at(perf_counter() + seconds))
@@ -144,7 +145,7 @@ class EngineThread:
 
     @property
     def open(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return self._open
 
     def _run(self) -> None:
@@ -158,18 +159,18 @@ class EngineThread:
 
     @property
     def _over(self) -> bool:
-        """Whether this is the end: nobody else may finish."""
+        """True if the thread is to end: it is closing, and no request is left or the time is up."""
         return self._ends < inf and (not self._live or perf_counter() >= self._ends)
 
     def _take(self, wait: bool) -> None:
-        """Do what the inbox says; `wait` for something if it is empty."""
+        """Run the calls in the inbox. With `wait`, block until there is at least one."""
         with suppress(Empty):
             while True:
                 self._inbox.get(block=wait)()
                 wait = False
 
     def _wanted(self) -> bool:
-        """Hear of what is new while the engine waits for workers, and can do nothing; whether anybody still waits."""
+        """Handle the inbox while the engine waits for workers; return True if any request still waits."""
         self._take(wait=False)
         return bool(self._live) and not self._over
 
@@ -177,7 +178,7 @@ class EngineThread:
         self._ends = min(self._ends, until)
 
     def _leave(self) -> None:
-        """End all who are left."""
+        """End all requests and calls that are left."""
         closing = BusyError("the server is shutting down; ask again when it is back")
         self._take(wait=False)
         for ticket in list(self._live):
@@ -233,7 +234,9 @@ class EngineThread:
         self._close(ticket, error)
 
     def _make_place(self, client: str) -> bool:
-        """Turn a request of the client with most of them away for one of `client`; return False if that is not fair."""
+        """Turn away a request of the client with the most requests for one of `client`; return False if that is not
+        fair.
+        """
         most, count = self._places.most_common(1)[0]
         if most == client or count - 1 < self._places[client] + 1:
             return False
@@ -247,10 +250,10 @@ class EngineThread:
             del self._places[client]
 
     def _turn_away(self, client: str) -> None:
-        """End the latest request of a client, one that has not begun if there is one; its place is taken already."""
+        """End the latest request of a client, preferring one that has not begun. Its place is taken already."""
         own = [each for each in reversed(self._live) if each.asked.client.name == client and not each.turned_away]
         ticket = next((each for each in own if each.begun is None), own[0] if own else None)
-        if ticket is None:  # they have ended by themselves meanwhile
+        if ticket is None:  # all of them have ended by themselves meanwhile
             with self._lock:
                 self._count(client, 1)
             return
@@ -264,6 +267,6 @@ class EngineThread:
                 self._count(ticket.asked.client.name, -1)
         try:
             ticket.listener.ended(error)
-        except Exception as fault:  # the client would wait for its end, and the thread would be gone
+        except Exception as fault:  # without this, the client would wait for ever and the thread would end
             logger.exception("the end of a request failed")
             ticket.listener.ended(fault_of(fault))

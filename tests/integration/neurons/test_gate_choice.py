@@ -111,7 +111,7 @@ def test_a_pack_that_cannot_be_made_ends_only_what_asked_for_it(
     monkeypatch.setattr(GateFirstPack, "open", fail)
     monkeypatch.setattr(GateChooser, "_pays", lambda *_: True)
     assert chooser("auto").choose(plain, beside) == (plain, None)
-    assert f"sparsity is off, there is no pack for it: {error}" in capsys.readouterr().err
+    assert f"sparsity is off: its gate-first pack cannot be made: {error}" in capsys.readouterr().err
     with pytest.raises(type(error)):
         chooser("static").choose(plain, beside)
 

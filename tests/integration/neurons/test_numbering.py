@@ -225,7 +225,7 @@ def test_numbers_made_with_other_predictors_are_not_used(
     made = profiled(pack, tokens, [1], tmp_path)
     save_predictors(pack.path / NAME, list(all_predictors(pack).values()))
     assert numbered_for("static", pack, [1], tmp_path).path == pack.path
-    assert "numbered-1 is not used: it is of other predictors than the model has now" in capsys.readouterr().err
+    assert "numbered-1 is not used: the model's predictors have changed since" in capsys.readouterr().err
     profiled(pack, tokens, [1], tmp_path)
     assert numbered_for("static", pack, [1], tmp_path).path == made.path
 

@@ -126,7 +126,7 @@ def test_an_error_that_predictors_do_not_hold_is_refused(
     pack = relu_pack("q8")
     found = exact_predictors(pack)
     monkeypatch.setattr("master.deployment.predictors.load_predictors", lambda path: found)
-    with pytest.raises(UsageError, match=r"--sparsity-error 0\.1 is about SwiGLU.*mine are chosen by predictors"):
+    with pytest.raises(UsageError, match=r"--sparsity-error 0\.1 is for SwiGLU.*mine are chosen by predictors"):
         predictors_for(RunOptions("mine", sparsity=mode, sparsity_error=0.1), pack)
     assert predictors_for(RunOptions("mine", sparsity=mode), pack) is not None
     assert predictors_for(RunOptions("mine", sparsity="off", sparsity_error=0.1), pack) is None

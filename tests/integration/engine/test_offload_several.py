@@ -94,9 +94,7 @@ def test_what_is_too_much_for_all_cards_is_refused_with_what_would_do(
     pack = tiny_pack("llama")
     with cards(pack, 0.3, 0.2, beside=0) as devices:
         with (
-            pytest.raises(
-                PlanError, match=r"GPU memory of .* and \d+KiB is too little .* --gpu-memory \d+MiB would do"
-            ),
+            pytest.raises(PlanError, match=r"GPU memory of .* and \d+KiB is too little .* --gpu-memory \d+MiB would"),
             offloaded(pack, tmp_path, {0: devices}, OffloadOptions("gpu"), **SMALL),
         ):
             pytest.fail("it was deployed")

@@ -1,7 +1,7 @@
 """What `tpi plan` chooses for machines of docs/planning.md and the emulated presets, pinned: changes are deliberate.
 
-`python -m tests.unit.planning.test_pinned_plans` writes the file anew. Times are not pinned, for candidates within noise
-may change places; list each change, with the forecasts of both plans, in the commit that makes it.
+`python -m tests.unit.planning.test_pinned_plans` writes the file anew. Times are not pinned. Candidates within noise may
+change places: list each change, with the forecasts of both plans, in the commit that makes it.
 """
 
 import json
@@ -42,7 +42,7 @@ VARIES = {"model", "request", "machine", "measured", "use_percent", "gains", "re
 
 
 def chosen(fields: Any) -> Any:
-    """What was decided, of the fields of `--json`: without forecasts, which are fractions, and what they follow from."""
+    """Return what was decided, of the fields of `--json`: without forecasts, and what they follow from."""
     if isinstance(fields, dict):
         kept = {name: chosen(value) for name, value in fields.items() if name not in VARIES}
         return {name: value for name, value in kept.items() if value not in (None, {}, [])}

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from secrets import token_bytes
 from statistics import median
 from typing import Any
 
 import click
 
 from master.generation.answer import Answer, AnswerLimits, answer, encode_prompt, prompt_messages
+from master.generation.client import Client
 from master.generation.sampler import Sampler, Sampling
+from master.generation.thread import EngineThread
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling, verbose_option
 from master.reporting.output import at_terminal, stream_answer, write, write_trace
 from master.reporting.prose import AnswerWriter
@@ -61,13 +64,15 @@ def run(
     stops = tuple(checked_text(text, "a stop text") for text in stop)
     messages = prompt_messages(read_prompt(prompt, file, raw), system, raw)
     with Session(placement) as session:
-        sequence = session.engine.admit(encode_prompt(session.tokenizer, messages, raw))
+        asked = encode_prompt(session.tokenizer, messages, raw)
         session.tokenizer.close()  # the memory of the process that renders is the model's now
         screen = AnswerWriter()
         show = _nothing if as_json else screen.write
         limits = AnswerLimits(tokens or session.engine.context, stops)
-        with _quiet_keyboard() if at_terminal() else nullcontext():  # a pager would have the keyboard
-            result = stream_answer(session, sequence, session.sampler(sampling), limits, show)
+        sampler = session.sampler(sampling)
+        keyboard = _quiet_keyboard() if at_terminal() else nullcontext()  # a pager would have the keyboard
+        with keyboard, session.answering() as engine:
+            result = stream_answer(session, engine, asked, sampler, limits, show)
         nodes = session.report()
         write_trace(session)
         if as_json:
@@ -75,7 +80,7 @@ def run(
         elif not quiet:
             print_nodes(nodes, _summary(result, session), stderr=True, table=verbose or len(nodes) > 1)
         if result.finish_reason == "length":
-            warn(_cut(tokens, len(sequence.tokens), session))
+            warn(_cut(tokens, len(asked) + len(result.token_ids), session))
 
 
 @click.command(cls=ModelCommand)
@@ -99,8 +104,9 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
     with Session(placement) as session:
         prompt = [1 + index % (session.pack.config.vocab - 1) for index in range(prompt_tokens)]
         limits = AnswerLimits(gen_tokens, ignore_eos=True)
-        _measure(session, prompt, AnswerLimits(2, ignore_eos=True))  # warm up
-        measured = [_measure(session, prompt, limits) for _ in range(repeat)]
+        with session.answering() as engine:
+            _measure(session, engine, prompt, AnswerLimits(2, ignore_eos=True))  # warm up
+            measured = [_measure(session, engine, prompt, limits) for _ in range(repeat)]
         results, nodes = [result for result, _ in measured], session.figures.report([span for _, span in measured])
         write_trace(session)
         if as_json:
@@ -116,13 +122,12 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
                 print_choice(choice)
 
 
-def _measure(session: Session, prompt: list[int], limits: AnswerLimits) -> tuple[Answer, Span]:
-    """One answer, and what the nodes did while it was decoded."""
-    sequence = session.engine.admit(prompt)
-    sampler = Sampler(Sampling(temperature=0))
-    result = answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.figures.mark)
-    session.engine.release(sequence)
-    return result, session.figures.span()
+def _measure(session: Session, engine: EngineThread, prompt: list[int], limits: AnswerLimits) -> tuple[Answer, Span]:
+    """Return one answer, and what the nodes did while it was decoded; nothing of the prompt is found computed."""
+    greedy, alone = Sampler(Sampling(temperature=0)), Client(salt=token_bytes(8))
+    mark = session.figures.mark
+    result = answer(engine, session.tokenizer, prompt, greedy, limits, mark=mark, client=alone)
+    return result, engine.call(session.figures.span).result()
 
 
 def _medians(results: list[Answer]) -> dict[str, Any]:

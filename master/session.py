@@ -1,7 +1,7 @@
 """One run of the master, from opening the model to letting the workers go: what all commands have in common."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -14,6 +14,7 @@ from master.deployment.sentgates import SentGates
 from master.generation.defaults import SamplingDefaults
 from master.generation.engine import MOST_RUNNING, Engine
 from master.generation.sampler import Sampler, Sampling
+from master.generation.thread import EngineThread, Wanted
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.lookout import Lookout
 from master.joining.measured import MeasuredWorkers
@@ -42,6 +43,7 @@ from worker.node.node import Node
 from worker.profile import memory_budget, rss
 from worker.shards.shelf import keep_within
 
+_MANY = 1 << 30  # requests: no limit
 _LEAST_CONTEXT = 128  # tokens: with fewer, a conversation is of no use
 
 
@@ -51,7 +53,6 @@ class Session:
     pack: Pack
     tokenizer: Tokenizer
     context: int  # tokens
-    engine: Engine
     figures: RunFigures
 
     _deployer: Deployer
@@ -64,6 +65,7 @@ class Session:
         self._tap = tap
         self._stack = ExitStack()
         self._deployment: Deployment | None = None
+        self._engine: Engine | None = None
 
     def __enter__(self) -> "Session":
         with self._stack as stack:
@@ -75,6 +77,12 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, which keeps its requests while deployments change."""
+        assert self._engine is not None
+        return self._engine
 
     @property
     def node(self) -> Node:
@@ -102,11 +110,11 @@ class Session:
         bare, began = rss(), clock()  # before any node records
         self._deployment = deployment = self._deploy(shares)
         self.figures = RunFigures(self.pack, self._cluster, deployment, bare, began)
-        if hasattr(self, "engine"):
-            self.engine.replace(deployment)
-        else:
+        if self._engine is None:
             most = max(MOST_RUNNING, self.placement.parallel, deployment.at_once.requests)
-            self.engine = Engine(deployment, most)
+            self._engine = Engine(deployment, most)
+        else:
+            self._engine.replace(deployment)
 
     def _deploy(self, shares: Sequence[float] | Split) -> Deployment:
         """Return a deployment. The first one has a shorter context where all that is free here holds no longer one.
@@ -114,7 +122,7 @@ class Session:
         Raises:
             PlanError: as `Deployer.deploy`; also if that context is of no use, or the user asked for a longer one.
         """
-        placement, first, asked = self.placement, not hasattr(self, "engine"), self.context
+        placement, first, asked = self.placement, self._engine is None, self.context
         automatic = not (placement.memory or placement.workers)
         while True:
             try:
@@ -141,18 +149,38 @@ class Session:
             note(words)
         return Sampler(defaults.under(sampling))
 
-    def recover(self, error: TpiError) -> bool:
-        """After a step that failed: go on without the worker that is lost, or without a graphics chip that was found;
-        return whether that could be done.
+    @contextmanager
+    def answering(self, most_waiting: int = _MANY) -> Iterator[EngineThread]:
+        """Run the engine on a thread of its own within the block.
+
+        At most `most_waiting` requests wait. If the block raises, the step that is under way is broken off, or the
+        recovery.
+        """
+        thread = EngineThread(self.engine, most_waiting, self)
+        thread.start()
+        try:
+            yield thread
+        except BaseException:
+            self.break_off()
+            raise
+        finally:
+            thread.stop()
+
+    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+        """Take in workers that have come; see `master.generation.thread.Nodes`."""
+        self._membership.welcome(fresh, wanted)
+
+    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+        """Go on after a failed step, without the lost worker or the graphics chip that failed; return False if none is.
 
         Raises:
-            TpiError: if those who are left cannot hold the model, and nobody came back within `--patience`.
+            TpiError: if the nodes that are left cannot hold the model, and none came back within `--patience`.
         """
         left = self.equipment.after(error)
         if left is None:
-            return self._membership.recover(error)
+            return self._membership.recover(error, wanted)
         self._equipment, self._deployer = left, replace(self._deployer, equipment=left)
-        self._membership.renew()
+        self._membership.renew(wanted)
         return True
 
     def break_off(self) -> None:
@@ -215,17 +243,12 @@ class Session:
             stack.callback(each.close)
         scout.keep(planned.left_out if planned else ())
         limits = (placement.patience, placement.rebalance)
-        self._membership = Membership(self._cluster, sharing, self.deploy, warn, *limits, lookout, scout, self._wanted)
+        self._membership = Membership(self._cluster, sharing, self.deploy, warn, *limits, lookout, scout)
         self._membership.begin(optional=found)
         if choosy:
             self._cluster.recruits.look_over = scout.look_over
         if looking:
             lookout.welcome()
-        self.engine.recover, self.engine.between = self.recover, self._membership.welcome
-
-    def _wanted(self) -> bool:
-        """Whether anybody waits for a deployment: the first one is for whoever began this."""
-        return not hasattr(self, "engine") or self.engine.wanted()
 
     def _choose_gates(self, located: Located, dtype: str) -> SentGates | None:
         """What neurons are chosen by, where that is their gate; then the pack may be another one of the same model."""

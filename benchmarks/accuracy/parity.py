@@ -111,8 +111,6 @@ def _row(model: Path, nodes: int, expected: list[Expected]) -> Row:
 
 
 def _answer(session: Session, wanted: Expected) -> list[int]:
-    sequence = session.engine.admit(wanted.prompt)
     limits = AnswerLimits(len(wanted.tokens))
-    made = answer(session.engine, session.tokenizer, sequence, Sampler(Sampling(temperature=0)), limits).token_ids
-    session.engine.release(sequence)
-    return made
+    with session.answering() as engine:
+        return answer(engine, session.tokenizer, wanted.prompt, Sampler(Sampling(temperature=0)), limits).token_ids

@@ -92,12 +92,9 @@ def measured(pack: Path, budget: int, seconds: float, rounds: int) -> Figures:
 
 def decode(session: Session, tokens: int, mark: Callable[[], None] = lambda: None) -> float:
     """Tokens per second after the first; `mark` is called at the first."""
-    sequence = session.engine.admit(PROMPT)
-    limits = AnswerLimits(tokens + 1, ignore_eos=True)
-    greedy = Sampler(Sampling(temperature=0))
-    result = answer(session.engine, session.tokenizer, sequence, greedy, limits, mark=mark)
-    session.engine.release(sequence)
-    return result.decode_rate
+    limits, greedy = AnswerLimits(tokens + 1, ignore_eos=True), Sampler(Sampling(temperature=0))
+    with session.answering() as engine:
+        return answer(engine, session.tokenizer, PROMPT, greedy, limits, mark=mark).decode_rate
 
 
 def raw_speed(pack: Pack, disk: DiskSpeed, size: int = _RAW_BYTES, seconds: float = _RAW_S) -> float:

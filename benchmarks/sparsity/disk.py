@@ -17,6 +17,7 @@ from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from scheduler.demand.records.stats import RecordStats
 from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.generating import generate
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.predictor import Predictor
@@ -114,7 +115,7 @@ def _since(before: RecordStats, after: RecordStats) -> RecordStats:
 
 def _paces(deployment: Deployment) -> Iterator[float]:
     engine = Engine(deployment)
-    tokens = engine.generate(engine.admit(PROMPT), Sampler(Sampling(temperature=0)), 240)
+    tokens = generate(engine, engine.admit(PROMPT), Sampler(Sampling(temperature=0)), 240)
     while True:
         began = perf_counter()
         for _ in range(TOKENS):

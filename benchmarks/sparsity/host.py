@@ -14,6 +14,7 @@ from master.deployment.deployment import Deployment
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.generating import generate
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import NAME, load_predictors
 from worker.neurons.judge import Judge
@@ -67,7 +68,7 @@ def by_turns(deployments: list[Deployment], rounds: int) -> list[list[float]]:
 def _paces(deployment: Deployment) -> Iterator[float]:
     engine = Engine(deployment)
     sequence, greedy = engine.admit(PROMPT), Sampler(Sampling(temperature=0))
-    tokens = engine.generate(sequence, greedy, 240)
+    tokens = generate(engine, sequence, greedy, 240)
     while True:
         began = perf_counter()
         for _ in range(TOKENS):

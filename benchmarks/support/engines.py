@@ -129,13 +129,14 @@ def open_tpi(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
     from master.generation.sampler import Sampler, Sampling
     from master.options import RunOptions
     from master.session import Session
+    from tests.support.generating import generate as tokens_of
 
     greedy = Sampler(Sampling(temperature=0))
     with Session(RunOptions(spec.model, local=spec.local, threads=spec.threads, context=CONTEXT)) as session:
 
         def generate(prompt: Tokens, count: int) -> Iterator[int]:
             sequence = session.engine.admit(prompt)
-            for sampled in session.engine.generate(sequence, greedy, count):
+            for sampled in tokens_of(session.engine, sequence, greedy, count):
                 yield sampled.token
             session.engine.release(sequence)
 

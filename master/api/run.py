@@ -14,7 +14,6 @@ from master.api.page.house import House
 from master.api.server import ApiServer
 from master.api.state import ApiState, ServeLimits
 from master.generation.sampler import Sampling
-from master.generation.thread import EngineThread
 from master.session import Session
 
 
@@ -28,11 +27,10 @@ def run_server(
 ) -> None:
     """Serve the session's model under all names of `models` until SIGINT or SIGTERM."""
     model = models[0]
-    metrics, engine = ServerMetrics(model), EngineThread(session.engine, limits.waiting, session.engine.recover)
-    metrics.watch(engine)
-    engine.start()
+    metrics = ServerMetrics(model)
     with ExitStack() as stack:
-        stack.callback(engine.stop)
+        engine = stack.enter_context(session.answering(limits.waiting))
+        metrics.watch(engine)
         service = stack.enter_context(closing(Service(engine, session.tokenizer, session.pack.config.vocab, metrics)))
         service.warm_up()
         house = House(engine, lambda: session.figures, model)

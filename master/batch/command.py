@@ -151,24 +151,16 @@ def _run(
 ) -> None:
     """Answer all remaining lines with the session's engine."""
     import asyncio
+    from contextlib import closing
 
     from master.api.answers.service import Service
     from master.batch.answering import BatchAnswering
-    from master.generation.thread import EngineThread
 
-    engine = EngineThread(session.engine, most_waiting=1 << 30, recover=session.engine.recover)
-    engine.start()
-    try:
-        service = Service(engine, session.tokenizer, session.pack.config.vocab, counts)
-        try:
-            asyncio.run(BatchAnswering(service, names, asked, results, counts, progress).run())
-        finally:
-            service.close()
-    except BaseException:  # do not wait for the step under way, or for the end of a recovery: both may take long
-        session.break_off()
-        raise
-    finally:
-        engine.stop()
+    with (
+        session.answering() as engine,
+        closing(Service(engine, session.tokenizer, session.pack.config.vocab, counts)) as service,
+    ):
+        asyncio.run(BatchAnswering(service, names, asked, results, counts, progress).run())
 
 
 def _summary(counts: "BatchCounts", results: "BatchResults", seconds: float) -> str:

@@ -78,10 +78,10 @@ def chat(
     with ending():
         # imports made here count as memory of the bare process
         reader, screen = open_reader(placement.cache / HISTORY if history else None), open_screen(markdown)
-        with _typing_kept(reader), Session(placement) as session:
+        with _typing_kept(reader), Session(placement) as session, session.answering() as engine:
             if session.tokenizer.chat_template is None:
                 raise UsageError("this model has no chat template; use tpi run --raw")
-            talk = OwnTalk(session, session.sampler(sampling), tokens, conversation, screen)
+            talk = OwnTalk(session, engine, session.sampler(sampling), tokens, conversation, screen)
             talk.check_system(conversation.system)
             if not quiet:
                 name = Path(placement.model).name or placement.model

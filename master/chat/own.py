@@ -10,7 +10,7 @@ from master.chat.showing.screen import Screen
 from master.chat.talk import Talk, said_in
 from master.generation.answer import Answer, AnswerLimits
 from master.generation.sampler import Sampler
-from master.generation.sequence import Sequence
+from master.generation.thread import EngineThread
 from master.reporting.output import stream_answer
 from master.session import Session
 from master.text.replay import Replay
@@ -18,17 +18,23 @@ from master.text.tokenizer import Message
 
 
 class OwnTalk(Talk):
-    """A conversation with the session's engine, and the sequence with its KV cache."""
+    """A conversation with the model of a session, answered by its engine."""
 
     def __init__(
-        self, session: Session, sampler: Sampler, tokens: int | None, conversation: Conversation, screen: Screen
+        self,
+        session: Session,
+        engine: EngineThread,
+        sampler: Sampler,
+        tokens: int | None,
+        conversation: Conversation,
+        screen: Screen,
     ) -> None:
         """Create a conversation; an answer has at most `tokens` tokens (None: as many as the context has room for)."""
         super().__init__(conversation, session.engine.context, screen)
         self._session = session
+        self._engine = engine
         self._sampler = sampler
         self._tokens = tokens
-        self._sequence: Sequence | None = None
         self._replay = Replay()
 
     def check_system(self, system: str | None) -> None:
@@ -46,16 +52,14 @@ class OwnTalk(Talk):
         wanted = fit(self.conversation, text, encode, self.context, self._tokens, what)
         if dropped := self.conversation.dropped - before:
             warn(self.full(dropped, self._session.pack.config.context))
-        self._begin(wanted)
-        assert self._sequence
         limits, show = AnswerLimits(self._tokens or self.context), self.screen.write
         if begun is not None:
             self.screen.resume(begun.shown or begun.assistant)
         try:
-            result = stream_answer(self._session, self._sequence, self._sampler, limits, show, stopped, said)
+            result = stream_answer(self._session, self._engine, wanted, self._sampler, limits, show, stopped, said)
         finally:
             self.screen.end()
-        self.used = len(self._sequence.tokens)
+        self.used = len(wanted) + len(result.token_ids)
         self._remember(result, said)
         return result
 
@@ -77,11 +81,3 @@ class OwnTalk(Talk):
         if tokens and (said := said_in(result)):
             at_end = tokens[-1] in self._session.tokenizer.eos_ids
             self._replay.remember(said, (), tokens[:-1] if at_end else tokens, thought=result.said is not None)
-
-    def _begin(self, tokens: list[int]) -> None:
-        """Begin a sequence of `tokens`, reusing the KV cache of the last one as far as they agree."""
-        engine = self._session.engine
-        if self._sequence:
-            engine.release(self._sequence)
-        self._sequence = engine.admit(tokens, reuse=True)
-        self._sequence.begin(engine.deployment.pages)

@@ -1,21 +1,25 @@
 """One answer: from sampled tokens to streamed text, with end-of-turn tokens, stop texts, limits and timing."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Literal
 
-from master.generation.engine import Engine
+from master.generation.client import Client
+from master.generation.request import Sampled
 from master.generation.sampler import Sampler
-from master.generation.sequence import Sequence
+from master.generation.thread import EngineAsk, EngineThread, Ticket
 from master.text.channels import SPELLED, ShownChannels, has_channels
 from master.text.prompts import checked_text
 from master.text.stops import StopFilter
 from master.text.tokenizer import Message, Tokenizer
-from tpi.errors import UsageError
+from tpi.errors import NodeError, TpiError, UsageError
 
 _CONTINUATION = range(0x80, 0xC0)  # bytes that continue a UTF-8 character
+
+_LOOK_S = 0.05  # between two looks at whether the answer was stopped, where no text comes
 
 FinishReason = Literal["stop", "length", "interrupted"]
 
@@ -145,43 +149,99 @@ class _ShownText:
             self._show(piece)
 
 
+class _Answering:
+    """Makes an answer of the tokens of one request, on the engine's thread; its text is shown by another thread."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, limits: AnswerLimits, begun: SequenceOf[int], mark: Callable[[], None]
+    ) -> None:
+        self.result = Answer(prompt_tokens=0)
+        self.over = False  # the text has ended, rather than been cut
+        self.error: TpiError | None = None
+        self._pieces: SimpleQueue[str | None] = SimpleQueue()  # None: the end
+        self._text = _ShownText(tokenizer, limits, self.result, self._pieces.put)
+        self._text.resume(begun)
+        self._mark, self._started, self._first = mark, perf_counter(), 0.0
+
+    def token(self, sampled: Sampled) -> bool:
+        """Take the next token; return False if the answer ends with it."""
+        result = self.result
+        result.token_ids.append(sampled.token)
+        if len(result.token_ids) == 1:
+            result.ttft = sampled.at - self._started
+            self._mark()
+            self._first = perf_counter()
+        else:
+            result.decode_seconds = sampled.at - self._first
+        self.over = self._text.push(sampled.token)
+        return not self.over
+
+    def ended(self, error: TpiError | None) -> None:
+        """Take note of the end, and of the error that caused it."""
+        if not self.over:
+            self._text.flush()
+        self.error = error
+        self._pieces.put(None)
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the text as it comes, until the end; an empty piece several times a second while none comes."""
+        while True:
+            try:
+                piece = self._pieces.get(timeout=_LOOK_S)
+            except Empty:
+                piece = ""
+            if piece is None:
+                return
+            yield piece
+
+
 def answer(
-    engine: Engine,
+    engine: EngineThread,
     tokenizer: Tokenizer,
-    sequence: Sequence,
+    tokens: SequenceOf[int],
     sampler: Sampler,
     limits: AnswerLimits,
     show: Callable[[str], None] = lambda text: None,
     mark: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
     begun: SequenceOf[int] = (),
+    watch: Callable[[Ticket], None] = lambda ticket: None,
+    client: Client | None = None,
 ) -> Answer:
-    """Generate one answer to the pending tokens of `sequence`, passing text to `show` as it comes.
+    """Generate one answer to the prompt `tokens`, passing text to `show` as it comes.
 
     Args:
-        mark: called once, between the first token and the second. The time from there on counts as decoding.
-        stopped: called between steps. If it returns True, the answer ends with the reason "interrupted".
-        begun: the last tokens of `sequence`, if they are the beginning of this answer, cut off earlier. Their text is
-        part of the result's text but not shown again; `token_ids` has the new tokens only.
+        mark: called once, on the engine's thread, between the first token and the second. The time from there on counts
+            as decoding.
+        stopped: called several times a second. If it returns True, the answer ends with the reason "interrupted".
+        begun: the last ones of `tokens`, if they are the beginning of this answer, cut off earlier. Their text is part
+            of the result's text but not shown again; `token_ids` has the new tokens only.
+        watch: called several times a second, until the end.
 
     Raises:
+        UsageError: if the prompt is empty or leaves no room in the context.
         NodeLost, NodeError: if a worker is lost or fails. Text that was shown stays shown.
     """
-    result, started = Answer(prompt_tokens=sequence.pending), perf_counter()
-    text, first = _ShownText(tokenizer, limits, result, show), started
-    text.resume(begun)
-    for sampled in engine.generate(sequence, sampler, limits.tokens, stopped):
-        result.token_ids.append(sampled.token)
-        if len(result.token_ids) == 1:
-            result.ttft = sampled.at - started
-            mark()
-            first = perf_counter()
-        else:
-            result.decode_seconds = sampled.at - first
-        if text.push(sampled.token):
-            return result
-    result.finish_reason = "interrupted" if stopped() else "length"
-    text.flush()
+    heard = _Answering(tokenizer, limits, begun, mark)
+    ticket, cancelled = Ticket(EngineAsk(tokens, sampler, limits.tokens, client=client or Client()), heard), False
+    engine.submit(ticket)
+    try:
+        for piece in heard.pieces():
+            watch(ticket)
+            if piece:
+                show(piece)
+            if not cancelled and stopped():
+                cancelled = True
+                engine.cancel(ticket)
+    except BaseException:
+        engine.cancel(ticket)
+        raise
+    if heard.error is not None and not (cancelled and isinstance(heard.error, NodeError)):
+        raise heard.error
+    result = heard.result
+    result.prompt_tokens = len(tokens) - ticket.cached
+    if not heard.over:
+        result.finish_reason = "interrupted" if cancelled else "length"
     return result
 
 

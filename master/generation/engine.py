@@ -1,8 +1,7 @@
 """The step loop: from requests to tokens. A step runs on every node; complete sequences then get their next token."""
 
 from array import array
-from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate, count
 from time import perf_counter
@@ -14,10 +13,9 @@ from master.deployment.deployment import Deployment
 from master.generation.admission import Admission
 from master.generation.batcher import EVEN, Batcher, Work
 from master.generation.client import Client
-from master.generation.request import Request, Sampled
-from master.generation.sampler import Sampler
+from master.generation.request import Request
 from master.generation.sequence import Sequence
-from tpi.errors import DeviceError, KernelError, NodeError, TpiError, UsageError
+from tpi.errors import UsageError
 from tpi.finite import require_finite
 from tpi.net.messages import StepEntry
 
@@ -30,19 +28,12 @@ class Engine:
     """Runs requests on a deployment, which can be replaced between two steps without losing any sequence.
 
     Requests join and leave at every step: `master.generation.admission.Admission` decides which ones run.
+    `master.generation.thread.EngineThread` runs the steps.
     """
 
     def __init__(self, deployment: Deployment, most: int = MOST_RUNNING) -> None:
         """Create an engine in which at most `most` requests run at once."""
         self.admission = Admission(most)
-        self.recover: Callable[[TpiError], bool] = lambda error: False
-        """Called if a step of `generate` fails. Returns True if it can go on, on another deployment."""
-        self.between: Callable[[bool], None] = lambda fresh: None
-        """Called before each step, with True if a request waits to be admitted. It may replace the deployment."""
-        self.wanted: Callable[[], bool] = lambda: True
-        """Called several times a second while `recover` or `between` waits. Returns False if no request waits any
-        longer.
-        """
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
         self._deploy(deployment)
@@ -110,7 +101,6 @@ class Engine:
             NodeLost, NodeError: if a worker is lost or fails. Requests stay as they were before the step.
             PlanError: if there are too few pages for the next tokens of a single sequence.
         """
-        self.between(bool(self.admission.waiting))
         self.admission.admit(perf_counter())
         self.admission.make_room()
         running = self.admission.running
@@ -127,36 +117,6 @@ class Engine:
             self._push(dict(zip(ends, logits, strict=True)))
         self.admission.running = [request for request in running if not request.finished]
 
-    def generate(
-        self, sequence: Sequence, sampler: Sampler, limit: int, stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[Sampled]:
-        """Yield tokens of one sequence as they are sampled, at most `limit`.
-
-        End early when the context is full, or when `stopped`, called before every step, returns True.
-
-        Raises:
-            TpiError: if no token can be drawn.
-        """
-        made = deque[Sampled]()
-
-        def sink(sampled: Sampled) -> bool:
-            made.append(sampled)
-            return True
-
-        request = Request(sequence, sampler, limit, sink)
-        self.submit(request)
-        wanted, self.wanted = self.wanted, lambda: not stopped()
-        try:
-            while not request.finished and not stopped():
-                self._advance(stopped)
-                while made:
-                    yield made.popleft()
-            if request.error is not None:
-                raise request.error
-        finally:
-            self.wanted = wanted
-            self.withdraw(request)
-
     def logits(self, tokens: SequenceOf[int]) -> F32:
         """Return the logits after each of `tokens`, `[len(tokens), vocab]`, computed as one new sequence (for
         evaluation).
@@ -172,21 +132,6 @@ class Engine:
         """Forget a sequence and give its pages back. Their contents can be found until they are reused."""
         self.admission.give_back(sequence)
         self._sequences.pop(sequence.id, None)
-
-    def _advance(self, stopped: Callable[[], bool]) -> None:
-        """Run a step; recover if a node fails. Ignore a failed recovery once `stopped` returns True."""
-        try:
-            self._mended_step()
-        except NodeError:
-            if not stopped():
-                raise
-
-    def _mended_step(self) -> None:
-        try:
-            self.step()
-        except (NodeError, DeviceError, KernelError) as error:
-            if not self.recover(error):
-                raise
 
     def _deploy(self, deployment: Deployment) -> None:
         self.deployment = deployment

@@ -1,4 +1,7 @@
-"""The engine on its own thread: other threads submit requests and receive tokens; only this thread computes."""
+"""The engine on its own thread, its only driver: other threads submit requests and receive tokens.
+
+Recovery, cancelling and stopping are here for all commands: `run`, `chat`, `bench`, `serve` and `batch`.
+"""
 
 import logging
 from collections import Counter, deque
@@ -22,6 +25,31 @@ from tpi.errors import BusyError, TpiError
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+
+Wanted = Callable[[], bool]
+"""A function that is called several times a second while workers are awaited; it returns False if no request waits."""
+
+
+class Nodes(Protocol):
+    """The nodes that compute. They may change between two steps."""
+
+    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+        """Let new workers join before a step. `fresh` is True if a request is about to begin."""
+
+    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+        """Replace the deployment after a step that failed; return False if the requests cannot continue."""
+
+
+class FixedNodes:
+    """Nodes that never change: a failed step ends its requests."""
+
+    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+        """Do nothing."""
+
+    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+        """Return False."""
+        return False
 
 
 class Listener(Protocol):
@@ -67,6 +95,11 @@ class Ticket:
         return self.request.begun if self.request else None
 
     @property
+    def computed(self) -> bool:
+        """True once the prompt is computed and the first token is drawn."""
+        return self.request is not None and self.request.made > 0
+
+    @property
     def cached(self) -> int:
         """Number of prompt tokens that were found in the KV cache."""
         return (self.request.sequence.cached or 0) if self.request else 0
@@ -75,17 +108,15 @@ class Ticket:
 class EngineThread:
     """A thread that runs an engine until `stop`. All methods may be called from any thread."""
 
-    def __init__(
-        self, engine: Engine, most_waiting: int, recover: Callable[[TpiError], bool] = lambda error: False
-    ) -> None:
+    def __init__(self, engine: Engine, most_waiting: int, nodes: Nodes | None = None) -> None:
         """Create the thread; `start` starts it. At most `most_waiting` requests may wait in addition to those that run.
 
-        `recover` is called on this thread if a step fails. If it returns True, requests go on; otherwise they end.
+        The methods of `nodes` (default: `FixedNodes`) are called on this thread.
         """
         self.engine = engine
         self.problem: TpiError | None = None  # the error of the last step, if it failed
         self._most = engine.admission.most + most_waiting
-        self._recover = recover
+        self._nodes = nodes or FixedNodes()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()  # calls to make between two steps
         self._live: dict[Ticket, None] = {}  # in order of arrival
@@ -94,7 +125,6 @@ class EngineThread:
         self._lock = Lock()  # protects `_open`, `_places` and `_closing`
         self._closing = False
         self._ends = inf  # when the requests in progress are ended, `perf_counter` seconds
-        engine.wanted = self._wanted
         self._thread = Thread(target=self._run, name="engine")
 
     def start(self) -> None:
@@ -207,6 +237,7 @@ class EngineThread:
 
     def _step(self) -> None:
         try:
+            self._nodes.welcome(bool(self.engine.admission.waiting), self._wanted)
             self.engine.step()
             self.problem = None
         except TpiError as error:
@@ -219,7 +250,7 @@ class EngineThread:
 
     def _fail(self, error: TpiError) -> None:
         try:
-            mended = self._recover(error)
+            mended = self._nodes.recover(error, self._wanted)
         except TpiError as worse:
             mended, error = False, worse
         self.problem = None if mended else error

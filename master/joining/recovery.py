@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from master.deployment.planner import Split
+from master.generation.thread import Wanted
 from master.joining.lookout import Lookout
 from master.joining.scout import Scout
 from master.joining.shares import Sharing
@@ -32,7 +33,6 @@ class Membership:
     rebalance: bool  # use who joins at once, rather than from the next request on
     lookout: Lookout
     scout: Scout  # who keeps those that would slow the rest; they are used where the model does not fit
-    wanted: Callable[[], bool] = lambda: True  # asked while workers are waited for: whether anybody still does
     standing: bool = True  # there is a deployment, as far as is known
     _told: set[bytes] = field(default_factory=set)  # keys of those that were said to be left out
 
@@ -46,12 +46,12 @@ class Membership:
         awake = Awake()
         while (error := self._not_begun()) is not None:
             if isinstance(error, PlanError) and self.scout.kept:
-                self._await(error, awake)
+                self._await(error, awake, _always)
             elif not optional or not self._left_out(error):
                 raise error
 
-    def recover(self, error: TpiError) -> bool:
-        """Go on without a worker that is lost or failed; whether that could be done.
+    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+        """Go on without a worker that is lost or failed; return whether that could be done.
 
         Raises:
             TpiError: if those who are left cannot hold the model, and nobody came back in time.
@@ -59,17 +59,17 @@ class Membership:
         if not isinstance(error, NodeError) or not (gone := self.cluster.part(error)):
             return False
         self._say_goodbye(error, gone)
-        self._redeploy()
+        self._redeploy(wanted)
         return True
 
-    def renew(self) -> None:
-        """Plan anew over those who are there: this node has changed. Errors as `recover`."""
-        self._redeploy()
+    def renew(self, wanted: Wanted) -> None:
+        """Plan anew over the nodes that are present, after this node has changed. Errors as `recover`."""
+        self._redeploy(wanted)
 
-    def welcome(self, fresh: bool) -> None:
-        """Take in who has come, if a request is to begin, or at once with `rebalance`; called between two steps."""
+    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+        """Take in workers that have come, if a request is to begin, or at once with `rebalance`."""
         if not self.standing:
-            self._redeploy()
+            self._redeploy(wanted)
         if not self.cluster.recruits.ready or not (fresh or self.rebalance):
             return
         if not (joined := self._useful(self.cluster.join())):
@@ -86,30 +86,30 @@ class Membership:
             self.cluster.postpone(joined, _named(error, joined) or joined)
         except NodeError as error:
             self._part(error)
-        self._redeploy()
+        self._redeploy(wanted)
 
     def hear(self, address: str, key: bytes) -> None:
         """Somebody announces that the owner of `key` is at `address`; for other threads, too."""
         if not self.scout.keeps(address, key):
             self.cluster.try_announced(address, key)
 
-    def _redeploy(self) -> None:
-        """Plan anew over those who are there, until a plan stands."""
+    def _redeploy(self, wanted: Wanted) -> None:
+        """Plan anew over the nodes that are present, until a plan stands."""
         self.standing, awake = False, Awake()
-        while not self._deployed(awake):
+        while not self._deployed(awake, wanted):
             pass
         self.standing = True
         self._reconsider()
         self.warn(f"planned anew; {self.cluster.weights_sent / 1e6:.1f} MB of weights were sent")
 
-    def _deployed(self, awake: Awake) -> bool:
-        """Whether a deployment stands now; else who is there has changed."""
+    def _deployed(self, awake: Awake, wanted: Wanted) -> bool:
+        """Try to deploy; return False if the nodes that are present have changed instead."""
         try:
             self._deploy_once()
         except NodeError as error:
             self._part(error)
         except PlanError as error:
-            self._await(error, awake)
+            self._await(error, awake, wanted)
         else:
             return True
         return False
@@ -140,8 +140,8 @@ class Membership:
             raise error
         self._say_goodbye(error, gone)
 
-    def _await(self, error: PlanError, awake: Awake) -> None:
-        """Wait for workers, without whom the model does not fit."""
+    def _await(self, error: PlanError, awake: Awake, wanted: Wanted) -> None:
+        """Wait for workers, without which the model does not fit."""
         self.warn(f"{error}. Waiting {self.patience_s:.10g} s for workers to come back; the tokens so far are kept")
         for one in self.scout.kept:
             self.scout.call(one)
@@ -149,7 +149,7 @@ class Membership:
             while not self.cluster.recruits.ready:
                 if (waited := awake()) > self.patience_s:
                     raise NodeLost("", f"nobody came back within {self.patience_s:.10g} s, and without them: {error}")
-                if not self.wanted():
+                if not wanted():
                     raise NodeLost("", f"nobody waits for workers to come back any more, and without them: {error}")
                 progress(int(waited), int(self.patience_s))
                 self.cluster.await_recruits(_LOOK_S)
@@ -211,6 +211,11 @@ class Membership:
         self._told -= keys
         if joined:
             self.warn(f"{_names(joined)} joined; planning anew")
+
+
+def _always() -> bool:
+    """Return True: the first deployment is for the user that starts the run."""
+    return True
 
 
 def _names(workers: Sequence[RemoteWorker]) -> str:

@@ -10,6 +10,7 @@ from allreduce.auto import Auto
 from master.deployment.deploy import MASTER
 from master.deployment.deployment import Deployment
 from master.deployment.planner import units_of
+from master.generation.thread import Ticket
 from master.reporting.live import LiveFigures, since, whole_model
 from master.reporting.report import MILLI, NodeReport, NodeShare, node_report
 from master.reporting.spans import Span, before, nothing
@@ -109,15 +110,21 @@ class RunFigures:
         return f"{nodes} node{'s' if nodes > 1 else ''}, {self._pack.format}, {collective}{sent}"
 
     @contextmanager
-    def prompt_progress(self, tokens: int) -> Iterator[Callable[[], None]]:
-        """Show the progress of a prompt of `tokens` tokens until the yielded function is called, or to the end."""
-        loop = self._deployment.node.loop
-        begun, total = loop.progress, -(-tokens // self._deployment.limits.chunk) * len(loop.blocks)
+    def prompt_progress(self) -> Iterator[Callable[[Ticket], None]]:
+        """Yield a function that shows the progress of a ticket's prompt when it is called, until it is computed."""
+        loop, chunk = self._deployment.node.loop, self._deployment.limits.chunk
+        begun = loop.progress
         with ExitStack() as stack:
             report = stack.enter_context(phase("computing the prompt"))
-            stack.callback(setattr, loop, "on_block", loop.on_block)
-            loop.on_block = lambda: report(loop.progress - begun, total)
-            yield stack.close
+
+            def watch(ticket: Ticket) -> None:
+                if ticket.computed:
+                    stack.close()
+                elif ticket.begun is not None:
+                    chunks = -(-(len(ticket.asked.tokens) - ticket.cached) // chunk)
+                    report(loop.progress - begun, chunks * len(loop.blocks))
+
+            yield watch
 
     def write_trace(self, path: Path | None) -> str:
         """Write the timeline to `path` if the run was traced; return a sentence about missing spans, or "".

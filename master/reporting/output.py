@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 
 from master.generation.answer import Answer, AnswerLimits, answer
 from master.generation.sampler import Sampler
-from master.generation.sequence import Sequence
+from master.generation.thread import EngineThread
 from master.session import Session
 from tpi.errors import TpiError
 from tpi.progress import line_begun, warn
@@ -44,7 +44,8 @@ def at_terminal() -> bool:
 
 def stream_answer(
     session: Session,
-    sequence: Sequence,
+    engine: EngineThread,
+    tokens: SequenceOf[int],
     sampler: Sampler,
     limits: AnswerLimits,
     show: Callable[[str], None],
@@ -53,18 +54,12 @@ def stream_answer(
 ) -> Answer:
     """Generate one answer and pass its text to `show` as it comes; show the progress of its prompt on stderr.
 
-    `stopped` is called between steps; if it returns True, the answer ends as interrupted. `begun` are the tokens of an
-    answer that is continued. Errors are those of `master.generation.answer.answer`.
+    Arguments and errors are those of `master.generation.answer.answer`.
     """
-    with session.figures.prompt_progress(sequence.pending) as computed:
-
-        def first_token() -> None:
-            computed()
-            session.figures.mark()
-
+    with session.figures.prompt_progress() as watch:
         try:
-            engine, tokenizer = session.engine, session.tokenizer
-            return answer(engine, tokenizer, sequence, sampler, limits, show, first_token, stopped, begun)
+            mark = session.figures.mark
+            return answer(engine, session.tokenizer, tokens, sampler, limits, show, mark, stopped, begun, watch)
         finally:
             show("\n")  # after an error too, so that its message gets a line of its own
 

@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_bytes
 from socket import socket
 
 import psutil
 
+from master.generation.client import Client
+from master.generation.request import Sampled
 from master.generation.sampler import Sampler, Sampling
+from master.generation.thread import EngineAsk, Ticket
 from master.session import Session
 from tests.support.cluster.cluster_helpers import REAL_WORKER, announced
 from tests.support.paths import ROOT
@@ -128,15 +132,39 @@ class Spoken:
 
 
 def speak(session: Session, prompt: list[int], length: int, at: Callable[[int], None] = lambda count: None) -> Spoken:
-    """Answer `prompt` greedily with `length` tokens; `at` is called with how many there are, after each."""
-    sequence, spoken, last = session.engine.admit(prompt), Spoken([], 0.0), time.monotonic()
-    for sampled in session.engine.generate(sequence, Sampler(GREEDY), length):
+    """Answer `prompt` greedily with `length` tokens; `at` is called with how many there are, after each.
+
+    Raises:
+        TpiError: if the answer ended with an error.
+    """
+    speaker = _Speaker(at)
+    with session.answering() as engine:
+        engine.submit(Ticket(EngineAsk(prompt, Sampler(GREEDY), length, client=Client(salt=token_bytes(8))), speaker))
+        speaker.over.wait()
+    if speaker.error is not None:
+        raise speaker.error
+    return speaker.spoken
+
+
+class _Speaker:
+    """Counts tokens, and the pauses between them, on the engine's thread."""
+
+    def __init__(self, at: Callable[[int], None]) -> None:
+        self.spoken = Spoken([], 0.0)
+        self.error: TpiError | None = None
+        self.over = threading.Event()
+        self._at, self._last = at, time.monotonic()
+
+    def token(self, sampled: Sampled) -> bool:
         now = time.monotonic()
-        spoken.pause, last = max(spoken.pause, now - last), now
-        spoken.tokens.append(sampled.token)
-        at(len(spoken.tokens))
-    session.engine.release(sequence)
-    return spoken
+        self.spoken.pause, self._last = max(self.spoken.pause, now - self._last), now
+        self.spoken.tokens.append(sampled.token)
+        self._at(len(self.spoken.tokens))
+        return True
+
+    def ended(self, error: TpiError | None) -> None:
+        self.error = error
+        self.over.set()
 
 
 @contextmanager

@@ -16,12 +16,13 @@ from master.chat.commands import COMMANDS, help_text
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
 from master.chat.readers import PlainReader
-from master.generation.answer import AnswerLimits, answer
 from master.generation.contents import Contents
+from master.generation.request import Request
 from master.generation.sampler import Sampler, Sampling
 from master.text.prompts import MOST_BYTES
-from master.text.tokenizer import Message, Tokenizer
+from master.text.tokenizer import Message
 from tests.support.cluster.inprocess import in_process_engine
+from tests.support.generating import generate
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack
 from tpi.system.atomic import write_atomically
@@ -143,21 +144,22 @@ def test_help_names_every_command() -> None:
 
 def test_an_answer_that_is_stopped_can_be_gone_on_from(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack = tiny_pack("llama")
-    greedy, tokenizer = Sampler(Sampling(temperature=0)), Tokenizer.load(pack)
+    greedy = Sampler(Sampling(temperature=0))
     prompt, more = list(range(3, 60)), list(range(70, 90))
     with in_process_engine(pack, [1, 1], tmp_path, chunk=16) as engine:
         for when in (0, 1, 2, 4, 5, 9):  # before the prompt, between its chunks, among the tokens of the answer
-            asked = iter([False] * when)
-            sequence = engine.admit(prompt)
-            stopped = answer(engine, tokenizer, sequence, greedy, AnswerLimits(20), stopped=lambda: next(asked, True))  # noqa: B023
-            assert stopped.finish_reason == "interrupted"
-            assert len(stopped.token_ids) == max(0, when - 3)
-            engine.release(sequence)
-            resumed = engine.admit(prompt + more, reuse=True)
-            again = answer(engine, tokenizer, resumed, greedy, AnswerLimits(5))
+            first = engine.admit(prompt)
+            request = Request(first, greedy, 20, lambda sampled: True)
+            engine.submit(request)
+            for _ in range(when):
+                engine.step()
+            engine.withdraw(request)
+            assert len(first.tokens) - len(prompt) == max(0, when - 3)
+            engine.release(first)
+            resumed, fresh = engine.admit(prompt + more, reuse=True), engine.admit(prompt + more)
+            again = [sampled.token for sampled in generate(engine, resumed, greedy, 5)]
             assert resumed.cached == max(0, min(len(prompt), 16 * when))
-            fresh = engine.admit(prompt + more)
-            assert again.token_ids == answer(engine, tokenizer, fresh, greedy, AnswerLimits(5)).token_ids
+            assert again == [sampled.token for sampled in generate(engine, fresh, greedy, 5)]
             engine.release(resumed)
             engine.release(fresh)
             engine.deployment.pages.contents = Contents()  # the next one finds nothing

@@ -14,6 +14,7 @@ from master.vocabulary.vocabulary import Vocabulary
 from scheduler.storage.disk import DirectDisk
 from scheduler.window.window import MemoryWindow
 from tests.support.cluster.single import Setting, single_node
+from tests.support.generating import generate
 from tpi.devices.pages import PAGE, Bytes, round_up
 from tpi.errors import WeightsError
 from tpi.net.messages import NodeOptions, PeerAddress
@@ -56,7 +57,7 @@ def copy(tiny_pack: Callable[..., Pack], tmp_path: Path) -> Pack:
 
 def tokens(engine: Engine) -> list[int]:
     sequence = engine.admit(PROMPT)
-    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), 6)]
+    made = [one.token for one in generate(engine, sequence, Sampler(Sampling(temperature=0)), 6)]
     engine.release(sequence)
     return made
 

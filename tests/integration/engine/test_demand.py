@@ -12,6 +12,7 @@ from master.generation.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.cluster.single import Setting, single_node
+from tests.support.generating import generate
 from tests.support.models import TOKENS, TinyModel
 from tpi.pack.reader import Pack
 from worker.node.node import Node
@@ -23,7 +24,7 @@ Packs = Callable[..., Pack]
 
 def tokens(engine: Engine, count: int = 8) -> list[int]:
     sequence = engine.admit(PROMPT)
-    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), count)]
+    made = [one.token for one in generate(engine, sequence, Sampler(Sampling(temperature=0)), count)]
     engine.release(sequence)
     return made
 

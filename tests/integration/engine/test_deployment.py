@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from master.generation.answer import AnswerLimits, answer
+from master.generation.answer import AnswerLimits
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
 from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.generating import answer_in, generate
 from tests.support.models import TinyModel
 from tpi.pack.reader import Pack
 
@@ -68,12 +69,10 @@ def test_a_session_deals_the_model_anew_while_it_answers(
     """With real workers: another epoch, other shares, and the second half of the answer is as it would have been."""
     with Session(RunOptions(str(tiny_model("llama").directory), cache=tmp_path, local=2)) as session:
         greedy, limits = Sampler(Sampling(temperature=0)), AnswerLimits(LENGTH, ignore_eos=True)
-        alone = session.engine.admit(PROMPTS[1])
-        expected = answer(session.engine, session.tokenizer, alone, greedy, limits).token_ids
-        session.engine.release(alone)
+        expected = answer_in(session, PROMPTS[1], greedy, limits).token_ids
         made: list[int] = []
         sequence = session.engine.admit(PROMPTS[1])
-        for sampled in session.engine.generate(sequence, greedy, LENGTH):
+        for sampled in generate(session.engine, sequence, greedy, LENGTH):
             made.append(sampled.token)
             if len(made) == CUT:
                 before = session.engine.deployment.epoch
@@ -88,7 +87,7 @@ def test_a_request_ends_at_its_limit_its_stops_and_its_sinks_word(
 ) -> None:
     with closing(in_process_deployment(tiny_pack("llama"), [1], tmp_path)) as deployment:
         engine, greedy = Engine(deployment), Sampler(Sampling(temperature=0))
-        (full,) = (list(engine.generate(engine.admit(prompt), greedy, 8)) for prompt in PROMPTS[:1])
+        (full,) = (list(generate(engine, engine.admit(prompt), greedy, 8)) for prompt in PROMPTS[:1])
         tokens = [sampled.token for sampled in full]
 
         def run(limit: int, stops: frozenset[int] = frozenset(), enough: int = 99) -> list[int]:

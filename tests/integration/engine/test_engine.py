@@ -11,6 +11,7 @@ from master.generation.engine import Engine
 from master.generation.request import Request
 from master.generation.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import CONTEXT, in_process_engine
+from tests.support.generating import generate
 from tests.support.models import MODELS, VOCAB, TinyModel
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack
@@ -91,7 +92,7 @@ def test_sequences_that_share_two_lanes_do_not_see_each_other(
 def test_decoding_equals_prefill(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     with in_process_engine(tiny_pack("qwen2"), [1, 1], tmp_path, chunk=7) as engine:
         sequence = engine.admit(TOKENS[:5])
-        made = [sampled.token for sampled in engine.generate(sequence, Sampler(Sampling(temperature=0)), 40)]
+        made = [sampled.token for sampled in generate(engine, sequence, Sampler(Sampling(temperature=0)), 40)]
         engine.release(sequence)
         logits = engine.logits([*TOKENS[:5], *made])
     assert [int(row.argmax()) for row in logits[4:-1]] == made
@@ -103,7 +104,7 @@ def test_a_node_alone_runs_a_short_step_in_one_call(tiny_pack: Callable[..., Pac
         loop, heard = engine.deployment.node.loop, list[int]()
         loop.on_block = lambda: heard.append(loop.progress)
         sequence = engine.admit(TOKENS[:17])
-        made = [sampled.token for sampled in engine.generate(sequence, Sampler(Sampling(temperature=0)), 9)]
+        made = [sampled.token for sampled in generate(engine, sequence, Sampler(Sampling(temperature=0)), 9)]
         blocks = len(loop.blocks)
         assert heard == [*range(1, blocks + 1), *(blocks * step for step in range(2, 10))]
         engine.release(sequence)
@@ -125,21 +126,21 @@ def test_a_further_turn_computes_only_what_is_new(tiny_pack: Callable[..., Pack]
     with in_process_engine(tiny_pack("llama"), [1, 1], tmp_path) as engine:
         greedy = Sampler(Sampling(temperature=0))
         first = engine.admit(LONG[:40])
-        made = [sampled.token for sampled in engine.generate(first, greedy, 4)]
+        made = [sampled.token for sampled in generate(engine, first, greedy, 4)]
         engine.release(first)
         further = [*LONG[:40], *made, *TOKENS[:20]]
         second = engine.admit(further, reuse=True)
-        continued = [sampled.token for sampled in engine.generate(second, greedy, 4)]
+        continued = [sampled.token for sampled in generate(engine, second, greedy, 4)]
         assert second.cached == 43  # the last token that was drawn was not computed
         fresh = engine.admit(further)
-        assert continued == [sampled.token for sampled in engine.generate(fresh, greedy, 4)]
+        assert continued == [sampled.token for sampled in generate(engine, fresh, greedy, 4)]
         assert fresh.cached is None
 
 
 def test_generation_ends_at_the_context(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     with in_process_engine(tiny_pack("llama"), [1], tmp_path) as engine:
         sequence = engine.admit([1] * (CONTEXT - 3))
-        assert len(list(engine.generate(sequence, Sampler(Sampling(temperature=0)), 100))) == 3
+        assert len(list(generate(engine, sequence, Sampler(Sampling(temperature=0)), 100))) == 3
         with pytest.raises(UsageError, match="over the context of 128"):
             engine.admit([1] * CONTEXT)
         with pytest.raises(UsageError, match="empty"):

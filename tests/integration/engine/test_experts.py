@@ -12,6 +12,7 @@ from master.generation.sampler import Sampler, Sampling
 from scheduler.window.window import MemoryWindow
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.cluster.single import Setting, single_node
+from tests.support.generating import generate
 from tests.support.models import MIXTURES, TOKENS, TinyModel
 from tpi.devices.host import HostDevice
 from tpi.errors import PlanError
@@ -30,7 +31,7 @@ Packs = Callable[..., Pack]
 
 def tokens(engine: Engine) -> list[int]:
     sequence = engine.admit(PROMPT)
-    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), 8)]
+    made = [one.token for one in generate(engine, sequence, Sampler(Sampling(temperature=0)), 8)]
     engine.release(sequence)
     return made
 

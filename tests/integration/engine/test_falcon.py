@@ -12,6 +12,7 @@ import pytest
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.generating import generate
 from tests.support.models import forward, write_tokenizer
 from tests.support.weights.packs import part
 from tpi.errors import ModelError
@@ -101,7 +102,7 @@ def test_generation_is_what_a_prompt_of_it_gives(made: Made, tmp_path: Path) -> 
     pack = Pack.open(made("40b")[0] / "f32")
     with in_process_engine(pack, [1], tmp_path) as engine:
         sequence = engine.admit(TOKENS[:10])
-        for _ in engine.generate(sequence, Sampler(Sampling(temperature=0)), 12):
+        for _ in generate(engine, sequence, Sampler(Sampling(temperature=0)), 12):
             pass
         tokens = list(sequence.tokens)
     found = forward(pack, tokens[:-1]).argmax(axis=1)

@@ -9,13 +9,14 @@ import pytest
 
 import master.planning.node
 import worker.equipment
-from master.generation.engine import Engine
+from master.generation.answer import AnswerLimits
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.planning.node import NodeFlags, planned_node
 from master.session import Session
 from scheduler.model.machine import Accelerator, DeviceLink, Rates
 from tests.support.devices.twin import Twin
+from tests.support.generating import answer_in
 from tests.support.models import TinyModel
 from tpi.devices.base import Device
 from tpi.devices.host import open_host
@@ -84,9 +85,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def answer(model: Path, cache: Path, devices: DeviceOptions) -> tuple[list[int], bool]:
     """Greedy tokens, and whether an accelerator had a part in them."""
     with Session(RunOptions(str(model), context=64, devices=devices, cache=cache)) as session:
-        engine: Engine = session.engine
-        sampled = engine.generate(engine.admit(PROMPT), Sampler(Sampling(temperature=0)), 4)
-        return [each.token for each in sampled], session.node.link is not None
+        made = answer_in(session, PROMPT, Sampler(Sampling(temperature=0)), AnswerLimits(4, ignore_eos=True))
+        return made.token_ids, session.node.link is not None
 
 
 AUTO, CPU = DeviceOptions(), DeviceOptions(("cpu",))
@@ -140,8 +140,8 @@ def test_one_that_fails_while_it_answers_is_left_out_and_the_answer_goes_on(
     expected, _ = answer(path, tmp_path, CPU)
     with Session(RunOptions(str(path), context=64, devices=AUTO, cache=tmp_path)) as session:
         assert session.node.link is not None
-        sampled = session.engine.generate(session.engine.admit(PROMPT), Sampler(Sampling(temperature=0)), 4)
-        assert [each.token for each in sampled] == expected
+        made = answer_in(session, PROMPT, Sampler(Sampling(temperature=0)), AnswerLimits(4, ignore_eos=True))
+        assert made.token_ids == expected
         assert session.node.link is None
     assert left[0] < 0
     assert chip.closed == 1

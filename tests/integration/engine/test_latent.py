@@ -17,6 +17,7 @@ from tests.support.altered import OPTIONS, PEERS
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.cluster.single import Setting, single_node
 from tests.support.devices.offloading import answers, batched, offloaded, prompts, weights_bytes
+from tests.support.generating import generate
 from tests.support.models import TOKENS, TinyModel
 from tpi.devices.choose import open_device
 from tpi.devices.host import HostDevice
@@ -44,7 +45,7 @@ def reference(model: TinyModel) -> np.ndarray:
 
 def tokens(engine: Engine) -> list[int]:
     sequence = engine.admit([5, 6, 7, 8])
-    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), 8)]
+    made = [one.token for one in generate(engine, sequence, Sampler(Sampling(temperature=0)), 8)]
     engine.release(sequence)
     return made
 

@@ -10,6 +10,7 @@ from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_engine
 from tests.support.cluster.single import Setting, single_node
+from tests.support.generating import generate
 from tests.support.models import TinyModel
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
@@ -27,7 +28,7 @@ def uneven(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> Pack:
 
 def tokens(engine: Engine) -> list[int]:
     sequence = engine.admit([5, 6, 7, 8])
-    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), 8)]
+    made = [one.token for one in generate(engine, sequence, Sampler(Sampling(temperature=0)), 8)]
     engine.release(sequence)
     return made
 

@@ -13,6 +13,7 @@ from master.generation.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.tune import DiskSpeed
 from tests.support.cluster.single import Setting, single_node
+from tests.support.generating import generate
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import WeightsError
 from tpi.pack.reader import Pack
@@ -40,7 +41,7 @@ class Disk(DirectDisk):
 
 def tokens(engine: Engine, count: int = 6) -> list[int]:
     sequence = engine.admit(PROMPT)
-    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), count)]
+    made = [one.token for one in generate(engine, sequence, Sampler(Sampling(temperature=0)), count)]
     engine.release(sequence)
     return made
 

@@ -17,6 +17,7 @@ from scheduler.storage.disk import DirectDisk
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, offloaded, prompts, weights_bytes
 from tests.support.devices.twin import Twin
+from tests.support.generating import generate
 from tests.support.kernels.pairwise import pairwise
 from tpi.devices.base import Event
 from tpi.devices.choose import open_device
@@ -181,12 +182,12 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(
         engine = Engine(deployment)
         sequence = engine.admit(asked[0])
         if damaged == "kv load":
-            next(engine.generate(sequence, Sampler(Sampling(temperature=0)), 1))
+            next(generate(engine, sequence, Sampler(Sampling(temperature=0)), 1))
             assert deployment.node.link is not None
             deployment.node.link.settle()  # what was appended is at home
         failing[0] = True
         with pytest.raises(DeviceError, match="the card fell off the bus"):
-            next(engine.generate(sequence, Sampler(Sampling(temperature=0)), 1))
+            next(generate(engine, sequence, Sampler(Sampling(temperature=0)), 1))
         failing[0] = False
         assert answers(deployment, asked) == expected
 

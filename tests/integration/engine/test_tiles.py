@@ -17,6 +17,7 @@ from scheduler.model.steady import Times, judge_streaming, whole
 from scheduler.model.timeline import Costs
 from scheduler.window.window import MemoryWindow, Resident
 from tests.support.cluster.single import Setting, single_node
+from tests.support.generating import generate
 from tpi.pack.layout import Part, RunLayout
 from tpi.pack.reader import Pack
 from tpi.partition import Range
@@ -34,7 +35,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tokens(engine: Engine) -> list[int]:
     sequence = engine.admit(PROMPT)
-    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), 8)]
+    made = [one.token for one in generate(engine, sequence, Sampler(Sampling(temperature=0)), 8)]
     engine.release(sequence)
     return made
 

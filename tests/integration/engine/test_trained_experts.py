@@ -17,6 +17,7 @@ from scheduler.demand.choice.select import ROBUST, of_experts, select
 from scheduler.demand.policies import PolicyChoice
 from scheduler.storage.disk import DirectDisk
 from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.generating import generate
 from tests.support.weights.trained import MIXTURE, UNSEEN, trained_facts, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
@@ -51,7 +52,7 @@ def pieces(directory: Path) -> I32:
 
 def generated(engine: Engine, prompt: Sequence[int]) -> list[int]:
     sequence = engine.admit(prompt)
-    made = [one.token for one in engine.generate(sequence, Sampler(Sampling(temperature=0)), MADE)]
+    made = [one.token for one in generate(engine, sequence, Sampler(Sampling(temperature=0)), MADE)]
     engine.release(sequence)
     return made
 

@@ -22,6 +22,7 @@ from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.neurons import SMALL, relu_packs
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.predicted import all_predictors, exact_predictors
+from tests.support.generating import generate
 from tests.support.weights.trained import TEXT
 from tpi.errors import WeightsError
 from tpi.kernels import open_kernels
@@ -118,7 +119,7 @@ def test_a_run_uses_it_where_neurons_are_chosen(pack: Pack, tokens: I32, tmp_pat
         with Session(options) as session:
             assert session.pack.path == path
             asked = session.engine.admit([5, 6, 7])
-            drawn = session.engine.generate(asked, Sampler(Sampling(temperature=0)), 20)
+            drawn = generate(session.engine, asked, Sampler(Sampling(temperature=0)), 20)
             said[mode] = [one.token for one in drawn]
     assert said["static"] == said["auto"] == said["off"]
 

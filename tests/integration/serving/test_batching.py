@@ -11,6 +11,7 @@ from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.generating import generate
 from tests.support.models import VOCAB
 from tpi.errors import PlanError
 from tpi.pack.reader import Pack
@@ -46,7 +47,7 @@ def alone(pack: Pack, cache: Path, wanted: list[list[int]]) -> list[list[int]]:
         made = []
         for prompt in wanted:
             sequence = engine.admit(prompt)
-            made.append([sampled.token for sampled in engine.generate(sequence, Sampler(GREEDY), TOKENS)])
+            made.append([sampled.token for sampled in generate(engine, sequence, Sampler(GREEDY), TOKENS)])
             engine.release(sequence)
         return made
 

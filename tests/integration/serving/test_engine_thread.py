@@ -6,10 +6,12 @@ from threading import Event, Thread
 
 import pytest
 
+from master.generation.answer import AnswerLimits, answer
 from master.generation.engine import Engine
 from master.generation.request import Sampled
 from master.generation.sampler import F32, Sampler, Sampling
-from master.generation.thread import EngineAsk, EngineThread, Ticket
+from master.generation.thread import EngineAsk, EngineThread, FixedNodes, Ticket, Wanted
+from master.text.tokenizer import Tokenizer
 from tests.support.cluster.inprocess import in_process_engine
 from tpi.errors import BusyError, NodeLost, TpiError, UsageError
 from tpi.pack.reader import Pack
@@ -180,7 +182,7 @@ def test_a_step_that_fails(recovers: bool, engine: Engine, monkeypatch: pytest.M
         real()
 
     monkeypatch.setattr(engine, "step", step)
-    thread, heard = EngineThread(engine, 10, lambda error: recovers), Heard()
+    thread, heard = EngineThread(engine, 10, _Mended(recovers)), Heard()
     submitted(thread, [5, 6, 7], heard)
     thread.start()
     assert heard.over.wait(WAIT_S)
@@ -188,21 +190,32 @@ def test_a_step_that_fails(recovers: bool, engine: Engine, monkeypatch: pytest.M
     thread.stop()
 
 
-def waiting(engine: Engine, begun: Event) -> None:
-    """Have the engine wait for workers, without whom it computes nothing, as long as that is wanted."""
+class _Mended(FixedNodes):
+    """Nodes that recover, or not."""
 
-    def between(fresh: bool) -> None:
-        while engine.wanted():
-            begun.set()
+    def __init__(self, recovers: bool) -> None:
+        self._recovers = recovers
+
+    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+        return self._recovers
+
+
+class _Waiting(FixedNodes):
+    """Nodes that wait for workers, without which nothing can be computed, as long as that is wanted."""
+
+    def __init__(self, begun: Event) -> None:
+        self.begun = begun
+
+    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+        while wanted():
+            self.begun.set()
             Event().wait(0.01)
-        raise NodeLost("", "nobody waits for them any more")
-
-    engine.between = between
+        raise NodeLost("", "no request waits for them any more")
 
 
 def test_while_workers_are_waited_for_requests_come_and_go(engine: Engine) -> None:
-    thread, heard, begun = EngineThread(engine, 10), [Heard() for _ in range(3)], Event()
-    waiting(engine, begun)
+    heard, begun = [Heard() for _ in range(3)], Event()
+    thread = EngineThread(engine, 10, _Waiting(begun))
     thread.start()
     tickets = [submitted(thread, [5, 6, 7], each) for each in heard[:2]]
     assert begun.wait(WAIT_S)
@@ -224,9 +237,12 @@ def test_while_workers_are_waited_for_requests_come_and_go(engine: Engine) -> No
     assert thread.open == 0
 
 
-def test_a_stopped_answer_waits_for_no_worker(engine: Engine) -> None:
-    begun, sequence = Event(), engine.admit([5, 6, 7])
-    waiting(engine, begun)
-    assert list(engine.generate(sequence, Sampler(Sampling(temperature=0)), 5, begun.is_set)) == []
-    engine.between = lambda fresh: None
-    assert len(list(engine.generate(sequence, Sampler(Sampling(temperature=0)), 5))) == 5
+def test_a_stopped_answer_waits_for_no_worker(engine: Engine, tiny_pack: Callable[..., Pack]) -> None:
+    begun, tokenizer, limits = Event(), Tokenizer.load(tiny_pack("llama")), AnswerLimits(5, ignore_eos=True)
+    for nodes, tokens in ((_Waiting(begun), 0), (FixedNodes(), 5)):
+        thread = EngineThread(engine, 10, nodes)
+        thread.start()
+        stopped = begun.is_set if tokens == 0 else lambda: False
+        made = answer(thread, tokenizer, [5, 6, 7], Sampler(Sampling(temperature=0)), limits, stopped=stopped)
+        thread.stop()
+        assert (len(made.token_ids), made.finish_reason) == (tokens, "length" if tokens else "interrupted")

@@ -19,6 +19,7 @@ from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from scheduler.storage.disk import Disk
+from tests.support.generating import generate
 from tpi.config import default_cache
 from tpi.kv import pages_for
 from tpi.net.messages import NodeOptions, PeerAddress
@@ -101,7 +102,7 @@ def pace(engine: Engine, node: Node, tokens: int, warm_up: int = 4) -> Pace:
     sequence, greedy = engine.admit([1, 2, 3]), Sampler(Sampling(temperature=0))
     seconds, stalls = [], []
     at, stalled = perf_counter(), 0.0
-    for _ in engine.generate(sequence, greedy, warm_up + tokens):
+    for _ in generate(engine, sequence, greedy, warm_up + tokens):
         now, total = perf_counter(), node.streamed.stall_seconds
         seconds.append(now - at)
         stalls.append(total - stalled)

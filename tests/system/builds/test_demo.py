@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from master.generation.answer import AnswerLimits, answer
+from master.generation.answer import AnswerLimits
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from tests.support.generating import answer_in
 from tests.support.paths import ROOT
 from tpi.config import default_cache
 
@@ -42,8 +43,5 @@ def test_the_demo_model_answers_what_the_pages_ask(nodes: int) -> None:
     assert set(asked) == KNOWN.keys()
     with Session(RunOptions("smollm2-135m", local=nodes - 1, cache=default_cache())) as session:
         for prompt, right in KNOWN.items():
-            sequence = session.engine.admit(session.tokenizer.encode_chat([{"role": "user", "content": prompt}]))
-            greedy = Sampler(Sampling(temperature=0))
-            said = answer(session.engine, session.tokenizer, sequence, greedy, AnswerLimits(60)).text
-            session.engine.release(sequence)
-            assert right in said
+            tokens = session.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+            assert right in answer_in(session, tokens, Sampler(Sampling(temperature=0)), AnswerLimits(60)).text

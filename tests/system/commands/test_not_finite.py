@@ -11,10 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from allreduce import measure
+from master.generation.answer import AnswerLimits
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
 from tests.support.cluster.cluster_helpers import announced
+from tests.support.generating import answer_in
 from tests.support.models import TinyModel
 from tests.support.paths import ROOT
 from tpi.errors import ModelError, NotFiniteError
@@ -49,8 +51,7 @@ def test_a_worker_that_sends_nan_is_one_sentence_and_can_be_found(
 
 def generate(placement: RunOptions, temperature: float) -> None:
     with Session(placement) as session:
-        sequence = session.engine.admit([1, 5, 9])
-        list(session.engine.generate(sequence, Sampler(Sampling(temperature=temperature)), 4))
+        answer_in(session, [1, 5, 9], Sampler(Sampling(temperature=temperature)), AnswerLimits(4, ignore_eos=True))
 
 
 @pytest.mark.parametrize("tensor", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])

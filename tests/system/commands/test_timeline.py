@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from master import commands
-from master.generation.answer import AnswerLimits, answer
+from master.generation.answer import AnswerLimits
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.reporting.timeline import write_timeline
@@ -27,6 +27,7 @@ from scheduler.model.timeline import NOTHING_ELSE
 from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.cluster.single import Setting, single_node
 from tests.support.commands import TPI, clean
+from tests.support.generating import answer_in
 from tests.support.models import TinyModel
 from tests.support.processes.fake_worker import EXCHANGE, FAKE_SPANS
 from tpi.errors import ModelError
@@ -90,9 +91,8 @@ def test_between_two_tokens_nothing_is_judged(model: str, tmp_path: Path, monkey
 
     monkeypatch.setattr("worker.node.node.judge_streaming", counting)
     with Session(RunOptions(model, cache=tmp_path, window=1)) as session:
-        sequence = session.engine.admit([5, 6, 7])
         sampler, limits = Sampler(Sampling(temperature=0)), AnswerLimits(3, ignore_eos=True)
-        answer(session.engine, session.tokenizer, sequence, sampler, limits, mark=session.figures.mark)
+        answer_in(session, [5, 6, 7], sampler, limits, mark=session.figures.mark)
         assert session.figures.marked is not None
         assert judged == []
         assert session.figures.report()[0].steady is not None

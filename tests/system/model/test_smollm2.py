@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.generation.answer import AnswerLimits, answer
+from master.generation.answer import AnswerLimits
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from tests.support.generating import answer_in
 from tpi.pack.reader import Pack
 
 PROMPTS = (
@@ -64,9 +65,7 @@ def test_greedy_tokens_equal_those_of_transformers(
     placement = RunOptions(str(gguf), local=nodes - 1, dtype="f32", cache=cache)
     with Session(placement) as session:
         for wanted in expected:
-            sequence = session.engine.admit(wanted.prompt)
-            made = answer(session.engine, session.tokenizer, sequence, Sampler(GREEDY), AnswerLimits(TOKENS)).token_ids
-            session.engine.release(sequence)
+            made = answer_in(session, wanted.prompt, Sampler(GREEDY), AnswerLimits(TOKENS)).token_ids
             assert_same_or_tied(made, wanted)
         heads = [node.heads for node in session.figures.report()]
     assert heads[0][0] == 0

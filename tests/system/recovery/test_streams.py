@@ -7,7 +7,7 @@ from threading import Event
 
 from master.generation.request import Sampled
 from master.generation.sampler import Sampler
-from master.generation.thread import EngineAsk, EngineThread, Ticket
+from master.generation.thread import EngineAsk, Ticket
 from master.options import RunOptions
 from master.session import Session
 from tests.support.house import GREEDY, amid, house, speak, until
@@ -45,9 +45,7 @@ def test_eight_streams_lose_no_token_when_workers_are_killed(
         options = RunOptions(model, workers=tuple(one.address for one in laptops), cache=tmp_path / "m")
         with Session(options) as session:
             wanted = [speak(session, prompt, LENGTH).tokens for prompt in PROMPTS]
-            engine = EngineThread(session.engine, STREAMS, session.engine.recover)
-            engine.start()
-            try:
+            with session.answering() as engine:
                 for seed in range(3):
                     victim = laptops[seed]
                     streams = list[Stream]()
@@ -64,5 +62,3 @@ def test_eight_streams_lose_no_token_when_workers_are_killed(
                     assert [stream.tokens for stream in streams] == wanted, f"seed {seed}"
                     victim.start()
                     until(lambda: len(session._cluster.workers) + len(session._cluster.recruits.ready) >= 3)
-            finally:
-                engine.stop()

@@ -10,10 +10,11 @@ import pytest
 
 from allreduce import transport
 from allreduce._mailbox import Mailbox
-from master.generation.answer import AnswerLimits, answer
+from master.generation.answer import AnswerLimits
 from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from tests.support.generating import answer_in
 from tests.support.models import TinyModel
 from tpi.net.codec import Buffer, decode
 from tpi.net.messages import Step
@@ -68,10 +69,9 @@ def talk(
             str(tiny_model(request.param).directory), local=2, cache=cache, collective="auto"
         )  # over sockets
         with Session(placement, wire.tap) as session:
-            sequence = session.engine.admit(session.tokenizer.encode(PROMPT))
-            sampler = Sampler(Sampling(temperature=0))
-            made = answer(session.engine, session.tokenizer, sequence, sampler, AnswerLimits(16, ignore_eos=True))
-            yield wire, session.pack, list(sequence.tokens), made.text, cache
+            prompt, greedy = session.tokenizer.encode(PROMPT), Sampler(Sampling(temperature=0))
+            made = answer_in(session, prompt, greedy, AnswerLimits(16, ignore_eos=True))
+            yield wire, session.pack, [*prompt, *made.token_ids], made.text, cache
 
 
 def test_no_text(talk: tuple[Wire, Pack, list[int], str, Path]) -> None:

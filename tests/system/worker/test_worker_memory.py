@@ -9,6 +9,7 @@ from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
 from tests.support.cluster.cluster_helpers import real_worker
+from tests.support.generating import generate
 from tests.support.models import TinyModel
 
 FEW, MANY = 5, 105  # sessions
@@ -25,7 +26,7 @@ def test_a_worker_takes_as_much_after_many_sessions_as_after_few(
         for count in range(1, MANY + 1):
             with Session(placement) as session:
                 sequence = session.engine.admit([1, 5, 9])
-                list(session.engine.generate(sequence, Sampler(Sampling(temperature=0)), 2))
+                list(generate(session.engine, sequence, Sampler(Sampling(temperature=0)), 2))
             if count in (FEW, MANY):
                 worker = psutil.Process(process.pid)
                 taken.append((worker.memory_info().rss, worker.num_threads()))

@@ -43,32 +43,40 @@ class Worker:
     id = WorkerId(address)
 
 
+def always() -> bool:
+    return True
+
+
 def refuse(shares: object) -> None:
     raise PlanError("master: the model does not fit")
 
 
-def member(cluster: Any, said: list[str], patience_s: float = 1e9, **more: Any) -> Membership:
+def member(cluster: Any, said: list[str], patience_s: float = 1e9) -> Membership:
     lookout = Lookout(list, lambda address, key: None)
     scout = Scout(None, lambda one: cluster.seek(one.address, one.key))
-    return Membership(cluster, Shares(1.0, {}), refuse, said.append, patience_s, False, lookout, scout, **more)
+    return Membership(cluster, Shares(1.0, {}), refuse, said.append, patience_s, False, lookout, scout)
 
 
 def test_patience_lasts_as_long_as_a_request_waits() -> None:
     cluster, said = Gone(), list[str]()
-    membership = member(cluster, said, wanted=lambda: cluster.waits < 3)
+    membership = member(cluster, said)
+
+    def wanted() -> bool:
+        return cluster.waits < 3
+
     with pytest.raises(NodeLost, match=r"nobody waits for workers to come back any more, .* does not fit"):
-        membership.recover(NodeLost("a", "worker a is lost"))
+        membership.recover(NodeLost("a", "worker a is lost"), wanted)
     assert cluster.waits == 3
     assert not membership.standing
     with pytest.raises(NodeLost, match="nobody waits"):  # the next request tries again
-        membership.welcome(fresh=True)
+        membership.welcome(True, wanted)
 
 
 @pytest.mark.parametrize(("patience_s", "told"), [(0.0, "0 s"), (0.02, "0.02 s")])
 def test_patience_has_an_end(patience_s: float, told: str) -> None:
     said = list[str]()
     with pytest.raises(NodeLost, match=f"nobody came back within {told}, "):
-        member(Gone(), said, patience_s=patience_s).recover(NodeLost("a", "worker a is lost"))
+        member(Gone(), said, patience_s=patience_s).recover(NodeLost("a", "worker a is lost"), always)
     assert f"Waiting {told} for workers" in said[-1]
 
 
@@ -81,7 +89,7 @@ def test_workers_left_out_are_called_where_the_model_does_not_fit() -> None:
     membership.hear(new.address, new.key)
     assert cluster.sought == [("announced", new.address, new.key)]
     with pytest.raises(NodeLost, match="nobody came back"):
-        membership.recover(NodeLost("a", "worker a is lost"))
+        membership.recover(NodeLost("a", "worker a is lost"), always)
     assert cluster.sought[1:] == [("met", slow.address, slow.key)]
     membership.hear(slow.address, slow.key)
     assert cluster.sought[2:] == [("announced", slow.address, slow.key)]
@@ -173,7 +181,7 @@ class Home:
     def comes(self, *names: str) -> None:
         """These join, and the next request begins."""
         self.house.ready = [Machine(name) for name in names]
-        self.membership.welcome(fresh=True)
+        self.membership.welcome(True, always)
 
     @property
     def names(self) -> list[str]:
@@ -210,14 +218,14 @@ def test_a_worker_that_slows_no_other_is_called_after_a_loss() -> None:
     home = Home(House(Machine("fast")), Rules(slow="fast"))
     home.comes("slow")
     assert (home.kept, home.called) == (["slow"], [])
-    assert home.membership.recover(NodeLost("fast", "worker fast is lost"))
+    assert home.membership.recover(NodeLost("fast", "worker fast is lost"), always)
     assert (home.kept, home.called) == ([], ["slow:1"])
 
 
 def test_a_slow_worker_is_used_while_the_model_needs_it() -> None:
     home = Home(House(Machine("fast")), Rules(slow="fast"), least=2)
     home.comes("slow")
-    assert home.membership.recover(NodeLost("fast", "worker fast is lost"))
+    assert home.membership.recover(NodeLost("fast", "worker fast is lost"), always)
     assert home.called == ["slow:1"]
     assert home.house.unmeasured == [True]
     assert (home.names, home.deployed) == (["slow"], [2])

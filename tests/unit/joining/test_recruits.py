@@ -186,7 +186,7 @@ def workers(house: House) -> list[Any]:
 def test_only_a_full_worker_waits_for_memory() -> None:
     for named, full in (("a", ["a"]), ("master", ["a", "b"])):
         cluster = Joined(*workers(House()))
-        membership(cluster, PlanError("too little", named)).welcome(fresh=True)
+        membership(cluster, PlanError("too little", named)).welcome(True, lambda: True)
         assert cluster.postponed == [(["a", "b"], full)]
 
 

@@ -1,7 +1,7 @@
 """What `tpi plan` chooses for machines of docs/planning.md and the emulated presets, pinned: changes are deliberate.
 
-`python -m tests.unit.planning.test_pinned_plans` writes the file anew. Times are not pinned. Candidates within noise may
-change places: list each change, with the forecasts of both plans, in the commit that makes it.
+`python -m tests.unit.planning.test_pinned_plans` writes the file anew. Times are not pinned. Candidates within noise
+may change places: list each change, with the forecasts of both plans, in the commit that makes it.
 """
 
 import json

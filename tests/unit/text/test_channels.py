@@ -1,10 +1,8 @@
 """Harmony: thinking, calls and answers of gpt-oss taken apart, however the text comes in pieces."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,13 +14,12 @@ from master.api.tools.families import SPELLED as SEEN
 from master.api.tools.harmony import HarmonyParser
 from master.api.tools.parser import NoTools
 from master.generation.answer import AnswerLimits, answer
-from master.generation.engine import Engine
-from master.generation.request import Sampled
-from master.generation.sampler import Sampler
-from master.generation.sequence import Sequence
+from master.generation.sampler import Sampler, Sampling
+from master.generation.thread import EngineThread
 from master.text.channels import SPELLED, ShownChannels, has_channels
 from master.text.tokenizer import Tokenizer
 from tests.support import models
+from tests.support.generating import ScriptedThread
 from tpi.pack.builder.tokens import from_directory
 
 _TOKENS = re.compile("|".join(map(re.escape, SPELLED)) + r"|[^<]|<")
@@ -114,23 +111,12 @@ def harmonious(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tokenizer:
     return Tokenizer(FastTokenizer.from_file(str(tmp_path / "tokenizer.json")), info)
 
 
-class Scripted:
-    """An engine that says what it was told to."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self._tokens = tokens
-
-    def generate(self, *_: Any) -> Iterator[Sampled]:
-        yield from (Sampled(cast(Sequence, None), token, 0.0) for token in self._tokens)
-
-
 def test_an_answer_ends_with_its_last_message(harmonious: Tokenizer) -> None:
     tokens = harmonious.encode(f"{THOUGHT}{ANSWER}<|return|>never", special=False)
     names = {harmonious.spelling([token]) for token in harmonious.eos_ids}
     assert names == {"<|im_end|>", "<|return|>", "<|call|>"}
     shown: list[str] = []
-    sequence, limits = cast(Sequence, SimpleNamespace(pending=3)), AnswerLimits(200)
-    engine, sampler = cast(Engine, Scripted(tokens)), cast(Sampler, None)
-    result = answer(engine, harmonious, sequence, sampler, limits, shown.append)
+    engine = cast(EngineThread, ScriptedThread(tokens))
+    result = answer(engine, harmonious, [1, 2, 3], Sampler(Sampling()), AnswerLimits(200), shown.append)
     assert (result.said, result.finish_reason) == ("It is Paris.", "stop")
     assert result.text == "".join(shown) == "<think>\nParis, I think: 1 < 2.\n</think>\n\nIt is Paris."

@@ -1,7 +1,7 @@
 """Token ids and text: what a user types is text, and no part of an answer is lost at its end."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 
 from master.generation.answer import AnswerLimits, answer
-from master.generation.engine import Engine
-from master.generation.request import Sampled
 from master.generation.sampler import Sampler, Sampling
-from master.generation.sequence import Sequence
+from master.generation.thread import EngineThread
 from master.text.tokenizer import Tokenizer, TokenStream
+from tests.support.generating import ScriptedThread
 from tests.support.models import SPECIAL
 from tests.support.vocabularies import byte_fallback, byte_level
 from tpi.errors import UsageError
@@ -88,26 +87,13 @@ def test_a_final_replacement_character_is_shown() -> None:
     assert "".join(streamed(byte_level(), list("end\ufffd".encode()))) == "end\ufffd"
 
 
-class Scripted:
-    """An engine that samples the given tokens."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-    def generate(
-        self, sequence: Sequence, sampler: Sampler, limit: int, stopped: Callable[[], bool]
-    ) -> Iterator[Sampled]:
-        return (Sampled(sequence, token, 0.0) for token in self.tokens[:limit])
-
-
 @pytest.mark.parametrize("stops", [(), ("zzz",), ("\ufffd",)])
 def test_an_answer_ends_with_what_the_decoder_holds(stops: tuple[str, ...]) -> None:
     shown: list[str] = []
     tokens = list("end\ufffd".encode())
-    engine = cast(Engine, Scripted(tokens))
-    result = answer(
-        engine, Tokenizer(byte_level(), {}), Sequence(0, []), Sampler(Sampling()), AnswerLimits(9, stops), shown.append
-    )
+    engine = cast(EngineThread, ScriptedThread(tokens))
+    tokenizer, limits = Tokenizer(byte_level(), {}), AnswerLimits(9, stops)
+    result = answer(engine, tokenizer, [1], Sampler(Sampling()), limits, shown.append)
     assert "".join(shown) == result.text == ("end" if "\ufffd" in stops else "end\ufffd")
 
 

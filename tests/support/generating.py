@@ -1,0 +1,71 @@
+"""Tokens of an engine without a thread of its own, for tests and benchmarks that look at it between two steps."""
+
+from collections import deque
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from master.generation.answer import Answer, AnswerLimits, answer
+from master.generation.engine import Engine
+from master.generation.request import Request, Sampled
+from master.generation.sampler import Sampler
+from master.generation.sequence import Sequence
+from master.generation.thread import EngineThread, Ticket
+from master.session import Session
+from master.text.tokenizer import Tokenizer
+
+
+def generate(engine: Engine, sequence: Sequence, sampler: Sampler, limit: int) -> Iterator[Sampled]:
+    """Yield at most `limit` tokens of a sequence; a step is computed when the next one is asked for."""
+    made = deque[Sampled]()
+
+    def sink(sampled: Sampled) -> bool:
+        made.append(sampled)
+        return True
+
+    request = Request(sequence, sampler, limit, sink)
+    engine.submit(request)
+    try:
+        while not request.finished:
+            engine.step()
+            while made:
+                yield made.popleft()
+        if request.error is not None:
+            raise request.error
+    finally:
+        engine.withdraw(request)
+
+
+def answer_in(session: Session, tokens: SequenceOf[int], sampler: Sampler, limits: AnswerLimits, **more: Any) -> Answer:
+    """Return the answer of a session to a prompt; see `answer`."""
+    with session.answering() as engine:
+        return answer(engine, session.tokenizer, tokens, sampler, limits, **more)
+
+
+def answer_alone(
+    engine: Engine, tokenizer: Tokenizer, tokens: SequenceOf[int], sampler: Sampler, limits: AnswerLimits, **more: Any
+) -> Answer:
+    """Return the answer to a prompt, from a thread that runs the engine meanwhile; see `answer`."""
+    thread = EngineThread(engine, 0)
+    thread.start()
+    try:
+        return answer(thread, tokenizer, tokens, sampler, limits, **more)
+    finally:
+        thread.stop()
+
+
+class ScriptedThread:
+    """In place of an engine's thread: every request gets the same tokens."""
+
+    def __init__(self, tokens: SequenceOf[int]) -> None:
+        self._tokens = tokens
+
+    def submit(self, ticket: Ticket) -> None:
+        sequence = Sequence(0, [])
+        for token in self._tokens[: ticket.asked.limit]:
+            if not ticket.listener.token(Sampled(sequence, token, 0.0)):
+                break
+        ticket.listener.ended(None)
+
+    def cancel(self, ticket: Ticket) -> None:
+        raise AssertionError("nothing is to be cancelled")

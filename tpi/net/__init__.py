@@ -1,1 +1,1 @@
-"""Between nodes: messages, how they are coded, and the sockets they travel through."""
+"""Communication between nodes: the messages, their encoding, and the sockets that carry them."""

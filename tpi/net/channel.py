@@ -1,6 +1,6 @@
-"""Typed messages over a socket of the control or weights plane, every wait with a deadline.
+"""Typed messages over a socket of the control or weights plane. Every wait has a deadline.
 
-What is malformed is dropped and counted, as is what comes from a key that is no longer trusted.
+Malformed messages are dropped and counted. Messages from a key that is no longer trusted are dropped too.
 """
 
 import errno
@@ -18,14 +18,14 @@ from tpi.net.monitor import Socket, end_connection, other_end, receive_keyed, re
 from tpi.net.sockets import Tap
 from tpi.system.interrupts import deferred
 
-_BATCH_MESSAGES = 64  # malformed ones, dropped in one go before a caller gets its turn
-_BATCH_S = 0.01
-_STRANGER_BYTES = 4096
+_BATCH_MESSAGES = 64  # messages handled at once before control returns to the caller
+_BATCH_S = 0.01  # the same as a limit in time
+_STRANGER_BYTES = 4096  # longest message that is read from an unknown peer
 
 
 @dataclass
 class ChannelStats:
-    """Counts since the channel was opened."""
+    """Message and byte counts since the channel was opened."""
 
     sent: int = 0
     received: int = 0
@@ -35,37 +35,43 @@ class ChannelStats:
 
 
 class UnreachableError(MessageError):
-    """No connection to the receiver, or its queue stayed full."""
+    """Raised if there is no connection to the receiver, or its queue stayed full."""
 
 
 class FullError(UnreachableError):
-    """The receiver's queue stayed full, or (on a DEALER) there is no connection."""
+    """Raised if the receiver's queue stayed full. A DEALER without a connection raises it too."""
 
 
 class Channel:
-    """Typed messages over one ROUTER or DEALER. Used by one thread at a time.
+    """Typed messages over one ROUTER or DEALER socket. Used by one thread at a time.
 
-    What is received is a copy: an interrupt that meets pyzmq in the destructor of a `zmq.Frame` is printed, and lost.
+    Received frames are copied. If an interrupt arrived while pyzmq destroys a `zmq.Frame`, it would be printed and
+    lost.
     """
 
     def __init__(
         self, socket: Socket, tap: Tap | None = None, share: bool = False, admits: Callable[[bytes], bool] | None = None
     ) -> None:
-        """`share`: large frames are sent from the message's own memory, which must not change afterwards.
+        """Wrap `socket`.
 
-        `admits`: whether who comes with a key may still speak, asked for each message where the socket needs keys.
+        With `share`, large frames are sent from the message's own memory, which must not change afterwards.
+        `admits(key)` returns True while the owner of `key` may speak. It is called for each message if the socket needs
+        keys.
         """
         self.socket = socket
         self._share = share
         self.stats = ChannelStats()
         self.known: Callable[[bytes], bool] | None = None
-        """Whether a peer's messages may be long; None: everyone's. A stranger's are read only as far as a Join goes."""
+        """Returns True if a peer may send long messages; None means that all may.
+
+        Other peers' messages are read only up to the length of a Join.
+        """
         self._router = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._tap = tap
         self._admits = admits if self._router else None
         self._keyed = bool(socket.getsockopt(zmq.CURVE_SERVER))
         self.key = b""
-        """Whose message was received last, where the socket needs keys."""
+        """Key of the sender of the last message; empty if the socket needs no keys."""
         self._descriptor = -1
 
     def sender_address(self) -> str:
@@ -81,7 +87,11 @@ class Channel:
         self.send_frames(encode(message), peer)
 
     def send_frames(self, frames: list[Buffer], peer: bytes = b"") -> None:
-        """As `send`, for a message that was encoded once for several receivers."""
+        """Queue the frames of a message that was encoded once for several receivers.
+
+        Raises:
+            UnreachableError: if the peer is gone, or its queue stays full for the plane's send timeout.
+        """
         if self._tap:
             self._tap("sent", frames)
         try:
@@ -95,7 +105,7 @@ class Channel:
         self.stats.sent_bytes += sum(map(len, frames))
 
     def offer(self, message: object, peer: bytes = b"") -> bool:
-        """As `send`, without waiting: False if the receiver's queue is full.
+        """Queue a message without waiting. Return False if the receiver's queue is full.
 
         Raises:
             UnreachableError: if the peer is gone (on a ROUTER).
@@ -113,11 +123,11 @@ class Channel:
         return True
 
     def receive(self) -> tuple[bytes, Any] | None:
-        """The next message with its sender's identity (empty on a DEALER), or None if there is none now.
+        """Return the next message with its sender's identity (empty on a DEALER), or None if there is none now.
 
-        Malformed messages are dropped and counted, as are those of strangers that are long; one of another protocol
-        comes as the `WrongProtocolError` itself. None may also mean that there was nothing but such messages for
-        a while: whoever sends them gets no more than its share of the caller's time.
+        Malformed messages are dropped and counted, and so are long messages from unknown peers. A message of another
+        protocol is returned as the `WrongProtocolError` itself. None is also returned after many dropped messages in a
+        row, so that their sender cannot take all of the caller's time.
         """
         ends = 0.0
         for _ in range(_BATCH_MESSAGES):
@@ -134,7 +144,11 @@ class Channel:
         return None
 
     def batch(self) -> Iterator[tuple[bytes, Any]]:
-        """What has come, as `receive` gives it, for a short while: the caller has more to do than to listen."""
+        """Yield the messages that have arrived, as `receive` returns them.
+
+        The iterator ends after `_BATCH_S` seconds or `_BATCH_MESSAGES` messages, so that the caller gets to its other
+        work.
+        """
         ends = 0.0
         for _ in range(_BATCH_MESSAGES):
             received = self.receive()
@@ -146,7 +160,7 @@ class Channel:
                 return
 
     def wait(self, seconds: float) -> tuple[bytes, Any] | None:
-        """As `receive`, waiting up to `seconds`."""
+        """Return the next message as `receive` does, waiting up to `seconds` for it."""
         ends = time.monotonic() + seconds
         while (received := self.receive()) is None:
             left = ends - time.monotonic()
@@ -156,15 +170,18 @@ class Channel:
         return received
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the socket; what is queued has `linger_ms` to get out."""
+        """Close the socket. Queued messages have `linger_ms` milliseconds to be sent."""
         self.socket.close(linger_ms)
 
     def _send(self, frames: list[Buffer]) -> None:
-        with deferred():  # what comes after half a message would be taken for its rest
+        with deferred():  # after half a message, the receiver would take the next one for its remainder
             self.socket.send_multipart(frames, copy=not self._share)
 
     def _receive(self) -> list[bytes] | None:
-        """The frames of the next message, if there is one now; an empty list if its sender may not speak any more."""
+        """Return the frames of the next message, or None if there is none.
+
+        A refused sender's message becomes one empty frame.
+        """
         if self._admits is None:
             return receive_whole(self.socket)
         received = receive_keyed(self.socket)

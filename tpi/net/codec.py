@@ -1,10 +1,10 @@
-"""Messages to frames and back: a msgpack header, then raw bytes. Strict in both directions, and never pickle.
+"""Encoding of messages as frames: a msgpack header, then raw bytes. Strict in both directions; nothing is pickled.
 
-The header is `[protocol, type name, field, field, ...]` in the order of the dataclass; nested dataclasses are arrays
-too. Raw bytes (arrays, digests, units) are one stream after the header, cut into frames of at most `FRAME_BYTES`, so
-that one limit per frame holds for every socket and a heartbeat never waits long behind a large message.
+The header is `[protocol, type name, field, field, ...]` in the order of the dataclass. Nested dataclasses are arrays
+too. Raw bytes (arrays, digests, units) are one stream after the header, cut into frames of at most `FRAME_BYTES`. So
+one limit per frame holds for every socket, and a heartbeat never waits long behind a large message.
 
-Whatever arrives either decodes to a message that would encode to the same bytes, or raises `MessageError`.
+Received frames either decode to a message that would encode to the same bytes, or raise `MessageError`.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,10 @@ __all__ = [
 ]
 
 MEANING = 7
-"""Grows when nodes would take the same message in another sense: orders of tasks, frames of sums, layouts of units."""
+"""Version of the messages' meaning, part of the protocol number.
+
+Increase it when nodes would interpret the same message differently: orders of tasks, frames of sums, layouts of units.
+"""
 FRAME_BYTES = 256 << 10
 HEADER_BYTES = 128 << 10  # msgpack of hostile headers grows by at most about 60 times in memory
 MAX_FRAMES = 1 + (256 << 20) // FRAME_BYTES
@@ -45,7 +48,10 @@ _schemas: dict[type, Schema] = {}
 
 
 class WrongProtocolError(MessageError):
-    """A message of another protocol; `number` is its number, `version` the sender's if the message says it."""
+    """Raised for a message of another protocol.
+
+    `number` is that protocol's number, `version` the sender's TPI version if the message contains it.
+    """
 
     def __init__(self, number: int, version: str = "") -> None:
         sender = f"tpi {version} (protocol {number:x})" if version else f"a tpi of protocol {number:x}"
@@ -55,9 +61,9 @@ class WrongProtocolError(MessageError):
 
 @cache
 def protocol() -> int:
-    """Return the number of the protocol that this tpi speaks: 32 bits of a hash over all messages and `MEANING`.
+    """Return the number of the protocol that this TPI speaks: 32 bits of a hash over all messages and `MEANING`.
 
-    So two checkouts that differ in a message have different numbers, though their version may be the same.
+    Two checkouts whose messages differ have different numbers, even if their version is the same.
     """
     import tpi.net.messages  # these define all messages
     import tpi.net.transfers  # noqa: F401
@@ -68,13 +74,13 @@ def protocol() -> int:
 
 
 def message(cls: Class) -> Class:
-    """Class decorator: this frozen dataclass may travel by itself."""
+    """Register a frozen dataclass as a message that may be sent by itself. A class decorator."""
     _classes[cls.__name__] = cls
     return cls
 
 
 def encode(value: object) -> list[Buffer]:
-    """Frames of a message; large buffers are views of the message's own memory.
+    """Return the frames of a message. Large buffers are views of the message's own memory.
 
     Raises:
         MessageError: if a field is of the wrong type or beyond its limits.
@@ -86,14 +92,14 @@ def encode(value: object) -> list[Buffer]:
     try:
         packed: bytes = msgpack.packb(header, use_bin_type=True)
     except UnicodeEncodeError as error:
-        raise MessageError(f"a {type(value).__name__} has text that is not UTF-8: {error.reason}") from None
+        raise MessageError(f"a {type(value).__name__} contains text that is not UTF-8: {error.reason}") from None
     if len(packed) > HEADER_BYTES:
         raise MessageError(f"a {type(value).__name__} has a header of {len(packed)} bytes; the limit is {HEADER_BYTES}")
     return [packed, *pieces.frames()]
 
 
 def decode(frames: Sequence[Buffer]) -> Any:
-    """The message in `frames`.
+    """Return the message that `frames` encode.
 
     Raises:
         WrongProtocolError: if it is of another protocol version.
@@ -136,9 +142,10 @@ def _header(frames: Sequence[Buffer]) -> list[Any]:
 
 
 def _version_of(header: list[Any]) -> str:
-    """Return the version that a sender of another protocol gives: these messages must keep it as their first field.
+    """Return the TPI version that the sender of another protocol states, or an empty string.
 
-    Senders of protocol 6 and less add their protocol to it: that is left out.
+    Join, Hello and Refuse must therefore keep the version as their first field. Protocol 6 and earlier append their
+    protocol to the version; that part is left out.
     """
     named = len(header) > 2 and header[1] in ("Join", "Hello", "Refuse") and type(header[2]) is str
     return plain(header[2].partition(" (protocol ")[0]) if named else ""

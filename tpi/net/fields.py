@@ -1,4 +1,4 @@
-"""What fields of messages may hold, the sizes that bound them, and what a machine says of itself."""
+"""Types of message fields, the sizes that bound them, and a machine's description of itself."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ from tpi.text import NAME_CHARACTERS, SENTENCE_CHARACTERS
 
 DIGEST_BYTES = 32  # of one unit, of a block's vectors, and of a block id
 TRANSFER_BYTES = 1 << 20  # one run of units on the weights plane, unless a single unit is larger
-IN_FLIGHT_BYTES = 4 << 20  # asked for and not yet there: what an interrupted transfer has to send again at most
+IN_FLIGHT_BYTES = 4 << 20  # requested but not yet received; an interrupted transfer sends at most this much again
 MAX_STEP_BYTES = 64 << 20  # hidden states of one step
 
 Id64 = Annotated[int, Between(0, 2**64 - 1)]
@@ -33,9 +33,10 @@ RunOrVectors = RunName | Literal["vectors"]
 
 @dataclass(frozen=True)
 class CardFigures:
-    """How fast a node with an accelerator is, as `scheduler.model.machine.NodeMachine` has it.
+    """Speed of a node with an accelerator, as in `scheduler.model.machine.NodeMachine`.
 
-    Rates are bytes, or operations, per second; `start` and `latency` are seconds. `bus` of 0: nothing is shared.
+    Rates are bytes per second, or operations per second; `start` and `latency` are seconds. If `bus` is 0, host and
+    card share no bus.
     """
 
     host_read: PerSecond
@@ -53,30 +54,33 @@ class CardFigures:
 
 @dataclass(frozen=True)
 class UsualRequest:
-    """Tokens of most requests: of the prompt, and of the answer."""
+    """Typical lengths of a request in tokens: its prompt and its answer."""
 
     prompt: Count
     answer: Count
 
     @property
     def tokens(self) -> int:
-        """Of both."""
+        """Prompt plus answer tokens."""
         return self.prompt + self.answer
 
 
 @dataclass(frozen=True)
 class GroupBatch:
-    """How all nodes of a group divide the steps of a batch, so that their sums meet (docs/batching.md)."""
+    """Division of the steps of a batch into micro-batches, equal on all nodes of a group (docs/batching.md).
+
+    All nodes need the same division, because each sum needs a partial result from every node.
+    """
 
     batch: Count  # sequences at once
-    micro_batches: Count  # that these are divided into
-    host_attends: bool  # on any node: then all look ahead
-    chunk: Count  # tokens of a prompt's micro-batch at most
+    micro_batches: Count  # number of parts that the sequences are divided into
+    host_attends: bool  # the host computes attention on at least one node: then all nodes look ahead
+    chunk: Count  # most tokens in a micro-batch of a prompt
 
 
 @dataclass(frozen=True)
 class Card:
-    """The accelerators of a node: their memory in bytes, and what the node's owner says of their use."""
+    """A node's accelerators: their memory in bytes, and the owner's options for their use."""
 
     name: Name
     memory: Bytes
@@ -84,22 +88,22 @@ class Card:
     kv: KvPlace
     pipeline: Pipelining
     crossover: Count  # tokens; 0: as measured
-    more: tuple[Bytes, ...] = ()  # memory of those beside the first
-    figures: CardFigures | None = None  # of the first, and of the host
-    shared: bool = False  # the memory of one of them is the host's
+    more: tuple[Bytes, ...] = ()  # memory of each further accelerator
+    figures: CardFigures | None = None  # speed of the first accelerator and of the host
+    shared: bool = False  # one of the accelerators uses the host's memory
 
     @property
     def options(self) -> OffloadOptions:
-        """What the owner says."""
+        """The owner's options as an `OffloadOptions`."""
         return OffloadOptions(self.weights, self.kv, self.pipeline, self.crossover or None)
 
 
 @dataclass(frozen=True)
 class MachineSpeed:
-    """How fast a machine computes, and reads its disk: measured once, within what its owner lets it use.
+    """Speed of a machine's computing and of its disk, measured once within the limits that its owner set.
 
-    `read` is bytes of weights per second for one token, `operations` floating-point operations per second for many,
-    `disk` bytes per second from the disk of its cache; 0: not measured.
+    `read` is bytes of weights per second for one token, `operations` floating-point operations per second for many
+    tokens, `disk` bytes per second read from the disk of the shard cache. 0 means not measured.
     """
 
     read: PerSecond
@@ -109,25 +113,27 @@ class MachineSpeed:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a machine says of itself. Sizes in bytes."""
+    """A machine's description of itself. Sizes in bytes."""
 
     host: Name
     system: Name
     cores: Count
-    threads: Count  # that it will compute with, unless the master asks for fewer
+    threads: Count  # number of compute threads, unless the master asks for fewer
     memory_total: Bytes
-    memory_free: Bytes  # that the node allows itself without --memory: less a margin, within its control groups
-    memory_limit: Bytes  # of --memory; 0: none given
+    memory_free: Bytes  # the node's budget without --memory: free memory less a margin, within its control groups
+    memory_limit: Bytes  # value of --memory; 0: not given
     process_bytes: Bytes  # resident set of the idle process
-    disk_free: Bytes  # where the shard cache is
+    disk_free: Bytes  # on the disk of the shard cache
     card: Card | None = None
     speed: MachineSpeed | None = None
 
 
 @dataclass(frozen=True)
 class WindowState:
-    """Where a node's memory window stands: of `blocks` that stream, number `following` comes next, and from it on
-    `ready` are in memory. All zeros where nothing streams.
+    """Position of a node's memory window in the cycle of its `blocks` streamed blocks.
+
+    Block number `following` is used next; `ready` blocks from there on are in memory. All are 0 if no block is
+    streamed.
     """
 
     following: Count = 0

@@ -1,7 +1,8 @@
-"""The control plane's messages as frozen dataclasses; `tpi.net.codec` turns them into frames and back.
+"""The control plane's messages as frozen dataclasses. `tpi.net.codec` encodes and decodes them.
 
-No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. A random 64-bit
-`session` (one per master run) and an `epoch` (one per plan) fence them. The weights plane has `tpi.net.transfers`.
+No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. Each message
+carries a random 64-bit `session` (one per run of a master) and an `epoch` (one per plan); stale ones are dropped.
+`tpi.net.transfers` has the messages of the weights plane.
 
 master -> worker: Inquiry, Echo, Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
 worker -> master: Condition, Echo, Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
@@ -41,7 +42,7 @@ from tpi.pack.routing import MOST_TOLD
 @message
 @dataclass(frozen=True)
 class Join:
-    """Asks a worker to serve this master. `name` is how the worker names the master to others."""
+    """Request to a worker to serve this master. `name` is the master's name as the worker reports it to others."""
 
     version: Name
     session: Id64
@@ -51,7 +52,7 @@ class Join:
 @message
 @dataclass(frozen=True)
 class Hello:
-    """The worker's consent, with the ports of its other planes."""
+    """A worker's acceptance of a Join, with the ports of its other planes."""
 
     version: Name
     session: Id64
@@ -64,9 +65,9 @@ class Hello:
 @message
 @dataclass(frozen=True)
 class Refuse:
-    """The worker's refusal of a Join, or of a master that it served.
+    """A worker's refusal of a Join, or of a master that it served so far.
 
-    `in_use_by` names the master that it serves, or the beginning of the key that was revoked, or is empty.
+    `in_use_by` is the name of the master that it serves, the first characters of a revoked key, or empty.
     """
 
     version: Name
@@ -77,7 +78,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The units `[first, last)` of one run that a node holds; `hashes` are their digests, back to back."""
+    """The units `[first, last)` of one run that a node holds. `hashes` are the units' digests, back to back."""
 
     layout: Count  # index into Assign.layouts
     first: Count
@@ -91,7 +92,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class VectorPlan:
-    """One float32 vector (a norm, a bias) that every node has whole."""
+    """A float32 vector (a norm, a bias) that every node holds in full."""
 
     name: Name
     length: Count
@@ -99,7 +100,10 @@ class VectorPlan:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What a node holds of one distinct block. `vectors_hash` is of the vectors' bytes, back to back in this order."""
+    """A node's part of one distinct block.
+
+    `vectors_hash` is the hash of the vectors' bytes, back to back in this order.
+    """
 
     id: Digest
     kind: BlockKind
@@ -110,8 +114,10 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One layer: its blocks in order of use, as indices into Assign.blocks (identical ones are listed once), and the
-    ranks that hold it."""
+    """One layer: its blocks in order of use, and the ranks that hold it.
+
+    Blocks are indices into Assign.blocks, where identical blocks are listed once.
+    """
 
     blocks: tuple[Count, ...]
     ranks: tuple[Count, ...]
@@ -119,28 +125,28 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class PredictorPlan:
-    """What predicts which of this node's neurons of a layer are active: see `tpi.sparsity.predictor.Predictor`.
+    """A predictor of the active neurons among this node's neurons of a layer: see `tpi.sparsity.predictor.Predictor`.
 
-    Its matrices are the vectors `first` and `second` of a block without units: their bytes as they are kept, read as
-    float32; with `bias` where there is one, and `frequency`, how often each neuron is active, where that is known.
+    Its matrices are the vectors `first` and `second` of a block without units: their stored bytes, read as float32. The
+    block may also have the vectors `bias` and `frequency` (how often each neuron is active).
     """
 
     layer: Count
     block: Count  # index into Assign.blocks
-    rank: Count  # values between the matrices
+    rank: Count  # width between the two matrices
     neurons: Count
     weights: Literal["f16", "q8", "q4s"]
     given: Literal["normed", "residual"]
-    ahead: Count  # layers
+    ahead: Count  # number of layers that it predicts ahead
     threshold: float
 
 
 @dataclass(frozen=True)
 class GatePlan:
-    """What of this node's neurons of a layer may be left out for what their gate comes to.
+    """Thresholds below which this node's neurons of a layer are left out, by the value of their gate.
 
-    `block` has no units and one vector, `least`: of each of these neurons the smallest activation with which it is
-    computed (`tpi.kernels.gated.GatedKernels`).
+    `block` has no units and one vector, `least`: for each neuron the smallest activation with which it is computed
+    (`tpi.kernels.gated.GatedKernels`).
     """
 
     layer: Count
@@ -149,9 +155,9 @@ class GatePlan:
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """Where the collective plane of a rank listens, as `tcp://host:port`, and whose key is to answer there.
+    """Address of a rank's collective plane, as `tcp://host:port`, and the key that must answer there.
 
-    Rank 0 only connects: its address is that of the memory which it shares with its workers, or empty.
+    Rank 0 only connects. Its address is that of the memory that it shares with its workers, or empty.
     """
 
     rank: Count
@@ -162,27 +168,27 @@ class PeerAddress:
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """How a node runs its shard. 0 leaves a choice to the node."""
+    """Options with which a node runs its shard. 0 leaves a choice to the node."""
 
     context: Count  # tokens
-    pages: Count  # asked for; the node answers with what it has
+    pages: Count  # requested size of the page pool; Ready.pages is the actual size
     kv_dtype: KvDtype
-    prefill_tokens: Count  # the most tokens in one step
+    prefill_tokens: Count  # most tokens in one step
     memory: Bytes = 0
     threads: Count = 0
     scheduler: Literal["resident", "window"] = "resident"
     window: Count = 0  # blocks
     retain: Count = 0  # blocks
     trace: bool = False  # record spans
-    verify_weights: bool = False  # compare them with their hashes when they are first loaded
-    timeout_s: Seconds = 30.0  # of an exchange that makes no progress
-    sparsity: Literal["off", "auto", "static", "dynamic"] = "off"  # compute predicted neurons alone
-    batch: GroupBatch | None = None  # steps in micro-batches, all nodes alike
-    usual: UsualRequest | None = None  # where many wait and their lengths are known
+    verify_weights: bool = False  # compare weights with their hashes when they are first loaded
+    timeout_s: Seconds = 30.0  # an exchange without progress fails after this time
+    sparsity: Literal["off", "auto", "static", "dynamic"] = "off"  # compute only the neurons predicted to be active
+    batch: GroupBatch | None = None  # division of steps into micro-batches, equal on all nodes
+    usual: UsualRequest | None = None  # if many requests are queued and their lengths are known
 
     @property
     def request(self) -> UsualRequest:
-        """What most requests are taken to be: half of the context is prompt, where nothing is known."""
+        """Assumed lengths of most requests. Without known lengths, half of the context is the prompt."""
         half = max(1, self.context // 2)
         return self.usual or UsualRequest(half, max(1, min(half, self.context - half)))
 
@@ -190,7 +196,10 @@ class NodeOptions:
 @message
 @dataclass(frozen=True)
 class Assign:
-    """A node's part of the plan `epoch`. The node takes its units from its cache or asks for them, then is Ready."""
+    """A node's part of the plan `epoch`.
+
+    The node loads its units from its cache or requests them, then answers with Ready.
+    """
 
     session: Id64
     epoch: Count
@@ -204,9 +213,9 @@ class Assign:
     collective: Name
     wire: Name
     options: NodeOptions
-    routing: Annotated[bytes, Raw(MOST_TOLD)] = b""  # recorded, see `tpi.pack.routing.RoutingRecord`
-    predictors: tuple[PredictorPlan, ...] = ()  # one a layer at most
-    gates: tuple[GatePlan, ...] = ()  # the same
+    routing: Annotated[bytes, Raw(MOST_TOLD)] = b""  # an encoded `tpi.pack.routing.RoutingRecord`
+    predictors: tuple[PredictorPlan, ...] = ()  # at most one per layer
+    gates: tuple[GatePlan, ...] = ()  # at most one per layer
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -227,23 +236,26 @@ class Assign:
 @message
 @dataclass(frozen=True)
 class Ready:
-    """The shard of this plan is loaded. `pages` is the size of its pool; the smallest of all counts."""
+    """Report that the shard of this plan is loaded.
+
+    The master uses the smallest `pages` (size of the page pool) and the smallest `prefill_tokens` of all nodes.
+    """
 
     session: Id64
     epoch: Count
     pages: Count
-    prefill_tokens: Count  # the longest step that its memory allows; the smallest of all counts
+    prefill_tokens: Count  # the longest step that the node's memory allows
     weight_bytes: Bytes
     resident_bytes: Bytes
-    fetched_bytes: Bytes  # weights that travelled for this plan
+    fetched_bytes: Bytes  # weights transferred for this plan
 
 
 @dataclass(frozen=True)
 class StepEntry:
-    """One sequence in a step: `count` tokens from `position` on, in a table of the first `kept` pages that it had in
-    the last step, and those `appended`.
+    """One sequence in a step: `count` tokens from `position` on.
 
-    At admission and after a new epoch `kept` is 0.
+    Its page table is the first `kept` pages of its table in the last step, followed by `appended`. `kept` is 0 at
+    admission and after a new epoch.
     """
 
     sequence: Id64
@@ -267,13 +279,16 @@ class Step:
 
     def __post_init__(self) -> None:
         if sum(entry.count for entry in self.entries) != len(self.x):
-            raise MessageError(f"a step has {len(self.x)} rows of hidden states, but its entries count otherwise")
+            raise MessageError(f"a step has {len(self.x)} rows of hidden states, but its entries have another total")
 
 
 @message
 @dataclass(frozen=True)
 class Abort:
-    """Gives up the steps of `epoch` that are under way; the worker stays with its master and waits for an Assign."""
+    """Request to give up the steps of `epoch` that are under way.
+
+    The worker stays with its master and waits for an Assign.
+    """
 
     session: Id64
     epoch: Count
@@ -282,7 +297,10 @@ class Abort:
 @message
 @dataclass(frozen=True)
 class Heartbeat:
-    """Sent at an interval by the I/O thread. `progress` grows whenever the compute thread gets anything done."""
+    """Sign of life that a worker's I/O thread sends at a fixed interval.
+
+    `progress` grows whenever the compute thread completes a piece of work.
+    """
 
     session: Id64
     epoch: Count
@@ -290,13 +308,13 @@ class Heartbeat:
     phase: Phase
     step: Id64
     window: WindowState = NOTHING_STREAMS
-    missed: Count = 0  # 1 + the rank whose message is late, though this node waits for nothing else; 0: no such
+    missed: Count = 0  # 1 + the rank whose late message is all that this node waits for; 0: none
 
 
 @message
 @dataclass(frozen=True)
 class Failure:
-    """A node could not go on. `node` is the one at fault, where that is another one; else empty."""
+    """Report that a node could not go on. `node` names the node at fault if it is another one; else it is empty."""
 
     session: Id64
     epoch: Count
@@ -307,7 +325,10 @@ class Failure:
 @message
 @dataclass(frozen=True)
 class Alive:
-    """Sent by the master at an interval in which it sends nothing else: it lives, and reads."""
+    """Sign of life that the master sends at a fixed interval while it sends nothing else.
+
+    It also shows that the master still reads.
+    """
 
     session: Id64
 
@@ -315,13 +336,13 @@ class Alive:
 @message
 @dataclass(frozen=True)
 class Bye:
-    """The sender leaves."""
+    """Notice that the sender leaves."""
 
     session: Id64
 
 
 def master_identity(session: int, link: int | None = None) -> bytes:
-    """Routing id of a master's sockets towards its worker number `link`; without one, how they all begin."""
+    """Return the routing id of a master's socket to its worker number `link`, or the common prefix of these ids."""
     return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))
 
 

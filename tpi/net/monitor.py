@@ -1,6 +1,6 @@
-"""What libzmq tells of a socket: its next message, whose it is, and connections made, lost and refused.
+"""Information that libzmq has about a socket: its messages, their senders, connections made, lost and refused.
 
-And how TCP connections are ended that libzmq holds: it has no way to send one peer away, the system has.
+Also functions that end TCP connections held by libzmq, which cannot disconnect a single peer itself.
 """
 
 import os
@@ -26,7 +26,10 @@ _LOCAL_NAME = re.compile(rb"\0tpi-[a-z]+-(\d+)")  # tpi.net.sockets.Plane.local_
 
 
 def receive_whole(socket: Socket) -> list[bytes] | None:
-    """The frames of the next message, if there is one now; an interrupt waits for the last of them."""
+    """Return the frames of the next message, or None if there is none now.
+
+    An interrupt is deferred until the last frame is read.
+    """
     if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         return None
     with deferred():
@@ -36,7 +39,7 @@ def receive_whole(socket: Socket) -> list[bytes] | None:
 def receive_keyed(socket: Socket) -> tuple[list[bytes], bytes, int] | None:
     """Return the frames of the next message, its sender's key and its connection's descriptor; None if there is none.
 
-    The key is empty where the socket needs none. The descriptor is -1 where libzmq does not know it.
+    The key is empty if the socket needs none. The descriptor is -1 if libzmq does not know it.
     """
     if not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         return None
@@ -52,7 +55,7 @@ def receive_keyed(socket: Socket) -> tuple[list[bytes], bytes, int] | None:
 
 
 def _descriptor(frame: zmq.Frame) -> int:
-    """Return the descriptor of the connection that `frame` came by; -1 if it was reset before libzmq looked at it."""
+    """Return the descriptor of the connection that delivered `frame`; -1 if it was reset before libzmq looked at it."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -69,17 +72,17 @@ _WATCHED = (
 
 
 class Monitor:
-    """Tells when a connecting socket gets and loses its connection. Made before it connects; used by its thread."""
+    """Connection events of a connecting socket. Create it before the socket connects; use it in the socket's thread."""
 
     def __init__(self, socket: Socket) -> None:
-        self.refused = False  # the other end knows the key of this one, and does not let it in
-        self.mismatch = False  # one of the ends wants keys, and the other has none
-        self.address = ""  # of the other end, once it was connected to
+        self.refused = False  # the other end refused this machine's key
+        self.mismatch = False  # one end requires keys, and the other has none
+        self.address = ""  # IP address of the other end, once connected
         self._socket = socket
         self.events: Socket = socket.get_monitor_socket(_WATCHED)
 
     def changes(self) -> Iterator[bool]:
-        """True for every connection made since the last call, False for every one lost or never made, in order."""
+        """Yield True for each connection made since the last call and False for each one lost or not made, in order."""
         while (frames := receive_whole(self.events)) is not None:
             # zmq_socket_monitor(3): 16 bits of event, 32 of value; zmq.utils.monitor would do it, but imports asyncio
             event = int.from_bytes(frames[0][:2], sys.byteorder)
@@ -93,13 +96,16 @@ class Monitor:
                 yield event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     def close(self) -> None:
-        """Stop watching; before the socket is closed."""
+        """Stop monitoring. Call it before the socket is closed."""
         self._socket.disable_monitor()
         self.events.close()
 
 
 class Arrivals:
-    """Counts the connections that others have made to a bound socket, proven keys or not. Used by its thread."""
+    """Counter of the connections that others have made to a bound socket, with or without a proven key.
+
+    Used by the socket's thread.
+    """
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
@@ -107,7 +113,7 @@ class Arrivals:
         self.events: Socket = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 
     def count(self) -> int:
-        """How many there are now."""
+        """Return the number of connections that are open now."""
         while (frames := receive_whole(self.events)) is not None:
             event = int.from_bytes(frames[0][:2], sys.byteorder)
             descriptor = int.from_bytes(frames[0][2:6], sys.byteorder)
@@ -115,22 +121,22 @@ class Arrivals:
         return len(self._open)
 
     def close(self) -> None:
-        """Stop counting; before the socket is closed."""
+        """Stop counting. Call it before the socket is closed."""
         self._socket.disable_monitor()
         self.events.close()
 
 
 def end_connection(descriptor: int) -> None:
-    """Shut a connection down. libzmq notices, and closes it. Does nothing if the descriptor is none any more."""
+    """Shut a connection down; libzmq notices it and closes it. Do nothing if `descriptor` is no longer a connection."""
     with suppress(OSError), _borrowed(descriptor) as one:
         if one.family in _INTERNET and not _listens(one):
             one.shutdown(system.SHUT_RDWR)
 
 
 def sever(places: Collection[tuple[int, str]]) -> None:
-    """End the connections to ports of this process that come from addresses of others, as `tpi.keys.callers` has them.
+    """End the connections in `places`, pairs of a port of this process and a remote address.
 
-    Does nothing where there is no /proc.
+    Addresses are written as `tpi.keys.callers.caller` returns them. Do nothing if there is no /proc.
     """
     for number in _open_sockets():
         with suppress(OSError), _borrowed(number) as one:
@@ -139,9 +145,10 @@ def sever(places: Collection[tuple[int, str]]) -> None:
 
 
 def deafen(address: str, ports: Collection[int]) -> None:
-    """Hear no more from `ports` at `address`, which this process has called: their ends are told that it hung up.
+    """Discard further packets from `ports` at `address`, and shut down the sending side of these connections.
 
-    libzmq would call again at once where a connection ends: so it is left with one through which nothing comes.
+    Only connections that this process made are affected. If they were closed, libzmq would reconnect at once; so they
+    stay open, but nothing arrives through them.
     """
     for number in _open_sockets():
         with suppress(OSError), _borrowed(number) as one:
@@ -151,14 +158,14 @@ def deafen(address: str, ports: Collection[int]) -> None:
 
 
 def other_end(descriptor: int) -> str:
-    """The address at the other end of a connection; empty if it is none any more."""
+    """Return the address at the other end of a connection; empty if it is no longer a connection."""
     with suppress(OSError), _borrowed(descriptor) as one:
         return caller(one.getpeername()[0]) if one.family in _INTERNET else ""
     return ""
 
 
 def _came_from(one: system.socket) -> tuple[int, str]:
-    """The port here that a connection came to, and the address that it came from."""
+    """Return the local port that a connection arrived at, and the address that it came from."""
     if one.family in _INTERNET:
         return int(one.getsockname()[1]), caller(one.getpeername()[0])
     name = one.getsockname()
@@ -170,7 +177,7 @@ def _open_sockets() -> Iterator[int]:
     if not _DESCRIPTORS.is_dir():
         return
     for number in [int(path.name) for path in _DESCRIPTORS.iterdir()]:
-        with suppress(OSError):  # the one that the directory was read with
+        with suppress(OSError):  # the descriptor that was used to read the directory is closed by now
             if S_ISSOCK(os.fstat(number).st_mode):
                 yield number
 
@@ -181,7 +188,7 @@ def _listens(one: system.socket) -> bool:
 
 @contextmanager
 def _borrowed(number: int) -> Iterator[system.socket]:
-    """libzmq's socket, which stays open."""
+    """Open a duplicate of libzmq's socket for the block. The original stays open."""
     one = system.socket(fileno=os.dup(number))
     try:
         yield one

@@ -1,6 +1,7 @@
-"""What a worker is asked and answers: how it is and how far away, by anybody; what it measured, by its master.
+"""Questions to a worker and its answers.
 
-Strangers' messages are short.
+Any node may ask for a worker's condition and test the link to it. Only the worker's master may ask for measurements.
+Messages of peers that are not its master must be short.
 """
 
 from dataclasses import dataclass
@@ -15,23 +16,24 @@ from tpi.net.fields import Bytes, Count, Id64, Name, Port, Profile, Seconds, Sen
 from tpi.trace import PAGE_SPANS
 
 MOST_REACHED = 64  # ports in one Inquiry
-MOST_ECHOED = 3584  # bytes: a stranger may send no more at once
+MOST_ECHOED = 3584  # bytes: a peer that is not the master may send no more at once
 
 
 @message
 @dataclass(frozen=True)
 class Inquiry:
-    """Asks a worker how it is, whatever master it serves, and whether it can connect to the ports of `reach`.
+    """Request for a worker's condition, and for a test whether it can connect to the ports of `reach`.
 
-    Each is `host:port`. The worker tries those of the asker's own IP address and of nodes of its plan.
+    Any node may send it, whatever master the worker serves. Each entry of `reach` is `host:port`. The worker tries
+    those at the sender's own IP address and at nodes of its plan.
     """
 
-    number: Id64  # that the answer carries
+    number: Id64  # repeated in the answer
     reach: tuple[Name, ...]
 
     def __post_init__(self) -> None:
         if len(self.reach) > MOST_REACHED:
-            raise MessageError(f"an inquiry for {len(self.reach)} ports at once")
+            raise MessageError(f"an inquiry names {len(self.reach)} ports; the limit is {MOST_REACHED}")
 
 
 @message
@@ -42,20 +44,20 @@ class Condition:
     number: Id64
     version: Name
     name: Name
-    used_by: Name  # the master that it serves; empty: nobody
-    used_s: Seconds  # for how long
-    clock: Seconds  # since 1970, when it answered
+    used_by: Name  # the master that it serves; empty: none
+    used_s: Seconds  # time since it began to serve that master
+    clock: Seconds  # since 1970, when the worker answered
     collective_port: Port
     weights_port: Port
     profile: Profile
-    unreached: tuple[Name, ...]  # of `reach`: a connection was tried and failed
-    untried: tuple[Name, ...] = ()  # of `reach`: neither the asker's nor of a node of the plan
+    unreached: tuple[Name, ...]  # entries of `reach` to which a connection failed
+    untried: tuple[Name, ...] = ()  # entries of `reach` at neither the sender's address nor a node of the plan
 
 
 @message
 @dataclass(frozen=True)
 class Echo:
-    """Sent back as it is, by a worker that serves anybody: how long that takes tells of the link."""
+    """A message that any worker returns unchanged to any sender. The round-trip time measures the link."""
 
     number: Id64
     data: Annotated[bytes, Between(0, MOST_ECHOED)]
@@ -63,29 +65,32 @@ class Echo:
 
 @dataclass(frozen=True)
 class Steady:
-    """Does a node that streams wait for its disk (TPI-LLM, propositions 3 to 6)? Mean seconds of one block; bytes."""
+    """Analysis of whether a node that streams weights waits for its disk (TPI-LLM, propositions 3 to 6).
+
+    Times are mean seconds of one block unless stated; sizes in bytes.
+    """
 
     attention_s: Seconds
     ffn_s: Seconds
-    allreduce_s: Seconds  # that follows a block
+    allreduce_s: Seconds  # of the allreduce after a block
     load_attention_s: Seconds
     load_ffn_s: Seconds
     loose: bool  # proposition 3 holds
     tight: bool  # proposition 4 holds
-    steady: bool  # predicted for the placement in use
-    stall_s: Seconds  # predicted per token
-    window: Count  # blocks in memory that would reach the steady state; 0: no number does
-    retain: Count  # with one FFN block kept in every so many; 0: none need be
-    window_memory: Bytes  # of --memory that this would take
-    least_memory: Bytes  # where no window does: of --memory that would, about; else 0
-    busy_s: Seconds  # that one layer computes and exchanges
-    load_s: Seconds  # that one layer loads
+    steady: bool  # the placement in use is predicted not to wait
+    stall_s: Seconds  # predicted wait per token
+    window: Count  # number of blocks in memory that would reach the steady state; 0: no number does
+    retain: Count  # with that window, one FFN block in every `retain` must stay resident; 0: none
+    window_memory: Bytes  # --memory needed for this window
+    least_memory: Bytes  # approximate --memory that reaches the steady state if no window does; else 0
+    busy_s: Seconds  # compute and allreduce time of one layer
+    load_s: Seconds  # load time of one layer
 
 
 @message
 @dataclass(frozen=True)
 class AskStats:
-    """Asks for Stats, and with `with_steady` for the node's `Steady` state, which takes it long to compute.
+    """Request for Stats; with `with_steady` also for the node's `Steady` analysis, which takes long to compute.
 
     `tail` and `others` are seconds per token that other nodes wait: see `scheduler.model.timeline.OtherWaits`.
     """
@@ -100,7 +105,7 @@ class AskStats:
 @message
 @dataclass(frozen=True)
 class Stats:
-    """Totals of one node since its Assign; the master takes differences. Bytes, seconds, counts."""
+    """Totals of one node since its Assign, as bytes, seconds and counts. The master computes differences."""
 
     session: Id64
     epoch: Count
@@ -108,7 +113,7 @@ class Stats:
     tokens: Bytes
     weight_bytes: Bytes
     resident_bytes: Bytes
-    planned_bytes: Bytes  # what the node meant to take above its bare process
+    planned_bytes: Bytes  # memory that the node planned to use above its bare process
     peak_rss_bytes: Bytes
     compute_s: Seconds
     sync_s: Seconds
@@ -118,16 +123,16 @@ class Stats:
     sent_bytes: Bytes
     received_bytes: Bytes
     dropped: Bytes  # malformed or stale messages
-    steady: Steady | None  # if asked for: of a node that streams, once it has run
-    accelerator: Sentence = ""  # what it does, where there is one
+    steady: Steady | None  # if requested, the node streams weights, and it has run
+    accelerator: Sentence = ""  # description of the accelerator's work; empty without one
 
 
 @message
 @dataclass(frozen=True)
 class AskSpans:
-    """Asks for the node's clock, and for at most `count` spans of its trace from number `first` on.
+    """Request for the node's clock, and for at most `count` spans of its trace from number `first` on.
 
-    Answered at once, also while a step runs.
+    It is answered at once, even while a step runs.
     """
 
     session: Id64
@@ -139,15 +144,18 @@ class AskSpans:
 @message
 @dataclass(frozen=True)
 class Spans:
-    """The answer to AskSpans. Row: kind and name as indices, begin and end in nanoseconds of the node's clock."""
+    """The answer to AskSpans.
+
+    Each row has the indices of a span's kind and name, then its begin and end in nanoseconds of the node's clock.
+    """
 
     session: Id64
     epoch: Count
     clock: Bytes  # nanoseconds, when the answer was made
-    dropped: Bytes  # spans that the trace had no room for
+    dropped: Bytes  # number of spans that the trace had no room for
     names: tuple[Name, ...]
     rows: Annotated[npt.NDArray[np.int64], ArrayField("<i8", 2, PAGE_SPANS * 4 * 8)]  # [spans, 4]
 
     def __post_init__(self) -> None:
         if self.rows.shape[1] != 4:
-            raise MessageError(f"spans have {self.rows.shape[1]} columns in place of 4")
+            raise MessageError(f"spans have {self.rows.shape[1]} columns instead of 4")

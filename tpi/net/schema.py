@@ -1,4 +1,4 @@
-"""What a field of a message may hold: checks and conversions compiled from the type annotations of frozen dataclasses.
+"""Checks and conversions of message fields, compiled from the type annotations of frozen dataclasses.
 
 Annotations understood: int, float, bool, str, bytes, Literal, `X | None`, `tuple[X, ...]`, frozen dataclasses, and,
 through `Annotated`, limits (`Between`), raw bytes (`Raw` on bytes or memoryview) and arrays (`ArrayField` on numpy
@@ -19,7 +19,7 @@ from tpi.errors import MessageError
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """Limits, both included: of a number, or of the length of a str or bytes."""
+    """Inclusive limits of a number, or of the length of a str or bytes."""
 
     low: float
     high: float
@@ -27,14 +27,17 @@ class Between:
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """Bytes that travel outside the header, at most `limit`."""
+    """Annotation of at most `limit` bytes that travel outside the header."""
 
     limit: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayField:
-    """A C-contiguous array of `dtype` (little-endian numpy name) with `ndim` axes, outside the header."""
+    """Annotation of a C-contiguous array that travels outside the header.
+
+    `dtype` is a little-endian numpy name, `ndim` the number of axes.
+    """
 
     dtype: str
     ndim: int
@@ -42,7 +45,7 @@ class ArrayField:
 
 
 class Pieces:
-    """The raw stream of one message: collected when encoding, taken from when decoding."""
+    """The raw stream of one message. Encoding appends to it, decoding takes from it."""
 
     def __init__(self, frame_bytes: int, frames: Sequence[bytes | memoryview] = ()) -> None:
         self._frame_bytes = frame_bytes
@@ -52,12 +55,12 @@ class Pieces:
         self._offset = 0
 
     def put(self, data: bytes | memoryview) -> None:
-        """Append a buffer, not copied."""
+        """Append a buffer without copying it."""
         if len(data):
             self._views.append(memoryview(data).cast("B"))
 
     def frames(self) -> list[bytes | memoryview]:
-        """All bytes put, as frames: large buffers cut, small ones joined."""
+        """Return all appended bytes as frames. Large buffers are cut, small ones joined."""
         frames: list[bytes | memoryview] = []
         small: list[memoryview] = []
         joined = 0
@@ -74,7 +77,11 @@ class Pieces:
         return frames
 
     def take(self, count: int) -> memoryview:
-        """The next `count` bytes: a view where one frame holds them all, else a copy."""
+        """Return the next `count` bytes: a view if one frame holds them all, else a copy.
+
+        Raises:
+            MessageError: if fewer bytes are left.
+        """
         if self._left < count:
             raise MessageError("too few bytes")
         self._left -= count
@@ -90,22 +97,23 @@ class Pieces:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every byte of every frame was taken, and no frame was empty."""
+        """True if every byte of every frame was taken, and no frame was empty."""
         return self._index == len(self._views)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """How values of one type go into a header and come back; both directions check."""
+    """Conversions of values of one type into a header and back. Both directions check the value."""
 
     to_wire: Callable[[Any, Pieces], Any]
     from_wire: Callable[[Any, Pieces], Any]
     described: str
-    """What both ends have to agree on: names, types, limits and order, written alike by every version of Python."""
+    """Description that both ends must agree on: names, types, limits and order. It is equal in every version of Python.
+    """
 
 
 def compile_dataclass(cls: type) -> Schema:
-    """Schema of a frozen dataclass: an array of its fields in order."""
+    """Return the schema of a frozen dataclass: an array of its fields in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = [(field.name, _compile(hints[field.name])) for field in dataclasses.fields(cls)]
 
@@ -167,7 +175,7 @@ def _scalar(kind: Any, limit: Between | None) -> Schema:
     def check(value: Any, _: Pieces) -> Any:
         _require(type(value) is kind, f"expected {kind.__name__}, not {type(value).__name__}")
         size = len(value) if kind in (str, bytes) else value
-        # one comparison that NaN and infinity fail too
+        # NaN and infinity fail this comparison too
         _require(allowed.low <= size <= allowed.high and abs(size) != math.inf, "beyond its limits")
         return value
 
@@ -244,7 +252,7 @@ def _tensor(limit: ArrayField) -> Schema:
         _require(all(type(size) is int and 0 <= size < 2**31 for size in value), "a shape beyond its limits")
         nbytes = math.prod(value) * dtype.itemsize
         _require(nbytes <= limit.limit, f"more than {limit.limit} bytes")
-        # copied: frames have no alignment, and their memory belongs to the socket
+        # copied because frames are not aligned, and their memory belongs to the socket
         return np.frombuffer(pieces.take(nbytes), dtype).reshape(value).copy() if nbytes else np.empty(value, dtype)
 
     return Schema(to_wire, from_wire, f"{limit.dtype}{limit.ndim}[{limit.limit}]")

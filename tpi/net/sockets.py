@@ -1,7 +1,7 @@
-"""ZeroMQ sockets: every option explicit, and every connection that leaves the machine encrypted, between known keys.
+"""ZeroMQ sockets with every option set explicitly. Connections between machines are encrypted and need known keys.
 
-`Net` is the one place where a socket gets its options and its keys. Sockets belong to one thread at a time.
-`tpi.net.channel` sends messages over them.
+`Net` is the only place that sets a socket's options and keys. A socket belongs to one thread at a time.
+`tpi.net.channel` sends messages over sockets.
 """
 
 import errno
@@ -21,12 +21,12 @@ from tpi.net.monitor import Monitor, Socket, sever
 from tpi.net.zap import ZapHandler
 
 Tap = Callable[[str, Sequence[Buffer]], None]
-"""Called with "sent" or "received" and the frames of every message; for tests that look at the wire."""
+"""Callback that gets "sent" or "received" and the frames of every message; for tests that inspect the traffic."""
 
 _UNIX_SOCKETS = Path("/proc/net/unix")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_CURVE_BYTES = 64  # what encryption adds to a frame, at most (ZeroMQ RFC 26: 33)
-_PROBE_S = 60  # between keepalive probes, so that routers on the way remember an idle connection
+_CURVE_BYTES = 64  # upper limit of the bytes that encryption adds to a frame (ZeroMQ RFC 26: 33)
+_PROBE_S = 60  # between keepalive probes, so that routers on the path keep an idle connection
 
 
 @dataclass(frozen=True)
@@ -36,30 +36,30 @@ class Plane:
     name: str
     frame_bytes: int
     high_water: int
-    gone_ms: int  # a connection whose other end acknowledges nothing for so long is closed
+    gone_ms: int  # a connection is closed if its other end acknowledges nothing for this long
     send_ms: int = 2000
-    local: bool = False  # processes of one machine use a Unix socket, which saves a fifth of the latency
+    local: bool = False  # processes on one machine use a Unix socket, which saves a fifth of the latency
 
     def local_endpoint(self, port: int) -> str:
-        """Where the plane that is bound to `port` listens for processes of this machine (Linux: an abstract name)."""
+        """Return the endpoint for processes on this machine of the plane bound to `port` (Linux: an abstract name)."""
         return f"ipc://@tpi-{self.name}-{port}"
 
 
 _DAY_MS = 24 * 3600 * 1000
-# Who lives is decided by the heartbeats of the application (tpi.net.messages.Heartbeat and Alive), and only when
-# somebody is needed: a connection to a suspended laptop stays, with what is on its way.
+# The application's own heartbeats (tpi.net.messages.Heartbeat and Alive) detect lost nodes, and only while a node is
+# needed. So a connection to a suspended laptop stays open, with the messages that are on their way.
 CONTROL = Plane("control", frame_bytes=FRAME_BYTES, high_water=256, gone_ms=_DAY_MS)
-# What was lost with a connection is asked for again, so this plane may be quick to make another.
+# Data lost with a connection is requested again, so this plane may close and reconnect early.
 WEIGHTS = Plane("weights", frame_bytes=FRAME_BYTES, high_water=16, gone_ms=120_000)
 # The collective plane has its own frames (allreduce/native/header.hpp); longer messages travel in segments of 256 KiB.
 COLLECTIVE = Plane("collective", frame_bytes=(256 << 10) + 32, high_water=64, gone_ms=_DAY_MS, local=True)
 
 
 class Net:
-    """One process's ZeroMQ context, and how its sockets are made."""
+    """One process's ZeroMQ context, which makes its sockets."""
 
     def __init__(self, tap: Tap | None = None, door: Door | None = None) -> None:
-        """`door` says which connections need keys, has this machine's, and knows those of others (None: the user's)."""
+        """Create the context. `door` decides which connections need keys, and has the keys (None: the user's own)."""
         self.context: zmq.Context[Socket] = zmq.Context(io_threads=1)
         self.tap = tap
         self.door = door or Door()
@@ -68,10 +68,10 @@ class Net:
         self._guarded: set[tuple[Plane, int]] = set()  # ports
 
     def open(self, kind: int, plane: Plane, identity: bytes = b"") -> Socket:
-        """A ROUTER or DEALER with every option set.
+        """Return a new ROUTER or DEALER with every option set.
 
         Raises:
-            UsageError: if this process has too much open.
+            UsageError: if this process has too many files open.
         """
         try:
             socket = self.context.socket(kind)
@@ -86,12 +86,12 @@ class Net:
             zmq.SNDTIMEO: plane.send_ms,
             zmq.RCVTIMEO: 0,
             zmq.IMMEDIATE: 1,
-            # libzmq 4.3.5 aborts where its own meet a connection that ended while our queue was full (libzmq#4364)
+            # off: libzmq 4.3.5 aborts if a heartbeat is due after a connection ended with a full queue (libzmq#4364)
             zmq.HEARTBEAT_IVL: 0,
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: _PROBE_S,
             zmq.TCP_KEEPALIVE_INTVL: _PROBE_S,
-            zmq.TCP_KEEPALIVE_CNT: min(127, plane.gone_ms // (1000 * _PROBE_S)),  # where `TCP_MAXRT` does not count
+            zmq.TCP_KEEPALIVE_CNT: min(127, plane.gone_ms // (1000 * _PROBE_S)),  # for systems without `TCP_MAXRT`
             zmq.TCP_MAXRT: plane.gone_ms,
             zmq.HANDSHAKE_IVL: 5000,
             zmq.CONNECT_TIMEOUT: 5000,
@@ -109,7 +109,7 @@ class Net:
         return socket
 
     def bind(self, plane: Plane, host: str, port: int) -> tuple[Socket, int]:
-        """A bound ROUTER and its port; `port` 0 takes a free one.
+        """Return a bound ROUTER and its port; `port` 0 takes a free one.
 
         Raises:
             UsageError: if the port is in use, the address is not this machine's, or this machine's key is unusable.
@@ -126,17 +126,19 @@ class Net:
             raise UsageError(_bind_problem(error.errno, plane, host, port)) from None
         port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         if plane.local and _UNIX_SOCKETS.exists():
-            with suppress(zmq.ZMQError):  # the network address does as well
+            with suppress(zmq.ZMQError):  # not required: the network address works too
                 socket.bind(plane.local_endpoint(port))
         if guarded:
             self._guarded.add((plane, port))
         return socket, port
 
     def connect(self, plane: Plane, host: str, port: int, identity: bytes, key: bytes = b"") -> Socket:
-        """A DEALER that connects, and goes on trying, in the background; to the owner of `key` (none: without keys).
+        """Return a DEALER that connects to the owner of `key` in the background and keeps trying.
+
+        With an empty `key` the connection is not encrypted.
 
         Raises:
-            UsageError: if there is no key, and the connection would leave the machine.
+            UsageError: if `key` is empty and the connection would leave the machine.
         """
         socket = self._dealer(plane, host, port, identity, key)
         _connect(socket, plane, host, port)
@@ -145,7 +147,11 @@ class Net:
     def connect_watched(
         self, plane: Plane, host: str, port: int, identity: bytes, key: bytes = b""
     ) -> tuple[Socket, Monitor]:
-        """As `connect`, with a monitor that misses nothing; raises UsageError too if this process has too much open."""
+        """Return a DEALER as `connect` does, with a monitor created before it connects, so that it misses no event.
+
+        Raises:
+            UsageError: if `key` is empty and the connection would leave the machine, or too many files are open.
+        """
         socket = self._dealer(plane, host, port, identity, key)
         try:
             monitor = Monitor(socket)
@@ -156,10 +162,10 @@ class Net:
         return socket, monitor
 
     def lock_out(self) -> bool:
-        """End the connections of those who were let in, and whom the door admits no more; whether there were any.
+        """End the connections of admitted keys that are no longer trusted. Return True if there were any.
 
-        To ports that need keys, where the system lets us (Linux). Whoever came to the same plane from the same address
-        loses its connection, too, and makes another.
+        Only connections to ports that need keys are ended, and only on Linux. Other peers of the same plane at the same
+        address lose their connections too, and reconnect.
         """
         gone = self._zap.callers.dismiss(self._refused) if self._zap else set()
         if gone:
@@ -177,7 +183,8 @@ class Net:
     def _dealer(self, plane: Plane, host: str, port: int, identity: bytes, key: bytes) -> Socket:
         if len(key) != KEY_BYTES and (key or self.door.guards(host)):
             raise UsageError(
-                f"{host}:{port} is on another machine, whose key is not known here; run tpi pair there, and then here"
+                f"{host}:{port} is on another machine, whose key is not known to this one; run tpi pair on that "
+                "machine, and then on this one"
             )
         socket = self.open(zmq.DEALER, plane, identity)
         if key:
@@ -186,7 +193,10 @@ class Net:
         return socket
 
     def _guard(self, socket: Socket, plane: Plane) -> None:
-        """Only whom the door admits may connect; libzmq asks it each time (and lets nobody in where nobody answers)."""
+        """Require a trusted key of every peer that connects to `socket`.
+
+        libzmq asks the ZAP handler about each connection, and refuses all if there is no handler.
+        """
         try:
             _encrypt(socket, plane, self.door)
         except UsageError:
@@ -219,7 +229,7 @@ def _connect(socket: Socket, plane: Plane, host: str, port: int) -> None:
 
 
 def _listens_locally(endpoint: str) -> bool:
-    """Whether a process of this machine listens at `endpoint`; a loopback address may as well be a forwarded port."""
+    """Return True if a process of this machine listens at `endpoint`. A loopback address may be a forwarded port."""
     try:
         return _UNIX_SOCKETS.read_text().find(f" {endpoint.removeprefix('ipc://')}\n") >= 0
     except OSError:
@@ -232,7 +242,7 @@ def _allow_ipv6(socket: Socket, host: str) -> None:
 
 def _crowded(error: zmq.ZMQError) -> str:
     return (
-        f"no further connection can be opened: {os.strerror(error.errno or 0)}; let the process have more files open "
+        f"no further connection can be opened: {os.strerror(error.errno or 0)}; raise the limit of open files "
         "(ulimit -n 4096)"
     )
 
@@ -246,7 +256,7 @@ def _bind_problem(number: int | None, plane: Plane, host: str, port: int) -> str
 
 
 def split_address(address: str, lowest_port: int = 1) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `[IPV6]:PORT`.
+    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`.
 
     Raises:
         UsageError: if it is neither, or the port is below `lowest_port`.

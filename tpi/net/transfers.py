@@ -1,4 +1,6 @@
-"""The weights plane's messages: units of blocks by their content's name, fenced by their hashes alone.
+"""The weights plane's messages. Blocks are named by the hash of their content.
+
+Data is accepted if its hash is right; the epoch is not compared.
 
 worker -> master: Missing, Need
 master -> worker: Offer, UnitData, Unavailable
@@ -14,7 +16,10 @@ from tpi.net.fields import Bytes, Count, Digest, Id64, RunOrVectors, Sentence
 @message
 @dataclass(frozen=True)
 class Offer:
-    """Opens the weights plane, again after every broken connection: the worker may ask now (what it asked is void)."""
+    """Permission for the worker to send requests. Sent when the weights plane connects, and after every reconnection.
+
+    Requests that the worker sent before are void.
+    """
 
     session: Id64
 
@@ -22,7 +27,10 @@ class Offer:
 @message
 @dataclass(frozen=True)
 class Missing:
-    """How much the worker will ask for, before its first Need. A worker that lacks nothing says nothing."""
+    """Amount of data that the worker will request, sent before its first Need.
+
+    A worker that lacks nothing does not send it.
+    """
 
     session: Id64
     epoch: Count
@@ -33,7 +41,7 @@ class Missing:
 @message
 @dataclass(frozen=True)
 class Need:
-    """Asks for the units `[first, last)` of a run, or for a block's vectors (run "vectors", first 0, last 1)."""
+    """Request for the units `[first, last)` of a run, or for a block's vectors (run "vectors", first 0, last 1)."""
 
     block: Digest
     run: RunOrVectors
@@ -44,7 +52,7 @@ class Need:
 @message
 @dataclass(frozen=True)
 class UnitData:
-    """The answer to a Need: the units back to back. Fenced by their hashes alone."""
+    """Answer to a Need: the units back to back. The receiver checks them against their hashes."""
 
     block: Digest
     run: RunOrVectors
@@ -56,7 +64,7 @@ class UnitData:
 @message
 @dataclass(frozen=True)
 class Unavailable:
-    """The answer to a Need that the master cannot serve."""
+    """Answer to a Need that the master cannot serve."""
 
     block: Digest
     reason: Sentence

@@ -1,8 +1,7 @@
-"""Answers libzmq's question for every connection that needs a key: may this one come in?
+"""A ZAP handler (ZeroMQ RFC 27): it decides for libzmq whether a connection with a given key is accepted.
 
-ZAP (ZeroMQ RFC 27): a thread with a REP socket at a fixed in-process address, asked by libzmq's I/O thread once a
-connection has proved that it owns its key, and before anything that it sends reaches anybody. The domain is the plane's
-name.
+It is a thread with a REP socket at a fixed in-process address. libzmq's I/O thread asks it after a connection has
+proved that it owns its key, and before any of its messages is delivered. The ZAP domain is the plane's name.
 """
 
 import logging
@@ -21,14 +20,17 @@ _VERSION = b"1.0"
 log = logging.getLogger(__name__)
 
 Admits = Callable[[bytes, str], bool]
-"""Whether the owner of a key (32 bytes) may connect to the plane of a name."""
+"""Returns True if the owner of a key (32 bytes) may connect to the plane with the given name."""
 
 
 class ZapHandler:
-    """One per context, from before its first socket that needs keys is bound until the last one is closed."""
+    """The ZAP handler of one context.
+
+    Create it before the first socket that needs keys is bound; close it after the last one is closed.
+    """
 
     def __init__(self, context: "zmq.Context[Socket]", admits: Admits) -> None:
-        """`admits` is called by this object's thread."""
+        """Start the handler's thread, which calls `admits`."""
         self.refused = 0
         self._said = ""
         self.callers = Callers()
@@ -41,7 +43,7 @@ class ZapHandler:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and wait for its end."""
+        """Stop the thread and wait for its end."""
         os.write(self._waker, b"!")
         self._thread.join()
         self._socket.close(0)
@@ -64,21 +66,24 @@ class ZapHandler:
         try:
             if version == _VERSION and len(key) == 32 and self._let_in(key, plane, where):
                 return [_VERSION, number, b"200", b"OK", key.hex().encode(), b""]
-        except Exception as error:  # noqa: BLE001 - others ask, too: without this thread nobody would get in any more
+        except Exception as error:  # noqa: BLE001 - if this thread ended, all later connections would be refused
             return [_VERSION, number, b"500", self._unable(error), b"", b""]
         self.refused += 1
-        return [_VERSION, number, b"400", b"this key is not paired here", b"", b""]
+        return [_VERSION, number, b"400", b"this key is not paired with this machine", b"", b""]
 
     def _unable(self, error: Exception) -> bytes:
-        """Say why nobody is let in, once for each reason."""
+        """Log why all connections are refused, once for each reason. Return the status text of the reply."""
         self.refused += 1
         if self._said != str(error):
             self._said = str(error)
-            log.warning("nobody is let in: %s", error or type(error).__name__)
-        return b"keys cannot be looked up here"
+            log.warning("connections from other machines are refused: %s", error or type(error).__name__)
+        return b"the keys of this machine cannot be read"
 
     def _let_in(self, key: bytes, plane: str, where: str) -> bool:
-        """Whether this key may come in; noted first, so that one which is revoked meanwhile is found there."""
+        """Return True if this key may connect.
+
+        The key is recorded before it is looked up: if it is revoked in between, `Callers.dismiss` still finds it.
+        """
         place = (plane, caller(where))
         new = self.callers.come(place, key)
         admitted = self._admits(key, plane)

@@ -174,5 +174,5 @@ def test_a_process_that_has_too_much_open_is_told_what_to_do(tmp_path: Path, mon
         for owner, name in ((zmq.Socket, "get_monitor_socket"), (net.context, "socket")):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, full)
-                with pytest.raises(UsageError, match=r"Too many open files; let the process .* \(ulimit -n 4096\)"):
+                with pytest.raises(UsageError, match=r"Too many open files; raise the limit .* \(ulimit -n 4096\)"):
                     Dial(net, NOBODY, b"x")

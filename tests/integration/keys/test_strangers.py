@@ -88,7 +88,7 @@ def test_keys_that_cannot_be_looked_up_end_no_request(
 def test_without_a_key_nothing_leaves_the_machine(tmp_path: Path) -> None:
     with (
         closing(Net(door=Door(tmp_path))) as net,
-        pytest.raises(UsageError, match=r"192\.0\.2\.1:9990 is on another machine, whose key is not known here"),
+        pytest.raises(UsageError, match=r"192\.0\.2\.1:9990 is on another machine, whose key is not known to this one"),
     ):
         net.connect(CONTROL, "192.0.2.1", 9990, b"me")
 

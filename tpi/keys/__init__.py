@@ -1,1 +1,1 @@
-"""Who is who: this machine's key, the keys of others that it trusts, and how two machines get to trust each other."""
+"""Authentication between machines: this machine's key, the keys that it trusts, and the pairing of two machines."""

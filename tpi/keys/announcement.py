@@ -1,6 +1,6 @@
-"""What a worker says of itself to everybody in its network (mDNS, RFC 6762 and 6763): nothing that is a secret.
+"""A worker's announcement of itself in its local network (mDNS, RFC 6762 and 6763). It contains nothing secret.
 
-Nothing of it is believed either: whoever answers at the address has to prove that the key is its own.
+It is not trusted either: the machine at the address must prove that it owns the announced key.
 """
 
 import socket
@@ -12,13 +12,13 @@ from tpi.keys.text import key_text, parse_key, short_key
 from tpi.text import plain
 
 SERVICE = "_tpi._tcp.local."
-_NAME_BYTES = 40  # of an instance's name, beside its key (63 in all)
-_FIELD_BYTES = 250  # of a field of a text record, beside "name=" (255 in all)
+_NAME_BYTES = 40  # limit of a worker's name within an instance label, which is at most 63 bytes with the key
+_FIELD_BYTES = 250  # limit of a field's value in a text record; the field is at most 255 bytes with "name="
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """A worker that listens at `port` of any of `hosts` (addresses), and has `key`."""
+    """A worker that listens at `port` on each of `hosts` (addresses), and owns `key`."""
 
     name: str
     key: bytes
@@ -27,33 +27,33 @@ class Announcement:
 
     @property
     def instance(self) -> str:
-        """Its name in the network, which no other key has."""
+        """The worker's DNS-SD instance name. The short key in it makes it unique."""
         label = _cut(self.name, _NAME_BYTES).replace(".", " ")
         return f"{label} {short_key(self.key)}.{SERVICE}"
 
     @property
     def properties(self) -> dict[str, str]:
-        """The text record."""
+        """The fields of the DNS-SD text record."""
         return {"name": _cut(self.name[:64], _FIELD_BYTES), "key": key_text(self.key)}
 
     @property
     def packed_hosts(self) -> list[bytes]:
-        """The addresses as the network has them."""
+        """The addresses in network byte order."""
         return [socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host) for host in self.hosts]
 
     @property
     def addresses(self) -> list[str]:
-        """`HOST:PORT` of each host."""
+        """The worker's addresses as `HOST:PORT`, one for each host."""
         return [f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}" for host in self.hosts]
 
 
 def _cut(text: str, most: int) -> str:
-    """As many whole characters of `text` as fit into `most` bytes."""
+    """Return as many whole characters of `text` as fit into `most` bytes."""
     return text.encode()[:most].decode(errors="ignore")
 
 
 def read_announcement(properties: Mapping[bytes, bytes | None], port: int, hosts: list[str]) -> Announcement | None:
-    """What somebody has announced; None if it is no announcement of a worker."""
+    """Return the announcement of a worker that a DNS-SD record contains, or None if it is not one."""
     try:
         key = parse_key((properties.get(b"key") or b"").decode())
         name = plain((properties.get(b"name") or b"").decode(errors="replace"), 64)

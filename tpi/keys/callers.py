@@ -1,25 +1,31 @@
-"""Whose connections come from where: libzmq tells neither which connection is whose, nor sends one peer away."""
+"""Addresses that admitted keys connected from.
+
+libzmq does not tell which connection belongs to which key, and cannot close the connection of one peer.
+"""
 
 import ipaddress
 from collections.abc import Callable, Iterable
 from threading import Lock
 
 Place = tuple[str, str]
-"""A plane's name, and the address that somebody called it from."""
+"""A plane's name, and the remote address of a connection to it."""
 
 Refused = Callable[[str, Iterable[bytes]], bool]
-"""Whether one of some keys may not be on the plane of a name any more."""
+"""Returns True if at least one of the keys is no longer admitted to the plane with the given name."""
 
 
 class Callers:
-    """Keys that were let in, by the place that they came from. May be used by several threads."""
+    """Admitted keys by the place that they connected from. Safe for use by several threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._keys: dict[Place, set[bytes]] = {}
 
     def come(self, place: Place, key: bytes) -> bool:
-        """Somebody is at the door; whether its key is new at that place. To be called before the key is looked up."""
+        """Record a connection with `key`.
+
+        Return True if the key is new at that place. Call it before the key is looked up.
+        """
         with self._lock:
             there = self._keys.setdefault(place, set())
             new = key not in there
@@ -27,12 +33,15 @@ class Callers:
         return new
 
     def leave(self, place: Place, key: bytes) -> None:
-        """It was not let in."""
+        """Forget a key that was not admitted."""
         with self._lock:
             self._keys.get(place, set()).discard(key)
 
     def dismiss(self, refused: Refused) -> set[Place]:
-        """The places that somebody `refused` came from; they are forgotten, and their connections have to end."""
+        """Forget and return the places of all keys that are now `refused`.
+
+        The caller has to end the connections from these places.
+        """
         with self._lock:
             gone = {place for place, keys in self._keys.items() if refused(place[0], keys)}
             for place in gone:
@@ -41,7 +50,7 @@ class Callers:
 
 
 def caller(address: str) -> str:
-    """One name for an address, however the system writes it; empty for all processes of this machine (ipc)."""
+    """Return one spelling of an IP address, however the system writes it; empty for local sockets (ipc)."""
     bare = address.partition("%")[0].removeprefix("::ffff:")
     try:
         return str(ipaddress.ip_address(bare))

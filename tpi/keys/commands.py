@@ -1,4 +1,4 @@
-"""`tpi pair` and `tpi keys`: who is trusted, how it came to that, and how it ends."""
+"""`tpi pair` and `tpi keys`: which machines are trusted, pairing with them, and revoking them."""
 
 import socket
 from datetime import datetime, timezone
@@ -16,22 +16,24 @@ from tpi.text import plain
 @click.argument("address", required=False, metavar="[HOST[:PORT]]")
 @click.argument("code", required=False)
 @click.option("--listen", default="0.0.0.0:9993", show_default=True, help="Where to wait for the other machine.")
-@click.option("--key", metavar="KEY", help="Trust this key of another machine, as its tpi keys show prints it.")
-@click.option("--name", help="What this machine is called there; with --key what the other one is called here.")
+@click.option("--key", metavar="KEY", help="Trust this key of another machine, as its `tpi keys show` prints it.")
+@click.option(
+    "--name", help="Name of this machine on the other one; with --key, name of the other machine on this one."
+)
 def pair(address: str | None, code: str | None, listen: str, key: str | None, name: str | None) -> None:
     """Have two machines trust each other, once: `tpi pair` on one, `tpi pair HOST CODE` on the other.
 
-    The first shows a code that is good for one guess. Instead, both can be told the other's key with --key.
+    The first shows a code that is good for one guess. Alternatively, give each machine the other's key with --key.
     """
     door = Door()
     if key is not None:
         if address is not None:
-            raise UsageError("give --key, or an address and a code")
+            raise UsageError("--key cannot be combined with an address; give --key, or an address and a code")
         _say_paired(door, _by_key(door, key, name))
     elif address is None:
         _invite(door, listen, name)
     elif code is None:
-        raise UsageError("give the code too that tpi pair shows on the other machine: tpi pair HOST CODE")
+        raise UsageError("a code is missing; give the one that tpi pair shows on the other machine: tpi pair HOST CODE")
     else:
         from tpi.keys.pairing import accept, own_introduction
 
@@ -41,12 +43,12 @@ def pair(address: str | None, code: str | None, listen: str, key: str | None, na
 
 @click.group()
 def keys() -> None:
-    """This machine's key, and those of the machines that it trusts."""
+    """Show this machine's key and manage the machines that it trusts."""
 
 
 @keys.command("show")
 def show_key() -> None:
-    """Print this machine's key, all of it: by it others know this machine."""
+    """Print this machine's whole key, by which other machines recognise it."""
     click.echo(key_text(Door().identity.public))
 
 
@@ -60,21 +62,21 @@ def list_keys() -> None:
         day = datetime.fromtimestamp(one.since, timezone.utc).astimezone().strftime("%Y-%m-%d")
         click.echo(f"{one.name:<{width}}  {short_key(one.key)}  since {day}{f', at {one.host}' if one.host else ''}")
     if not paired:
-        click.echo("no machine is paired; run tpi pair on another one, and then here", err=True)
+        click.echo("no machine is paired; run tpi pair on another one, and then on this one", err=True)
 
 
 @keys.command()
 @click.argument("which", metavar="NAME|KEY")
 def revoke(which: str) -> None:
-    """Trust a machine no more: connections that stand end within a second."""
+    """Stop trusting a machine. Its open connections end within a second."""
     gone = KeyRing(Door().folder).revoke(which)
-    click.echo(f"{gone.name} ({short_key(gone.key)}) is trusted no more; revoke this machine there, too")
+    click.echo(f"{gone.name} ({short_key(gone.key)}) is no longer trusted; revoke this machine on that one, too")
 
 
 def _by_key(door: Door, key: str, name: str | None) -> PairedKey:
     other = parse_key(key)
     if other == door.identity.public:
-        raise UsageError("that is this machine's own key; give the other machine's")
+        raise UsageError("this is the machine's own key; give the key of the other machine")
     KeyRing(door.folder).pair(PairedKey(plain(name or ""), other))
     found = door.keys.find(other)
     assert found is not None
@@ -87,13 +89,13 @@ def _invite(door: Door, listen_at: str, name: str | None) -> None:
     host, port = _address(listen_at)
     with listen(host, port) as listener:
         at = f"{_shown(host)}:{listener.getsockname()[1]}"
-        click.echo(f"waiting for {WAIT_S / 60:.0f} minutes; on the other machine say:", err=True)
+        click.echo(f"waiting for {WAIT_S / 60:.0f} minutes; on the other machine run:", err=True)
 
         shown: list[str] = []
 
         def show(code: str) -> None:
             if shown:
-                click.echo("somebody tried a wrong code, so the one above is worth nothing now; say:", err=True)
+                click.echo("a wrong code was tried, so the one above is no longer valid; run instead:", err=True)
             shown.append(code)
             click.echo(f"tpi pair {at} {code}")
 
@@ -101,14 +103,14 @@ def _invite(door: Door, listen_at: str, name: str | None) -> None:
 
 
 def _shown(host: str) -> str:
-    """An address under which others may reach this machine, for one that stands for all of them."""
+    """Return `host`, or if it is a wildcard, an address at which other machines may reach this one."""
     if host not in ("0.0.0.0", "::", "[::]"):
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # nothing is sent: the system picks the interface
             return str(probe.getsockname()[0])
-        except OSError:  # no way out of this network, as where a cable joins two machines
+        except OSError:  # no default route, for example if a cable joins two machines
             return _first_address() or socket.gethostname()
 
 
@@ -126,7 +128,7 @@ def _address(text: str) -> tuple[str, int]:
     if not separator or (text.startswith("[") and text.endswith("]")):
         return text, PORT
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address; write HOST or HOST:PORT, for example 192.168.1.7:{PORT}")
+        raise UsageError(f"{text!r} is not an address; write HOST or HOST:PORT, for example 192.168.1.7:{PORT}")
     return host, int(port)
 
 

@@ -1,4 +1,7 @@
-"""Who may come in from other machines, and with which key this one goes out: what `tpi.net.sockets.Net` decides by."""
+"""Access policy of a process: which keys may connect, and which key it connects with.
+
+`tpi.net.sockets.Net` asks it about each connection to or from another machine.
+"""
 
 import ipaddress
 import logging
@@ -15,20 +18,20 @@ log = logging.getLogger(__name__)
 
 
 def leaves_machine(host: str) -> bool:
-    """Whether who listens at, or connects to, `host` is to be reached from other machines."""
+    """Return True unless `host` is a loopback address or `localhost`."""
     bare = host.strip("[]")
     if bare == "localhost":
         return False
     try:
         return not ipaddress.ip_address(bare.partition("%")[0]).is_loopback
     except ValueError:
-        return True  # a name: whatever it means
+        return True  # a host name, which may be any machine
 
 
 class Door:
-    """One process's lock. Its own key is always let in: who has it can read this machine's files anyway.
+    """The access policy of one process. Its methods may be called by any thread.
 
-    Its methods may be called by any thread.
+    The machine's own key is always admitted, because its owner can read this machine's files anyway.
     """
 
     def __init__(
@@ -37,12 +40,15 @@ class Door:
         outside: Callable[[str], bool] = leaves_machine,
         locked: bool = True,
     ) -> None:
-        """`folder` has the keys (None: the user's own). `outside` says which hosts need one; unlocked: none does."""
+        """Create a policy from the keys in `folder` (None: the user's own).
+
+        `outside(host)` returns True if connections with `host` need keys. If `locked` is False, no connection does.
+        """
         self._folder = folder
         self.locked = locked
-        self.guests: frozenset[bytes] = frozenset()  # whom a paired master introduces, for sums alone
+        self.guests: frozenset[bytes] = frozenset()  # keys introduced by a paired master, for the collective plane only
         self._outside = outside
-        self._said = ""  # why nobody was trusted when it was last found out
+        self._said = ""  # the last reason logged for trusting no key
 
     @cached_property
     def folder(self) -> Path:
@@ -55,40 +61,40 @@ class Door:
 
     @cached_property
     def identity(self) -> Identity:
-        """This machine's key pair. Raises UsageError if it cannot be read or made."""
+        """The key pair of this machine. Raises UsageError if it cannot be read or made."""
         return load_identity(self.folder)
 
     @property
     def keys(self) -> TrustedKeys:
-        """Who is trusted now; nobody where the file is damaged or cannot be read, which is said once."""
+        """The keys that are trusted now; none if the file is damaged or cannot be read. The reason is logged once."""
         try:
             return self._ring.read()
         except UsageError as error:
             if self._said != str(error):
                 self._said = str(error)
-                log.warning("nobody is trusted: %s", error)
+                log.warning("no other machine is trusted: %s", error)
             return TrustedKeys()
 
     def guards(self, host: str) -> bool:
-        """Whether connections from or to `host` need keys."""
+        """Return True if connections from or to `host` need keys."""
         return self.locked and self._outside(host)
 
     def admits(self, key: bytes, sums: bool = False) -> bool:
-        """Whether the owner of `key` may connect now; with `sums`, to the plane on which nodes sum."""
+        """Return True if the owner of `key` may connect now; with `sums`, to the collective plane."""
         return self._admits(self.keys, key, sums)
 
     def trusted(self, host: str) -> tuple[bytes, ...]:
-        """The keys of whom may be met at `host`, likely ones first: this machine's own, too."""
+        """Return the keys that a machine at `host` may have, likely ones first. This machine's own key is the last."""
         paired = sorted(self.keys.paired, key=lambda one: (one.host != host.strip("[]"), -one.since))
         return (*(one.key for one in paired), self.identity.public)
 
     def name_of(self, key: bytes) -> str:
-        """What a paired machine is called; empty if it is not paired."""
+        """Return the name of a paired machine; empty if `key` is not paired."""
         found = self.keys.find(key)
         return found.name if found else ""
 
     def any_refused(self, keys: Iterable[bytes], sums: bool = True) -> bool:
-        """Whether the owner of one of `keys` may not connect any more: not even to sum, or not to another plane."""
+        """Return True if at least one of `keys` may not connect; with `sums`, not even to the collective plane."""
         trusted = self.keys
         return any(key and not self._admits(trusted, key, sums) for key in keys)
 

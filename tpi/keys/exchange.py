@@ -1,6 +1,6 @@
-"""Two machines swap their keys over a short code: SPAKE2 (RFC 9382), so that a code is good for one guess and no more.
+"""Exchange of two machines' keys, protected by a short code: SPAKE2 (RFC 9382). A code is good for one guess.
 
-Who guesses wrong learns nothing but that, and who listens learns nothing at all. Both sides have to prove that they
+A wrong guess reveals only that it was wrong, and an eavesdropper learns nothing. Both sides have to prove that they
 know the code before either trusts the other's key:
 
     guest -> host: its SPAKE2 message
@@ -28,48 +28,50 @@ _GREETING = b"tpi pairs 1\n"
 _DONE = b"done"
 _CODE_DIGITS = 6
 _PROOF_BYTES = 32
-_MOST_BYTES = 2048  # of one message
-_LASTS_S = 20.0  # all of an exchange, however slowly the other end sends
-_FIRST_S = 2.0  # until a guest has said its first words, all of which it has when it connects
+_MOST_BYTES = 2048  # limit of one message
+_LASTS_S = 20.0  # limit of a whole exchange, however slowly the other end sends
+_FIRST_S = 2.0  # limit of the guest's first message, which a guest sends as soon as it is connected
 
 
 @dataclass(frozen=True)
 class Introduced:
-    """A machine that has proved to know the code."""
+    """The key and name of a machine that has proved that it knows the code."""
 
     key: bytes
     name: str
 
 
 def new_code() -> str:
-    """Six digits, for example `482-193`."""
+    """Return a new code of six digits, for example `482-193`."""
     digits = f"{secrets.randbelow(10**_CODE_DIGITS):0{_CODE_DIGITS}}"
     return f"{digits[:3]}-{digits[3:]}"
 
 
 def require_code(code: str) -> None:
-    """Refuse what cannot be a code before it is tried: that would cost the other side one of its guesses.
+    """Refuse text that cannot be a code before it is tried, because a try would cost the other side one of its guesses.
 
     Raises:
-        UsageError: if `code` has not six digits.
+        UsageError: if `code` does not have six digits.
     """
     if len(_digits(code)) != _CODE_DIGITS or not code.isascii():
-        raise UsageError(f"{plain(code)!r} is no code; give the {_CODE_DIGITS} digits that tpi pair shows there")
+        raise UsageError(
+            f"{plain(code)!r} is not a code; give the {_CODE_DIGITS} digits that tpi pair shows on the other machine"
+        )
 
 
 def as_guest(link: socket.socket, code: str, own: Introduced, lasts_s: float = _LASTS_S) -> Introduced:
-    """The guest's side, on a connection to the host.
+    """Run the guest's side on a connection to the host. Return the host's key and name.
 
     Raises:
-        PairingError: if the code is wrong, or the other end does something else.
-        OSError: if the connection breaks, or it takes longer than `lasts_s`.
+        PairingError: if the code is wrong, or the other end does not follow the protocol.
+        OSError: if the connection breaks, or the exchange takes longer than `lasts_s` seconds.
     """
     side = SPAKE2_A(_digits(code), idA=b"guest", idB=b"host")
-    opening, line = side.start(), _Line(link, lasts_s)  # ready by then: a host waits for it for a short while
+    opening, line = side.start(), _Line(link, lasts_s)  # computed before it is sent: a host waits only a short time
     line.greet()
     line.send(opening)
     if not line.greeted():
-        raise PairingError("something that is no tpi pair answers; give the address that tpi pair shows")
+        raise PairingError("the other end is not tpi pair; give the address that tpi pair shows")
     shared = _finish(side, line.receive())
     line.send(_proved(shared, b"guest", own))
     try:
@@ -81,14 +83,16 @@ def as_guest(link: socket.socket, code: str, own: Introduced, lasts_s: float = _
 
 
 def as_host(link: socket.socket, code: str, own: Introduced, lasts_s: float = _LASTS_S) -> Introduced:
-    """The host's side, on a connection of a guest. Errors as `as_guest`; after one about the code it is spent.
+    """Run the host's side on a connection from a guest. Return the guest's key and name.
 
     Raises:
-        WrongCodeError: if the guest guessed wrong.
+        WrongCodeError: if the guest guessed wrong. The code must not be used again.
+        PairingError: if the other end does not follow the protocol.
+        OSError: if the connection breaks, or the exchange takes longer than `lasts_s` seconds.
     """
     first, side = _Line(link, min(_FIRST_S, lasts_s)), SPAKE2_B(_digits(code), idA=b"guest", idB=b"host")
     if not first.greeted():
-        raise PairingError("somebody connects who does not pair")
+        raise PairingError("a program that is not tpi pair has connected")
     theirs, line = first.receive(), _Line(link, lasts_s)
     line.greet()
     line.send(side.start())
@@ -96,12 +100,12 @@ def as_host(link: socket.socket, code: str, own: Introduced, lasts_s: float = _L
     guest = _checked(shared, b"guest", line.receive())
     line.send(_proved(shared, b"host", own))
     if line.receive() != _DONE:
-        raise PairingError("the other machine broke off")
+        raise PairingError("the other machine ended the connection before pairing was complete")
     return guest
 
 
 class WrongCodeError(PairingError):
-    """The other end does not know the code."""
+    """Raised if the other end does not know the code."""
 
 
 def _digits(code: str) -> bytes:
@@ -112,7 +116,7 @@ def _finish(side: SPAKE2_A | SPAKE2_B, theirs: bytes) -> bytes:
     try:
         return bytes(side.finish(theirs))
     except (SPAKEError, ValueError, AssertionError) as error:
-        raise PairingError("the other end sends nonsense in place of a key exchange") from error
+        raise PairingError("the other end sent an invalid SPAKE2 message") from error
 
 
 def _proved(shared: bytes, side: bytes, one: Introduced) -> bytes:
@@ -130,12 +134,15 @@ def _checked(shared: bytes, side: bytes, message: bytes) -> Introduced:
         raise WrongCodeError("a wrong code was tried")
     key, name = said[:KEY_BYTES], said[KEY_BYTES:]
     if len(key) != KEY_BYTES:
-        raise PairingError("the other end has no whole key")
+        raise PairingError("the other end sent an incomplete key")
     return Introduced(key, plain(name.decode(errors="replace"), NAME_CHARACTERS))
 
 
 class _Line:
-    """Messages over a connection, all of them within one time: who sends a byte now and then keeps nobody waiting."""
+    """Messages over a connection, with one deadline for all of them.
+
+    So a slow sender cannot block the other guests.
+    """
 
     def __init__(self, link: socket.socket, lasts_s: float) -> None:
         self._link, self._ends = link, time.monotonic() + lasts_s
@@ -152,19 +159,19 @@ class _Line:
     def receive(self) -> bytes:
         size = int.from_bytes(self._read(2), "big")
         if size > _MOST_BYTES:
-            raise PairingError("the other end sends too much")
+            raise PairingError(f"the other end sent a message of {size} bytes; the limit is {_MOST_BYTES}")
         return self._read(size)
 
     def _read(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
             if not (piece := self._in_time().recv(size - len(data))):
-                raise PairingError("the other end broke off")
+                raise PairingError("the other end closed the connection")
             data += piece
         return data
 
     def _in_time(self) -> socket.socket:
-        """The connection, to be waited for as long as there is time."""
+        """Return the connection with its timeout set to the time left."""
         if (left := self._ends - time.monotonic()) <= 0:
             raise TimeoutError("the other end takes too long")
         self._link.settimeout(left)

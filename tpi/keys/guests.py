@@ -1,25 +1,25 @@
-"""Who connects while one machine waits for another to pair with: whoever says nothing keeps nobody waiting."""
+"""Incoming connections while a machine waits to be paired. A silent connection does not delay the others."""
 
 import select
 import socket
 import time
 from contextlib import suppress
 
-_MOST_SILENT = 64  # connections that have said nothing yet; the oldest go first
+_MOST_SILENT = 64  # connections that have sent nothing yet; the oldest are closed first
 
 
 class Guests:
-    """Connections to a listener, served one after the other: a code is good for one guess."""
+    """Connections to a listener, handed out one after the other, because a code is good for one guess."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
-        self._silent: dict[socket.socket, str] = {}  # with their addresses, in the order in which they came
+        self._silent: dict[socket.socket, str] = {}  # connections and their addresses, oldest first
         listener.setblocking(False)
 
     def next(self, ends: float) -> tuple[socket.socket, str] | None:
-        """The first who begins to speak, and its address; the caller's from now on. None once it is `ends`.
+        """Return the next connection that has sent data, and its address. The caller must close it.
 
-        `ends` in `time.monotonic` seconds.
+        Return None once the time is `ends` (seconds of `time.monotonic`).
         """
         while (left := ends - time.monotonic()) > 0:
             ready, _, _ = select.select([self._listener, *self._silent], [], [], left)
@@ -31,13 +31,13 @@ class Guests:
         return None
 
     def close(self) -> None:
-        """Send away who is left."""
+        """Close all connections that were not returned."""
         for link in self._silent:
             link.close()
         self._silent.clear()
 
     def _let_in(self) -> None:
-        with suppress(OSError):  # it has gone again
+        with suppress(OSError):  # the connection is closed already
             link, address = self._listener.accept()
             self._silent[link] = str(address[0])
         while len(self._silent) > _MOST_SILENT:

@@ -1,4 +1,4 @@
-"""This machine's key pair: made when it is first needed, kept in a file that its owner alone can read."""
+"""The key pair of this machine: created on first use, in a file that only its owner can read."""
 
 import json
 import os
@@ -19,20 +19,22 @@ FILE = "identity.json"
 
 @dataclass(frozen=True)
 class Identity:
-    """A CurveZMQ key pair, 32 bytes each. The public half is who this machine is."""
+    """A CurveZMQ key pair, 32 bytes each. The public half identifies this machine."""
 
     public: bytes
     secret: bytes
 
     def __repr__(self) -> str:
-        return f"Identity({key_text(self.public)})"  # the secret is in no log
+        return f"Identity({key_text(self.public)})"  # keeps the secret out of logs
 
 
 def load_identity(folder: Path) -> Identity:
-    """The identity in `folder`; where there is none one is made, once, whoever else tries at the same time.
+    """Return the identity in `folder`, and create it if there is none.
+
+    Processes that create it at the same time get the same one.
 
     Raises:
-        UsageError: if the file is damaged, not a regular one, others can read it, or it cannot be made.
+        UsageError: if the file is damaged, not a regular file, readable by others, or cannot be created.
     """
     path = folder / FILE
     require_curve()
@@ -46,18 +48,18 @@ def load_identity(folder: Path) -> Identity:
             return _parsed(path, file.read())
     except OSError as error:
         raise UsageError(
-            f"cannot keep this machine's key in {path}: {error.strerror or error}; set TPI_CONFIG to another directory"
+            f"cannot store this machine's key in {path}: {error.strerror or error}; set TPI_CONFIG to another directory"
         ) from error
 
 
 def require_curve() -> None:
-    """Raises UsageError if libzmq cannot encrypt, or does it with the slow stand-in for libsodium."""
+    """Raise UsageError if libzmq cannot encrypt, or uses its slow replacement for libsodium."""
     if not zmq.has("curve") or not _has_sodium():
         raise UsageError("this pyzmq comes without libsodium; install its wheel: pip install --force-reinstall pyzmq")
 
 
 def _has_sodium() -> bool:
-    """Whether libzmq uses libsodium, where the system says what a process has loaded (Linux); else it is taken to."""
+    """Return True if libzmq uses libsodium. On systems other than Linux, which do not tell, return True."""
     try:
         return "sodium" in Path("/proc/self/maps").read_text()
     except OSError:
@@ -65,7 +67,7 @@ def _has_sodium() -> bool:
 
 
 def _make(path: Path) -> None:
-    from tempfile import mkstemp  # once in the life of a machine
+    from tempfile import mkstemp  # imported here because it is needed only once per machine
 
     public, secret = map(z85.decode, zmq.curve_keypair())
     fields = {"version": 1, "public": key_text(public), "secret": key_text(secret)}
@@ -76,7 +78,7 @@ def _make(path: Path) -> None:
             json.dump(fields, file)
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):  # somebody else was first: theirs is the identity
+        with suppress(FileExistsError):  # another process was first: its key pair is the identity
             os.link(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -84,7 +86,9 @@ def _make(path: Path) -> None:
 
 def _require_private(path: Path, mode: int) -> None:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise UsageError(f"others can read this machine's secret key; say chmod 600 {path}, or remove it and pair anew")
+        raise UsageError(
+            f"other users can read this machine's secret key; run chmod 600 {path}, or remove it and pair again"
+        )
 
 
 def _parsed(path: Path, text: bytes) -> Identity:

@@ -1,4 +1,7 @@
-"""`tpi pair`'s two sides: one machine shows a code and waits for the other, which types it in. Both keep the keys."""
+"""The two sides of `tpi pair`.
+
+One machine shows a code and waits; on the other the user types it. Both store the keys.
+"""
 
 import socket
 import time
@@ -14,26 +17,27 @@ from tpi.text import plain
 
 PORT = 9993
 WAIT_S = 300.0  # for the other machine
-_MOST_GUESSES = 3  # wrong ones; each had a code of its own
+_MOST_GUESSES = 3  # wrong guesses; each has its own code
 _CONNECT_S = 10.0
-_GUEST_S = 5.0  # for one who connects; others wait meanwhile
+_GUEST_S = 5.0  # for one connection; others wait meanwhile
 _GUESSING = (
-    f"{_MOST_GUESSES} wrong codes were tried; if that was not you, somebody in this network is guessing: pair elsewhere"
+    f"{_MOST_GUESSES} wrong codes were tried; if you did not type them, another machine in this network is guessing: "
+    "pair in another network"
 )
 
 Show = Callable[[str], None]
 
 
 def own_introduction(door: Door, name: str = "") -> Introduced:
-    """What this machine says of itself."""
+    """Return this machine's key and name, as they are sent to the other machine."""
     return Introduced(door.identity.public, plain(name or socket.gethostname(), 64))
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket on which to wait for the other machine; a free port where the usual one is taken.
+    """Return a socket that listens for the other machine. If the usual port is taken, use a free one.
 
     Raises:
-        UsageError: if the address cannot be had.
+        UsageError: if the address cannot be used.
     """
     try:
         return _server(host, port)
@@ -49,10 +53,10 @@ def _server(host: str, port: int) -> socket.socket:
 
 
 def invite(listener: socket.socket, door: Door, own: Introduced, show: Show, wait_s: float = WAIT_S) -> PairedKey:
-    """Wait for the other machine under a code, which is shown; each wrong guess makes a new one.
+    """Wait for the other machine, with a code passed to `show`. Each wrong guess makes a new code.
 
     Raises:
-        PairingError: if nobody came in time, or guesses were wrong again and again.
+        PairingError: if no machine came within `wait_s` seconds, or too many guesses were wrong.
     """
     ends, guesses, code = time.monotonic() + wait_s, 0, new_code()
     show(code)
@@ -68,33 +72,37 @@ def invite(listener: socket.socket, door: Door, own: Introduced, show: Show, wai
                         raise PairingError(_GUESSING) from None
                     show(code)
                 except (PairingError, OSError):
-                    continue  # a stranger, or a connection that broke: nothing was guessed
-    raise PairingError(f"nobody came within {wait_s:.0f} s; start tpi pair again when the other machine is ready")
+                    continue  # another program, or a broken connection: no code was tried
+    raise PairingError(
+        f"no machine connected within {wait_s:.0f} s; start tpi pair again when the other machine is ready"
+    )
 
 
 def accept(host: str, port: int, code: str, door: Door, own: Introduced) -> PairedKey:
-    """Go to a machine that waits under `code`, and keep its key.
+    """Connect to a machine that waits with `code`, and store its key.
 
     Raises:
-        UsageError: if it cannot be a code, or `host` cannot be a name.
-        PairingError: if the code is wrong, or nobody waits there.
+        UsageError: if `code` cannot be a code, or `host` cannot be a host name.
+        PairingError: if the code is wrong, or the machine cannot be reached.
     """
     require_code(code)
     try:
         with socket.create_connection((host.strip("[]"), port), _CONNECT_S) as link:
             return _keep(door, as_guest(link, code, own), host.strip("[]"))
-    except UnicodeError:  # what Python says of labels that are empty or too long
-        raise UsageError(f"{host!r} is no name or address; give the one that tpi pair shows there") from None
+    except UnicodeError:  # raised by Python for host names with empty or overlong labels
+        raise UsageError(
+            f"{host!r} is not a host name or address; give the one that tpi pair shows on the other machine"
+        ) from None
     except OSError as error:
         raise PairingError(
-            f"{host}:{port} cannot be reached ({error.strerror or error}); run tpi pair there, and give the address "
-            "that it shows"
+            f"{host}:{port} cannot be reached ({error.strerror or error}); run tpi pair on that machine, and give the "
+            "address that it shows"
         ) from error
 
 
 def _keep(door: Door, other: Introduced, host: str) -> PairedKey:
     if other.key == door.identity.public:
-        raise PairingError("that is this machine itself, which trusts its own key anyway")
+        raise PairingError("the other machine has this machine's own key, which needs no pairing")
     KeyRing(door.folder).pair(PairedKey(other.name, other.key, host))
     found = door.keys.find(other.key)
     assert found is not None

@@ -1,4 +1,4 @@
-"""The keys of other machines that this one trusts: paired once, until revoked. One file, changed as a whole."""
+"""The keys of other machines that this one trusts, in one file that is replaced as a whole."""
 
 import fcntl
 import json
@@ -22,7 +22,10 @@ FILE = "keys.json"
 
 @dataclass(frozen=True)
 class PairedKey:
-    """A machine that this one trusts. `host` is where it was when they were paired, `since` seconds since 1970."""
+    """A machine that this one trusts.
+
+    `host` is its address when it was paired, `since` the time in seconds since 1970.
+    """
 
     name: str
     key: bytes
@@ -32,18 +35,21 @@ class PairedKey:
 
 @dataclass(frozen=True)
 class TrustedKeys:
-    """What the file says."""
+    """The content of the key file."""
 
     paired: tuple[PairedKey, ...] = ()
     revoked: frozenset[bytes] = frozenset()
 
     def find(self, key: bytes) -> PairedKey | None:
-        """The paired machine of this key."""
+        """Return the paired machine that owns `key`, or None."""
         return next((one for one in self.paired if one.key == key), None)
 
 
 class KeyRing:
-    """The keys in a folder, read again whenever the file has changed. Several processes and threads may use one."""
+    """The keys in a folder, read again whenever the file has changed.
+
+    Several processes and threads may use one folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -51,10 +57,10 @@ class KeyRing:
         self._keys = TrustedKeys()
 
     def read(self) -> TrustedKeys:
-        """What the file says now.
+        """Return the keys that are in the file now.
 
         Raises:
-            UsageError: if it is damaged or cannot be read; nobody is trusted then.
+            UsageError: if the file is damaged or cannot be read.
         """
         try:
             self._look()
@@ -62,7 +68,7 @@ class KeyRing:
             self._stamp, self._keys = None, TrustedKeys()
         except OSError as error:
             raise UsageError(
-                f"{self.path} cannot be read: {error.strerror or error}; let it be read, or have TPI_CONFIG name "
+                f"{self.path} cannot be read: {error.strerror or error}; make it readable, or set TPI_CONFIG to "
                 "another directory"
             ) from error
         return self._keys
@@ -77,7 +83,7 @@ class KeyRing:
             self._keys, self._stamp = keys, stamp
 
     def pair(self, one: PairedKey) -> None:
-        """Trust a key, instead of what was under the same key; it is revoked no more.
+        """Trust a key. It replaces an entry with the same key, and the key is no longer revoked.
 
         Raises:
             UsageError: if the file is damaged or cannot be written.
@@ -88,10 +94,10 @@ class KeyRing:
             self._write(TrustedKeys((*others, named), keys.revoked - {one.key}))
 
     def revoke(self, which: str) -> PairedKey:
-        """Trust a machine no more, by its name or the beginning of its key; returns which it was.
+        """Stop trusting the machine named `which`, a name or the first characters of a key. Return its entry.
 
         Raises:
-            UsageError: if none or several are meant, or the file cannot be written.
+            UsageError: if no machine or several match, or the file cannot be written.
         """
         with self._changing() as keys:
             found = _found(keys, which)
@@ -100,7 +106,7 @@ class KeyRing:
 
     @contextmanager
     def _changing(self) -> Iterator[TrustedKeys]:
-        """What the file says, while nobody else changes it."""
+        """Lock the file against other processes for the block, and yield its content."""
         try:
             make_private(self.path.parent)
             lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -111,8 +117,8 @@ class KeyRing:
                 os.close(lock)
         except OSError as error:
             raise UsageError(
-                f"cannot write {self.path}: {error.strerror or error}; look at its directory, or have "
-                "TPI_CONFIG name another"
+                f"cannot write {self.path}: {error.strerror or error}; make its directory writable, or set TPI_CONFIG "
+                "to another one"
             ) from error
 
     def _write(self, keys: TrustedKeys) -> None:
@@ -136,7 +142,7 @@ def _paired(fields: dict[str, Any]) -> PairedKey:
 
 
 def _free_name(name: str, others: tuple[PairedKey, ...]) -> str:
-    """`name`, with a number if another machine has it."""
+    """Return `name`, with a number appended if another machine has it."""
     taken = {one.name for one in others}
     names = (name, *(f"{name} {number}" for number in range(2, len(taken) + 3)))
     return next(one for one in names if one not in taken)
@@ -150,5 +156,5 @@ def _found(keys: TrustedKeys, which: str) -> PairedKey:
     if len(found) == 1:
         return found[0]
     known = ", ".join(f"{one.name} ({short_key(one.key)})" for one in keys.paired) or "none"
-    means = "is no paired machine" if not found else "means several machines"
-    raise UsageError(f"{which!r} {means}; paired are: {known}")
+    means = "is not a paired machine" if not found else "matches several machines"
+    raise UsageError(f"{which!r} {means}; give one of these names or keys: {known}")

@@ -1,4 +1,4 @@
-"""Public keys as people read and type them: base32 in groups of four. A key is its machine's name that nobody else has.
+"""Public keys as text that people read and type: base32 in groups of four. Each machine has its own key.
 
 Keys are those of CurveZMQ (Curve25519), 32 bytes.
 """
@@ -10,26 +10,26 @@ from tpi.errors import UsageError
 
 KEY_BYTES = 32
 _GROUP = 4
-_SHORT_GROUPS = 4  # 80 bits: to tell keys apart that are known, never to trust one
-_CHARACTERS = 52  # of a whole key
+_SHORT_GROUPS = 4  # 80 bits: enough to tell known keys apart, not to trust one
+_CHARACTERS = 52  # length of a whole key
 
 
 def key_text(key: bytes) -> str:
-    """All of a key, for example `mfzw-izlo-...`: 13 groups of four."""
+    """Return a whole key as text, for example `mfzw-izlo-...`: 13 groups of four characters."""
     text = base64.b32encode(key).decode().rstrip("=").lower()
     return "-".join(text[at : at + _GROUP] for at in range(0, len(text), _GROUP))
 
 
 def short_key(key: bytes) -> str:
-    """The first groups of a key, to recognise it by."""
+    """Return the first four groups of a key, by which it can be recognised."""
     return "-".join(key_text(key).split("-")[:_SHORT_GROUPS])
 
 
 def parse_key(text: str) -> bytes:
-    """The key that `key_text` wrote; groups and capitals do not matter.
+    """Return the key that `key_text` wrote. Grouping and capitals do not matter.
 
     Raises:
-        UsageError: if it is no whole key.
+        UsageError: if `text` is not a whole key.
     """
     letters = text.strip().replace("-", "").replace(" ", "").upper()
     try:
@@ -39,4 +39,4 @@ def parse_key(text: str) -> bytes:
                 return key
     except (binascii.Error, ValueError):
         pass
-    raise UsageError(f"{text!r} is not a whole key; copy all 13 groups of what tpi keys show prints on that machine")
+    raise UsageError(f"{text!r} is not a whole key; copy all 13 groups that tpi keys show prints on that machine")

@@ -104,7 +104,7 @@ def test_a_code_is_good_for_one_guess(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", ["12345", "1234567", "", "abc-def", "٤٨٢-١٩٣"])
 def test_what_cannot_be_a_code_costs_no_guess(tmp_path: Path, code: str) -> None:
     with waiting(tmp_path / "here") as host:
-        with pytest.raises(UsageError, match="is no code; give the 6 digits"):
+        with pytest.raises(UsageError, match="is not a code; give the 6 digits"):
             guess(host, tmp_path / "there", code)
         guess(host, tmp_path / "there", host.code())
     assert len(host.codes) == 1
@@ -162,7 +162,7 @@ def test_a_dripping_client_delays_no_other(
 
 def test_what_cannot_be_a_name_is_said_so(tmp_path: Path) -> None:
     door = Door(tmp_path)
-    with pytest.raises(UsageError, match=r"'192\.\.168\.1\.7' is no name or address"):
+    with pytest.raises(UsageError, match=r"'192\.\.168\.1\.7' is not a host name or address"):
         accept("192..168.1.7", 9993, "482-193", door, own_introduction(door))
 
 
@@ -213,7 +213,7 @@ def test_an_impostor_is_not_trusted(tmp_path: Path, answer: bytes) -> None:
 def test_no_worker_comes(tmp_path: Path) -> None:
     with waiting(tmp_path, wait_s=0.1) as host:
         pass
-    assert "nobody came" in str(host.problem)
+    assert "no machine connected" in str(host.problem)
     door = Door(tmp_path)
     with pytest.raises(PairingError, match="cannot be reached"):
         accept("127.0.0.1", host.port, "123456", door, own_introduction(door))

@@ -63,7 +63,7 @@ def test_the_secret_is_for_its_owner_alone_and_in_no_log(tmp_path: Path) -> None
     assert key_text(made.secret) in path.read_text()
     assert key_text(made.secret) not in repr(made)
     path.chmod(0o640)
-    with pytest.raises(UsageError, match=r"others can read.*chmod 600"):
+    with pytest.raises(UsageError, match=r"other users can read.*chmod 600"):
         load_identity(tmp_path)
 
 

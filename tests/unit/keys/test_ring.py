@@ -40,7 +40,7 @@ def test_an_ambiguous_key_is_not_revoked(tmp_path: Path) -> None:
     one, two = bytes(31) + b"\1", bytes(31) + b"\2"
     ring.pair(PairedKey("a", one))
     ring.pair(PairedKey("b", two))
-    for which, problem in (("c", "no paired machine"), ("aaaa", "means several"), ("", "no paired machine")):
+    for which, problem in (("c", "not a paired machine"), ("aaaa", "matches several"), ("", "not a paired machine")):
         with pytest.raises(UsageError, match=problem):
             ring.revoke(which)
     assert ring.revoke(key_text(two)[:63]).name == "b"

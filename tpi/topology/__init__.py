@@ -1,1 +1,1 @@
-"""What a home is made of, the files that say so, and what its links carry."""
+"""The model of a home network: its devices and links, the files that describe them, and the links' speeds."""

@@ -1,4 +1,7 @@
-"""Topology files: YAML, read strictly. A complaint names the file, the line and the field. Schema: docs/testbed.md."""
+"""Parser of topology files: YAML, read strictly.
+
+Errors name the file, the line and the field. Schema: docs/testbed.md.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +16,11 @@ from tpi.topology.topology import UNLIMITED, Host, HostLink, Router, Topology
 from tpi.topology.units import parse_disk, parse_percent, parse_rate, parse_time
 
 T = TypeVar("T")
-_NODE_NAME = 15  # characters, so that it also fits where the kernel names interfaces
+_NODE_NAME = 15  # characters; the longest name that the kernel allows for a network interface
 
 
 class Section:
-    """One YAML mapping being read: `take` each known field, then `finish` to refuse the rest."""
+    """One YAML mapping being read: `take` each known field, then call `finish` to refuse all others."""
 
     def __init__(self, node: yaml.Node, file: str, where: str) -> None:
         self.file, self.where, self.line = file, where, node.start_mark.line + 1
@@ -29,27 +32,27 @@ class Section:
             raise self.error(node, f"{where} must be a mapping of fields to values")
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise self.error(key, f"{where} has a field whose name is no plain text")
+                raise self.error(key, f"{where} has a field whose name is not a plain text")
             if key.value in self._fields:
                 raise self.error(key, f"{where} has the field {key.value!r} twice")
             self._fields[str(key.value)] = value
 
     def error(self, node: yaml.Node | None, sentence: str) -> UsageError:
-        """The exception to raise about `node`, or about the whole section."""
+        """Return the exception to raise about `node`, or about the whole section."""
         line = self.line if node is None else node.start_mark.line + 1
         return UsageError(f"{self.file}, line {line}: {sentence}")
 
     def names(self) -> list[str]:
-        """Names of the fields, in file order, for sections whose names the user chooses."""
+        """Return the names of the fields in file order, for sections whose names the user chooses."""
         return list(self._fields)
 
     def node(self, name: str) -> yaml.Node | None:
-        """The raw value of a field, None if it is absent."""
+        """Return the raw value of a field, or None if it is absent."""
         self._known.append(name)
         return self._fields.get(name)
 
     def take(self, name: str, parse: Callable[[str], T]) -> T | None:
-        """The parsed value of a field, None if it is absent."""
+        """Return the parsed value of a field, or None if it is absent."""
         node = self.node(name)
         if node is None:
             return None
@@ -61,28 +64,30 @@ class Section:
             raise self.error(node, f"{self.where}: {name!r}: {error}") from error
 
     def finish(self) -> None:
-        """Raise UsageError for the first field that nobody asked about."""
+        """Raise UsageError for the first field that was neither taken nor looked up."""
         for name, node in self._fields.items():
             if name not in self._known:
                 raise self.error(node, f"{self.where} has no field {name!r}; it has {', '.join(self._known)}")
 
 
 def shipped() -> dict[str, Path]:
-    """Names and files of the topologies that come with TPI."""
+    """Return the names and files of the topologies that come with TPI."""
     folder = Path(__file__).parent / "shipped"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def load_topology(file: str) -> Topology:
-    """Read the topology at a path, or the shipped one of that name.
+    """Read the topology at a path, or the shipped one with that name.
 
     Raises:
-        UsageError: if there is no such file, or if it does not follow the schema; the line and field are named.
+        UsageError: if there is no such file, or it does not follow the schema. The message names line and field.
     """
     path = user_path(file)
     if not path.is_file():
         if file not in shipped():
-            raise UsageError(f"{file} is no file and no shipped topology; shipped are {', '.join(shipped())}")
+            raise UsageError(
+                f"{file} is neither a file nor a shipped topology; give a file or one of {', '.join(shipped())}"
+            )
         path = shipped()[file]
     try:
         text = path.read_text(encoding="utf-8")
@@ -92,7 +97,13 @@ def load_topology(file: str) -> Topology:
 
 
 def parse_topology(text: str, file: str, name: str) -> Topology:
-    """The topology written in `text`; `file` is what errors call it, `name` its name unless it has one."""
+    """Return the topology that `text` describes.
+
+    `file` is the name used in errors, `name` the topology's name if `text` gives none.
+
+    Raises:
+        UsageError: if `text` does not follow the schema.
+    """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -100,7 +111,7 @@ def parse_topology(text: str, file: str, name: str) -> Topology:
         line = mark.line + 1 if mark else 1
         raise UsageError(f"{file}, line {line}: not YAML: {getattr(error, 'problem', None) or error}") from error
     if root is None:
-        raise UsageError(f"{file} is empty; a topology has devices and links")
+        raise UsageError(f"{file} is empty; a topology needs devices, and links between them")
     top = Section(root, file, "the topology")
     about, name = top.take("about", str) or "", top.take("name", str) or name
     defaults = _subsection(top, "defaults")
@@ -133,11 +144,11 @@ _START = yaml.Mark("", 0, 0, 0, "", 0)
 
 
 def _named(parent: Section, name: str) -> Section:
-    """The section of a device or router, after checking its name."""
+    """Return the section of a device or router, after checking its name."""
     node = parent.node(name)
     assert node is not None  # the name came from the section's own keys
     if len(name) > _NODE_NAME or not name.replace("-", "").replace("_", "").isalnum():
-        raise parent.error(node, f"{name!r} is no good name: letters, digits, - and _, {_NODE_NAME} at most")
+        raise parent.error(node, f"{name!r} is not a valid name; use at most {_NODE_NAME} letters, digits, - and _")
     return Section(node, parent.file, repr(name))
 
 
@@ -171,7 +182,7 @@ def _links(top: Section, default: HostLink, names: set[str]) -> tuple[HostLink, 
         link = _link(section, _ends(section, names), default)
         if link.jitter > link.latency:
             raise section.error(
-                item, f"{section.where}: 'jitter' exceeds 'latency': packets would come before they left"
+                item, f"{section.where}: 'jitter' exceeds 'latency': packets would arrive before they are sent"
             )
         links.append(link)
     return tuple(links)
@@ -183,7 +194,7 @@ def _ends(section: Section, names: set[str]) -> tuple[str, str]:
         raise section.error(node, f"{section.where} needs 'between', a list of the two ends")
     for end in node.value:
         if end.value not in names:
-            raise section.error(end, f"{section.where} ends at {end.value!r}, which is no device or router here")
+            raise section.error(end, f"{section.where} ends at {end.value!r}, which is not a device or router here")
     first, second = (str(end.value) for end in node.value)
     if first == second:
         raise section.error(node, f"{section.where} leads from {first!r} to itself")
@@ -215,5 +226,5 @@ def _bandwidth(text: str) -> float:
 def _cores(text: str) -> float:
     cores = float(text)
     if not 0.01 <= cores <= 4096:
-        raise ValueError(f"{text} is no number of cores between 0.01 and 4096")
+        raise ValueError(f"{text} is not a number of cores between 0.01 and 4096")
     return cores

@@ -1,7 +1,7 @@
-"""What an emulated home is made of: devices, routers, links, and the path that a packet takes between two devices.
+"""Data model of an emulated home: devices, routers, links, and the path that a packet takes between two devices.
 
-Nothing here touches the machine. Files are read by `tpi.topology.schema`; benchmarks may build a
-`Topology` themselves.
+Nothing in this module touches the machine. `tpi.topology.schema` reads files; benchmarks may construct a `Topology`
+directly.
 """
 
 from collections import deque
@@ -19,17 +19,20 @@ MAX_DEVICES = 64
 
 @dataclass(frozen=True)
 class Host:
-    """A machine at home. None means as much as the real one has."""
+    """A device. None means as much as the real machine has."""
 
     name: str
     cpu: float | None = None  # cores
     memory: int | None = None  # bytes, page cache included
-    disk: float | None = None  # bytes per second read, and as much written
+    disk: float | None = None  # bytes per second, for reading and for writing
 
 
 @dataclass(frozen=True)
 class Router:
-    """A forwarding box. With `shared`, all its links take turns on one medium of that rate, as on one Wi-Fi channel."""
+    """A forwarding node.
+
+    With `shared`, all its links take turns on one medium of that rate, as on one Wi-Fi channel.
+    """
 
     name: str
     shared: float | None = None  # bits per second
@@ -37,14 +40,14 @@ class Router:
 
 @dataclass(frozen=True)
 class HostLink:
-    """A full-duplex cable or radio link between two devices or routers; each figure holds in each direction."""
+    """A full-duplex cable or radio link between two devices or routers. Each figure applies to each direction."""
 
     ends: tuple[str, str]
     bandwidth: float = UNLIMITED  # bits per second
     latency: float = 0.0  # one way, seconds
-    jitter: float = 0.0  # seconds: the delay is uniform in latency +- jitter, packets stay in order
-    loss: float = 0.0  # fraction of packets
-    queue: float = 0.5  # seconds of traffic that the sending end buffers before it drops
+    jitter: float = 0.0  # seconds; the delay is uniform in latency +- jitter, packets stay in order
+    loss: float = 0.0  # fraction of packets lost
+    queue: float = 0.5  # seconds of traffic that the sending end buffers before it drops packets
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class Topology:
     """Devices (the first one is the master), routers and links. Checked when constructed.
 
     Raises:
-        UsageError: on duplicate or unknown names, more than `MAX_DEVICES` devices, or a device that is cut off.
+        UsageError: if a name is unknown or used twice, there are more than `MAX_DEVICES` devices, or two devices have
+            no path between them.
     """
 
     name: str
@@ -76,10 +80,14 @@ class Topology:
             raise UsageError(f"{self.name}: a topology has 1 to {MAX_DEVICES} devices, this one {len(self.devices)}")
         names = self.nodes
         if twice := {name for name in names if names.count(name) > 1}:
-            raise UsageError(f"{self.name}: {sorted(twice)[0]!r} is defined twice; each has a name of its own")
+            raise UsageError(
+                f"{self.name}: {sorted(twice)[0]!r} is defined twice; give each device and router its own name"
+            )
         for link in self.links:
             if unknown := set(link.ends) - set(names):
-                raise UsageError(f"{self.name}: a link ends at {sorted(unknown)[0]!r}, no device or router here")
+                raise UsageError(
+                    f"{self.name}: a link ends at {sorted(unknown)[0]!r}, which is not a device or router here"
+                )
         paths = {(a.name, b.name): self._search(a.name, b.name) for a, b in permutations(self.devices, 2)}
         object.__setattr__(self, "_paths", paths)
 
@@ -89,14 +97,14 @@ class Topology:
         return [device.name for device in self.devices] + [router.name for router in self.routers]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON."""
+        """Return the topology as plain types for JSON."""
         fields = asdict(self)
         del fields["_paths"]
         return fields
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Topology":
-        """Inverse of `to_dict`."""
+        """Return the topology that `to_dict` converted."""
         return cls(
             fields["name"],
             tuple(Host(**device) for device in fields["devices"]),
@@ -106,11 +114,15 @@ class Topology:
         )
 
     def address(self, device: str) -> str:
-        """IPv4 address of `device`: 10.77.0.1 for the first one."""
+        """Return the IPv4 address of `device`: 10.77.0.1 for the first one."""
         return f"{SUBNET}.{[d.name for d in self.devices].index(device) + 1}"
 
     def device(self, name: str) -> Host:
-        """Raises UsageError, listing the names, if there is none called `name`."""
+        """Return the device called `name`.
+
+        Raises:
+            UsageError: if there is none with this name. The message lists the names.
+        """
         for device in self.devices:
             if device.name == name:
                 return device
@@ -118,19 +130,22 @@ class Topology:
         raise UsageError(f"there is no device {name!r} in topology {self.name}; it has {known}")
 
     def path(self, source: str, target: str) -> tuple[Hop, ...]:
-        """The hops between two devices: the fewest there are."""
+        """Return the hops between two devices on the path with the fewest hops."""
         return self._paths[source, target]
 
     def latency(self, source: str, target: str) -> float:
-        """One-way seconds from device to device: the sum over the hops."""
+        """Return the one-way latency between two devices in seconds: the sum over the hops."""
         return sum(hop.link.latency for hop in self.path(source, target))
 
     def jitter(self, source: str, target: str) -> float:
-        """The largest deviation from `latency`, seconds."""
+        """Return the largest deviation from `latency`, in seconds."""
         return sum(hop.link.jitter for hop in self.path(source, target))
 
     def bandwidth(self, source: str, target: str) -> float:
-        """Bits per second between two devices: the slowest hop; a shared medium divided by the times it is crossed."""
+        """Return the bandwidth between two devices in bits per second: that of the slowest hop.
+
+        A shared medium counts as a hop, with its rate divided by the number of hops that use it.
+        """
         path = self.path(source, target)
         rates = [hop.link.bandwidth for hop in path]
         for router in self.routers:
@@ -140,7 +155,7 @@ class Topology:
         return min(rates, default=UNLIMITED)
 
     def _search(self, source: str, target: str) -> tuple[Hop, ...]:
-        """Breadth first; devices do not forward."""
+        """Return the path found by breadth-first search. Devices do not forward."""
         forwards = {router.name for router in self.routers} | {source}
         reached: dict[str, tuple[Hop, ...]] = {source: ()}
         queue = deque([source])
@@ -153,12 +168,16 @@ class Topology:
                         reached[there] = (*reached[here], Hop(link, here, there))
                         queue.append(there)
         if target not in reached:
-            raise UsageError(f"{self.name}: no links lead from {source} to {target}")
+            raise UsageError(f"{self.name}: there is no path from {source} to {target}; add links")
         return reached[target]
 
 
 def star(name: str, devices: tuple[Host, ...], link: HostLink, shared: float | None = None) -> Topology:
-    """`devices` around one router called `router`, each on a link like `link` (its `ends` are ignored)."""
+    """Return a topology of `devices` around one router called `router`, with a link like `link` to each.
+
+    The `ends` of `link` are ignored. `shared` is the rate of the router's shared medium in bits per second, if it has
+    one.
+    """
     links = tuple(
         HostLink((device.name, "router"), link.bandwidth, link.latency, link.jitter, link.loss, link.queue)
         for device in devices

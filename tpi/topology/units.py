@@ -1,4 +1,4 @@
-"""Numbers with units as a topology file writes them: rates in bits, disk speeds in bytes, times, percentages."""
+"""Parsers for numbers with units in topology files: rates in bits, disk speeds in bytes, times, percentages."""
 
 import re
 
@@ -40,7 +40,7 @@ def parse_percent(text: str) -> float:
 
 
 def format_rate(bits: float) -> str:
-    """`300 Mbit` for 3e8, `unlimited` for infinity."""
+    """Return a rate as text: `300 Mbit` for 3e8, `unlimited` for infinity."""
     if bits == float("inf"):
         return "unlimited"
     for name, size in (("Gbit", 1e9), ("Mbit", 1e6)):
@@ -63,5 +63,5 @@ def _parse(
     unit = match.group(2)
     value = float(match.group(1)) * (factors.get(unit.lower()) or factors[unit.upper()])
     if value > most:
-        raise ValueError(f"{text!r} is beyond reason for a {kind}; write for example {examples}")
+        raise ValueError(f"{text!r} is too large for a {kind}; write for example {examples}")
     return value

@@ -50,7 +50,7 @@ def test_the_home_of_a_file(tmp_path: Path) -> None:
     assert home.machines[1].host.read == own.host.read / 2
     assert home.machines[2].memory == less_margin(16_000_000_000)
     assert home.links.between(0, 1) == Link(LOOPBACK.latency_s + 0.012, 320e6 / 8)
-    with pytest.raises(UsageError, match="no file and no shipped topology"):
+    with pytest.raises(UsageError, match="neither a file nor a shipped topology"):
         home_in_file(str(tmp_path / "none.yaml"), own, cores=8)
 
 

@@ -47,7 +47,7 @@ def test_every_field_is_read_and_defaults_apply() -> None:
         ("devices:\n  a: {disk: 80 Mbit}", 2, "'disk'"),
         ("devices: [a]", 1, "'devices' must be a mapping"),
         ("devices:\n  a:\n  a:", 3, "twice"),
-        ("devices:\n  a name: ", 2, "no good name"),
+        ("devices:\n  a name: ", 2, "not a valid name"),
         ("devices: {a: , b: }\nlinks: {a: b}", 2, "'links' must be a list"),
         ("devices: {a: , b: }\nlinks:\n  - {bandwidth: 1 Gbit}", 3, "needs 'between'"),
         ("devices: {a: , b: }\nlinks:\n  - between: [a, z]", 3, "'z'"),
@@ -69,14 +69,14 @@ def test_a_complaint_names_file_line_and_field(text: str, line: int, words: str)
 
 
 def test_devices_that_nothing_connects_are_an_error() -> None:
-    with pytest.raises(UsageError, match="no links lead from a to b"):
+    with pytest.raises(UsageError, match="no path from a to b"):
         parse_topology("devices: {a: , b: }", "bad.yaml", "bad")
     with pytest.raises(UsageError, match="is empty"):
         parse_topology("", "bad.yaml", "bad")
 
 
 def test_devices_do_not_forward() -> None:
-    with pytest.raises(UsageError, match="no links lead from a to c"):
+    with pytest.raises(UsageError, match="no path from a to c"):
         Topology("chain", (Host("a"), Host("b"), Host("c")), (HostLink(("a", "b")), HostLink(("b", "c"))))
 
 

@@ -1,1 +1,1 @@
-"""What the operating system gives and does: files, clocks, signals, cores."""
+"""Wrappers of operating system services: files, clocks, signals, memory, cores."""

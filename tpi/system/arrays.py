@@ -1,4 +1,4 @@
-"""Files of named arrays (numpy's .npz): written as a whole or not at all, refused by name where they are damaged."""
+"""Files of named arrays (numpy's .npz). They are written atomically; damaged ones are refused with their name."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ _DAMAGED = (OSError, KeyError, TypeError, ValueError, EOFError, RuntimeError)
 
 
 def save_arrays(path: Path, **arrays: npt.ArrayLike) -> None:
-    """Write arrays by their names.
+    """Write arrays under their names.
 
     Raises:
         WeightsError: if they cannot be written.
@@ -27,17 +27,19 @@ def save_arrays(path: Path, **arrays: npt.ArrayLike) -> None:
     try:
         write_atomically(path, buffer.getvalue())
     except OSError as error:
-        raise WeightsError(f"cannot write {path}: {error.strerror}; free some disk, or make it writable") from error
+        raise WeightsError(f"cannot write {path}: {error.strerror}; free disk space, or make it writable") from error
 
 
 @contextmanager
 def read_arrays(path: Path, most_bytes: int, way_out: str) -> Iterator[Mapping[str, Any]]:
-    """What `save_arrays` wrote, for a block that checks it: whatever that raises as ValueError and the like is damage.
+    """Yield the arrays that `save_arrays` wrote to `path`, for a block that checks them.
+
+    An exception raised by the block (ValueError, KeyError, TypeError, ...) counts as damage of the file.
 
     Raises:
         ModelError: naming the file and the `way_out`, if it is missing, larger than `most_bytes`, or damaged.
     """
-    from zipfile import BadZipFile  # a worker that waits needs no zip files
+    from zipfile import BadZipFile  # imported here to save memory in an idle worker
 
     try:
         if path.stat().st_size > most_bytes:

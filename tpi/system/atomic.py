@@ -1,16 +1,16 @@
-"""Files that are there as a whole or not at all."""
+"""Files that appear as a whole or not at all."""
 
 import os
 from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, readable for its owner alone; what was there stays until all is written.
+    """Write `data` to `path`, readable only for its owner. An existing file is replaced once all is written.
 
     Raises:
-        OSError: if it cannot be written; nothing is left behind then.
+        OSError: if it cannot be written. No partial file is left behind.
     """
-    from tempfile import mkstemp  # it loads what waiting for work needs nothing of
+    from tempfile import mkstemp  # imported here to save memory in an idle worker
 
     handle, name = mkstemp(prefix=f".{path.name[:32]}-", dir=path.parent)
     try:

@@ -1,4 +1,4 @@
-"""Large files over HTTP that go on where they stopped: also after an interrupt, and after the network was away."""
+"""Downloads of large files over HTTP that are resumed after an interrupt or a lost connection."""
 
 import fcntl
 import os
@@ -13,20 +13,20 @@ from pathlib import Path
 from ssl import SSLError
 from typing import BinaryIO
 
-Report = Callable[[int, int], None]  # bytes that are there, of how many
+Report = Callable[[int, int], None]  # called with the bytes received so far and in total
 _CHUNK = 1 << 20
-_TRIES = 5  # in a row that bring nothing
+_TRIES = 5  # tries in a row that may bring nothing
 _TIMEOUT_S = 30  # without a byte
-_LATER = (408, 429, 500, 502, 503, 504)  # what a server answers that may do better in a while
+_LATER = (408, 429, 500, 502, 503, 504)  # temporary failures, worth another try
 _NOTHING_LEFT = 416
 
 
 class DamagedFileError(Exception):
-    """What came does not have the expected hash."""
+    """Raised if a downloaded file does not have the expected hash."""
 
 
 def wants_more(error: OSError) -> bool:
-    """Return True if a server refused, as one does that wants credentials or certificates that only others have."""
+    """Return True if a server refused the request, or its certificate was not accepted: credentials may be needed."""
     return isinstance(error, urllib.error.HTTPError) or isinstance(getattr(error, "reason", None), SSLError)
 
 
@@ -38,21 +38,22 @@ def download(
     report: Report = lambda done, total: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Write the file at `url` to `target`; what came earlier, in `.incomplete` beside it, is not asked for again.
+    """Download the file at `url` to `target`.
 
-    Another process that does the same is waited for.
+    Bytes received earlier are in a file next to it that ends in `.incomplete`, and are not requested again. If another
+    process downloads the same file, wait for it.
 
     Args:
-        url: where the file is, http or https.
-        target: its path; it appears when all of it is there.
-        digest: its SHA-256 in hexadecimal digits; a file that has another one is downloaded anew, once.
-        headers: sent to the server of `url`, and not to those that it leads to.
-        report: called with the bytes that are there, and all; all is 0 while it is not known.
-        pause: waits for so many seconds before another try.
+        url: address of the file, http or https.
+        target: path of the file, which appears when it is complete.
+        digest: its SHA-256 in hexadecimal digits. A file with another hash is downloaded again, once.
+        headers: sent to the server of `url`, but not to servers that it redirects to.
+        report: called with the bytes received and the total; the total is 0 while it is not known.
+        pause: called with the number of seconds to wait before another try.
 
     Raises:
-        OSError: if the server cannot be reached or refuses, or the file cannot be written. What came stays.
-        DamagedFileError: if what comes does not have the hash; nothing stays.
+        OSError: if the server cannot be reached or refuses, or the file cannot be written. Received bytes are kept.
+        DamagedFileError: if the file does not have the hash. Nothing is kept.
     """
     partial = target.with_name(f"{target.name}.incomplete")
     with _locked(partial) as file:
@@ -68,11 +69,11 @@ def download(
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to append to, as the only process that does."""
+    """Open a file for appending, with a lock against other processes."""
     while True:
         with path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink:  # else another process has removed it meanwhile
+            if os.fstat(file.fileno()).st_nlink:  # else another process has removed it in the meantime
                 yield file
                 return
 
@@ -80,18 +81,18 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 def _fetch(
     request: urllib.request.Request, file: BinaryIO, digest: str, report: Report, pause: Callable[[float], None]
 ) -> None:
-    """Complete a file; start over once if it then does not have its hash."""
+    """Complete a file. Start over once if it then does not have its hash."""
     for _ in range(2):
         _fill(request, file, report, pause)
         if _digest(Path(file.name)) == digest:
             return
         file.truncate(0)
         file.seek(0)
-    raise DamagedFileError(f"what {request.full_url} sends does not have the hash {digest}")
+    raise DamagedFileError(f"the file at {request.full_url} does not have the hash {digest}")
 
 
 def _fill(request: urllib.request.Request, file: BinaryIO, report: Report, pause: Callable[[float], None]) -> None:
-    """Append the rest of a file, with tries as long as each brings something."""
+    """Append the rest of a file. Try again until `_TRIES` tries in a row bring nothing."""
     failed = 0
     while True:
         before = file.seek(0, os.SEEK_END)
@@ -111,14 +112,14 @@ def _fill(request: urllib.request.Request, file: BinaryIO, report: Report, pause
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return True for a failure of the network, or of a server that may be better in a while."""
+    """Return True for a failure of the network, or a temporary one of the server."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code in _LATER
     return isinstance(error, urllib.error.URLError | ConnectionError | TimeoutError | HTTPException)
 
 
 def _append(request: urllib.request.Request, file: BinaryIO, start: int, report: Report) -> bool:
-    """Append what comes from byte `start` on; returns whether that is all."""
+    """Append the bytes from `start` on. Return True if the file is complete then."""
     asked = urllib.request.Request(request.full_url)
     for name, value in request.header_items():
         asked.add_unredirected_header(name, value)
@@ -133,7 +134,7 @@ def _append(request: urllib.request.Request, file: BinaryIO, start: int, report:
         raise
     with answer:
         if start and not (answer.headers.get("Content-Range") or "").startswith(f"bytes {start}-"):
-            file.truncate(0)  # the server sends it from the beginning
+            file.truncate(0)  # the server ignored the range and sends the whole file
             start = 0
         length = int(answer.headers.get("Content-Length") or 0)
         whole = start + length if length else 0

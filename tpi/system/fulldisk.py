@@ -1,4 +1,4 @@
-"""A full disk, told from other errors of the operating system."""
+"""Detection of a full disk among the errors of the operating system."""
 
 import errno
 
@@ -9,11 +9,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_full(error: OSError) -> bool:
-    """Whether there is no room: on the disk, in the user's quota, or under the limit of a file's size."""
+    """Return True if the disk is full, the user's quota is used up, or the file exceeds a size limit."""
     return error.errno in _FULL
 
 
 def write_error(name: object, error: OSError, way_out: str) -> WeightsError:
-    """Return the error for what could not be written; `way_out` ends the sentence unless too many files are open."""
+    """Return the error for a failed write of `name`. `way_out` ends the sentence unless too many files are open."""
     full = "disk full: " if is_full(error) else ""
     return WeightsError(f"{full}cannot write {name}: {error.strerror or error}; {way_to_write(error, way_out)}")

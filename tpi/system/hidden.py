@@ -1,4 +1,4 @@
-"""Libraries that print: what they write to stdout, which is for answers, goes nowhere."""
+"""Suppression of text that libraries print to stdout, which is reserved for answers."""
 
 import os
 import sys
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import RLock
 
-_one = RLock()  # stdout is the process's
+_one = RLock()  # stdout is shared by all threads
 
 
 @contextmanager
 def stdout_hidden() -> Iterator[None]:
-    """What native code prints to stdout within the block is dropped; so is what other threads print meanwhile."""
+    """Discard what native code prints to stdout within the block. Output of other threads is discarded too."""
     with _one:
         try:
             kept = os.dup(1)
-        except OSError:  # there is none
+        except OSError:  # stdout is closed
             yield
             return
         _flush()
@@ -24,14 +24,14 @@ def stdout_hidden() -> Iterator[None]:
         try:
             yield
         finally:
-            _flush()  # what it has kept back so far
+            _flush()  # discards output that is still buffered
             os.dup2(kept, 1)
             os.close(kept)
             os.close(nowhere)
 
 
 def _flush() -> None:
-    """Python's stdout, and C's."""
+    """Flush the buffers of Python's stdout and of C's."""
     import ctypes
 
     with suppress(AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Ctrl-C where it must not strike."""
+"""Control of SIGINT (Ctrl-C), SIGTERM and SIGHUP in code that must not be interrupted at any point."""
 
 import os
 import signal
@@ -9,15 +9,15 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-_deferring = False  # in the main thread
+_deferring = False  # a `deferred` block is active in the main thread
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """SIGINT waits until the block is over. For code that must not end halfway, or where it would be printed, and lost.
+    """Defer SIGINT until the block ends. For code that must not stop halfway, or in which the exception would be lost.
 
-    Takes some 20 us, and nothing inside another such block. Python handles signals in its main thread only; in others
-    this does nothing.
+    It takes about 20 us, and no time inside another such block. Python handles signals in its main thread only; in
+    other threads this does nothing.
     """
     global _deferring
     if threading.current_thread() is not threading.main_thread() or _deferring:
@@ -37,10 +37,10 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def noticed(warning: bytes) -> Iterator[Callable[[], bool]]:
-    """The first SIGINT within the block is only noticed: what is yielded says whether there was one.
+    """Record SIGINT within the block instead of raising. Yield a function that returns True once a SIGINT came.
 
-    The second one writes `warning` to stderr, the third is a KeyboardInterrupt. In other threads than the main one this
-    does nothing, as `deferred`.
+    The second SIGINT writes `warning` to stderr, the third raises KeyboardInterrupt. In threads other than the main one
+    this does nothing.
     """
     seen = 0
 
@@ -49,7 +49,7 @@ def noticed(warning: bytes) -> Iterator[Callable[[], bool]]:
         seen += 1
         if seen == 2:
             with suppress(OSError):
-                os.write(2, warning)  # sys.stderr may be in the middle of something
+                os.write(2, warning)  # not sys.stderr, which the signal may have interrupted in a write
         elif seen > 2:
             raise KeyboardInterrupt
 
@@ -65,9 +65,10 @@ def noticed(warning: bytes) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """SIGTERM and SIGHUP within the block leave as exceptions do, so that a terminal is as it was before.
+    """Turn SIGTERM and SIGHUP within the block into SystemExit, so that clean-up code runs.
 
-    Code that has changed the terminal's settings may not get such an exception in time: stdin's are put back here.
+    Code that has changed the terminal's settings may not get the exception in time. So the settings of stdin's terminal
+    are restored at the end of the block.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -85,7 +86,7 @@ def ending() -> Iterator[None]:
 
 
 def _terminal() -> list[Any] | None:
-    """The settings of stdin's terminal, if it is one."""
+    """Return the settings of stdin's terminal, or None if it is not one."""
     if not os.isatty(0):
         return None
     import termios
@@ -96,7 +97,7 @@ def _terminal() -> list[Any] | None:
 def _put_back(settings: list[Any]) -> None:
     import termios
 
-    with suppress(termios.error, OSError):  # it is gone
+    with suppress(termios.error, OSError):  # the terminal is gone
         if os.tcgetpgrp(0) != os.getpgrp():
-            return  # another process has it by now: setting it from the background stops a process
+            return  # another process has the terminal: a background process that sets it is stopped by the system
         termios.tcsetattr(0, termios.TCSANOW, settings)

@@ -1,4 +1,4 @@
-"""Keys that are pressed while no prompt asks for them: they are not shown, and wait for the next prompt."""
+"""Keys pressed while no prompt is shown: they are not echoed, and are kept for the next prompt."""
 
 import os
 import signal
@@ -11,11 +11,11 @@ from typing import Any
 
 @contextmanager
 def typing_kept(lines: bool = False) -> Iterator[None]:
-    """Within the block, stdin's terminal shows nothing that is typed and keeps it for the program that reads next.
+    """Disable echo of stdin's terminal within the block, and keep typed keys for the program that reads next.
 
-    Ctrl-C and the other keys of signals work. `lines`: the terminal goes on editing lines itself, for programs that
-    read such; otherwise keys come as they are, and Ctrl-C does not throw away what was typed. Without a terminal, in
-    the background, or outside of the main thread this does nothing.
+    Ctrl-C and other signal keys work. With `lines`, the terminal still edits lines, for programs that read whole lines.
+    Otherwise keys are passed on unchanged, and Ctrl-C does not discard them. Without a terminal, in the background, or
+    in threads other than the main one this does nothing.
     """
     if threading.current_thread() is not threading.main_thread() or not _in_foreground():
         yield
@@ -26,7 +26,7 @@ def typing_kept(lines: bool = False) -> Iterator[None]:
     _set(_quiet(before, lines))
 
     def again(number: int, frame: FrameType | None) -> None:
-        """The shell has put its own settings back while this process was stopped."""
+        """Set the terminal again: the shell restored its own settings while this process was stopped."""
         if _in_foreground():
             _set(_quiet(before, lines))
 
@@ -40,7 +40,10 @@ def typing_kept(lines: bool = False) -> Iterator[None]:
 
 
 def _in_foreground() -> bool:
-    """Return whether stdin is a terminal that this process may set: setting it from the background stops a process."""
+    """Return True if stdin is a terminal and this process is in its foreground.
+
+    A background process that sets the terminal would be stopped by the system.
+    """
     try:
         return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
@@ -53,7 +56,7 @@ def _quiet(settings: list[Any], lines: bool) -> list[Any]:
     changed = list(settings)
     changed[3] &= ~termios.ECHO
     if not lines:
-        changed[0] &= ~termios.ICRNL  # Enter is what it is at a prompt
+        changed[0] &= ~termios.ICRNL  # Enter stays a carriage return, as at a prompt
         changed[3] = changed[3] & ~termios.ICANON | termios.NOFLSH
         changed[6] = list(changed[6])
         changed[6][termios.VMIN], changed[6][termios.VTIME] = 1, 0
@@ -63,5 +66,5 @@ def _quiet(settings: list[Any], lines: bool) -> list[Any]:
 def _set(settings: list[Any]) -> None:
     import termios
 
-    with suppress(termios.error, OSError):  # it is gone
+    with suppress(termios.error, OSError):  # the terminal is gone
         termios.tcsetattr(0, termios.TCSANOW, settings)

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine that more than one room asks for."""
+"""Facts about this machine from the operating system: cores and disk space; and returning freed memory to it."""
 
 import os
 from contextlib import suppress
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def disk_free(path: Path) -> int:
-    """Bytes that may still be written where `path` is, by who is not root.
+    """Return the bytes that users other than root may still write on the disk of `path`.
 
     Raises:
         OSError: if there is no such file or directory.
@@ -23,8 +23,8 @@ def disk_free(path: Path) -> int:
 
 
 def return_memory() -> None:
-    """Give the system back what this process has freed, which glibc would keep."""
+    """Return freed memory to the system. Otherwise glibc would keep it for this process."""
     import ctypes
 
-    with suppress(AttributeError):  # other C libraries
+    with suppress(AttributeError):  # other C libraries have no malloc_trim
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,6 +1,6 @@
-"""What memory the machine has, and how much of it this process holds. Bytes.
+"""Memory of the machine and of this process, in bytes.
 
-Linux says so itself in /proc; elsewhere psutil does, which is loaded only there: it takes a megabyte and a half.
+On Linux the numbers come from /proc. Other systems use psutil, which is imported only there: it takes 1.5 MB.
 """
 
 import errno
@@ -17,7 +17,7 @@ _LINUX = sys.platform == "linux"
 
 
 def total_memory() -> int:
-    """Of the machine."""
+    """Return the machine's memory in bytes."""
     if _LINUX:
         return _meminfo("MemTotal")
     import psutil
@@ -27,7 +27,7 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """What programs can get without pushing others out."""
+    """Return the bytes that programs can allocate without swapping."""
     if _LINUX:
         return _meminfo("MemAvailable")
     import psutil
@@ -37,7 +37,7 @@ def available_memory() -> int:
 
 
 def resident_memory() -> int:
-    """What this process has resident now."""
+    """Return the resident set size of this process in bytes."""
     if _LINUX:
         pages = Path("/proc/self/statm").read_text().split()[1]  # proc(5): size, resident, ...
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -48,7 +48,7 @@ def resident_memory() -> int:
 
 
 def address_space() -> int | None:
-    """Return how many bytes of address space this process may still take (`ulimit -v`); None: no limit is known."""
+    """Return the bytes of address space that this process may still map (`ulimit -v`); None if no limit is known."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY or not _LINUX:
         return None
@@ -58,7 +58,7 @@ def address_space() -> int | None:
 
 @contextmanager
 def exhaustion_named() -> Iterator[None]:
-    """Turn what the system refuses for lack of memory, threads included, into a TpiError that says what to do."""
+    """Turn errors from a lack of memory or threads within the block into a TpiError that says what to do."""
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:
@@ -72,7 +72,7 @@ def exhaustion_named() -> Iterator[None]:
 
 
 def _meminfo(name: str) -> int:
-    """A line of /proc/meminfo, which counts in KiB."""
+    """Return a value of /proc/meminfo in bytes. The file counts in KiB."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10

@@ -1,4 +1,4 @@
-"""Commands that run one of this project's modules, or a library's, in a process of its own."""
+"""Commands that run a Python module in a process of its own."""
 
 import sys
 
@@ -11,6 +11,7 @@ _RUN = (
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     """Return the command that runs `module` as `python -m` does, but imports nothing from the working directory.
 
-    `python -m` looks there first: in a folder with a file json.py, a child process would run that file.
+    `python -m` searches the working directory first: in a folder with a file json.py, a child process would run that
+    file.
     """
     return (sys.executable, "-c", _RUN, module, *arguments)

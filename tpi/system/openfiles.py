@@ -1,4 +1,4 @@
-"""How many files this process may have open at once, and what to do where a file cannot be read or written."""
+"""The limit of open files, and advice for errors of reading or writing a file."""
 
 import errno
 import resource
@@ -12,8 +12,9 @@ def require_open_files(needed: int, what: str, otherwise: str = "") -> None:
     """Raise the soft limit of open files to `needed` if it is lower and the hard limit allows that.
 
     Args:
-        what: what needs them; the error begins with it.
-        otherwise: what else can be done, the end of the error.
+        needed: number of files that are open at once.
+        what: the thing that needs them; the error begins with it.
+        otherwise: an alternative, appended to the error.
 
     Raises:
         UsageError: if the hard limit is lower.
@@ -30,12 +31,12 @@ def require_open_files(needed: int, what: str, otherwise: str = "") -> None:
 
 
 def way_to_write(error: OSError, otherwise: str) -> str:
-    """Return what to do about `error`, which kept a file from being written: raise a limit, else `otherwise`."""
+    """Return what to do about `error`, which prevented a write: raise a limit, else `otherwise`."""
     return "raise the limit of open files (ulimit -n)" if error.errno in _TOO_MANY else otherwise
 
 
 def way_to_read(error: OSError, otherwise: str) -> str:
-    """Return what to do about `error`, which kept a file from being read; `otherwise` if the file may be damaged."""
+    """Return what to do about `error`, which prevented a read; `otherwise` if the file may be damaged."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return "let this user read it"
     if error.errno == errno.ENOMEM:

@@ -1,4 +1,4 @@
-"""Sockets that the system is told to drop packets of (Linux; elsewhere nothing happens)."""
+"""Socket filters that have the kernel drop incoming packets (Linux; on other systems nothing happens)."""
 
 import socket
 import struct
@@ -10,7 +10,10 @@ _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: return 0
 
 
 def drop_packets(one: socket.socket) -> None:
-    """Of a listener: packets that would open connections; those that are open have filters of their own."""
+    """Drop all packets that arrive for a socket.
+
+    On a listener this stops new connections. Open connections are not affected, because each has its own filter.
+    """
     import ctypes
 
     if sys.platform == "linux":
@@ -20,7 +23,7 @@ def drop_packets(one: socket.socket) -> None:
 
 
 def take_packets(one: socket.socket) -> None:
-    """As before `drop_packets`."""
+    """Accept packets again after `drop_packets`."""
     if sys.platform == "linux":
         with suppress(OSError):
             one.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)

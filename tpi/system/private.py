@@ -1,4 +1,4 @@
-"""Files and directories that only their owner can read, whatever the umask: they tell of prompts, weights and homes."""
+"""Files and directories that only their owner can read, whatever the umask. They may contain prompts and weights."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ FILE, FOLDER = 0o600, 0o700
 
 
 def private(name: str, flags: int) -> int:
-    """Open a file as `open(name, mode, opener=private)`: one that is made is readable for its owner alone.
+    """Open a file as `open(name, mode, opener=private)`. A new file is readable only for its owner.
 
     Raises:
-        OSError: if it cannot be opened, also at once where `name` is a FIFO that no process reads from.
+        OSError: if it cannot be opened, or `name` is a FIFO that no process reads from (without waiting for one).
     """
     handle = os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE)
     os.set_blocking(handle, True)
@@ -18,10 +18,10 @@ def private(name: str, flags: int) -> int:
 
 
 def make_private(path: Path) -> None:
-    """Make a directory that only its owner can enter, and those above it that are missing.
+    """Create a directory that only its owner can enter, and its missing parents.
 
     Raises:
-        OSError: if it cannot be made, or is not a directory.
+        OSError: if it cannot be created, or is not a directory.
     """
     for folder in reversed([one for one in (path, *path.parents) if not one.exists()]):
         folder.mkdir(FOLDER, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How much of its cores a process may use: what containers and the testbed allow it."""
+"""CPU quota of the process, as set by containers and the testbed."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,15 +10,15 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def allowed_cores(root: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> float:
-    """Cores that this process may keep busy: those it may run on, within the quota of each of its control groups.
+    """Return how many cores this process may keep busy: those it may run on, within the quotas of its control groups.
 
-    `root` is where control groups are mounted, `own` names those of this process.
+    `root` is the mount point of the control groups; the file `own` names those of this process.
     """
     return min([float(usable_cores()), *_quotas(root, own)])
 
 
 def _quotas(root: Path, own: Path) -> Iterator[float]:
-    """Cores that each group allows, its parents' too; both versions of the API."""
+    """Yield the number of cores that each control group and its parents allow, for both versions of the API."""
     with suppress(OSError):
         for line in own.read_text().splitlines():
             _, controllers, name = line.split(":", 2)
@@ -35,7 +35,7 @@ def _quotas(root: Path, own: Path) -> Iterator[float]:
 
 
 def _cores(folder: Path) -> float | None:
-    """What one group allows; None: no limit."""
+    """Return the number of cores that one control group allows, or None if it has no limit."""
     with suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

@@ -1,9 +1,8 @@
-"""The one filter for everything that is printed: no text from elsewhere gives orders to a terminal.
+"""The filter for all printed text, so that text from models, files and other nodes cannot control the terminal.
 
-`tpi.cli.main` puts it over stdout and stderr. What is written through them, by whatever library, has no control
-characters and no directional marks (`tpi.text.harmless`), and sentences on stderr are wrapped between words. Only
-`unfiltered` goes past it: for the bytes of an answer that is piped, and for libraries that make a terminal's sequences
-of text that was filtered before.
+`tpi.cli.main` installs it over stdout and stderr. It removes control characters and directional marks from all text
+written through them (`tpi.text.harmless`), and wraps sentences on stderr between words. Only `unfiltered` bypasses it:
+for the bytes of an answer that is piped, and for libraries that make terminal sequences from text filtered before.
 """
 
 import sys
@@ -16,15 +15,15 @@ from tpi.wrap import WordWrap, columns_of
 
 
 class FilteredStream:
-    """A text stream over another one; it has no `buffer`, which would go past the filter."""
+    """A text stream that filters what it passes on. It has no `buffer`, which would bypass the filter."""
 
     def __init__(self, stream: TextIO, wrap: bool) -> None:
-        """`wrap`: break lines between words, where `stream` is a terminal."""
+        """Filter text for `stream`; with `wrap`, also break lines between words if it is a terminal."""
         self.unfiltered = stream
         self._words = WordWrap[None](lambda: columns_of(stream)) if wrap else None
 
     def write(self, text: str) -> int:
-        """Write `text` without what a terminal would obey; return its length."""
+        """Write `text` without control characters and directional marks. Return the length of `text`."""
         shown = harmless(text)
         if self._words is not None:
             shown = "".join(part for part, _ in (*self._words.push(shown, None), *self._words.flush()))
@@ -43,7 +42,7 @@ class FilteredStream:
 
 
 def filter_output() -> None:
-    """Put the filter over this process's stdout and stderr; a character that a terminal lacks ends nothing."""
+    """Install the filter over this process's stdout and stderr. Characters that they cannot encode are replaced."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):
@@ -52,5 +51,5 @@ def filter_output() -> None:
 
 
 def unfiltered(stream: TextIO) -> TextIO:
-    """Return the stream below the filter of `stream`, for text that was filtered already or is not for a terminal."""
+    """Return the stream below the filter of `stream`, for text that was filtered before or is not for a terminal."""
     return stream.unfiltered if isinstance(stream, FilteredStream) else stream

@@ -1,1 +1,1 @@
-"""Threads that wait or look around, and how they end."""
+"""Helper threads: interruptible reading, and periodic work that survives errors."""

@@ -1,4 +1,4 @@
-"""Reading that can be given up: what takes any time is read on a thread, and whoever waits for it may leave."""
+"""Interruptible iteration over a slow source: the source is read on a thread, so that the caller can stop waiting."""
 
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
@@ -7,13 +7,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_LOOK_S = 0.1  # between two looks at whether somebody wants to leave
+_LOOK_S = 0.1  # interval between calls of `stopped`
 
 
 def stoppable(read: Callable[[], Iterable[T]], give_up: Callable[[], None], stopped: Callable[[], bool]) -> Iterator[T]:
-    """What `read()` yields, as it comes, until `stopped`, which is asked again and again, says that it is enough.
+    """Yield the items of `read()` as they come, until `stopped()` returns True. It is called about ten times a second.
 
-    `give_up` is called at the end, whatever it is: it must end a read that still waits. What `read` raises is raised.
+    `give_up` is always called at the end, and must end a read that still waits. Exceptions from `read` are raised here.
     """
     found: SimpleQueue[T | BaseException | None] = SimpleQueue()
     thread = Thread(target=lambda: _read(read, found), name="reader")
@@ -29,7 +29,7 @@ def _read(read: Callable[[], Iterable[T]], found: "SimpleQueue[T | BaseException
     try:
         for one in read():
             found.put(one)
-    except BaseException as error:  # noqa: BLE001 - it is for who waits
+    except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
         found.put(error)
     else:
         found.put(None)

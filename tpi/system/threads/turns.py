@@ -1,4 +1,4 @@
-"""Threads that look around again and again, whatever fails in one of their turns."""
+"""Error handling for threads that repeat the same work: an exception ends only the current turn."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,24 +7,27 @@ from tpi.progress import warn
 
 
 class Turns:
-    """Of one thread. What fails in a turn ends that turn alone, and is said the first time."""
+    """The turns of one thread.
+
+    An exception in a turn ends that turn only, and the first one is reported as a warning.
+    """
 
     def __init__(self, what: str) -> None:
-        """`what` the thread does, as a sentence about it begins."""
+        """Name the thread's work `what`, the beginning of the warning."""
         self._what = what
         self._said = False
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """A turn."""
+        """Run the block as one turn."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next turn may do
+        except Exception as error:  # noqa: BLE001 - the next turn may succeed
             if not self._said:
                 warn(f"{self._what} failed ({named(error)}); it is tried again")
             self._said = True
 
 
 def named(error: Exception) -> str:
-    """What an error is called, and what it says, if it says anything."""
+    """Return the name of an error's class, followed by its message if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

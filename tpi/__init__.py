@@ -1,3 +1,3 @@
-"""What every node knows: configuration, errors, messages, model families, partition, weight packs, kernels."""
+"""Foundations shared by every node: configuration, errors, messages, model families, partition, packs, kernels."""
 
 __version__ = "0.1.0"

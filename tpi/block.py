@@ -1,4 +1,4 @@
-"""Kernel specs of a node's units: what of a block's vectors and of the model's configuration each segment needs."""
+"""Kernel specs of a node's units: the parts of a block's vectors and of the model's configuration that they need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,9 +35,10 @@ def attention_spec(
     kv_units: Range,
     latent: RunLayout | None = None,
 ) -> AttentionSpec:
-    """Of some units of the attention block of `layer`; the layouts are those of the whole block.
+    """Return the spec of some units of the attention block of `layer`. The layouts are those of the whole block.
 
-    `kv_units` hold every KV head that a head of `query_units` attends to. Whoever has heads has all units of `latent`.
+    `kv_units` must hold every KV head that a head of `query_units` attends to. A node with any heads has all units of
+    `latent`.
     """
     heads = query_units.scaled(query.width // config.head_dim, config.heads)
     kv_heads = kv_units.scaled(kv.width // config.kv_width, config.kv_heads)
@@ -70,14 +71,14 @@ def attention_spec(
 
 def _latent(config: ModelConfig, run: RunLayout, vectors: Vectors, held: bool) -> LatentSpec:
     settings = config.latent
-    assert settings is not None  # there is no such run without
+    assert settings is not None  # only models with these settings have a latent run
     norm = NormSpec("rms", settings.norm_eps, vectors["latent.norm"])
     units = run.units if held else 0
     return LatentSpec(replace(run, units=units), norm, settings.rope, config.kv_width, vectors.get("latent.bias"))
 
 
 def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: Range) -> WholeNorms | None:
-    """Norms over all heads, if the model has them: a KV head counts where the first of its query heads is."""
+    """Return the norms over all heads, if the model has them. A KV head counts on the node of its first query head."""
     q, k = vectors.get("q_norm.whole"), vectors.get("k_norm.whole")
     if q is None or k is None:
         return None
@@ -85,14 +86,17 @@ def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: 
     first = np.arange(kv_heads.first, kv_heads.last) * group
     counted = (heads.first <= first) & (first < heads.last)
     own_q, own_k = _cut(q, heads, size), _cut(k, kv_heads, size)
-    assert own_q is not None and own_k is not None  # noqa: PT018 - both are there
+    assert own_q is not None and own_k is not None  # noqa: PT018 - both exist
     return WholeNorms(own_q, own_k, counted, config.heads * size, config.kv_heads * size)
 
 
 def ffn_spec(
     config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Range, gate: RunLayout | None = None
 ) -> FfnSpec:
-    """Of some units of a feed-forward block; `neuron` is the layout of the whole block, `gate` of a gate's own run."""
+    """Return the spec of some units of a feed-forward block.
+
+    `neuron` is the layout of the whole block, `gate` that of a separate run of gates.
+    """
     return FfnSpec(
         neuron=replace(neuron, units=len(units)),
         activation=config.activation,
@@ -113,10 +117,13 @@ def experts_spec(
     shared: tuple[RunLayout, Range] | None,
     vectors: Vectors,
 ) -> ExpertsSpec:
-    """Of some units of a block of experts; `neuron` is the layout of the whole block's routed ones, `units` are ranges
-    of it in the order in which their weights lie."""
+    """Return the spec of some units of a block of experts.
+
+    `neuron` is the layout of the block's routed experts; `units` are ranges of it, in the order of their weights in
+    memory. `shared` is the layout of the shared experts and the range of it that the node holds.
+    """
     mixture = config.mixture
-    assert mixture is not None  # a block of experts has its settings
+    assert mixture is not None  # a model with blocks of experts has these settings
     each = neuron.units // mixture.experts
     norm = _norm(config, vectors)
     beside = None
@@ -144,13 +151,16 @@ def experts_spec(
 
 
 def _neurons(config: ModelConfig, neuron: RunLayout, units: Range, norm: NormSpec) -> FfnSpec:
-    """Units without biases."""
+    """Return the spec of `units` without biases."""
     run, numbers = replace(neuron, units=len(units)), (config.activation_threshold, config.activation_slope)
     return FfnSpec(run, config.activation, config.gated, norm, None, None, *numbers)
 
 
 def _of_pieces(bias: F32 | None, mixture: Mixture, each: int, pieces: Sequence[tuple[int, Range]]) -> F32 | None:
-    """What belongs to `pieces` of a bias over the neurons of all experts, each padded with zeros to `each` units."""
+    """Return the biases of `pieces`, cut from those of all experts.
+
+    Each expert's are padded with zeros to `each` units.
+    """
     if bias is None:
         return None
     padded = np.pad(bias.reshape(mixture.experts, -1), ((0, 0), (0, each * FFN_UNIT - mixture.width)))
@@ -159,7 +169,7 @@ def _of_pieces(bias: F32 | None, mixture: Mixture, each: int, pieces: Sequence[t
 
 
 def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual:
-    """What follows the sum of a block of this kind."""
+    """Return the operations after the sum of a block of this kind: its bias and its norm."""
     bias = "o.bias" if kind == "attention" else "down.bias"
     weight = vectors.get("post_norm")
     return Residual(vectors.get(bias), None if weight is None else NormSpec("rms", config.norm_eps, weight))
@@ -170,10 +180,10 @@ def _norm(config: ModelConfig, vectors: Vectors) -> NormSpec:
 
 
 def _cut(vector: F32 | None, part: Range, width: int) -> F32 | None:
-    """The slice of a whole-model vector that belongs to `part`, whose items are `width` values wide."""
+    """Return the slice of a whole-model vector that belongs to `part`, whose items are `width` values wide."""
     return None if vector is None else np.ascontiguousarray(vector[part.first * width : part.last * width])
 
 
 def _padded(vector: F32 | None, units: int) -> F32 | None:
-    """A bias over neurons, padded with zeros to whole units."""
+    """Return a bias over neurons, padded with zeros to whole units."""
     return None if vector is None else np.pad(vector, (0, units * FFN_UNIT - len(vector)))

@@ -1,4 +1,4 @@
-"""How much a cache may hold: `--cache-limit`, of the master for all that it keeps, of a worker for its shards."""
+"""The option `--cache-limit`: the size of a master's whole cache, or of a worker's cache of shards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,32 +15,32 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class CacheLimit:
-    """Most bytes that a cache may hold; None: as many as it leaves free on its disk."""
+    """Most bytes that a cache may hold. None: as many as it leaves free on its disk."""
 
     nbytes: int | None = None
 
     def allowed(self, held: int, free: int) -> int:
-        """Bytes that may be held where `held` are now and the disk has `free` more."""
+        """Return the bytes that may be held if `held` are held now and the disk has `free` more."""
         return (held + free) // 2 if self.nbytes is None else self.nbytes
 
     def excess(self, directory: Path, held: int, needed: int = 0) -> int:
-        """Bytes that have to go from `directory`, which holds `held`, before `needed` more may come; 0: none.
+        """Return the bytes to delete from `directory`, which holds `held`, before `needed` more are stored; 0 if none.
 
-        What the disk has no room for has to go too.
+        This includes bytes that the disk has no room for.
         """
         free = disk_free(directory)
         return max(held + needed - self.allowed(held, free), needed - free, 0)
 
 
 def cache_limit_option(command: Command) -> Command:
-    """The flag `--cache-limit`, or `TPI_CACHE_LIMIT`, as a `CacheLimit`."""
+    """Add the flag `--cache-limit`, or `TPI_CACHE_LIMIT`, to a command. Its value is a `CacheLimit`."""
     return click.option(
         "--cache-limit",
         metavar="SIZE",
         envvar="TPI_CACHE_LIMIT",
         callback=_parsed,
-        help="Most bytes that the cache may hold, e.g. 20GiB; what can be made again goes first, least recently used "
-        "(default: as much as it leaves free on its disk; else TPI_CACHE_LIMIT).",
+        help="Most bytes that the cache may hold, e.g. 20GiB. Entries that can be created again are deleted first, the "
+        "least recently used before others (default: TPI_CACHE_LIMIT, else as much as it leaves free on its disk).",
     )(command)
 
 

@@ -1,4 +1,4 @@
-"""The one `tpi` command: names its subcommands as strings and loads them when called."""
+"""The `tpi` command. It names its subcommands as strings and imports each one when it is called."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from tpi.system.openfiles import require_open_files
 from tpi.system.streams import filter_output
 
 _FILES = 32  # open files that each command may need at once, in addition to connections
-INTERRUPTED = 130  # exit code: 128 and the number of SIGINT
+INTERRUPTED = 130  # exit code: 128 + the number of SIGINT
 
 COMMANDS = {
     "run": "master.commands:run",
@@ -43,10 +43,10 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A click group whose commands are imported when they are asked for."""
+    """A click group that imports a command when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in `COMMANDS`, in that order."""
+        """Return the names in `COMMANDS`, in that order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -77,7 +77,7 @@ Examples:
 )
 @click.version_option(__version__, message="%(version)s")
 def tpi() -> None:
-    """One model, every laptop in the house: run a language model over several machines."""
+    """Run a language model over several machines: one model, every laptop in the house."""
 
 
 @click.command()
@@ -87,14 +87,14 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point: what goes wrong becomes one sentence and its exit code, never a traceback."""
+    """Run the command line. An error becomes one sentence on stderr and an exit code, never a traceback."""
     filter_output()
-    os.umask(0o077)  # traces, records, shards and answers tell of prompts: they are their owner's alone
+    os.umask(0o077)  # traces, records, shards and answers reveal prompts: only their owner may read them
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; say errors on stderr."""
+    """Run one command and return its exit code. Print errors on stderr."""
 
     def run() -> int:
         require_open_files(_FILES, "tpi")
@@ -106,7 +106,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _exit_code(run: Callable[[], int]) -> int:
-    """What `run` returns, or the code of what it raises, which is said on stderr."""
+    """Return the result of `run`, or the exit code of its exception, which is printed on stderr."""
     try:
         return run()
     except click.exceptions.Exit as leave:
@@ -121,7 +121,7 @@ def _exit_code(run: Callable[[], int]) -> int:
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         return 1
     except OSError as error:
         way_out = another_place(Path(os.fsdecode(error.filename))) if isinstance(error.filename, str | bytes) else ""
@@ -137,7 +137,7 @@ def _say(sentence: str) -> None:
 
 
 def _settle(stream: TextIO | None) -> None:
-    """Write what is buffered; what cannot be written is given up, or Python would complain of it at its end."""
+    """Flush a stream. If that fails, redirect it to /dev/null, or Python would print an error at exit."""
     if stream is None:
         return
     try:

@@ -1,7 +1,7 @@
-"""Frozen configuration: what a model is and what one node was told to do.
+"""Frozen configuration of a model, and the sizes and directories that users name.
 
-Nothing here computes. Model configuration is resolved once, when a model is packed: RoPE scaling has become `inv_freq`,
-Gemma's `1 + w` is folded into the norm vectors, so that at run time no family is special.
+A model's configuration is resolved once, when the model is packed: RoPE scaling becomes `inv_freq`, and Gemma's `1 + w`
+is folded into the norm vectors. So no family is special at run time.
 """
 
 import re
@@ -23,35 +23,36 @@ Format = Literal["f32", "bf16", "q8", "q4", "q4s", "mxfp4"]
 
 @dataclass(frozen=True)
 class Mixture:
-    """The experts of a model's `experts` blocks, and how a token's are chosen.
+    """The experts of a model's `experts` blocks, and how a token's experts are chosen.
 
-    A router's product with the block's normed input is a logit for each routed expert. Scores of them choose `used`
-    experts; what these come to is multiplied by their scores and added.
+    The router's product with the block's normed input is a logit for each routed expert. Scores computed from the
+    logits select `used` experts. Their outputs are multiplied by their scores and added.
     """
 
-    experts: int  # routed ones of a block
-    used: int  # of them by a token
+    experts: int  # routed experts in a block
+    used: int  # routed experts that a token uses
     width: int  # neurons of a routed expert
-    shared: int = 0  # neurons of what every token uses beside them; 0: none
-    scores: Scores = "softmax"  # over all experts, or of each alone
-    normalised: bool = False  # the scores of those chosen are divided by their sum
-    scale: float = 1.0  # multiplies the scores, after that
-    groups: int = 1  # of neighbouring experts
-    groups_used: int = 1  # the others' experts cannot be chosen
-    group_best: int = 1  # a group counts for the sum of so many of its best scores
+    shared: int = 0  # neurons of the shared experts, which every token uses; 0: none
+    scores: Scores = "softmax"  # softmax over all experts, or sigmoid of each logit
+    normalised: bool = False  # the scores of the chosen experts are divided by their sum
+    scale: float = 1.0  # multiplies the scores, after normalisation
+    groups: int = 1  # number of groups of neighbouring experts
+    groups_used: int = 1  # number of groups whose experts may be chosen
+    group_best: int = 1  # a group's score is the sum of its `group_best` highest scores
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Keys and values of all heads come from one vector of a token (multi-head latent attention, DeepSeek-V2).
+    """Settings of multi-head latent attention (DeepSeek-V2).
 
-    A head's key is the `rope` values that all heads share, rotated, and then values of its own. These, and its value,
-    are products of the head's matrices with the `rank` values before, normed.
+    The keys and values of all heads come from one vector per token. A head's key is `rope` rotated values, shared by
+    all heads, followed by values of its own. The head's own key values and its value are products of the head's
+    matrices with the normed `rank` values.
     """
 
     rank: int
-    rope: int  # as many of a head's query are rotated, its first
-    value: int  # values of a head's value; zeros follow up to `head_dim`
+    rope: int  # number of rotated values; the first `rope` values of a head's query are rotated too
+    value: int  # length of a head's value vector; zeros follow up to `head_dim`
     norm_eps: float
 
 
@@ -70,7 +71,7 @@ class ModelConfig:
     head_dim: int
     intermediate: int
     vocab: int
-    context: int  # the longest position the model was made for, in tokens
+    context: int  # the longest context that the model was trained for, in tokens
     norm: Norm
     norm_eps: float
     activation: Activation
@@ -85,58 +86,64 @@ class ModelConfig:
     tied: bool = False  # the head is the embedding table
     windows: tuple[int, ...] = ()  # one per layer; empty: full attention everywhere
     logit_scale: float = 1.0  # multiplies the logits, before the softcap (Granite)
-    long_inv_freq: tuple[float, ...] = ()  # in place of `inv_freq` if the context is longer than `original_context`
+    long_inv_freq: tuple[float, ...] = ()  # replaces `inv_freq` if the context is longer than `original_context`
     original_context: int = 0
-    local_inv_freq: tuple[float, ...] = ()  # of the layers whose kind is 2 (Gemma 3's sliding ones)
+    local_inv_freq: tuple[float, ...] = ()  # for layers of RoPE kind 2 (Gemma 3's sliding layers)
     local_rope_scale: float = 1.0
-    activation_threshold: float = 0.0  # of fatrelu: what is not above it becomes 0; of swiglu_clamped: its limit
-    activation_slope: float = 1.0  # of swiglu_clamped: multiplies gate inside the sigmoid
-    parallel: bool = False  # all blocks of a layer read what came into it, and have one sum (Falcon)
+    activation_threshold: float = 0.0  # fatrelu: values not above it become 0; swiglu_clamped: its limit
+    activation_slope: float = 1.0  # swiglu_clamped: multiplies the gate inside the sigmoid
+    parallel: bool = False  # all blocks of a layer read the layer's input, and share one sum (Falcon)
     rope_kinds: tuple[int, ...] = ()  # per layer 0: no RoPE, 1: `inv_freq`, 2: `local_inv_freq`; empty: all 1
     whole_norms: bool = False  # queries and keys are normed over all heads at once (OLMoE)
-    attention_clip: float = 0.0  # the largest magnitude of queries, keys and values, before RoPE; 0: any
-    mixture: Mixture | None = None  # of the blocks of kind `experts`; None: there are none
-    latent: Latent | None = None  # what keys and values come from; None: from the block's input
+    attention_clip: float = 0.0  # limit of the magnitude of queries, keys and values, before RoPE; 0: no limit
+    mixture: Mixture | None = None  # settings of blocks of kind `experts`; None: there are none
+    latent: Latent | None = None  # latent attention; None: keys and values come from the block's input
 
     @property
     def kv_width(self) -> int:
-        """Vectors of each part that a KV head has in run `kv`: of its own part of the key, or of its value."""
+        """Vectors of run `kv` for each of a KV head's two parts: the head's own key values, and its value."""
         return max(self.head_dim - self.latent.rope, self.latent.value) if self.latent else self.head_dim
 
     @property
     def kv_hidden(self) -> int:
-        """Values that vectors of run `kv` are multiplied with."""
+        """Length of the input that vectors of run `kv` are multiplied with."""
         return self.latent.rank if self.latent else self.hidden
 
     @property
     def latent_values(self) -> int:
-        """Vectors of run `latent`: the values that are normed, and those that are rotated; 0 if there is none."""
+        """Vectors of run `latent`: `rank` normed values and `rope` rotated ones; 0 without latent attention."""
         return self.latent.rank + self.latent.rope if self.latent else 0
 
     def rope(self, layer: int) -> tuple[tuple[float, ...], float]:
-        """Rotary frequencies of `layer` (empty: none), and what multiplies their cosine and sine."""
+        """Return the rotary frequencies of `layer` (empty: none), and the factor of their cosine and sine."""
         kind = self.rope_kinds[layer] if self.rope_kinds else 1
         return (((), 1.0), (self.inv_freq, self.rope_scale), (self.local_inv_freq, self.local_rope_scale))[kind]
 
     def for_context(self, context: int) -> "ModelConfig":
-        """The configuration for sequences of up to `context` tokens: beyond `original_context` LongRoPE's long factors
-        hold for all positions, as in llama.cpp (transformers goes over to them when a sequence becomes longer, and
-        leaves the keys of before as they are)."""
+        """Return the configuration for sequences of up to `context` tokens.
+
+        Beyond `original_context`, LongRoPE's long factors apply to all positions, as in llama.cpp. (transformers
+        switches to them when a sequence becomes longer, and leaves earlier keys unchanged.)
+        """
         if not self.long_inv_freq or context <= self.original_context:
             return self
         return replace(self, inv_freq=self.long_inv_freq)
 
     def window(self, layer: int) -> int:
-        """Sliding window of `layer` in tokens, 0 for full attention."""
+        """Return the sliding window of `layer` in tokens, 0 for full attention."""
         return self.windows[layer] if self.windows else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON and msgpack."""
+        """Return the configuration as plain types for JSON and msgpack."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "ModelConfig":
-        """Inverse of `to_dict`; lists become tuples. Raises TypeError on unknown or missing fields."""
+        """Return the configuration that `to_dict` converted; lists become tuples.
+
+        Raises:
+            TypeError: on unknown or missing fields.
+        """
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
@@ -147,13 +154,13 @@ class ModelConfig:
         return cls(**plain)
 
 
-MOST_BYTES = 1 << 50  # of any size that a user gives
+MOST_BYTES = 1 << 50  # limit of any size that a user gives
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT])(i?)B?|B)?\s*", re.IGNORECASE)
 
 
 def parse_size(text: str, what: str = "") -> int:
-    """Return the bytes meant by `4GiB`, `600MiB`, `1.5 GB`, `512B` or `0`; errors begin with `what`, the option.
+    """Return the bytes that `4GiB`, `600MiB`, `1.5 GB`, `512B` or `0` stands for. Errors begin with `what`, the option.
 
     Raises:
         UsageError: if `text` is not a size, has no unit, or is over 1024 TiB.
@@ -164,7 +171,7 @@ def parse_size(text: str, what: str = "") -> int:
     number, prefix, binary = match.groups()
     size = float(number) * (1024 if binary else 1000) ** (" KMGT".index(prefix.upper()) if prefix else 0)
     if size > MOST_BYTES:
-        raise UsageError(f"{given} is beyond reason: more than 1024 TiB; write for example 600MiB or 4GiB")
+        raise UsageError(f"{given} is too large: more than 1024 TiB; write for example 600MiB or 4GiB")
     if size and text.strip() == number:
         raise UsageError(f"{given} has no unit; do you mean {number}GiB or {number}MiB? ({number}B: bytes)")
     return int(size)
@@ -180,7 +187,7 @@ def default_cache() -> Path:
 
 
 def another_place(path: Path) -> str:
-    """Return how to move what is at `path`, if that is inside the default cache; else an empty string."""
+    """Return advice for moving the cache if `path` is inside the default one; else an empty string."""
     with suppress(UsageError):
         if path.is_relative_to(default_cache()):
             return "set TPI_CACHE to a directory that can be written"

@@ -1,4 +1,4 @@
-"""A console of rich for tables, bars and styled answers. It is loaded by what draws such alone."""
+"""A rich console for tables, bars and styled answers. Imported only by code that draws these."""
 
 import sys
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from tpi.wrap import columns_of, wrapped
 
 
 class SafeConsole(Console):
-    """A console on stdout or stderr that filters the text in what it draws; names are no markup.
+    """A console on stdout or stderr that filters the text it draws. Text is never interpreted as rich markup.
 
-    rich's own sequences have to reach the terminal, so it writes past the filter of `tpi.system.streams`.
+    rich's own control sequences must reach the terminal, so the console bypasses the filter of `tpi.system.streams`.
     """
 
     def __init__(self, stderr: bool) -> None:
@@ -22,15 +22,15 @@ class SafeConsole(Console):
         super().__init__(file=unfiltered(stream), highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as rich does, without what a terminal would obey in texts."""
+        """Render as rich does, with control characters removed from texts."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 
     @property
     def columns(self) -> int:
-        """Columns of the terminal now; 0 if there is none, or it does not know."""
+        """Width of the terminal in columns now; 0 if there is none or its width is unknown."""
         return columns_of(self.file)
 
     def say(self, sentence: str) -> None:
-        """Print a sentence whose lines break between words at a terminal's edge, and nowhere else."""
+        """Print a sentence, wrapped between words at the width of the terminal."""
         self.print(wrapped(harmless(sentence), self.columns), soft_wrap=True)

@@ -1,48 +1,52 @@
-"""Every error that TPI raises on purpose: one tree, one clear sentence each.
+"""Exceptions that TPI raises on purpose, in one tree. Each message is one sentence.
 
     TpiError                 exit code 1
     +-- UsageError           exit code 2: the command line or a file the user named is wrong
-    |   +-- ModelError       a model that is unknown, damaged, or of an unsupported architecture
-    |   +-- PlanError        a placement that cannot work: more nodes than units, too little memory
-    +-- MessageError         bytes that are not a valid message
+    |   +-- ModelError       a model is unknown, damaged, or of an unsupported architecture
+    |   +-- PlanError        a placement cannot work: more nodes than units, too little memory
+    +-- MessageError         bytes are not a valid message
     +-- NodeError            another node failed, refused, or was lost; `.node` names it
-    |   +-- NodeLost         it did not answer within its deadline
-    |   +-- NodeRefused      it answered, and said no
-    +-- BusyError            more is asked than can wait, or the server is shutting down
-    +-- PairingError         two machines did not get to trust each other
-    +-- TestbedError         the emulated network cannot be made, is not as specified, or is gone
-    +-- NotFiniteError       a result holds infinities or NaN
+    |   +-- NodeLost         the node did not answer within its deadline
+    |   +-- NodeRefused      the node answered, and refused
+    |       +-- NodeInUse    the node serves another master
+    |       +-- NodeTwice    the node serves this master already, under another address
+    +-- BusyError            the queue of requests is full, or the server is shutting down
+    +-- PairingError         two machines could not be paired
+    +-- TestbedError         the emulated network cannot be created, is not as specified, or is gone
+    +-- NotFiniteError       a result contains infinities or NaN
     +-- WeightsError         a weight file is missing, short, or does not match its hash
-    +-- KernelError          kernels that cannot run here, or an array that does not fit them
-    +-- DeviceError          memory that is not the device's own, or a copy that does not fit
-        +-- DeviceFullError  a device's memory does not hold what is asked of it; `.least` is the limit that would
-        +-- EmulationError   an emulated device whose real computing took longer than its times allow
+    +-- KernelError          kernels cannot run on this machine, or an array does not fit them
+    +-- DeviceError          memory is not the device's own, or a copy does not fit
+        +-- DeviceFullError  a device's memory limit is too low; `.least` is the limit that would do
+        +-- EmulationError   the real work of an emulated device took longer than its emulated times
 
-A message names the thing that is wrong and the way out; the CLI prints it without a traceback.
+A message names what is wrong and what to do. The CLI prints it without a traceback.
 """
 
 
 class TpiError(Exception):
-    """Root of the tree. `exit_code` is what the CLI exits with."""
+    """Base class of all errors. `exit_code` is the exit code of the CLI."""
 
     exit_code = 1
 
 
 class UsageError(TpiError):
-    """Something that the user typed, or a file that the user named, is wrong."""
+    """Raised if something that the user typed, or a file that the user named, is wrong."""
 
     exit_code = 2
 
 
 class ModelError(UsageError):
-    """The model is unknown, damaged, or of an architecture that is not supported."""
+    """Raised if the model is unknown, damaged, or of an architecture that is not supported."""
 
 
 class PlanError(UsageError):
-    """The model cannot be placed on these nodes; `node` names the one that it is too much for, if it is one.
+    """Raised if the model cannot be placed on these nodes.
 
     Attributes:
-        context: tokens of context with which the model would fit in RAM, 0 if with none; None if RAM is not what lacks.
+        node: name of the node that cannot hold its part, if it is a single one; else empty.
+        context: tokens of context with which the model would fit in RAM; 0 if it would not fit with any; None if RAM is
+            not what is lacking.
     """
 
     def __init__(self, message: str, node: str = "", context: int | None = None) -> None:
@@ -52,11 +56,11 @@ class PlanError(UsageError):
 
 
 class MessageError(TpiError):
-    """Bytes that do not decode to a valid message."""
+    """Raised if bytes do not decode to a valid message."""
 
 
 class NodeError(TpiError):
-    """Another node failed; `node` is the name or address under which the user knows it."""
+    """Raised if another node failed. `node` is the name or address by which the user knows it."""
 
     def __init__(self, node: str, message: str) -> None:
         super().__init__(message)
@@ -64,61 +68,67 @@ class NodeError(TpiError):
 
 
 class NodeLost(NodeError):
-    """The node did not answer, or made no progress, within its deadline."""
+    """Raised if a node did not answer, or made no progress, within its deadline."""
 
 
 class NodeRefused(NodeError):
-    """The node answered, and refused: another version, in use, out of memory."""
+    """Raised if a node answered, and refused: another version, in use, out of memory."""
 
 
 class NodeInUse(NodeRefused):
-    """The node serves another master now."""
+    """Raised if a node serves another master now."""
 
 
 class NodeTwice(NodeRefused):
-    """The node serves this master already, at another address: at the one where it was, if it has moved."""
+    """Raised if a node serves this master already, under another address.
+
+    If the node has moved, it still counts under its old address.
+    """
 
 
 class BusyError(TpiError):
-    """More is asked of a server than can wait for its turn, or it is shutting down."""
+    """Raised if a server's queue of requests is full, or it is shutting down."""
 
 
 class WeightsError(TpiError):
-    """A weight file is missing, short, unreadable, or does not match its hash."""
+    """Raised if a weight file is missing, short, unreadable, or does not match its hash."""
 
 
 class NotFiniteError(TpiError):
-    """What a node or the model computed holds infinities or NaN."""
+    """Raised if a result of a node or of the model contains infinities or NaN."""
 
 
 class KernelError(TpiError):
-    """The kernels cannot run here, or an array handed to one has the wrong dtype, shape, alignment or contiguity."""
+    """Raised if kernels cannot run on this machine, or an array has the wrong dtype, shape, alignment or contiguity."""
 
 
 class DeviceError(TpiError):
-    """A device was handed memory that is not its own, or a copy whose ends do not fit each other."""
+    """Raised if a device is given memory that is not its own, or a copy whose two ends differ in size."""
 
 
 class DeviceFullError(DeviceError):
-    """A device's memory has no room; `least` is the smallest limit, in bytes, that would do."""
+    """Raised if a device's memory limit is too low. `least` is the smallest limit, in bytes, that would do."""
 
     def __init__(self, device: str, limit: int, least: int) -> None:
         super().__init__(
-            f"{device} may use {limit} bytes of memory, and what is asked of it needs {least}: raise its limit to that,"
-            " or give it less to hold"
+            f"{device} may use {limit} bytes of memory, but needs {least}: raise its limit to that, or give it less to "
+            "hold"
         )
         self.least = least
 
 
 class EmulationError(DeviceError):
-    """An emulated device computed too slowly in earnest, or was never measured: its times say nothing of a schedule."""
+    """Raised if an emulated device computed more slowly than the device that it emulates, or was never measured.
+
+    Times measured with it would be wrong.
+    """
 
 
 class PairingError(TpiError):
-    """Two machines did not exchange their keys: a wrong code, or the connection broke."""
+    """Raised if two machines did not exchange their keys: a wrong code, or the connection broke."""
 
 
 class TestbedError(TpiError):
-    """The emulated network cannot be made on this machine, is not as specified, or is gone."""
+    """Raised if the emulated network cannot be created on this machine, is not as specified, or is gone."""
 
-    __test__ = False  # no test class, whatever its name says to pytest
+    __test__ = False  # keeps pytest from collecting it as a test class

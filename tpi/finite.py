@@ -1,15 +1,15 @@
-"""Results that are no numbers: found where they would otherwise go on unseen, and named."""
+"""Detection of infinities and NaN in results, so that they raise an error instead of spreading."""
 
 import numpy as np
 import numpy.typing as npt
 
 from tpi.errors import NotFiniteError
 
-SUSPECT = "a node computes wrongly, or its weights are damaged; --verify-weights says which"
+SUSPECT = "a node computes wrongly, or its weights are damaged; run with --verify-weights to find out which"
 
 
 def require_finite(values: npt.NDArray[np.float32], what: str, reason: str = SUSPECT) -> None:
-    """Refuse infinities and NaN; microseconds for the hidden states of one token.
+    """Raise an error if `values` contains infinities or NaN. It takes microseconds for the hidden states of one token.
 
     Raises:
         NotFiniteError: saying that `what` is not finite, and the `reason`.

@@ -1,4 +1,4 @@
-"""What the commands' flags have in common: types that click lacks, the model's place, and the order in the help."""
+"""Common parts of the commands' flags: types that click lacks, the model argument, and the order in the help."""
 
 import math
 from typing import Any
@@ -12,14 +12,14 @@ _FIRST = (
     "named", "asked", "source", "output", "model", "prompt", "file", "system", "url", "workers", "local", "host",
     "port", "tokens", "temperature", "devices", "link", "context", "memory", "dtype", "device",
 )  # fmt: skip
-"""Parameters that people need most, in the order in which help shows them; all others follow."""
+"""Parameters that users need most, in the order in which help shows them. All others follow."""
 
 
 class FiniteRange(click.FloatRange):
-    """A range of finite numbers: `click.FloatRange` lets NaN through, and infinity where a side is open."""
+    """A range of finite numbers. `click.FloatRange` accepts NaN, and infinity if a side is open."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number; fails with `click.BadParameter` unless it is finite and in the range."""
+        """Return the number; fail with `click.BadParameter` unless it is finite and in the range."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -27,21 +27,23 @@ class FiniteRange(click.FloatRange):
 
 
 class ModelCommand(click.Command):
-    """A command about a model, which is named with `-m` or by the first word; `tpi run` takes its prompt as the next.
+    """A command about a model, which is named with `-m` or as the first argument.
 
-    Its help shows the flags that people need first.
+    `tpi run` takes its prompt as the next one.
+
+    Its help shows the most important flags first.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, those that people need first."""
+        """Return the parameters, the most important ones first."""
         last = len(_FIRST)
         return sorted(super().get_params(ctx), key=lambda one: _FIRST.index(one.name) if one.name in _FIRST else last)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Call the command with what the words on the command line name.
+        """Call the command with the model and the prompt that the positional arguments name.
 
         Raises:
-            UsageError: if no model is named, or two are, or two prompts.
+            UsageError: if no model is named, or two models or two prompts are.
         """
         words = [word for name in ("named", "asked") if (word := ctx.params.pop(name, None)) is not None]
         takes_prompt = "prompt" in ctx.params
@@ -54,10 +56,10 @@ class ModelCommand(click.Command):
         return super().invoke(ctx)
 
     def _name(self, ctx: click.Context, name: str, word: str, flag: str) -> None:
-        """Take `word` for a parameter, which may have been given the same with its flag."""
+        """Set the parameter `name` to `word`, unless its flag was given with another value."""
         given = ctx.params[name]
         if given not in (None, word):
-            raise UsageError(f"the {name} is given twice, as {word!r} and with {flag} {given!r}; give it once")
+            raise UsageError(f"the {name} is given twice, as {word!r} and with {flag} {given!r}; give it only once")
         ctx.params[name] = word
         ctx.set_parameter_source(name, ParameterSource.COMMANDLINE)
 

@@ -1,7 +1,7 @@
-"""Paged storage of keys and values: one node's own heads, for every token of every sequence.
+"""The paged KV cache of one node: keys and values of its own heads, for every token of every sequence.
 
-The master alone decides which page holds which tokens (`master.generation.pages`); tables are the same on every node,
-so a node only owns the bytes.
+The master alone assigns pages to tokens (`master.generation.pages`), and page tables are equal on every node. So a node
+only stores the bytes.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ _ELEMENTS: Final[dict[KvDtype, np.dtype[Any]]] = {
 
 
 def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
-    """Bytes of one key or value vector of one head."""
+    """Return the bytes of one key or value vector of one head."""
     groups = -(-head_dim // KV_GROUP)
     match dtype:
         case "q8":
@@ -41,34 +41,34 @@ def vector_bytes(head_dim: int, dtype: KvDtype) -> int:
 
 
 def kv_dtype_of(cache: KvArray) -> KvDtype | None:
-    """The format of a cache, which the type of its elements says; None if it says none."""
+    """Return the format of a KV cache array, which follows from its element type; None if there is no such format."""
     return next((dtype for dtype, element in _ELEMENTS.items() if element == cache.dtype), None)
 
 
 def page_bytes(layers: int, kv_heads: int, head_dim: int, dtype: KvDtype) -> int:
-    """Bytes that one page (`PAGE_TOKENS` tokens, keys and values, all layers) takes on a node with `kv_heads`."""
+    """Return the bytes of one page (`PAGE_TOKENS` tokens, keys and values, all layers) on a node with `kv_heads`."""
     return 2 * layers * kv_heads * PAGE_TOKENS * vector_bytes(head_dim, dtype)
 
 
 def pages_for(tokens: int) -> int:
-    """pages that `tokens` tokens of one sequence take."""
+    """Return the number of pages that `tokens` tokens of one sequence take."""
     return -(-tokens // PAGE_TOKENS)
 
 
 @dataclass(frozen=True)
 class KvPages:
-    """The pages of some layers of one node.
+    """The pages of some layers of one node; `blocks` is their number.
 
-    `keys[layer]` and `values[layer]` are `[blocks, kv_heads, PAGE_TOKENS, vector]`; the type of their elements says the
+    `keys[layer]` and `values[layer]` are arrays `[blocks, kv_heads, PAGE_TOKENS, vector]`. Their element type tells the
     format:
 
-    - float32 and float16: a vector is the `head_dim` values;
-    - int8, q8: `head_dim` codes, then for each group of 32 its scale, float16; a value is scale * code;
-    - uint8, q4: 4-bit codes in runs of 16 values, 8 bytes each, value `i` of a run in the low half of byte `i`, value
-      `i + 8` in its high half; then for each group of 32 its scale and its minimum, float16; a value is scale * code +
-      minimum. Keys are spread before (`tpi.kernels.paged.spread`).
+    - float32 and float16: a vector is its `head_dim` values;
+    - int8 (q8): `head_dim` codes, then the float16 scale of each group of 32; a value is scale * code;
+    - uint8 (q4): 4-bit codes in runs of 16 values, 8 bytes each. Value `i` of a run is in the low half of byte `i`,
+      value `i + 8` in its high half. Then come the float16 scale and minimum of each group of 32; a value is
+      scale * code + minimum. Keys are transformed first (`tpi.kernels.paged.spread`).
 
-    Pages are zeroed by the operating system when first touched, so blocks that are never used cost nothing.
+    The operating system zeroes pages when they are first touched, so pages that are never used cost nothing.
     """
 
     blocks: int
@@ -85,7 +85,10 @@ class KvPages:
         dtype: KvDtype,
         memory: Callable[[int], Bytes] | None = None,
     ) -> "KvPages":
-        """Storage for `blocks` pages of `kv_heads` local heads; `memory` gives zeroed bytes, so many or more."""
+        """Return storage for `blocks` pages of `kv_heads` local heads.
+
+        `memory(nbytes)` returns at least that many zeroed bytes; None allocates a numpy array.
+        """
         element = _ELEMENTS[dtype]
         shape = (blocks, kv_heads, PAGE_TOKENS, vector_bytes(head_dim, dtype) // element.itemsize)
 
@@ -99,5 +102,8 @@ class KvPages:
         return cls(blocks, {layer: zeros() for layer in own}, {layer: zeros() for layer in own})
 
     def hold(self, layer: int, batch: Batch) -> AbstractContextManager[tuple[KvArray, KvArray]]:
-        """Keys and values of a layer, which are always here, for attention of `batch`."""
+        """Return a context manager that yields a layer's keys and values for attention of `batch`.
+
+        They are always in memory, so there is nothing to wait for.
+        """
         return nullcontext((self.keys[layer], self.values[layer]))

@@ -1,7 +1,7 @@
-"""The only split arithmetic: which units of a block each node holds (design: contiguous ranges of units).
+"""Partition of a model over nodes: which units of a block each node holds. All split arithmetic is here.
 
 A *unit* is the smallest piece of a block that is stored, sent and computed as one: a group of query heads, a group of
-KV heads, or `FFN_UNIT` FFN neurons. Units are dealt to nodes as contiguous ranges in rank order.
+KV heads, or `FFN_UNIT` FFN neurons. Nodes get contiguous ranges of units in rank order.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from tpi.errors import PlanError
 
-FFN_UNIT = 32  # neurons: one quantisation group of the down projection
+FFN_UNIT = 32  # neurons in a unit; a quantisation group of the down projection
 
 
 @dataclass(frozen=True)
@@ -24,38 +24,37 @@ class Range:
         return self.last - self.first
 
     def scaled(self, width: int, limit: int) -> "Range":
-        """The range in items when each unit is `width` items wide and the last unit may be cut at `limit`."""
+        """Return the range in items, where each unit is `width` items wide and the last unit may be cut at `limit`."""
         return Range(min(self.first * width, limit), min(self.last * width, limit))
 
     def as_list(self) -> list[int]:
-        """`[first, last]`, the form used in messages and in `--json`."""
+        """Return `[first, last]`, the form used in messages and in `--json`."""
         return [self.first, self.last]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What one node holds of every layer, in units."""
+    """Units of every layer that one node holds."""
 
     query: Range
     kv: Range
     ffn: Range  # of dense feed-forward blocks
     shared: Range = Range(0, 0)  # of shared experts
-    experts: Range = Range(0, 0)  # which routed experts
-    expert: Range = Range(0, 0)  # units of each of them
+    experts: Range = Range(0, 0)  # numbers of the routed experts
+    expert: Range = Range(0, 0)  # units of each of these experts
 
 
 def deal(units: int, shares: Sequence[float]) -> list[Range]:
-    """Deal `units` over nodes in proportion to `shares`, as contiguous ranges in rank order.
+    """Divide `units` among nodes in proportion to `shares`, as contiguous ranges in rank order.
 
-    Largest-remainder rounding; a node with a share of zero gets nothing, and every node with a positive share gets at
-    least one unit while there are enough units.
+    Uses largest-remainder rounding. A node with a share of zero gets nothing; every other node gets at least one unit.
 
     Raises:
         PlanError: if no share is positive, one is negative, or there are more positive shares than units.
     """
     if any(share < 0 for share in shares) or not any(share > 0 for share in shares):
-        raise PlanError(f"the shares {list(shares)} cannot be dealt; give non-negative numbers, at least one above 0")
-    from fractions import Fraction  # who holds a shard deals none
+        raise PlanError(f"the shares {list(shares)} are not valid; give non-negative numbers, at least one above 0")
+    from fractions import Fraction  # imported here because only the master divides units
 
     exact_shares = [Fraction(share) for share in shares]
     holders = [rank for rank, share in enumerate(exact_shares) if share > 0]
@@ -66,7 +65,7 @@ def deal(units: int, shares: Sequence[float]) -> list[Range]:
     counts = [max(int(part), 1) if share else 0 for part, share in zip(exact, exact_shares, strict=True)]
     while sum(counts) != units:
         step = 1 if sum(counts) < units else -1
-        # the node whose count is furthest from its exact part moves; no holder drops below one unit
+        # change the count that is furthest from its exact part, but none to below one unit
         movable = [rank for rank in holders if step > 0 or counts[rank] > 1]
         chosen = max(movable, key=lambda rank: (step * (exact[rank] - counts[rank]), -rank))
         counts[chosen] += step
@@ -75,10 +74,13 @@ def deal(units: int, shares: Sequence[float]) -> list[Range]:
 
 
 def deal_experts(experts: int, units: int, shares: Sequence[float]) -> list[tuple[Range, Range]]:
-    """For each node which routed experts of `units` units it holds, and which units of each.
+    """Return for each node which routed experts it holds, and which units of each. An expert has `units` units.
 
-    A slice of every expert, so that any choice loads all nodes alike; whole experts if there are more nodes than units
-    of one. Errors as `deal`.
+    Each node holds a slice of every expert, so that any choice of experts loads all nodes alike. If there are more
+    nodes than units of an expert, each holds whole experts.
+
+    Raises:
+        PlanError: as `deal`.
     """
     if sum(share > 0 for share in shares) <= units:
         return [(Range(0, experts), part) for part in deal(units, shares)]
@@ -86,8 +88,10 @@ def deal_experts(experts: int, units: int, shares: Sequence[float]) -> list[tupl
 
 
 def expert_ranges(experts: Range, units: Range, each: int) -> list[Range]:
-    """The units `units` of each of `experts` in a run that has expert after expert, `each` units long: one range where
-    they follow one another."""
+    """Return the ranges of a run that hold the units `units` of each expert in `experts`.
+
+    The run has expert after expert, `each` units long. Adjacent ranges are returned as one.
+    """
     if not len(experts) or not len(units):
         return [Range(0, 0)]
     if len(units) == each:
@@ -97,14 +101,17 @@ def expert_ranges(experts: Range, units: Range, each: int) -> list[Range]:
 
 
 def by_expert(units: Range, each: int) -> list[tuple[int, Range]]:
-    """A range of such a run expert by expert: its number, and its units in the run."""
+    """Return the experts that a range of such a run overlaps, each with the part of the range that belongs to it."""
     first, last = units.first // each, -(-units.last // each)
     parts = [(at, Range(max(units.first, at * each), min(units.last, (at + 1) * each))) for at in range(first, last)]
     return [(expert, part) for expert, part in parts if len(part)]
 
 
 def kv_range(query: Range, query_unit_heads: int, kv_unit_heads: int, heads: int, kv_heads: int) -> Range:
-    """The KV units that the query units in `query` attend to; one whose group is cut belongs to both sides."""
+    """Return the KV units that the query units in `query` attend to.
+
+    A KV unit whose query group is cut between two nodes belongs to both.
+    """
     if not len(query):
         return Range(0, 0)
     group = heads // kv_heads

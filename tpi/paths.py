@@ -1,4 +1,4 @@
-"""Paths that the user or the environment gives: a leading `~` is replaced, and what cannot be a path is refused."""
+"""Paths from the user or the environment: a leading `~` is replaced, and invalid paths are refused."""
 
 import os
 import pwd
@@ -29,13 +29,13 @@ def user_path(text: str) -> Path:
     """Return the path that `text` means, with a leading `~` or `~name` replaced.
 
     Raises:
-        UsageError: if `text` is empty, holds a NUL or bytes that are not UTF-8, or begins with an unknown home.
+        UsageError: if `text` is empty, contains a NUL or bytes that are not UTF-8, or begins with an unknown home.
     """
     shown = text[:200].encode(errors="replace").decode()
     if not text:
-        raise UsageError("an empty text was given where a path is expected; name a file or a directory")
+        raise UsageError("an empty path was given; name a file or a directory")
     if "\0" in text or text != text.encode(errors="replace").decode():
-        raise UsageError(f"{shown!r} cannot be used as a path: it holds a NUL or is not UTF-8 text; rename the file")
+        raise UsageError(f"{shown!r} cannot be used as a path: it contains a NUL or is not UTF-8 text; rename the file")
     first, _, rest = text.partition("/")
     if not first.startswith("~"):
         return Path(text)
@@ -51,10 +51,12 @@ def user_path(text: str) -> Path:
 
 
 def directory_of(variable: str, standard: str, inside_home: str) -> Path:
-    """Return the directory that `variable` names, else `tpi` in `standard` (of the XDG specification) or in the home.
+    """Return the directory that `variable` names, else `tpi` in the directory that `standard` names, else in the home.
+
+    `standard` is a variable of the XDG specification; `inside_home` is its default inside the home directory.
 
     Raises:
-        UsageError: if none of the three is set; names `variable`.
+        UsageError: if none of the three is set. The message names `variable`.
     """
     if chosen := os.environ.get(variable):
         path = user_path(chosen)
@@ -62,7 +64,7 @@ def directory_of(variable: str, standard: str, inside_home: str) -> Path:
             raise UsageError(f"{variable} is {str(path)!r}, which is not a directory; set it to one")
         return path
     base = Path(os.environ.get(standard, ""))
-    if base.is_absolute():  # XDG: relative paths are to be ignored
+    if base.is_absolute():  # XDG: relative paths must be ignored
         return base / "tpi"
     found = home()
     if found is None:
@@ -73,7 +75,10 @@ def directory_of(variable: str, standard: str, inside_home: str) -> Path:
 
 
 def _is_something_else(directory: Path) -> bool:
-    """Return True if there is something that is not a directory; what cannot be looked at is said where it is used."""
+    """Return True if the path exists and is not a directory.
+
+    Return False if it cannot be examined; the caller's first access reports that.
+    """
     try:
         return directory.exists() and not directory.is_dir()
     except OSError:  # no permission, or too long a name
@@ -81,13 +86,13 @@ def _is_something_else(directory: Path) -> bool:
 
 
 class UserPath(click.Path):
-    """The type of an option or an argument that is a path."""
+    """Type of a command line option or argument that is a path."""
 
     def __init__(self, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(path_type=Path, file_okay=file_okay, dir_okay=dir_okay, readable=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the `Path`; raise a UsageError if `value` cannot be one."""
+        """Return the `Path`. Raise UsageError if `value` cannot be one."""
         found = user_path(os.fspath(value))
         if not self.file_okay and _is_something_else(found):  # a FIFO, for example
             self.fail(f"{str(found)!r} is not a directory; give another path", param, ctx)

@@ -8,12 +8,12 @@ from time import monotonic
 from typing import Protocol
 
 _QUIET_SECONDS = 1.0
-_shown = True  # for the whole process, like the level of a log
-_begun = False  # whether an answer has begun the terminal's line, and goes on
+_shown = True  # for the whole process, like a log level
+_begun = False  # an unfinished line of an answer is on the terminal
 
 
 class Progress(Protocol):
-    """What a long phase reports to: bytes (or steps) done so far out of a total."""
+    """Callback for the progress of a long phase: bytes (or steps) done so far, and in total."""
 
     def __call__(self, done: int, total: int) -> None:
         """Report that `done` of `total` are done."""
@@ -23,33 +23,36 @@ Phase = Callable[[str], AbstractContextManager[Progress]]  # opens a phase by it
 
 
 def silent(done: int, total: int) -> None:
-    """A `Progress` that shows nothing."""
+    """Report nothing. A `Progress`."""
 
 
 def show(on: bool) -> None:
-    """Whether phases that begin from now on are shown; `--quiet` switches them off."""
+    """Set whether phases that begin from now on are shown. `--quiet` switches them off."""
     global _shown
     _shown = on
 
 
 def line_begun(begun: bool) -> None:
-    """Whether what was just written to stdout's terminal has begun a line: what comes on stderr then gets another."""
+    """Record whether the text last written to stdout's terminal left an unfinished line.
+
+    Notes on stderr then end it first.
+    """
     global _begun
     _begun = begun
 
 
 def line_is_begun() -> bool:
-    """Return whether stdout's terminal has a line that was begun and goes on."""
+    """Return True if stdout's terminal has an unfinished line."""
     return _begun
 
 
 def warn(text: str) -> None:
-    """Say on stderr what the user should know, quiet or not; a closed stderr is no error."""
+    """Print a warning on stderr, also with `--quiet`. Ignore a closed stderr."""
     _say(f"tpi: {text}")
 
 
 def note(text: str) -> None:
-    """Say on stderr what may interest the user, unless `--quiet`."""
+    """Print a note on stderr, unless `--quiet` is given."""
     if _shown:
         warn(text)
 
@@ -61,7 +64,7 @@ def _say(line: str) -> None:
 
 
 def _line_end() -> str:
-    """What ends a line that has been begun, where stderr is such a terminal, too."""
+    """Return a line end if it is needed to finish a line of the answer, which is shown on the same terminal."""
     begun = _begun and sys.stderr.isatty()
     line_begun(False)
     return "\n" if begun else ""
@@ -69,7 +72,10 @@ def _line_end() -> str:
 
 @contextmanager
 def phase(title: str) -> Iterator[Progress]:
-    """A bar with the time left, shown once the phase has lasted a second; on a plain file one line at its end."""
+    """Report the progress of the block: a bar with the time left, shown once it has lasted a second.
+
+    If stderr is not a terminal, print one line at the end instead.
+    """
     if not _shown:
         yield silent
         return
@@ -83,7 +89,7 @@ def phase(title: str) -> Iterator[Progress]:
 
 
 def _live() -> bool:
-    """Whether stderr shows what moves. Where it does not, rich is not loaded: it takes megabytes beside the weights."""
+    """Return True if stderr can show a bar. Otherwise rich is not imported, which would take megabytes of memory."""
     return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 

@@ -1,10 +1,11 @@
-"""What a node did when: spans of compute, allreduce, load and stall, written as Chrome trace JSON (opens in Perfetto).
+"""Traces of a node's work, written as Chrome trace JSON (opens in Perfetto).
 
-Each node records into its own table by its own clock; the master asks for the tables page by page, estimates each
-node's clock offset from the times of an exchange (`clock_offset`), and writes all spans on one time axis
-(`write_chrome`) as they come: nobody ever has more of a trace in memory than its own table and a page.
+A trace is a list of spans of compute, allreduce, load and stall. Each node records spans in its own table, by its own
+clock. The master requests the tables page by page, estimates each node's clock offset from the times of an exchange
+(`clock_offset`), and writes all spans on one time axis (`write_chrome`) as they arrive. So no process has more of a
+trace in memory than its own table and one page.
 
-Where nothing is recorded, `OFF` stands in: its `span` is one shared object that does nothing.
+`OFF` is a trace that records nothing: its `span` returns one shared object that does nothing.
 """
 
 import json
@@ -29,14 +30,14 @@ TransferKind = Literal["weight load", "kv load", "kv save"]
 Kind = Literal["compute", "allreduce", "load", "stall", "accelerator", "attention", TransferKind]
 Row = tuple[Kind, str, int, int]  # kind, name, begin and end in nanoseconds of the node's clock
 Table = npt.NDArray[np.int64]  # [spans, 4]: kind and name as indices, begin and end
-Laps = npt.NDArray[np.int64]  # [spans]: end of each, in nanoseconds from the beginning of the first
+Laps = npt.NDArray[np.int64]  # [spans]: end of each span, in nanoseconds from the beginning of the first
 Page = tuple[tuple[str, ...], Table]  # all names so far, and some spans
 
-EMBEDDING, HEAD = "embedding", "head"  # names of what is no block; a streamed head's tiles are "head tile N"
-ON = " on "  # what the name of a span ends with, and an accelerator's name, if that is not the node's first
-TRACE_SPANS = 1 << 17  # that a trace has room for: some hundred tokens of a large model
-TRACE_BYTES = TRACE_SPANS * 4 * 8  # which the node's budget counts
-PAGE_SPANS = 1 << 13  # in one message
+EMBEDDING, HEAD = "embedding", "head"  # span names of parts that are not blocks; a streamed head has "head tile N"
+ON = " on "  # precedes an accelerator's name at the end of a span's name, unless it is the node's first accelerator
+TRACE_SPANS = 1 << 17  # capacity of a trace: about a hundred tokens of a large model
+TRACE_BYTES = TRACE_SPANS * 4 * 8  # counted in the node's memory budget
+PAGE_SPANS = 1 << 13  # most spans in one message
 
 _KINDS: tuple[Kind, ...] = (
     "compute",
@@ -53,7 +54,7 @@ _LANE_NAMES = (
     "compute, allreduce, stall", "load", "load of the head", "accelerator", "attention", "weight load", "kv load",
     "kv save",
 )  # fmt: skip
-_SAVES_AT_ONCE = 3  # as many as there are threads that move things
+_SAVES_AT_ONCE = 3  # the number of transfer threads
 _NOTHING = nullcontext()
 
 clock = time.perf_counter_ns
@@ -62,31 +63,37 @@ clock = time.perf_counter_ns
 class NoTrace:
     """A trace that records nothing."""
 
-    dropped = 0  # spans that there was no room for
+    dropped = 0  # number of spans that did not fit
 
     @property
     def rows(self) -> Iterator[Row]:
-        """What was recorded so far."""
+        """Iterator over the spans recorded so far."""
         return unroll(self.page)
 
     def page(self, first: int, count: int = PAGE_SPANS) -> Page:
-        """At most `count` spans from number `first` on; may be called while others record."""
+        """Return at most `count` spans from number `first` on, and all names.
+
+        May be called while other threads record.
+        """
         return (), np.empty((0, 4), np.int64)
 
     def span(self, kind: Kind, name: str) -> AbstractContextManager[None]:
-        """See `Trace.span`."""
+        """Return a context manager that does nothing."""
         return _NOTHING
 
     def laps(self, kind: Kind, names: Sequence[str]) -> AbstractContextManager[Laps | None]:
-        """See `Trace.laps`; there is nothing to fill in."""
+        """Return a context manager that does nothing and yields None."""
         return _NOTHING
 
     def add(self, kind: Kind, name: str, begin: int, end: int) -> None:
-        """See `Trace.add`."""
+        """Ignore a span."""
 
 
 class Trace(NoTrace):
-    """The spans of one node, in a table of fixed size, whose memory is taken as it fills. Safe from several threads."""
+    """The spans of one node, in a table of fixed size whose memory is allocated as it fills.
+
+    Safe for several threads.
+    """
 
     def __init__(self, limit: int = TRACE_SPANS) -> None:
         self._table = np.zeros((limit, 4), np.int64)
@@ -96,19 +103,22 @@ class Trace(NoTrace):
         self._lock = Lock()
 
     def page(self, first: int, count: int = PAGE_SPANS) -> Page:
-        """See `NoTrace.page`; the spans are those of the table itself, which never change again."""
+        """Return at most `count` spans from number `first` on, and all names.
+
+        The spans are a view of the table. Recorded spans never change.
+        """
         with self._lock:
             return tuple(self._names), self._table[first : min(first + count, self._count)]
 
     def span(self, kind: Kind, name: str) -> AbstractContextManager[None]:
-        """Record the time from entering to leaving, also if it is left by an exception."""
+        """Record the time from entering to leaving the block, even if an exception leaves it."""
         return _Span(self, kind, name)
 
     @contextmanager
     def laps(self, kind: Kind, names: Sequence[str]) -> Iterator[Laps | None]:
-        """Record a span per name, one after the other from entering on, from the laps that one call fills in.
+        """Record one span per name, each beginning where the one before ends. The block writes the ends to the array.
 
-        Laps that it leaves as they are, because it ended early, are not recorded.
+        Entries that it leaves unchanged, because it ended early, are not recorded.
         """
         begin = entered = clock()
         laps = np.full(len(names), -1, np.int64)
@@ -121,7 +131,7 @@ class Trace(NoTrace):
                     begin = entered + lap
 
     def add(self, kind: Kind, name: str, begin: int, end: int) -> None:
-        """Record a span with times of `tpi.trace.clock`, in nanoseconds. Beyond `limit` spans they are counted only."""
+        """Record a span with times of `tpi.trace.clock`, in nanoseconds. Beyond `limit` spans they are only counted."""
         with self._lock:
             if self._count == len(self._table):
                 self.dropped += 1
@@ -150,9 +160,9 @@ class _Span:
 
 
 def unroll(page: Callable[[int], Page]) -> Iterator[Row]:
-    """All spans of a trace of which `page(first)` has at most `PAGE_SPANS`, but for those of unknown kinds or names."""
+    """Yield all spans of a trace whose pages `page(first)` returns. Skip spans of unknown kinds or names."""
     first, more = 0, True
-    while more and first < TRACE_SPANS:  # no trace has more, whatever a node says
+    while more and first < TRACE_SPANS:  # no trace has more, whatever a faulty node sends
         names, table = page(first)
         for kind, name, begin, end in table.tolist():
             if 0 <= kind < len(_KINDS) and 0 <= name < len(names):
@@ -162,26 +172,27 @@ def unroll(page: Callable[[int], Page]) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class NodeTrace:
-    """One node's spans, and what to add to its clock to get the master's, in nanoseconds."""
+    """One node's spans. Adding `offset` nanoseconds to its clock gives the master's."""
 
     node: str
     rows: Iterable[Row]
     offset: int = 0
-    dropped: int = 0  # spans that the node had no room for
+    dropped: int = 0  # number of spans that did not fit
 
 
 def clock_offset(exchanges: Iterable[tuple[int, int, int]]) -> int:
-    """What to add to a node's clock to get ours, from (our time when asking, its time, our time when answered).
+    """Return what to add to a node's clock to get this node's clock, in nanoseconds.
 
-    The exchange with the shortest round trip is taken, and the node's reading is placed in its middle (as NTP does);
-    the error is at most half of that round trip.
+    Each exchange is (own time when asking, the node's time, own time when answered). The exchange with the shortest
+    round trip is used, and the node's reading is placed in its middle (as NTP does). The error is at most half of that
+    round trip.
     """
     asked, theirs, answered = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
     return (asked + answered) // 2 - theirs
 
 
 def write_chrome(path: Path, nodes: Sequence[NodeTrace], zero: int) -> None:
-    """Write all nodes' spans on the master's clock, from its time `zero` on: a process per node, a thread per queue.
+    """Write all nodes' spans on the master's clock from its time `zero` on: one process per node, one thread per queue.
 
     Raises:
         OSError: if the file cannot be written.
@@ -189,7 +200,7 @@ def write_chrome(path: Path, nodes: Sequence[NodeTrace], zero: int) -> None:
     events = (event for pid, node in enumerate(nodes) for event in _events(pid, node, zero))
     with open(path, "w", opener=private) as file:
         if S_ISREG(os.fstat(file.fileno()).st_mode):
-            os.fchmod(file.fileno(), FILE)  # it may have been there
+            os.fchmod(file.fileno(), FILE)  # an existing file may have another mode
         file.write('{"displayTimeUnit": "ms", "traceEvents": [')
         for number, event in enumerate(events):
             file.write((",\n" if number else "\n") + json.dumps(event))
@@ -202,7 +213,7 @@ def _events(pid: int, node: NodeTrace, zero: int) -> Iterator[dict[str, object]]
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane, "args": {"name": name}}
     lanes = _Lanes()
     for kind, name, begin, end in node.rows:
-        at, lasted = (begin + node.offset - zero) / 1000, (end - begin) / 1000  # the format counts in microseconds
+        at, lasted = (begin + node.offset - zero) / 1000, (end - begin) / 1000  # the format uses microseconds
         lane = lanes.of(kind, name, begin, end)
         yield {"ph": "X", "cat": kind, "name": name, "pid": pid, "tid": lane, "ts": at, "dur": lasted}
     for (name, _), lane in lanes.more.items():
@@ -210,14 +221,14 @@ def _events(pid: int, node: NodeTrace, zero: int) -> Iterator[dict[str, object]]
 
 
 class _Lanes:
-    """The lanes of a node's spans; accelerators beside the first have lanes of their own, which are numbered here."""
+    """Assignment of a node's spans to lanes. Accelerators other than the first get additional lanes."""
 
     def __init__(self) -> None:
-        self.more: dict[tuple[str, int], int] = {}  # by name, of which there may be several
-        self._saves: dict[str, list[int]] = {}  # when each lane is free again, by accelerator
+        self.more: dict[tuple[str, int], int] = {}  # additional lanes, by name and number
+        self._saves: dict[str, list[int]] = {}  # by accelerator: time at which each lane of saves is free again
 
     def of(self, kind: Kind, name: str, begin: int, end: int) -> int:
-        """That of a span."""
+        """Return the lane of a span."""
         card, at = name.partition(ON)[2], 0
         if kind == "kv save":
             at = _free_lane(self._saves.setdefault(card, [0] * _SAVES_AT_ONCE), begin, end)
@@ -227,14 +238,17 @@ class _Lanes:
 
 
 def _lane(kind: Kind, name: str) -> int:
-    """One queue computes, one loads blocks, one the head, three move weights and KV: spans of one do not overlap."""
+    """Return the lane of a span on the first accelerator or the host. Spans of one lane do not overlap.
+
+    One lane computes, one loads blocks, one loads the head, three move weights and KV pages.
+    """
     if kind in _LANE_NAMES[1:]:
         return 2 if kind == "load" and name.startswith(HEAD) else _LANE_NAMES.index(kind)
     return 0
 
 
 def _free_lane(ends: list[int], begin: int, end: int) -> int:
-    """Saves overlap: each gets the first of their lanes that is free again when it begins."""
+    """Return the first lane that is free when a save begins, because saves may overlap. Mark it as used until `end`."""
     lane = next((lane for lane, over in enumerate(ends) if over <= begin), 0)
     ends[lane] = end
     return lane

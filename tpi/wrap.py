@@ -1,4 +1,4 @@
-"""Words wrapped at the edge of a terminal, as text comes. What is shown is never taken back."""
+"""Word wrapping at the edge of a terminal, for text that arrives in pieces. Text that was shown is never changed."""
 
 import os
 import re
@@ -9,8 +9,8 @@ from typing import IO, Generic, TypeVar
 Style = TypeVar("Style")
 
 _PARTS = re.compile(r"\n|[ \t\u200b]+|[^\n \t\u200b]+")
-_MARKER = re.compile(r"[-*+•│]|\d{1,3}[.)]")  # of an item: its further lines begin under its text
-_CLOSING = ("Pe", "Pf", "Po", "Lm")  # categories of characters that do not begin a line
+_MARKER = re.compile(r"[-*+•│]|\d{1,3}[.)]")  # marker of a list item, whose further lines are indented
+_CLOSING = ("Pe", "Pf", "Po", "Lm")  # categories of characters that must not begin a line
 _TAB = 8
 
 
@@ -24,17 +24,17 @@ def character_width(one: str) -> int:
 
 
 def _stays(one: str) -> bool:
-    """Return whether a character stays with the one before it: closing marks, small kana."""
+    """Return True if a character must stay with the one before it: closing marks, small kana."""
     return unicodedata.category(one) in _CLOSING or " SMALL " in unicodedata.name(one, "")
 
 
 def text_width(text: str) -> int:
-    """Return the columns that `text` takes, which has no tabs and no line ends."""
+    """Return the columns that `text` takes. It must not contain tabs or line ends."""
     return len(text) if text.isascii() else sum(map(character_width, text))
 
 
 def columns_of(stream: IO[str]) -> int:
-    """Return the columns of the terminal that `stream` writes to; 0 if it is none, or does not know."""
+    """Return the columns of the terminal that `stream` writes to; 0 if it is not a terminal or its width is unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     except (OSError, ValueError):
@@ -42,25 +42,30 @@ def columns_of(stream: IO[str]) -> int:
 
 
 class WordWrap(Generic[Style]):
-    """Breaks lines between words. Pieces of text have styles, which are handed on: a word may have several.
+    """A filter that breaks lines between words.
 
-    A word is held back until it is over, or longer than a line. `column` is where the next character goes.
+    Each piece of text has a style, which is handed on; a word may have several.
+
+    A word is held back until it is complete, or longer than a line. `column` is where the next character goes.
     """
 
     def __init__(self, width: Callable[[], int]) -> None:
-        """`width`: the columns there are now; 0: unknown, and nothing is wrapped."""
+        """Create a filter for a terminal of `width()` columns.
+
+        It is called again each time; 0 means that nothing is wrapped.
+        """
         self.column = 0
         self._width = width
         self._gap: list[tuple[str, Style]] = []  # white space before the word
         self._word: list[tuple[str, Style]] = []
         self._taken = 0  # columns of the word
-        self._words = 0  # in this line
-        self._hang = 0  # columns that further lines of this line begin with
-        self._marked = False  # the first word is the marker of an item
+        self._words = 0  # words in this line so far
+        self._hang = 0  # indentation of continuation lines, in columns
+        self._marked = False  # the first word is the marker of a list item
         self._long = False  # within a word that is longer than a line
 
     def push(self, text: str, style: Style, verbatim: bool = False) -> Iterator[tuple[str, Style]]:
-        """Yield what is to be shown now; `verbatim` text, such as code, is not wrapped."""
+        """Yield the text that can be shown now. `verbatim` text, such as code, is not wrapped."""
         if verbatim or not self._width():
             yield from self.flush()
             if text:
@@ -79,7 +84,7 @@ class WordWrap(Generic[Style]):
                 yield from self._spell(part, style)
 
     def flush(self) -> Iterator[tuple[str, Style]]:
-        """Yield what was held back."""
+        """Yield the text that was held back."""
         yield from self._place()
         gap, self._gap = self._gap, []
         for text, _ in gap:
@@ -87,11 +92,11 @@ class WordWrap(Generic[Style]):
         yield from gap
 
     def at_line_start(self) -> None:
-        """Go on from a new line: something else was written to the terminal."""
+        """Continue on a new line, because something else was written to the terminal."""
         self.column = self._hang = 0
 
     def _spell(self, part: str, style: Style) -> Iterator[tuple[str, Style]]:
-        """Yield what can be shown once more of a word came; a line may break before and after a wide character."""
+        """Add a part of a word, and yield what can be shown. A line may break before and after a wide character."""
         begin, wide = 0, False
         if not part.isascii():
             for at, one in enumerate(part):
@@ -113,7 +118,7 @@ class WordWrap(Generic[Style]):
             self._long = True
 
     def _place(self) -> Iterator[tuple[str, Style]]:
-        """Yield the word that is over, on this line or on the next one."""
+        """Yield the completed word, on this line or on the next one."""
         word, gap, taken, long = self._word, self._gap, self._taken, self._long
         self._long = False
         if not word:
@@ -133,7 +138,7 @@ class WordWrap(Generic[Style]):
         self._move(taken)
 
     def _begin_word(self, text: str) -> None:
-        """Take note of what the first words say of where further lines begin."""
+        """Set the indentation of continuation lines from the first words of a line."""
         if self._words == 0:
             self._marked = bool(_MARKER.fullmatch(text))
             self._hang = self._bounded(self.column)
@@ -144,7 +149,7 @@ class WordWrap(Generic[Style]):
         return column if column <= self._width() // 2 else 0
 
     def _count(self, text: str) -> None:
-        """Move over what was shown as it is."""
+        """Advance the position over text that was shown unchanged."""
         line = text.rpartition("\n")[2]
         if "\n" in text:
             self.column = self._words = self._hang = 0
@@ -154,7 +159,7 @@ class WordWrap(Generic[Style]):
             self._move(0)
 
     def _move(self, columns: int) -> None:
-        """Go on by so many columns; what is beyond the edge goes on in the terminal's next lines."""
+        """Advance the position by `columns`. Beyond the edge, it continues in the terminal's next lines."""
         self.column += columns
         width = self._width()
         if width and self.column > width:
@@ -171,6 +176,6 @@ def _after(text: str, column: int) -> int:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return `text` with its lines broken between words, for a terminal of so many columns; 0: as it is."""
+    """Return `text` with its lines broken between words, for a terminal of `width` columns; 0 means unchanged."""
     wrap = WordWrap[None](lambda: width)
     return "".join(part for part, _ in (*wrap.push(text, None), *wrap.flush()))

@@ -1,1 +1,1 @@
-"""Collectives: how the nodes of one tensor-parallel group sum their partial results."""
+"""Collectives: how the nodes of a tensor-parallel group sum their partial results."""

@@ -6,13 +6,13 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 
 def payload_bytes(wire: int, count: int) -> int:
-    """Bytes that `count` values take in a frame; `tpi.net.wire.Wire.nbytes` says the same without this module."""
+    """Return the bytes that `count` values take in a frame. `tpi.net.wire.Wire.nbytes` is the same in Python."""
 
 def quantise(values: F32, wire: int) -> None:
-    """Make of `values` what the others decode when they are sent to them."""
+    """Replace `values` with the numbers that other nodes decode when they receive them in this wire format."""
 
 class Mailbox:
-    """Numbered messages to and from the other members; see native/mailbox.cpp. `wire` is a `Wire.code`."""
+    """Numbered messages to and from the other nodes, implemented in native/mailbox.cpp. `wire` is a `Wire.code`."""
 
     def __init__(
         self,

@@ -16,12 +16,12 @@ from allreduce.predict import predict
 from allreduce.transport import Transport
 from tpi.topology.links import LOOPBACK, LinkTable
 
-_FEW = 3  # nodes on one machine for which a mesh is the fastest; with more, its messages outnumber the cores
+_FEW = 3  # most nodes on one machine for which a mesh is fastest; with more, its messages outnumber the cores
 _LOCAL = ("127.", "localhost", "[::1]")
 
 
 class Auto(Group):
-    """All algorithms over one set of connections. `choice` and `links` are there once the group is tuned."""
+    """All algorithms over one set of connections. `choice` and `links` are set once the group is tuned."""
 
     name = "auto"
 
@@ -38,11 +38,13 @@ class Auto(Group):
         self._cache = endpoints.links_cache
 
     def algorithm(self, values: int) -> str:
-        """See `Group.algorithm`."""
+        """Return the name of the algorithm chosen for `values` values; "auto" before `tune`."""
         return self.choice.name_for(values) if self.choice else self.name
 
     def tune(self, work: Work = idle, measure_local: bool = False) -> Choice:
-        """Measure and choose, unless that is done. All nodes call it together, at the latest with their first sum.
+        """Measure the links and choose the algorithms, unless that is done.
+
+        All nodes call it together, before their first sum.
 
         Links within one machine are measured only if `measure_local`.
         """
@@ -59,21 +61,27 @@ class Auto(Group):
         return self.choice
 
     def predicted_s(self, values: int) -> float | None:
-        """Seconds that an allreduce of `values` should take with the algorithm chosen for them; None before `tune`."""
+        """Return the predicted seconds of an allreduce of `values` values by the chosen algorithm.
+
+        None before `tune`.
+        """
         return self._predicted(self.choice.name_for(values), values) if self.choice else None
 
     def choice_fields(self) -> dict[str, Any] | None:
-        """See `Group.choice_fields`."""
+        """Return the choice as JSON fields; None before `tune`."""
         return self.choice.fields() if self.choice else None
 
     @property
     def overlaps(self) -> bool:
-        """See `Group.overlaps`; measured, as it takes twice the messages."""
+        """True if prefill sums are faster in two overlapping halves, as measured.
+
+        The halves need twice the messages.
+        """
         return self.tune().overlap
 
     @property
     def stats(self) -> GroupStats:
-        """See `Group.stats`."""
+        """Totals since the group was opened, with the bytes that the shared connections carried."""
         return self.transport.counted(self._stats)
 
     def _begin(self, step: int) -> None:
@@ -90,11 +98,11 @@ class Auto(Group):
         return Choice(decode, "two-shot", False, *sizes, predicted, {})
 
     def _known(self) -> dict[cache.Pair, cache.Known]:
-        """On the master the links that it remembers."""
+        """Return the links that the master remembers; on workers none."""
         return cache.load(self._cache, self.spec) if self._cache and self.rank == 0 else {}
 
     def _chosen_by(self, known: dict[cache.Pair, cache.Known], work: Work, doubted: bool = False) -> Choice:
-        """Measure the links that are not `known`, all if those are `doubted`; then choose."""
+        """Measure the links that are not `known` (all of them if `doubted`), then choose the algorithms."""
         trusted = {} if doubted else {pair: one.link for pair, one in known.items()}
         self.links = measure_links(self.transport, trusted)
         if self._cache and self.rank == 0:
@@ -103,7 +111,10 @@ class Auto(Group):
         return replace(choice, links_age_s=max((one.age_s for one in known.values()), default=0.0) if trusted else 0.0)
 
     def _remembered(self, known: dict[cache.Pair, cache.Known]) -> bool:
-        """Whether the choice rests on links that may be doubted, as the master has it: on every node."""
+        """Return True if the choice uses remembered links that were never confirmed.
+
+        The master's answer is shared with all nodes.
+        """
         doubtful = [pair for pair, one in known.items() if not one.confirmed]
         return bool(share(self.transport, np.array([len(doubtful)], np.float32))[0])
 
@@ -116,7 +127,7 @@ class Auto(Group):
         return predict(name, self.links, values, self.wire) if self.links else 0.0
 
     def _choose(self, count: int) -> Networked:
-        """The group that sums `count` values."""
+        """Return the group that sums payloads of `count` values."""
         group = self._chosen[count] = self.groups[self.tune().name_for(count)]
         return group
 

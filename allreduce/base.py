@@ -1,7 +1,6 @@
-"""What a collective is: a group of nodes that sum one float32 array each, and the table of the ways to do it.
+"""Interface of a collective: a group of nodes that sum one float32 array each; and the table of its implementations.
 
-Nothing here knows sockets beyond carrying them: `transport` connects, its mailbox moves messages, and one module per
-algorithm moves sums.
+This module has no socket code: `transport` connects, its mailbox carries messages, and each algorithm is a module.
 """
 
 from abc import ABC, abstractmethod
@@ -28,15 +27,21 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 
 Work = Callable[[int], object]
-"""Called with 1, computes one block of a prefill step as this node would; with n, for an n-th of its tokens."""
+"""Callback for tuning.
+
+Called with 1, it computes one block of a prefill step; with n, it computes an n-th of its tokens.
+"""
 
 Watch = Callable[[int], bool]
-"""Called about ten times a second with the rank waited for. True: that node makes progress, so its deadline moves on.
-It may raise to end the wait (an abort from the master)."""
+"""Called about ten times a second with the rank that a wait is for.
+
+Returns True if that node makes progress; its deadline is then moved. It may raise an exception to end the wait, for
+example after an abort by the master.
+"""
 
 
 def idle(parts: int) -> None:
-    """No work."""
+    """Do no work."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,17 @@ class Peer:
     """A node of the group. Rank 0, the master, binds nothing: its `address` is that of shared memory, or empty."""
 
     rank: int
-    name: str  # under which the user knows the node; errors show it
+    name: str  # the name by which the user knows the node; errors show it
     address: str = ""  # of its collective socket, for example tcp://192.168.1.7:9991
-    key: bytes = b""  # that it has to prove to own; empty: none, on this machine alone
+    key: bytes = b""  # the node must prove that it owns this key; empty: no key, only on this machine
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Everything that the nodes of a group agree on, and which of them this node is.
+    """Settings that the nodes of a group agree on, and the rank of this node.
 
-    `session` (64 bits, random, one per master run) and `epoch` (one per plan) fence the group: frames that carry others
-    are dropped. A wait fails after `timeout_s` without progress of the node waited for.
+    Frames with another `session` (64 bits, random, one per run of a master) or `epoch` (one per plan) are dropped. A
+    wait fails after `timeout_s` seconds without progress of the node waited for.
     """
 
     rank: int
@@ -63,14 +68,14 @@ class GroupSpec:
     peers: tuple[Peer, ...]  # all nodes in rank order, this node included
     wire: str = "f32"
     timeout_s: float = 10.0
-    spin_us: int = 0  # how long a wait polls before it sleeps; 0 where nodes have no cores of their own
-    payload_values: tuple[int, int] = (4096, 128 * 4096)  # of one decode and one prefill sum: what "auto" chooses for
+    spin_us: int = 0  # microseconds that a wait polls before it sleeps; 0 if nodes share cores
+    payload_values: tuple[int, int] = (4096, 128 * 4096)  # sizes of a decode and a prefill sum, for "auto"
 
     def __post_init__(self) -> None:
         if [peer.rank for peer in self.peers] != list(range(len(self.peers))):
             raise PlanError("the peers of a group must be listed in rank order, each once")
         if not 0 <= self.rank < len(self.peers):
-            raise PlanError(f"rank {self.rank} is not one of the group's {len(self.peers)}")
+            raise PlanError(f"rank {self.rank} is not a rank of a group of {len(self.peers)} nodes")
 
     @property
     def size(self) -> int:
@@ -80,7 +85,7 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """What a node hands to its groups. The owner of `router` closes it; groups close what they connect.
+    """Resources that a node gives to its groups. The owner of `router` closes it; groups close what they connect.
 
     `net` and `router` (bound on the COLLECTIVE plane; None on rank 0) are for the collectives over ZeroMQ, `board` is
     for the in-process one.
@@ -89,17 +94,17 @@ class Endpoints:
     net: "Net | None" = None
     router: "Socket | None" = None
     watch: Watch | None = None
-    lateness: "Lateness | None" = None  # told of every wait
+    lateness: "Lateness | None" = None  # records every wait
     board: "Board | None" = None
-    links_cache: Path | None = None  # where the master keeps what it measured of links; None: nowhere
+    links_cache: Path | None = None  # file in which the master stores measured links; None: none
 
 
 @dataclass
 class GroupStats:
-    """Sums since the group was opened."""
+    """Totals since the group was opened."""
 
     exchanges: int = 0
-    seconds: float = 0.0  # inside sums, waiting for slower nodes included
+    seconds: float = 0.0  # time inside sums, including waits for slower nodes
     sent_bytes: int = 0  # headers included
     received_bytes: int = 0
     dropped: int = 0  # frames that were malformed, stale, or of another session or epoch
@@ -108,8 +113,8 @@ class GroupStats:
 class Group(ABC):
     """One node's handle on a group. Every node calls the same methods in the same order with equal shapes.
 
-    Sums take C-contiguous `[tokens, hidden]` float32 and raise NodeLost, naming the node, when a peer does not answer
-    within its deadline. A group that has raised is of no further use but to be closed.
+    Sums take C-contiguous float32 arrays `[tokens, hidden]`. They raise NodeLost, naming the node, if a peer does not
+    answer within its deadline. After an exception the group can only be closed.
     """
 
     name: str
@@ -123,21 +128,29 @@ class Group(ABC):
         self._flying = deque[Flight]()
 
     def allreduce(self, partial: F32) -> F32:
-        """The sum of all nodes' `partial`, on every node; valid until the next sum is finished."""
+        """Return the sum of all nodes' `partial`, on every node. The result is valid until the next sum is finished."""
         return self._run(partial, self._allreduce)
 
     def reduce(self, partial: F32) -> F32 | None:
-        """The sum on rank 0, None elsewhere; valid until the next sum is finished."""
+        """Return the sum of all nodes' `partial` on rank 0, None on other ranks.
+
+        Valid until the next sum is finished.
+        """
         total = self._run(partial, self._reduce)
         return None if self.rank else total
 
     def start(self, partial: F32, everywhere: bool = True) -> None:
-        """Send what can be sent of a sum; it travels while the caller does something else, until `finish`.
+        """Start a sum: send what can be sent without waiting. It continues while the caller computes, until `finish`.
 
-        `partial` must not change until then. At most `IN_FLIGHT` sums may be on their way.
+        `partial` must not change until then. At most `IN_FLIGHT` sums may be under way.
 
         Args:
-            everywhere: an allreduce; else a reduce, whose sum is only there on rank 0.
+            partial: this node's partial result, `[tokens, hidden]`.
+            everywhere: True for an allreduce; False for a reduce, whose sum is available on rank 0 only.
+
+        Raises:
+            RuntimeError: if `IN_FLIGHT` sums are under way.
+            NodeLost: if a peer does not answer within its deadline.
         """
         started = perf_counter()
         if len(self._flying) == IN_FLIGHT:
@@ -149,10 +162,13 @@ class Group(ABC):
         self._stats.seconds += perf_counter() - started
 
     def finish(self) -> F32 | None:
-        """The oldest sum that was started; None if it is not for this node. Valid until the next is finished."""
+        """Return the sum that was started first; None if it is not for this node.
+
+        Valid until the next sum is finished.
+        """
         started = perf_counter()
         flight = self._flying.popleft()
-        if (total := flight.resume()) is None:  # it waits for what takes as long to come as what the others wait for
+        if (total := flight.resume()) is None:  # let the other sums send what they can before this one waits
             for other in self._flying:
                 other.resume()
         while total is None:
@@ -163,40 +179,40 @@ class Group(ABC):
 
     @property
     def stats(self) -> GroupStats:
-        """Sums since the group was opened."""
+        """Totals since the group was opened."""
         return self._stats
 
     @property
     def overlaps(self) -> bool:
-        """Whether a sum travels while its nodes compute: then it pays to have another one under way."""
+        """True if a sum makes progress while its nodes compute. Then it pays to have another one under way."""
         return False
 
     @property
     def trivial(self) -> bool:
-        """Whether a partial is its own sum, and nobody is waited for."""
+        """True if a partial result is its own sum, so that no node is waited for."""
         return False
 
     def tune(self, work: Work = idle) -> object:
-        """Decide what is to be decided by measuring, before the first sum; every node calls it. Mostly nothing.
+        """Make the choices that need measurements. Every node calls it before the first sum. Most groups do nothing.
 
-        `work` is done between the sums that are timed, as it will be between those that count.
+        `work` is done between the timed sums, as it will be between real ones.
         """
         return None
 
     def algorithm(self, values: int) -> str:
-        """Name of the algorithm that sums `values` values."""
+        """Return the name of the algorithm that sums `values` values."""
         return self.name
 
     def predicted_s(self, values: int) -> float | None:
-        """Seconds that a sum of `values` values should take, None if the links were not measured."""
+        """Return the predicted seconds of a sum of `values` values, or None if the links were not measured."""
         return None
 
     def choice_fields(self) -> dict[str, Any] | None:
-        """What the algorithms were chosen by, see `allreduce.choose.Choice.fields`; None where nothing was chosen."""
+        """Return the measurements behind the choice (`allreduce.choose.Choice.fields`); None if nothing was chosen."""
         return None
 
     def begin(self, step: int) -> None:
-        """Start step number `step`; steps only ever increase. Sums and frames of earlier steps are dropped."""
+        """Start step number `step`. Step numbers only increase. Sums and frames of earlier steps are dropped."""
         self._flying.clear()
         self._begin(step)
 
@@ -204,12 +220,12 @@ class Group(ABC):
     def close(self) -> None:
         """Release what the group opened. May be called twice.
 
-        Only when all nodes are done, as they are when the master has the result of a reduce: what is still on its way
-        to a slow node may be lost.
+        Call it only when all nodes are done, as they are once the master has the result of a reduce. Messages on their
+        way to a slow node may be lost.
         """
 
     def _run(self, partial: F32, algorithm: Callable[[F32], Exchange]) -> F32:
-        """A sum from start to end, while nothing else is done: what most of them are, so in few steps."""
+        """Run a sum from start to end without overlap. Most sums are like this, so the code is short for speed."""
         started = perf_counter()
         exchange = algorithm(partial)
         try:
@@ -223,18 +239,18 @@ class Group(ABC):
 
     @abstractmethod
     def _begin(self, step: int) -> None:
-        """See `begin`."""
+        """Start step number `step` in the implementation."""
 
     @abstractmethod
     def _allreduce(self, values: F32) -> Exchange:
-        """The sum of all nodes' `values`, an array of their shape or a 1-D one."""
+        """Return a generator that sums all nodes' `values`. Its result has their shape or is 1-D."""
 
     @abstractmethod
     def _reduce(self, values: F32) -> Exchange:
-        """As `_allreduce`; what it returns matters on rank 0 only."""
+        """Return a generator that sums all nodes' `values`. Its result is used on rank 0 only."""
 
 
-GROUPS = {  # module and class, imported when opened
+GROUPS = {  # module and class, imported when a group is opened
     "auto": "allreduce.auto:Auto",
     "star": "allreduce.algorithms.star:Star",
     "mesh": "allreduce.algorithms.mesh:Mesh",
@@ -248,9 +264,10 @@ GROUPS = {  # module and class, imported when opened
 
 
 def arrays_to_sum(name: str, size: int) -> int:
-    """Arrays as long as a payload, in float32, that a sum takes beside the partial: for the memory budget.
+    """Return how many float32 arrays as long as a payload a sum needs in addition to the partial.
 
-    Over sockets: the sum, its encoding, what others decode, and one to send and one to receive per other node.
+    The memory budget counts them. Over sockets they are the sum, its encoding, the decoded values, and two for each
+    other node: to send and to receive.
     """
     if size == 1:
         return 0
@@ -258,12 +275,12 @@ def arrays_to_sum(name: str, size: int) -> int:
 
 
 def group_names() -> tuple[str, ...]:
-    """Names that `open_group` accepts."""
+    """Return the names that `open_group` accepts."""
     return tuple(GROUPS)
 
 
 def open_group(name: str, spec: GroupSpec, endpoints: Endpoints) -> Group:
-    """Join the group with the algorithm called `name`; a single node always gets `loopback`.
+    """Join the group with the algorithm called `name`. A single node always gets `loopback`.
 
     Raises:
         UsageError: if there is no such algorithm.

@@ -1,7 +1,7 @@
-"""Links measured before, one JSON file on the master: by the names and addresses of both ends, with the time.
+"""Cache of measured links: one JSON file on the master, by the names and addresses of both ends.
 
-An entry is latency in seconds, bytes per second, seconds since 1970, and 1 if it was measured again after a doubt and
-was the same.
+An entry is latency in seconds, bytes per second, time of the measurement in seconds since 1970, and 1 if the link was
+measured again after a doubt with the same result.
 """
 
 import json
@@ -16,13 +16,16 @@ from tpi.system.private import make_private, private
 from tpi.topology.links import Link, LinkTable
 
 FRESH_S = 24 * 3600.0
-_SAME = 2.0  # times more or less: the same link, measured twice
+_SAME = 2.0  # two measurements of a link count as equal if they differ by at most this factor
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Known:
-    """A link that was measured `age_s` seconds ago; `confirmed`: doubted once, and the same when measured again."""
+    """A link that was measured `age_s` seconds ago.
+
+    `confirmed`: it was doubted once, and measured again with the same result.
+    """
 
     link: Link
     age_s: float
@@ -48,7 +51,7 @@ def _valid(entry: object) -> bool:
 
 
 def load(path: Path, spec: GroupSpec) -> dict[Pair, Known]:
-    """The links of `spec` that were measured within a day; a file that is missing or damaged holds none."""
+    """Return the links of `spec` that were measured within a day. A missing or damaged file contains none."""
     entries, now = _read(path), time()
     pairs = ((pair, entries.get(_key(spec, *pair))) for pair in combinations(range(spec.size), 2))
     known = {pair: Known(Link(e[0], e[1]), now - e[2], bool(e[3:] and e[3])) for pair, e in pairs if e}
@@ -56,9 +59,9 @@ def load(path: Path, spec: GroupSpec) -> dict[Pair, Known]:
 
 
 def save(path: Path, spec: GroupSpec, table: LinkTable, known: dict[Pair, Known], doubted: bool = False) -> None:
-    """Add the links of `table` that were not `known`; all, if those were `doubted` and measured again.
+    """Add the links of `table` that were not `known`; if those were `doubted` and measured again, add all.
 
-    If that fails, the next start measures again.
+    Errors are ignored: the next start then measures again.
     """
     entries = _read(path)
     for pair, link in table.links.items():

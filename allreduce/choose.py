@@ -1,7 +1,7 @@
-"""Choosing the algorithm per payload size: predict all from the links, time the likely ones, take the fastest.
+"""Choice of the algorithm per payload size: predict all from the links, time the likely ones, take the fastest.
 
-Predictions assume that links do not disturb each other. On one Wi-Fi access point they share the air, so what is
-predicted to be near the best is timed with real sums before it is chosen.
+Predictions assume that links do not disturb each other. On one Wi-Fi access point they share the air. So algorithms
+predicted to be near the best are timed with real sums before one is chosen.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,41 +21,43 @@ from tpi.topology.links import LinkTable
 
 Row = Callable[[Networked, F32, int, Work], float]
 
-_WORTH_TIMING = 2.0  # algorithms predicted to take up to so many times the least
-_BUDGET_S = 1.0  # for timing one column, if that is enough for the least number of sums
-_PASSES = (2, 4)  # at least and at most, of which the least disturbed counts
-_SUMS = (2, 6)  # timed in a row in each pass, at least and at most
-_WORK_S = 0.1  # the longest work between sums that is done for the sake of timing
-_ODD = 3.0  # times more or less than predicted, and by
-_ODD_S = 0.005  # seconds: then links that were measured before have changed
-_PROBE = 4  # part of the work that tells how long all of it takes
+_WORTH_TIMING = 2.0  # algorithms are timed if predicted to take at most this many times the fastest
+_BUDGET_S = 1.0  # for timing one column; exceeded if the least number of sums takes longer
+_PASSES = (2, 4)  # least and greatest number of passes; the fastest counts
+_SUMS = (2, 6)  # least and greatest number of sums timed in each pass
+_WORK_S = 0.1  # longest work between sums that is done for timing
+_ODD = 3.0  # remembered links have changed if a sum takes this many times more or less than predicted,
+_ODD_S = 0.005  # and differs by more than this many seconds
+_PROBE = 4  # an n-th of the work is timed to estimate all of it
 
 
 Times = dict[str, tuple[float, float, float]]
-"""Seconds by algorithm. Measured: of a decode sum; of a block of prefill, computed and summed; of one in two halves
-that overlap. Predicted: of a decode sum, of a prefill sum, and of half of one.
+"""Seconds by algorithm, three columns.
+
+Measured: a decode sum; a block of prefill, computed and summed; the same with the sum in two overlapping halves.
+Predicted: a decode sum, a prefill sum, and half of a prefill sum.
 """
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithms to use, and why. Times in seconds of one allreduce."""
+    """The chosen algorithms, and the times that they were chosen by. Times in seconds of one allreduce."""
 
     decode: str
     prefill: str
-    overlap: bool  # whether a prefill sum goes in two halves, so that one half of the tokens computes meanwhile
+    overlap: bool  # a prefill sum is split in two halves; while one is summed, the other half's tokens are computed
     decode_values: int
     prefill_values: int
     predicted: Times
-    measured: Times  # 0 where it was not timed
-    links_age_s: float = field(default=0.0, compare=False)  # on the master: of the oldest link that it remembered
+    measured: Times  # 0 if not timed
+    links_age_s: float = field(default=0.0, compare=False)  # on the master: age of the oldest remembered link
 
     def name_for(self, values: int) -> str:
-        """The algorithm for a payload of `values`: that of the nearer of the two sizes, by ratio."""
+        """Return the algorithm for a payload of `values` values: the one for the nearer of the two sizes, by ratio."""
         return self.decode if values * values <= self.decode_values * self.prefill_values else self.prefill
 
     def fields(self) -> dict[str, Any]:
-        """For people and JSON: what was chosen, and the times by algorithm in milliseconds, as `Times` has them."""
+        """Return the chosen algorithms and all times as JSON fields. Times are lists of milliseconds, as in `Times`."""
         times = {
             f"{kind}_ms": {name: [1e3 * seconds for seconds in row] for name, row in rows.items()}
             for kind, rows in (("predicted", self.predicted), ("measured", self.measured))
@@ -67,10 +69,11 @@ class Choice:
 def choose(
     groups: dict[str, Networked], links: LinkTable, decode_values: int, prefill_values: int, work: Work
 ) -> Choice:
-    """Decide for all nodes. Every node calls it; the master's clock counts, and its decision is shared.
+    """Choose the algorithms for all nodes. Every node calls it; the master's times count, and are shared.
 
-    `work` is what a node computes between two sums of prefill: some algorithms leave it more of its cores than others.
-    Where it would keep people waiting for the start, sums are timed without it.
+    `work` is what a node computes between two sums of prefill. It matters because algorithms differ in how much CPU
+    time they leave to it. If it takes longer than `_WORK_S`, sums are timed without it, so that the start is not
+    delayed.
     """
     names, (wire, transport) = list(groups), _common(groups)
     sizes = (decode_values, prefill_values, prefill_values // IN_FLIGHT)
@@ -86,9 +89,9 @@ def choose(
 
 
 def contradicts(predicted: Times, measured: Times) -> bool:
-    """Whether what sums of decoding took says that the links are not those that were predicted from.
+    """Return True if the measured decode sums show that the links are not those that the predictions used.
 
-    Every algorithm that was timed must say so, in one direction: what else the machines do delays some of them only.
+    All timed algorithms must differ in the same direction: other load on the machines delays only some of them.
     """
     timed = [(predicted[name][0], row[0]) for name, row in measured.items() if row[0] > 0]
     slower = [took > _ODD * said and took - said > _ODD_S for said, took in timed]
@@ -99,10 +102,10 @@ def contradicts(predicted: Times, measured: Times) -> bool:
 def _time_columns(
     groups: dict[str, Networked], predicted: dict[str, list[float]], sizes: Sequence[int], work: Work
 ) -> F32:
-    """This node's times, `[algorithms, sizes]`, of the algorithms that are likely for a size; 0 for the others."""
+    """Return this node's times `[algorithms, sizes]` of the algorithms that are likely for each size; 0 for others."""
     names = list(groups)
     pause = _seconds_of(work, groups[names[0]])
-    if not 0 <= pause <= _WORK_S:  # or no number: a node's claim
+    if not 0 <= pause <= _WORK_S:  # also if it is NaN, which another node may have sent
         work, pause = idle, 0.0
     times = np.zeros((len(names), len(sizes)), np.float32)
     columns = zip(sizes, (_row, _row, _row_of_halves), (idle, work, work), strict=True)
@@ -116,7 +119,7 @@ def _time_columns(
 
 
 def _common(groups: dict[str, Networked]) -> tuple[str, Transport]:
-    """Wire and transport of all."""
+    """Return the wire format and the transport that all groups share."""
     first = next(iter(groups.values()))
     return first.wire, first.transport
 
@@ -128,11 +131,11 @@ def _times(names: list[str], rows: Sequence[Sequence[float]]) -> Times:
 def _time(
     groups: dict[str, Networked], likely: Sequence[str], once: float, row: Row, values: F32, work: Work
 ) -> dict[str, float]:
-    """Seconds of a real sum of `values` by each of the `likely` algorithms; all should take about `once` together.
+    """Time real sums of `values` by each of the `likely` algorithms. Return seconds by algorithm.
 
-    They are timed in rows of one algorithm, the first of a row not counted: a node may be done before the others, and
-    then waits for them in the next sum. The rows take turns, and each algorithm's quickest counts, since what else the
-    machines do only ever adds.
+    `once` is the predicted time of one sum by each of them. Each pass times several sums in a row per algorithm. The
+    first is not counted: a node may be done before the others, and then waits for them in the next sum. The fastest
+    pass of each algorithm counts, because other load on the machines only adds time.
     """
     passes = _PASSES[once * _PASSES[1] * (1 + _SUMS[0]) <= _BUDGET_S]
     count = int(min(max(_BUDGET_S / once / passes - 1, _SUMS[0]), _SUMS[1]))
@@ -141,9 +144,9 @@ def _time(
 
 
 def _seconds_of(work: Work, group: Networked) -> float:
-    """Seconds that all of `work` takes the slowest node, by a part of it; the same on every node."""
+    """Return the seconds that all of `work` takes on the slowest node, estimated from a part; equal on every node."""
     seconds = np.zeros(group.size, np.float32)
-    work(_PROBE)  # the first brings up caches
+    work(_PROBE)  # warms up caches
     started = perf_counter()
     work(_PROBE)
     seconds[group.rank] = _PROBE * (perf_counter() - started)
@@ -151,7 +154,7 @@ def _seconds_of(work: Work, group: Networked) -> float:
 
 
 def _row(group: Networked, values: F32, count: int, work: Work) -> float:
-    """Mean seconds of `count` sums in a row that follow one untimed."""
+    """Return the mean seconds of `count` sums in a row, after one that is not timed."""
     group.allreduce(values)
     started = perf_counter()
     for _ in range(count):
@@ -161,7 +164,7 @@ def _row(group: Networked, values: F32, count: int, work: Work) -> float:
 
 
 def _row_of_halves(group: Networked, half: F32, count: int, work: Work) -> float:
-    """As `_row`, each sum as halves of which one or more are always under way."""
+    """Return the mean seconds of `count` sums in a row, each in halves, of which at least one is always under way."""
     for _ in range(IN_FLIGHT):
         group.start(half)
     started = perf_counter()
@@ -176,5 +179,5 @@ def _row_of_halves(group: Networked, half: F32, count: int, work: Work) -> float
 
 
 def candidates() -> tuple[str, ...]:
-    """Algorithms that a choice is made from."""
+    """Return the names of the algorithms that `choose` considers."""
     return tuple(PREDICTIONS)

@@ -1,4 +1,4 @@
-"""How long a node is waited for, and whose message is late: what tells a broken link from a node that is slow.
+"""Deadlines of waits for a node, and detection of late messages: a broken link is told from a slow node.
 
 Times are `tpi.system.clocks.since_boot` seconds.
 """
@@ -9,18 +9,18 @@ from allreduce.base import GroupSpec, Watch
 from tpi.errors import NodeLost
 from tpi.system.clocks import PAUSE_S, since_boot
 
-MISSING_S = 3.5  # a message of a few kilobytes is late after that, on a link that was not seen to take long
-SLOWEST = 125e3  # bytes per second that a link is trusted to bring at least: 1 Mbit/s
-_LONGEST, _USUAL = 3, 16  # times the longest wait that ended, and the usual one
-_WEIGHT, _FORGET = 0.1, 0.98  # of the last wait in the usual one; per wait, of the longest
-_GAP_S = 0.45  # between two looks of one wait; who looks less often does something else
+MISSING_S = 3.5  # a message of a few kilobytes is late after this time, unless earlier waits took long
+SLOWEST = 125e3  # lowest assumed bandwidth of a link, in bytes per second (1 Mbit/s)
+_LONGEST, _USUAL = 3, 16  # a message is not late before this many times the longest, and the usual, wait
+_WEIGHT, _FORGET = 0.1, 0.98  # weight of the last wait in the usual one; decay of the longest one per wait
+_GAP_S = 0.45  # longest time between two looks of one wait; after that the thread is doing something else
 
 
 @dataclass
 class Lateness:
-    """The wait of now. `look` belongs to the thread that waits, `rank` may be read by another."""
+    """The current wait of this node. The waiting thread calls `look`; other threads may call `rank`."""
 
-    limit_s: float = MISSING_S  # for the messages of the step that runs
+    limit_s: float = MISSING_S  # for messages of the current step
     usual_s: float = 0.0
     longest_s: float = 0.0
     _rank: int = -1
@@ -28,20 +28,20 @@ class Lateness:
     _looked: float = 0.0
 
     def expect(self, nbytes: int) -> None:
-        """A step begins whose sums bring this node so many bytes each."""
+        """Set the limit for a step in which each sum brings this node `nbytes` bytes."""
         self.limit_s = MISSING_S + nbytes / SLOWEST
 
     def look(self, rank: int, begins: bool, now: float) -> None:
-        """Nothing has come from `rank` yet; `begins`: this is the first look of a wait."""
+        """Record that nothing has come from `rank` yet. `begins` is True for the first look of a wait."""
         if begins:
             self._end()
             self._rank, self._since = rank, now
-        elif now - self._looked > PAUSE_S:  # this process stood still, which is nobody's fault
+        elif now - self._looked > PAUSE_S:  # this process was stopped; that time does not count
             self._since += now - self._looked
         self._looked = now
 
     def rank(self, now: float) -> int:
-        """Whose message is late, though this node waits for nothing else; -1 if none is."""
+        """Return the rank whose message is late while this node waits for nothing else; -1 if there is none."""
         limit = max(self.limit_s, _LONGEST * self.longest_s, _USUAL * self.usual_s)
         return self._rank if now - self._looked < _GAP_S and now - self._since > limit else -1
 
@@ -52,7 +52,10 @@ class Lateness:
 
 
 class Patience:
-    """Of one node, with all others. Times are `since_boot` seconds, less those in which this process stood still."""
+    """Deadlines of one node's waits for all others.
+
+    Times are `since_boot` seconds, without those in which this process was stopped.
+    """
 
     def __init__(self, spec: GroupSpec, watch: Watch | None, lateness: Lateness | None = None) -> None:
         self._spec = spec
@@ -61,10 +64,14 @@ class Patience:
         self._looked = 0.0
 
     def __call__(self, rank: int, deadline: float) -> float:
-        """The deadline (0: none yet) of a wait for `rank` that got nothing so far. Asked several times a second.
+        """Return the new deadline of a wait for `rank` that has received nothing so far.
+
+        `deadline` is the old one, 0 at first.
+
+        It is called several times a second.
 
         Raises:
-            NodeLost: if it has passed, and `watch` sees no progress of that node.
+            NodeLost: if the deadline has passed, and `watch` sees no progress of that node.
         """
         if self._lateness:
             self._lateness.look(rank, not deadline, since_boot())

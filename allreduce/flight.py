@@ -1,6 +1,7 @@
-"""Sums under way: what a node has started, and goes on with when it needs the result.
+"""Sums under way: started by a node, and continued when it needs the result.
 
-An algorithm is a generator that yields wherever it would wait for others, so that its caller computes meanwhile.
+An algorithm is a generator. It yields at each point where it would wait for other nodes, so that its caller computes in
+the meantime.
 """
 
 from collections.abc import Generator
@@ -11,13 +12,13 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 
 Exchange = Generator[None, None, F32]
-"""A sum under way: it yields when it has sent all that it can before it waits for others, and returns the sum."""
+"""A sum under way. It yields when it has sent all that it can before it has to wait, and returns the sum."""
 
-IN_FLIGHT = 2  # sums that may be started before the first of them is finished
+IN_FLIGHT = 2  # most sums that may be under way at once
 
 
 class Flight:
-    """A sum that was started: of partials of this `shape`, and whether its result is for `here`."""
+    """A sum that was started. `shape` is that of the partial result; `here` is True if this node gets the sum."""
 
     __slots__ = ("_exchange", "_total", "here", "shape")
 
@@ -28,7 +29,7 @@ class Flight:
         self.here = here
 
     def resume(self) -> F32 | None:
-        """The sum, or None if it has sent something and would wait for others again."""
+        """Continue the sum. Return it, or None if it has sent more and would now wait for other nodes."""
         if self._total is None:
             try:
                 next(self._exchange)

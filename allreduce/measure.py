@@ -1,7 +1,7 @@
-"""Measuring the links of a group: round-trip time and bandwidth of every pair, over the very connections it will use.
+"""Measurement of a group's links: round-trip time and bandwidth of every pair, over the connections that it will use.
 
-Pairs that share no node are measured at the same time, in the rounds of a round-robin tournament; the lower rank of a
-pair starts. Which pairs are measured is the master's word, since it has the cache; the results go to it.
+Pairs without a common node are measured at the same time, in the rounds of a round-robin tournament. The lower rank of
+a pair starts. The master decides which pairs are measured, since it has the cache, and collects the results.
 """
 
 from time import perf_counter
@@ -13,17 +13,17 @@ from allreduce.transport import Transport
 from tpi.net.wire import EXACT
 from tpi.topology.links import Link, LinkTable
 
-_LEAST_S = 2.0  # a measurement takes this long at most,
-_ROUND_TRIPS = 25  # or as many of the slowest round trips
+_LEAST_S = 2.0  # a measurement takes at most this time,
+_ROUND_TRIPS = 25  # or this many of the slowest round trips if that is longer
 _PINGS = 8
-_MESSAGES = 64  # of one pair, at most
+_MESSAGES = 64  # limit of messages per pair
 _PROBE_VALUES = (1 << 12, 1 << 14, 1 << 16, 1 << 18)  # 16 KiB to 1 MiB
-BELIEVED = ((1e-9, 1.0), (1e4, 1e13))  # latency in seconds and bytes per second that a node may claim
-_ENOUGH_S = 0.02  # a probe that takes so long tells the bandwidth
+BELIEVED = ((1e-9, 1.0), (1e4, 1e13))  # accepted ranges of latency in seconds and of bytes per second
+_ENOUGH_S = 0.02  # a probe that takes this long measures the bandwidth well enough
 
 
 def rounds(size: int) -> list[list[tuple[int, int]]]:
-    """Every pair of `size` ranks once, in rounds in which nobody is in two pairs (the circle method)."""
+    """Return every pair of `size` ranks once, in rounds in which no rank is in two pairs (the circle method)."""
     seats = [*range(size), *([-1] if size % 2 else [])]
     half = len(seats) // 2
     result = []
@@ -35,9 +35,9 @@ def rounds(size: int) -> list[list[tuple[int, int]]]:
 
 
 def measure_links(transport: Transport, known: dict[tuple[int, int], Link]) -> LinkTable:
-    """The links between all nodes. Every node calls it; `known` (on the master) says what need not be measured.
+    """Return the links between all nodes. Every node calls it; links that are `known` (on the master) are not measured.
 
-    Takes at most max(2 s, 25 of the slowest round trips), one probe of the slowest link not counted.
+    Takes at most max(2 s, 25 of the slowest round trips), plus one probe of the slowest link.
     """
     spec = transport.spec
     wanted = share(transport, _mask(spec.size, known)).reshape(spec.size, spec.size)
@@ -56,7 +56,7 @@ def measure_links(transport: Transport, known: dict[tuple[int, int], Link]) -> L
 
 
 def share(transport: Transport, values: F32) -> F32:
-    """The master's 1-D `values`, on every node."""
+    """Return the master's 1-D `values` on every node."""
     number = transport.box.reserve(1)
     if transport.spec.rank == 0:
         transport.box.send(range(1, transport.spec.size), number, values, EXACT.code)
@@ -67,7 +67,7 @@ def share(transport: Transport, values: F32) -> F32:
 
 
 def believed(claims: F32) -> F32:
-    """Latencies and bandwidths `[..., 2]` that nodes say they measured, as numbers that can be counted with."""
+    """Return measured latencies and bandwidths `[..., 2]`, clipped to plausible ranges. NaN becomes the lower limit."""
     return np.clip(np.nan_to_num(claims, nan=0.0), *(np.array(bound, np.float32) for bound in BELIEVED))
 
 
@@ -79,15 +79,18 @@ def _mask(size: int, known: dict[tuple[int, int], Link]) -> F32:
 
 
 class _Pair:
-    """One side of a measurement; messages are numbered from `number` on."""
+    """One side of a measurement. Messages are numbered from `number` on."""
 
     def __init__(self, transport: Transport, peer: int, number: int) -> None:
         self._transport, self._peer, self._number = transport, peer, number
 
     def lead(self, budget: float) -> tuple[float, float]:
-        """Latency in seconds and bandwidth in bytes per second, in about `budget` seconds or a few round trips."""
+        """Measure latency in seconds and bandwidth in bytes per second.
+
+        It takes about `budget` seconds, or a few round trips if that is longer.
+        """
         began = perf_counter()
-        self._ask(1)  # the first brings up connections and caches
+        self._ask(1)  # opens the connection and warms up caches
         trips = [self._ask(1)]
         limit = max(budget, _ROUND_TRIPS / _PINGS * trips[0])
         while len(trips) < _PINGS and perf_counter() - began < limit / 4:
@@ -102,13 +105,13 @@ class _Pair:
         return trip / 2, rate
 
     def follow(self) -> None:
-        """Answer what the other side asks."""
+        """Answer the requests of the other side."""
         while count := self._hear(1):
             self._hear(count)
             self._say(1)
 
     def _ask(self, count: int) -> float:
-        """Seconds until the other side has answered a message of `count` values."""
+        """Return the seconds until the other side has answered a message of `count` values."""
         started = perf_counter()
         self._say(count)
         self._send(np.zeros(count, np.float32))
@@ -126,11 +129,11 @@ class _Pair:
         values = np.empty(count, np.float32)
         self._transport.box.receive(self._peer, self._number, values, EXACT.code)
         self._number += 1
-        return int(values[0]) if 0 <= values[0] <= max(_PROBE_VALUES) else 0  # also where it is no number
+        return int(values[0]) if 0 <= values[0] <= max(_PROBE_VALUES) else 0  # NaN gives 0 too
 
 
 def _assemble(transport: Transport, found: F32, known: dict[tuple[int, int], Link]) -> LinkTable:
-    """Everyone's results, put together by the master and shared, so that all nodes hold the same table."""
+    """Combine the results of all nodes on the master, and return the same table on every node."""
     size, number = transport.spec.size, transport.box.reserve(1)
     table = np.zeros((size, size, 2), np.float32)
     if transport.spec.rank == 0:

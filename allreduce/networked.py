@@ -1,4 +1,4 @@
-"""What the collectives over ZeroMQ share: a transport, a wire format, a result buffer, and sums in rank order."""
+"""Common base of the collectives over ZeroMQ: a transport, a wire format, result buffers, and sums in rank order."""
 
 from abc import abstractmethod
 from collections import deque
@@ -14,14 +14,14 @@ from tpi.net.wire import wire_format
 class Networked(Group):
     """A group whose nodes exchange messages through a `Transport`, which several groups of one node may share.
 
-    Algorithms use its mailbox directly, as `box`: between two blocks a few Python calls are felt.
+    Algorithms use its mailbox directly, as `box`: a few Python calls per block would be noticeable.
     """
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints, transport: Transport | None = None) -> None:
         super().__init__(spec)
         self.code = wire_format(spec.wire).code
         self._totals = deque([np.empty(0, np.float32)] * IN_FLIGHT)
-        # in turns, so that not everyone sends to the same node first
+        # rotated, so that the nodes do not all send to the same node first
         self.others = tuple((spec.rank + step) % spec.size for step in range(1, spec.size))
         self.transport = transport or Transport(spec, endpoints)
         self.transport.connect(self.reach())
@@ -29,16 +29,16 @@ class Networked(Group):
 
     @abstractmethod
     def reach(self) -> set[int]:
-        """Ranks that this node exchanges messages with."""
+        """Return the ranks that this node exchanges messages with."""
 
     @property
     def overlaps(self) -> bool:
-        """See `Group.overlaps`."""
+        """True: a sum makes progress while its nodes compute."""
         return True
 
     @property
     def stats(self) -> GroupStats:
-        """See `Group.stats`."""
+        """Totals since the group was opened, with the bytes that its connections carried."""
         return self.transport.counted(self._stats)
 
     def _begin(self, step: int) -> None:
@@ -49,7 +49,10 @@ class Networked(Group):
         self.transport.close()
 
     def _buffer(self, values: F32) -> F32:
-        """A result buffer like `values`, for each sum under way in turn; its content is whatever it was."""
+        """Return a result buffer shaped like `values`, a different one for each sum under way.
+
+        Its content is undefined.
+        """
         totals = self._totals
         totals.rotate()
         if totals[0].shape != values.shape:
@@ -57,7 +60,10 @@ class Networked(Group):
         return totals[0]
 
     def _reduce_to_master(self, values: F32) -> Exchange:
-        """Everyone sends to the master, which sums in rank order: one latency, n - 1 payloads on the master's link."""
+        """Send all partials to the master, which sums them in rank order.
+
+        It takes one latency, with n - 1 payloads on the master's link.
+        """
         number = self.box.reserve(1)
         if self.rank:
             self.box.send((0,), number, values, self.code)

@@ -1,12 +1,12 @@
-"""How long an allreduce of each algorithm takes over given links, in closed form.
+"""Predicted time of an allreduce by each algorithm over given links, in closed form.
 
 Terms: n nodes, one-way latency T, payload S bytes in the wire format, F bytes in f32. A node's links share its adapter,
-so it sends k payloads in k S / B, B being its best link's bandwidth. The time to add is left out: it is small beside a
-home network's latency (TPI-LLM, section 3.2). So is what the waves of a two-shot hide. For equal links the formulas
-are, per allreduce:
+so it sends k payloads in k S / B, where B is the bandwidth of its best link. Two times are left out: that of the
+additions, which is small compared with a home network's latency (TPI-LLM, section 3.2), and the time that the waves of
+a two-shot save. For equal links the formulas are, per allreduce:
 
     star      2T + (n-1)(S + F)/B                        TPI-LLM, A.1
-    mesh       T + (n-1) S/B                             every partial straight to everyone
+    mesh       T + (n-1) S/B                             every partial directly to all other nodes
     two-shot  2T + 2 S (n-1)/(n B)                       direct reduce-scatter and all-gather
     tree      2 ceil(log2(n+1) - 1) T + ...              level by level, up with S, down with F
     ring      2(n-1) T + (S + F)(n-1)/(n B)              Patarasuk and Yuan, 2009
@@ -24,14 +24,20 @@ def _star(links: LinkTable, count: int, wire: str) -> float:
 
 
 def _fan(links: LinkTable, payload: int) -> float:
-    """One payload between the master and each worker: the slowest link, or the master's adapter."""
+    """Return the seconds to send one payload between the master and each worker.
+
+    They depend on the slowest link, or on the master's adapter.
+    """
     slowest = max(links.between(0, rank).seconds(payload) for rank in range(1, links.size))
     master = (links.size - 1) * payload / links.bytes_per_s(0)
     return max(slowest, max(links.between(0, rank).latency_s for rank in range(1, links.size)) + master)
 
 
 def _exchange(links: LinkTable, payload: float) -> float:
-    """One payload from everyone to everyone: the slowest link, or the slowest adapter."""
+    """Return the seconds to send one payload from every node to every other.
+
+    They depend on the slowest link, or on the slowest adapter.
+    """
     slowest = max(link.seconds(payload) for link in links.links.values())
     adapter = max((links.size - 1) * payload / links.bytes_per_s(rank) for rank in range(links.size))
     return max(slowest, links.latency_s() + adapter)
@@ -79,5 +85,5 @@ PREDICTIONS: dict[str, Callable[[LinkTable, int, str], float]] = {
 
 
 def predict(name: str, links: LinkTable, count: int, wire: str) -> float:
-    """Seconds of one allreduce of `count` values with the algorithm `name`, nodes arriving together."""
+    """Return the seconds of one allreduce of `count` values with the algorithm `name`, if all nodes start together."""
     return PREDICTIONS[name](links, count, wire) if links.size > 1 else 0.0

@@ -1,8 +1,8 @@
-"""One node's ZeroMQ connections to the others, and the mailbox through which its messages pass.
+"""One node's ZeroMQ connections to the others, and the mailbox that carries its messages.
 
-A pair of nodes shares one connection: the lower rank's DEALER connects to the higher rank's ROUTER. Messages of one
-step are numbered in the order in which the algorithm, the same on every node, uses them; a receiver asks for one by
-sender and number. All that is done per message is `allreduce._mailbox`'s, in C++. No algorithm here.
+A pair of nodes shares one connection: the lower rank's DEALER connects to the higher rank's ROUTER. Messages of a step
+are numbered in the order in which the algorithm, the same on every node, uses them. A receiver asks for a message by
+sender and number. The work per message is done in C++ (`allreduce._mailbox`). This module contains no algorithm.
 """
 
 from collections.abc import Iterable
@@ -16,29 +16,32 @@ from tpi.errors import PlanError
 from tpi.net.monitor import Socket
 from tpi.net.sockets import COLLECTIVE, split_address
 
-SEGMENT_VALUES = 1 << 16  # in one frame; longer messages travel as several, so that a slow link shows progress
-_SLICE_MS = 100  # how long one attempt to receive may take
-_LINGER_MS = 500  # what a closing node may still have to deliver
+SEGMENT_VALUES = 1 << 16  # most values in a frame; longer messages are split, so that a slow link shows progress
+_SLICE_MS = 100  # longest single attempt to receive
+_LINGER_MS = 500  # time for the last messages of a closing node to be sent
 _STEP_MASK = 0xFFFFFFFF
 
 
 def identity(spec: GroupSpec, rank: int) -> bytes:
-    """Routing id of a node, which it chooses when it connects: the bound side knows who may speak without asking."""
+    """Return the routing id with which a node connects.
+
+    Both sides compute it, so the bound side knows its peers in advance.
+    """
     return b"T" + spec.session.to_bytes(8, "little") + spec.epoch.to_bytes(4, "little") + rank.to_bytes(2, "little")
 
 
 def _library() -> str:
-    """Where the libzmq is found that pyzmq's sockets belong to."""
+    """Return the path of the libzmq that pyzmq's sockets belong to."""
     found = import_module("zmq.backend.cython._zmq").__file__
     assert found is not None
     return found
 
 
 class Transport:
-    """Used by one thread at a time.
+    """The connections of one node. Used by one thread at a time.
 
-    Algorithms call `box` themselves: what it sends from and receives into are arrays of float32. Its waits raise
-    NodeLost, naming the node, when a deadline has passed.
+    Algorithms call `box` directly. It sends from and receives into float32 arrays. Its waits raise NodeLost, naming the
+    node, when a deadline has passed.
     """
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
@@ -64,7 +67,7 @@ class Transport:
                 self.box.connect(rank, endpoints.router.underlying, identity(spec, rank))
 
     def connect(self, reach: Iterable[int]) -> None:
-        """Connect to those of `reach` that have a higher rank; the others connect to this node."""
+        """Connect to those of `reach` that have a higher rank. Lower ranks connect to this node."""
         for rank in reach:
             if rank > self.spec.rank and rank not in self._dealers:
                 peer = self.spec.peers[rank]
@@ -76,17 +79,20 @@ class Transport:
                 self.box.connect(rank, dealer.underlying, b"")
 
     def begin(self, step: int) -> None:
-        """Go to `step` and forget what is left of earlier ones."""
+        """Go to `step` and drop messages of earlier ones."""
         self.box.begin(step & _STEP_MASK)
 
     def counted(self, stats: GroupStats) -> GroupStats:
-        """`stats` with what has travelled so far."""
+        """Return `stats` with the bytes and frames counted so far filled in."""
         stats.sent_bytes, stats.received_bytes = self.box.sent_bytes, self.box.received_bytes
         stats.dropped = self.box.dropped
         return stats
 
     def close(self) -> None:
-        """Close what this node connected. What is on its way is delivered, in the background, unless one was lost."""
+        """Close the connections that this node made.
+
+        Messages on their way are still sent in the background, unless a node was lost.
+        """
         self.box.close()
         for dealer in self._dealers.values():
             dealer.close(0 if self.box.failed else _LINGER_MS)

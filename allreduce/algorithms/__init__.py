@@ -1,1 +1,1 @@
-"""The ways to sum: who sends what to whom."""
+"""Algorithms of the collectives: which node sends which data to which other nodes."""

@@ -1,4 +1,4 @@
-"""Loopback: the in-process collective. One node alone, or several threads of one process that meet at a `Board`."""
+"""Loopback: the in-process collective, for one node alone, or several threads of one process that share a `Board`."""
 
 from threading import Condition
 from time import monotonic
@@ -11,7 +11,7 @@ from tpi.errors import NodeLost, PlanError
 
 
 class Board:
-    """Where the nodes of an in-process group lay their partials; shared by all of them through `Endpoints.board`."""
+    """Exchange point for the partials of an in-process group. All nodes share it through `Endpoints.board`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -20,13 +20,17 @@ class Board:
         self._taken: dict[tuple[int, int], int] = {}
 
     def lay(self, rank: int, key: tuple[int, int], values: F32) -> None:
-        """Lay a copy of this node's partial of exchange `key`."""
+        """Store a copy of this node's partial of exchange `key`."""
         with self._changed:
             self._laid.setdefault(key, {})[rank] = values.copy()
             self._changed.notify_all()
 
     def collect(self, spec: GroupSpec, key: tuple[int, int]) -> list[F32]:
-        """All nodes' partials of exchange `key` in rank order. Raises NodeLost if one is missing at the deadline."""
+        """Return all nodes' partials of exchange `key` in rank order.
+
+        Raises:
+            NodeLost: if one is missing when the deadline passes.
+        """
         deadline = monotonic() + spec.timeout_s
         with self._changed:
             laid = self._laid[key]
@@ -37,7 +41,7 @@ class Board:
             return [laid[rank] for rank in range(self.size)]
 
     def leave(self, key: tuple[int, int]) -> None:
-        """Say that this node is done with exchange `key`; after the last one it is forgotten."""
+        """Mark exchange `key` as done on this node. After the last node its partials are deleted."""
         with self._changed:
             self._taken[key] = self._taken.get(key, 0) + 1
             if self._taken[key] == self.size:
@@ -45,28 +49,28 @@ class Board:
 
 
 class Loopback(Group):
-    """Sums in rank order, in f32 whatever the wire: nothing travels."""
+    """A group that sums in rank order, always in f32, since nothing is sent."""
 
     name = "loopback"
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints) -> None:
         super().__init__(spec)
         if spec.size > 1 and (endpoints.board is None or endpoints.board.size != spec.size):
-            raise PlanError("collective 'loopback' is for one node alone; choose another, such as star")
+            raise PlanError("collective 'loopback' is for a single node; choose another --collective, such as star")
         self.wire = "f32"
         self._board = endpoints.board
         self._key = (0, 0)
 
     @property
     def trivial(self) -> bool:
-        """See `Group.trivial`."""
+        """True for a single node, whose partial is the sum."""
         return self.size == 1
 
     def _begin(self, step: int) -> None:
         self._key = (step, 0)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing, because there is nothing to release."""
 
     def _allreduce(self, values: F32) -> Exchange:
         yield

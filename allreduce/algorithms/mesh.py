@@ -1,7 +1,7 @@
 """Mesh (one-shot): every node sends its partial to every other, and each sums all of them in rank order.
 
-One one-way latency, half of a star's; every link carries n - 1 payloads each way. All nodes add the same decoded
-numbers in the same order, their own included, so they hold the same bits in every wire format.
+It takes one one-way latency, half of a star's; every link carries n - 1 payloads each way. All nodes add the same
+decoded numbers in the same order, their own included. So they hold the same bits in every wire format.
 """
 
 from allreduce.base import F32
@@ -10,12 +10,12 @@ from allreduce.networked import Networked
 
 
 class Mesh(Networked):
-    """The collective of least latency, for small payloads."""
+    """The collective with the lowest latency, for small payloads."""
 
     name = "mesh"
 
     def reach(self) -> set[int]:
-        """Everyone reaches everyone."""
+        """Return all other ranks."""
         return set(self.others)
 
     def _allreduce(self, values: F32) -> Exchange:

@@ -1,8 +1,8 @@
 """Ring: chunks travel round the ring of ranks, once to be summed and once more to be shared.
 
-2 (n - 1) one-way latencies and 2 (n - 1) / n payloads on every link each way (Patarasuk and Yuan, 2009). A node talks
-to two others only; over links with latency it is the slowest (TPI-LLM, A.1). Partial sums travel in the group's wire
-format, the chunk sums in f32. All nodes hold the same sum, but it is not added in rank order.
+It takes 2 (n - 1) one-way latencies and 2 (n - 1) / n payloads on every link each way (Patarasuk and Yuan, 2009). A
+node communicates with only two others. Over links with latency it is the slowest (TPI-LLM, A.1). Partial sums travel in
+the group's wire format, the chunk sums in f32. All nodes hold the same sum, but it is not added in rank order.
 """
 
 import numpy as np
@@ -15,17 +15,17 @@ from tpi.net.wire import EXACT
 
 
 class RingGroup(Networked):
-    """Rank r sends to rank r + 1 and receives from rank r - 1."""
+    """A group in which rank r sends to rank r + 1 and receives from rank r - 1."""
 
     name = "ring"
 
     @property
     def overlaps(self) -> bool:
-        """See `Group.overlaps`: what a node passes on depends on what it receives: it travels step by step."""
+        """False: a node must receive a chunk before it can pass it on, so a sum makes no progress in the background."""
         return False
 
     def reach(self) -> set[int]:
-        """Both neighbours; and the master, to which the last sum of a step goes directly."""
+        """Return both neighbours, and the master, which gets the last sum of a step directly."""
         if self.rank == 0:
             return set(self.others)
         return {self._next, self._previous, 0}
@@ -69,7 +69,7 @@ class RingGroup(Networked):
         return total
 
     def _reduce_scatter(self, values: F32, number: int) -> Exchange:
-        """After n - 1 rounds, chunk r + 1 of what is returned is the sum of everyone's."""
+        """Run n - 1 rounds, after which chunk r + 1 of the result is the sum over all nodes."""
         parts = chunks(values.size, self.size)
         outgoing = values[parts[self.rank]]
         if outgoing.size:

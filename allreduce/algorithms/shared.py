@@ -1,7 +1,9 @@
-"""Shared memory: the collective of nodes on one machine, as `--local` starts them. No socket, no copy by the kernel.
+"""Shared memory: the collective of nodes on one machine, as `--local` starts them.
 
-Every node lays its partial on a board that all have mapped, and adds up all of them in rank order, in f32: all hold
-the same bits. The board has no name in any file system (memfd): whatever ends its processes, nothing of it is left.
+It needs no socket and no kernel copy.
+
+Every node writes its partial to a board that all have mapped, and adds up all of them in rank order, in f32. So all
+hold the same bits. The board has no name in any file system (memfd), so nothing is left when its processes end.
 """
 
 import mmap
@@ -17,37 +19,37 @@ from allreduce.deadline import Patience
 from allreduce.flight import Exchange
 from tpi.errors import PlanError, UsageError
 
-_VALUES = 1 << 16  # of one place on the board; longer partials take several turns
+_VALUES = 1 << 16  # size of a node's place on the board; longer partials take several turns
 _NAME = "tpi-allreduce"
 _PREFIX = "memory:"
-_SLICE_S = 0.1  # after which a wait looks around
+_SLICE_S = 0.1  # interval at which a wait checks its deadline
 
 
 def available() -> bool:
-    """Whether this system has boards: Linux, with the native part built."""
+    """Return True if this system supports boards: Linux, with the native module built."""
     return hasattr(os, "memfd_create") and find_spec("allreduce._shared") is not None
 
 
 def board_bytes(size: int) -> int:
-    """Bytes of the board of `size` nodes, which each of them counts as its own."""
+    """Return the bytes of the board of `size` nodes. Each node counts them in its memory budget."""
     from allreduce._shared import Board
 
     return Board.bytes(size, _VALUES)
 
 
 class BoardMemory:
-    """The memory of a group's board, made by the master; a context manager. Nodes that have it open keep it."""
+    """The memory of a group's board, created by the master; a context manager. Nodes that have mapped it keep it."""
 
     def __init__(self, size: int) -> None:
-        """For `size` nodes."""
+        """Create the memory for `size` nodes."""
         from allreduce._shared import Board
 
         self._file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        os.ftruncate(self._file, Board.bytes(size, _VALUES))  # zeros, of which only what is used takes memory
+        os.ftruncate(self._file, Board.bytes(size, _VALUES))  # zeros; only pages that are written take memory
 
     @property
     def address(self) -> str:
-        """Where nodes find it: the address of rank 0 in `GroupSpec.peers`."""
+        """Address of the memory for other nodes: that of rank 0 in `GroupSpec.peers`."""
         return f"{_PREFIX}{os.getpid()}:{self._file}"
 
     def __enter__(self) -> "BoardMemory":
@@ -60,7 +62,7 @@ class BoardMemory:
 
 
 class Shared(Group):
-    """The collective of one machine."""
+    """The collective of nodes on one machine."""
 
     name = "shared"
 
@@ -68,7 +70,8 @@ class Shared(Group):
         super().__init__(spec)
         if not available() or not spec.peers[0].address.startswith(_PREFIX):
             raise UsageError(
-                "the collective 'shared' is for nodes that --local starts on a Linux machine; choose mesh, or another"
+                "the collective 'shared' is for nodes that --local starts on a Linux machine; choose another "
+                "--collective, such as mesh"
             )
         from allreduce._shared import Board
 
@@ -80,10 +83,10 @@ class Shared(Group):
         self._total = np.empty(0, np.float32)
 
     def _begin(self, step: int) -> None:
-        """There is nothing to fence: a group's board is its own."""
+        """Do nothing: a board belongs to one group, so it has no frames of others to drop."""
 
     def close(self) -> None:
-        """Forget the board."""
+        """Drop the reference to the board."""
         self._board = None
 
     def _allreduce(self, values: F32) -> Exchange:
@@ -107,7 +110,7 @@ class Shared(Group):
 
 
 def _map(address: str, nbytes: int) -> mmap.mmap:
-    """The memory at `address`, which this process or its parent must have made: nobody else may name a file here.
+    """Map the memory at `address`, which this process or its parent must have created. Other files are refused.
 
     Raises:
         PlanError: if it is anything else.

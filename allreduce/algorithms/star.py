@@ -1,7 +1,7 @@
 """Star: workers send their partials to the master, which sums them in rank order and sends the sum to all.
 
-Two one-way latencies, whatever the number of nodes; the master's link carries 2 (n - 1) payloads (TPI-LLM, 3.2).
-Partials travel in the group's wire format, the sum goes back in f32, so that every node holds the same bits.
+It takes two one-way latencies for any number of nodes; the master's link carries 2 (n - 1) payloads (TPI-LLM, 3.2).
+Partials travel in the group's wire format. The sum goes back in f32, so that every node holds the same bits.
 """
 
 from allreduce.base import F32
@@ -16,7 +16,7 @@ class Star(Networked):
     name = "star"
 
     def reach(self) -> set[int]:
-        """The master reaches all workers, a worker the master."""
+        """Return all workers on the master, and the master on a worker."""
         return set(self.others) if self.rank == 0 else {0}
 
     def _allreduce(self, values: F32) -> Exchange:

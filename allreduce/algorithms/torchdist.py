@@ -1,7 +1,7 @@
-"""torch.distributed (Gloo) as the engine, for those whose network has outgrown a home's.
+"""torch.distributed (Gloo) as the collective, for networks faster than those of a home.
 
-Gloo connects every pair of nodes itself, so here the master listens too, on a port that the system picks. Rank 1 holds
-the store in which the nodes find each other. Values travel in f32, and the sum is not added in rank order. torch is
+Gloo connects every pair of nodes itself, so the master listens too, on a port that the system picks. Rank 1 holds the
+store in which the nodes find each other. Values travel in f32, and the sum is not added in rank order. torch is
 imported when such a group is opened.
 """
 
@@ -26,16 +26,19 @@ _STORE_RANK = 1
 
 
 def refuse_keys(peers: "Iterable[Peer | PeerAddress]") -> None:
-    """Raises UsageError if one of `peers` is on another machine, where connections need keys: Gloo's have none."""
+    """Raise UsageError if one of `peers` is on another machine, where connections need keys.
+
+    Gloo's connections have none.
+    """
     if named := ", ".join(peer.name for peer in peers if peer.key):
         raise UsageError(
-            f"torch.distributed opens connections of its own, which no key guards, to {named}; "
-            "choose another --collective, or give --no-keys to all if nobody else is in that network"
+            f"the collective 'torch' opens connections without keys to {named}; choose another --collective, or give "
+            "--no-keys to all nodes if you trust every machine in that network"
         )
 
 
 class TorchDistributed(Group):
-    """A process group of its own, apart from torch's default one."""
+    """A process group of its own, separate from torch's default one."""
 
     name = "torch"
 
@@ -51,11 +54,11 @@ class TorchDistributed(Group):
 
     @property
     def overlaps(self) -> bool:
-        """See `Group.overlaps`."""
+        """True: Gloo sums in the background."""
         return True
 
     def _begin(self, step: int) -> None:
-        """Gloo fences nothing."""
+        """Do nothing: Gloo does not tell steps apart."""
 
     def close(self) -> None:
         """Close Gloo's connections and this node's own."""
@@ -86,7 +89,9 @@ class TorchDistributed(Group):
         try:
             from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
         except ImportError:
-            raise UsageError("collective 'torch' needs PyTorch with Gloo; install torch, or choose another") from None
+            raise UsageError(
+                "collective 'torch' needs PyTorch with Gloo; install torch, or choose another one"
+            ) from None
         limit = timedelta(seconds=self.spec.timeout_s)
         host, _ = split_address(self.spec.peers[_STORE_RANK].address.removeprefix("tcp://"))
         host = host.strip("[]")
@@ -101,7 +106,7 @@ class TorchDistributed(Group):
         return ProcessGroupGloo(fenced, self.rank, self.size, options)
 
     def _agree(self, port: int) -> int:
-        """The store's port, told by its holder to all."""
+        """Return the store's port, which its holder sends to all other nodes."""
         others = tuple(rank for rank in range(self.size) if rank != _STORE_RANK)
         self._transport.connect(others if self.rank == _STORE_RANK else (_STORE_RANK,))
         box, word = self._transport.box, np.array([port], np.float32)
@@ -112,7 +117,7 @@ class TorchDistributed(Group):
         return int(word[0])
 
     def _own_address(self, host: str, port: int) -> str:
-        """The address of the interface over which this node reaches the store."""
+        """Return the address of the interface over which this node reaches the store."""
         family = socket.getaddrinfo(host, port)[0][0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))

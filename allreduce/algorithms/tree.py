@@ -1,7 +1,7 @@
 """Tree: sums travel up a binary tree of ranks to the master, and the total travels down again.
 
-About 2 log2(n) one-way latencies; no link carries more than 3 payloads each way. Partial sums travel in the group's
-wire format, the total in f32. All nodes hold the same sum, but it is not added in rank order.
+It takes about 2 log2(n) one-way latencies; no node's adapter carries more than 3 payloads each way. Partial sums travel
+in the group's wire format, the total in f32. All nodes hold the same sum, but it is not added in rank order.
 """
 
 import numpy as np
@@ -13,17 +13,17 @@ from tpi.net.wire import EXACT
 
 
 class Tree(Networked):
-    """Rank r hangs under rank (r - 1) // 2."""
+    """A group in which the parent of rank r is rank (r - 1) // 2."""
 
     name = "tree"
 
     @property
     def overlaps(self) -> bool:
-        """See `Group.overlaps`: what a node passes on depends on what it receives: it travels step by step."""
+        """False: a node must receive a sum before it can pass it on, so a sum makes no progress in the background."""
         return False
 
     def reach(self) -> set[int]:
-        """The parent and up to two children."""
+        """Return the ranks of the parent and of up to two children."""
         return {*self._parent, *self._children}
 
     @property
@@ -46,7 +46,7 @@ class Tree(Networked):
         return self._up(values, self.box.reserve(1))
 
     def _up(self, values: F32, number: int) -> Exchange:
-        """Sum this node's subtree and send the sum to the parent; on the master it is the total."""
+        """Sum this node's subtree and send the sum to the parent. On the master it is the total."""
         if not self._children:
             self.box.send(self._parent, number, values, self.code)
         yield

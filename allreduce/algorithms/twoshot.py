@@ -1,9 +1,9 @@
 """Two-shot: a direct reduce-scatter (node r sums chunk r of all), then a direct all-gather of the chunk sums.
 
-Two one-way latencies as a star, but every link carries only 2 (n - 1) / n payloads each way: the least of all
-algorithms, for large payloads. These travel in waves: while one part of the chunks is summed and sent on, the next is
-still on its way. In f32 the bits are those of a star. In a quantised wire format the chunk sums are encoded once more
-to travel back, and every node, the one that summed the chunk included, uses what it decodes to.
+It takes two one-way latencies as a star does, but every link carries only 2 (n - 1) / n payloads each way. That is the
+least of all algorithms, for large payloads. These travel in waves: while one part of the chunks is summed and sent on,
+the next is still on its way. In f32 the result has the same bits as a star's. In a quantised wire format the chunk sums
+are encoded again to travel back. Every node, including the one that summed the chunk, uses the decoded values.
 """
 
 from collections.abc import Container
@@ -16,18 +16,18 @@ from allreduce.networked import Networked
 
 Waves = list[tuple[slice, ...]]  # for each wave, every node's part of its chunk
 
-_WAVE_VALUES = 1 << 13  # in a message at least: more waves of smaller ones cost more than they hide
+_WAVE_VALUES = 1 << 13  # least values in a message: more waves of smaller messages cost more than they save
 _MOST_WAVES = 2
-_DIRECT_VALUES = 1 << 14  # a reduce of fewer goes straight to the master: one latency instead of two
+_DIRECT_VALUES = 1 << 14  # a reduce of fewer values goes straight to the master: one latency instead of two
 
 
 class TwoShot(Networked):
-    """The collective of least traffic per link."""
+    """The collective with the least traffic per link."""
 
     name = "two-shot"
 
     def reach(self) -> set[int]:
-        """Everyone reaches everyone."""
+        """Return all other ranks."""
         return set(self.others)
 
     def _allreduce(self, values: F32) -> Exchange:
@@ -37,7 +37,7 @@ class TwoShot(Networked):
         return self._sum(values, (0,)) if values.size >= _DIRECT_VALUES else self._reduce_to_master(values)
 
     def _sum(self, values: F32, takers: Container[int]) -> Exchange:
-        """The sum of everyone's `values` on the nodes `takers`."""
+        """Sum the `values` of all nodes. The ranks in `takers` get the whole sum."""
         values = values.reshape(-1)
         waves = _waves(values.size, self.size)
         number = self.box.reserve(2 * len(waves))
@@ -62,7 +62,7 @@ class TwoShot(Networked):
         self.box.send_all([((rank,), turn, part) for rank, turn, part in parts if part.size], self.code)
 
     def _collect(self, waves: Waves, number: int, total: F32) -> None:
-        """Receive the chunks of `total` that the others summed."""
+        """Receive the chunks of `total` that the other nodes summed."""
         for index, wave in enumerate(waves):
             for rank in self.others:
                 if total[wave[rank]].size:
@@ -70,7 +70,7 @@ class TwoShot(Networked):
 
 
 def _waves(count: int, size: int) -> Waves:
-    """Every node's chunk of `count` values, in as many parts as there are waves."""
+    """Return every node's chunk of `count` values, divided into as many parts as there are waves."""
     whole = chunks(count, size)
     number = min(_MOST_WAVES, max(1, whole[0].stop // _WAVE_VALUES))
     return list(zip(*(_parts(chunk, number) for chunk in whole), strict=True))

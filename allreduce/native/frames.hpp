@@ -1,5 +1,5 @@
-// Frames to and from the other nodes of a group, over the ZeroMQ sockets that pyzmq made. A frame that belongs to the
-// exchange under way, or to one that follows, waits in a stash until it is asked for; anything else is dropped and counted.
+// Frames to and from the other nodes of a group, over the ZeroMQ sockets that pyzmq made. A frame of the exchange under
+// way, or of a later one, waits in a stash until it is requested. All other frames are dropped and counted.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ namespace tpi {
 
 class Frames {
 public:
-    // `spin`: seconds that a wait polls before it sleeps.
+    // `spin` is the number of seconds that a wait polls before it sleeps.
     Frames(const std::string& library, uint32_t rank, uint32_t size, uint64_t session, uint32_t epoch, double spin)
         : zmq_(library), rank_(rank), session_(session), epoch_(epoch), spin_(spin), lines_(size) {}
     Frames(const Frames&) = delete;
@@ -26,37 +26,37 @@ public:
     uint32_t nodes() const { return static_cast<uint32_t>(lines_.size()); }
     size_t dropped() const { return dropped_; }
 
-    // Frames of `rank` pass through `socket`, which is not closed while this is used. A ROUTER, which several ranks
-    // share, knows it by `name`; a DEALER has no names.
+    // Uses `socket` for the frames of `rank`. It must stay open until close(). On a ROUTER, which several ranks share,
+    // `name` is the rank's routing id; on a DEALER it is empty.
     void connect(uint32_t rank, void* socket, std::string name) {
         lines_.at(rank) = {socket, std::move(name)};
         if (!lines_[rank].name.empty()) ranks_[lines_[rank].name] = static_cast<int>(rank);
     }
 
-    // Go to `step` and forget what is left of earlier ones.
+    // Goes to `step` and drops frames of earlier ones.
     void begin(uint32_t step) {
         step_ = step;
         oldest_ = 0;
         dropped_ += std::erase_if(stash_, [&](const auto& item) { return item.first.step < step; });
     }
 
-    // From here on frames of messages before `number` are late.
+    // Treats frames of messages before `number` as stale from now on.
     void forget_before(uint32_t number) { oldest_ = number; }
 
-    // The header of a frame of this step that `rank` sends.
+    // Returns the header of a frame that `rank` sends in this step.
     Header header(uint32_t rank, uint32_t tag, uint8_t wire, size_t values) const {
         return {kMagic, kVersion, wire, static_cast<uint16_t>(rank), session_, epoch_, step_, tag,
                 static_cast<uint32_t>(values)};
     }
 
-    // A frame whose payload is still to be written, behind the header.
+    // Returns a frame with this header, whose payload the caller has to write.
     Frame make(const Header& header, size_t payload) const {
         Frame made(zmq_, sizeof header + payload);
         std::memcpy(made.data(), &header, sizeof header);
         return made;
     }
 
-    // Whether `rank` takes the frame now. It does not while it is not connected or has too much queued.
+    // Sends a frame without waiting. Returns false if `rank` is not connected or its queue is full.
     bool offer(uint32_t rank, Frame frame) const {
         const Line& line = connected(rank);
         int error = 0;
@@ -68,8 +68,8 @@ public:
         return !error;
     }
 
-    // The frame of so many bytes that `header` describes, from the stash or from its sender's socket; nothing if it has
-    // not come after a while.
+    // Returns the frame with this header and `payload` bytes, from the stash or from its sender's socket; nothing if it
+    // has not come within kSlice seconds.
     std::optional<Frame> take(const Header& header, size_t payload) {
         auto fits = [&](const Frame& frame) {
             return frame.size() == sizeof(Header) + payload && !std::memcmp(frame.data(), &header, sizeof header);
@@ -95,7 +95,7 @@ public:
         return std::nullopt;
     }
 
-    // Take in what has come already, without waiting: so that no two nodes block each other.
+    // Stashes all frames that have arrived, without waiting, so that nodes with full queues do not block each other.
     void drain() {
         for (const Line& line : lines_)
             while (line.socket) {
@@ -106,7 +106,7 @@ public:
             }
     }
 
-    // Drop everything; the sockets may then be closed.
+    // Drops all frames. The sockets may then be closed.
     void close() {
         stash_.clear();
         ranks_.clear();
@@ -116,8 +116,8 @@ public:
 private:
     using Clock = std::chrono::steady_clock;
 
-    static constexpr size_t kStash = 4096;  // frames of all nodes together; none is further ahead than two exchanges
-    static constexpr double kSlice = 0.1;   // seconds of one attempt to receive
+    static constexpr size_t kStash = 4096;  // most frames, of all nodes together; a node is at most two exchanges ahead
+    static constexpr double kSlice = 0.1;   // longest single attempt to receive, in seconds
     static constexpr int kStranger = -1;
 
     struct Line {
@@ -135,11 +135,12 @@ private:
 
     const Line& connected(uint32_t rank) const {
         const Line& line = lines_.at(rank);
-        if (!line.socket) throw std::invalid_argument("that rank is not connected");
+        if (!line.socket) throw std::invalid_argument("rank " + std::to_string(rank) + " is not connected");
         return line;
     }
 
-    // The next message on a line's socket: its sender, and what went wrong or 0. `frame` is empty if it is not one frame.
+    // Receives the next message on a line's socket. Returns its sender and an error number or 0. `frame` is empty if
+    // the message does not have exactly one frame.
     std::pair<int, int> receive_one(const Line& line, int flags, Frame& frame) const {
         if (int error = frame.receive(line.socket, flags)) return {kStranger, error};
         int sender = kStranger;
@@ -154,14 +155,14 @@ private:
             }
             frame.receive(line.socket, 0);
         }
-        if (frame.more()) {  // no node sends more: take the rest off the socket
+        if (frame.more()) {  // not from a node of the group: discard the other frames
             while (frame.more()) frame.receive(line.socket, 0);
             frame = Frame(zmq_);
         }
         return {sender, 0};
     }
 
-    // Stash a frame that is early; drop one that is anything else.
+    // Stashes a frame of the current or a later exchange; drops any other.
     void keep(int sender, Frame frame) {
         Header header{};
         if (frame.size() >= sizeof header) std::memcpy(&header, frame.data(), sizeof header);

@@ -1,4 +1,4 @@
-// The 32 bytes in front of every collective frame, little-endian. A receiver knows every field of the frame that it waits for.
+// The header of every collective frame: 32 bytes, little-endian. A receiver knows all fields of the frame it waits for.
 #pragma once
 
 #include <bit>
@@ -14,16 +14,16 @@ struct Header {
     uint8_t version;   // of this layout
     uint8_t wire;      // format of the payload (`tpi.net.wire.Wire.code`)
     uint16_t rank;     // of the sender
-    uint64_t session;  // one per master run, random
+    uint64_t session;  // one per run of a master, random
     uint32_t epoch;    // one per plan
     uint32_t step;     // one per forward pass
     uint32_t tag;      // number of the message in the step << 12, segment of the message
-    uint32_t values;   // in the payload
+    uint32_t values;   // number of values in the payload
 };
 static_assert(sizeof(Header) == 32);
 
 constexpr uint32_t kMagic = 0x61495054;  // "TPIa"
 constexpr uint8_t kVersion = 1;
-constexpr int kSegmentBits = 12;  // of a tag; those above number the message in its step
+constexpr int kSegmentBits = 12;  // low bits of a tag: the segment; the bits above are the message's number in its step
 
 }  // namespace tpi

@@ -1,6 +1,6 @@
-// libzmq's I/O thread, kept on the CPU of the thread that sends and receives. What is queued for a socket passes through
-// that thread, which sleeps between messages: it is woken within a few microseconds on a CPU that is awake, while an idle
-// core, which the scheduler prefers, takes tens of them. Linux only; elsewhere nothing happens.
+// Pins libzmq's I/O thread to the CPU of the thread that sends and receives. All messages pass through the I/O thread,
+// which sleeps between them. On a CPU that is awake it wakes within a few microseconds; on an idle core, which the
+// kernel's scheduler prefers, that takes tens of microseconds. Linux only; on other systems nothing happens.
 #pragma once
 
 #ifdef __linux__
@@ -22,12 +22,13 @@ class IoThread {
 public:
     IoThread() { known_ = !sched_getaffinity(0, sizeof anywhere_, &anywhere_); }
 
-    // Run where the calling thread runs.
+    // Pins the I/O threads to the CPU of the calling thread.
     void follow() {
         const int cpu = sched_getcpu();
         if (cpu < 0 || cpu >= CPU_SETSIZE || !known_) return;
         const std::lock_guard lock(mutex_);
-        if (std::exchange(kept_, cpu) == cpu && found_) return;  // what another group keeps there are not all of our threads
+        // a group that has not found its threads yet must move them even if another group has pinned its own here
+        if (std::exchange(kept_, cpu) == cpu && found_) return;
         cpu_set_t here;
         CPU_ZERO(&here);
         CPU_SET(cpu, &here);
@@ -35,16 +36,17 @@ public:
         moved_ = true;
     }
 
-    // Run anywhere, as a thread with much to do beside one that computes should.
+    // Lets the I/O threads run on any CPU, for large transfers that would take CPU time from the computing thread.
     void release() {
         const std::lock_guard lock(mutex_);
         const bool kept = std::exchange(kept_, -1) >= 0;
-        if (kept || moved_) move(anywhere_);  // another group that released first may not know all that this one moved
+        // `moved_`: another group that released first may not know all threads that this one moved
+        if (kept || moved_) move(anywhere_);
         moved_ = false;
     }
 
 private:
-    // That of each context of this process, by the name that libzmq gives it.
+    // Returns the ids of the I/O threads of all contexts in this process, found by the name that libzmq gives them.
     static std::vector<int> find() {
         std::vector<int> found;
         std::error_code error;
@@ -61,14 +63,15 @@ private:
     void move(const cpu_set_t& cpus) {
         if (!found_) threads_ = find();
         found_ = true;
-        for (int thread : threads_) sched_setaffinity(thread, sizeof cpus, &cpus);  // it may have ended: then no matter
+        // fails harmlessly if a thread has ended
+        for (int thread : threads_) sched_setaffinity(thread, sizeof cpus, &cpus);
     }
 
     std::vector<int> threads_;
     cpu_set_t anywhere_;
     bool known_, found_ = false, moved_ = false;
-    static inline std::mutex mutex_;  // two groups of this process would leave some threads here and some there
-    static inline int kept_ = -1;     // the CPU that they are kept on, by whichever group of this process
+    static inline std::mutex mutex_;  // so that two groups of a process do not pin the threads to different CPUs
+    static inline int kept_ = -1;     // the CPU that a group of this process has pinned them to; -1: none
 };
 #else
 class IoThread {

@@ -1,6 +1,6 @@
-// The Python module allreduce._mailbox: messages of float32 values to and from the other nodes of a group, numbered in
-// the order in which the algorithm, the same on every node, uses them. A node handles a few hundred of them per token,
-// between two of which others have had its caches: what is done here and not in Python is time between two blocks.
+// The Python module allreduce._mailbox: messages of float32 values to and from the other nodes of a group. They are
+// numbered in the order in which the algorithm, the same on every node, uses them. A node handles a few hundred
+// messages per token, and between them other code fills the CPU caches. Handling them in Python would delay each block.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -21,11 +21,11 @@ namespace nb = nanobind;
 namespace tpi {
 namespace {
 
-constexpr size_t kShared = 1 << 15;  // bytes: from here on several queues share one copy
-constexpr size_t kLong = 1 << 16;    // bytes to send from here on keep the I/O thread busy for long
-constexpr auto kRefused = std::chrono::milliseconds(2);  // before who did not take a frame is asked again
+constexpr size_t kShared = 1 << 15;  // payloads above this many bytes are shared by several queues instead of copied
+constexpr size_t kLong = 1 << 16;    // this many bytes or more keep the I/O thread busy for long
+constexpr auto kRefused = std::chrono::milliseconds(2);  // pause before a frame is offered again to a full queue
 
-// A contiguous array of float32, for as long as this lives.
+// A buffer view of a contiguous float32 array, held for the object's lifetime.
 class Values {
 public:
     explicit Values(nb::handle array, bool writable = false) {
@@ -47,14 +47,14 @@ private:
     Py_buffer view_;
 };
 
-// out = or += `values` as they arrive when they travel; `scratch` holds them meanwhile.
+// Encodes and decodes `values`, and adds the result to `out` or overwrites it. `scratch` holds the encoding.
 void through_wire(Wire wire, const float* values, size_t count, bool add, float* out, std::vector<uint8_t>& scratch) {
     scratch.resize(payload_bytes(wire, count));
     encode(wire, values, count, scratch.data());
     decode(wire, scratch.data(), count, add, out);
 }
 
-// Make of `values` what the others decode when they are sent to them.
+// Replaces `values` with the numbers that other nodes decode when they receive them.
 void quantise(nb::handle values, uint8_t code) {
     const Values both(values, true);
     std::vector<uint8_t> scratch;
@@ -62,13 +62,13 @@ void quantise(nb::handle values, uint8_t code) {
 }
 
 using Ranks = std::vector<uint32_t>;
-using Message = std::tuple<Ranks, uint32_t, nb::object>;  // whom it goes to, its number, its values
+using Message = std::tuple<Ranks, uint32_t, nb::object>;  // target ranks, number, values
 
 class Mailbox {
 public:
-    // Messages of more than `segment` values travel as several frames. `in_flight`: exchanges that may be under way at
-    // once. `late(rank, deadline)` is called while nothing comes from a rank, or nothing goes to it, with what it
-    // returned before, at first 0; it raises when it has been waited for long enough.
+    // Messages of more than `segment` values are sent as several frames. At most `in_flight` exchanges are under way at
+    // once. While a rank sends or accepts nothing, `late(rank, deadline)` is called repeatedly. `deadline` is 0 at
+    // first, then what the last call returned. It raises an exception to end the wait.
     Mailbox(const std::string& library, uint32_t rank, uint32_t size, uint64_t session, uint32_t epoch, double spin,
             uint32_t segment, uint32_t in_flight, nb::callable late)
         : frames_(library, rank, size, session, epoch, spin), segment_(segment), in_flight_(in_flight),
@@ -80,14 +80,14 @@ public:
         frames_.connect(rank, reinterpret_cast<void*>(socket), {name.c_str(), name.size()});
     }
 
-    // Go to `step` and forget what is left of earlier ones.
+    // Goes to `step` and drops frames of earlier ones.
     void begin(uint32_t step) {
         number_ = 0;
         under_way_.clear();
         frames_.begin(step);
     }
 
-    // Number of the first of the `messages` messages of the next exchange.
+    // Begins an exchange of `messages` messages. Returns the number of the first.
     uint32_t reserve(uint32_t messages) {
         const uint32_t first = number_;
         number_ += messages;
@@ -97,13 +97,13 @@ public:
         return first;
     }
 
-    // Send `values` to each of `ranks` as message `number`; `values` may change when this returns.
+    // Sends `values` to each of `ranks` as message `number`. `values` may change after it returns.
     void send(const Ranks& ranks, uint32_t number, nb::handle values, uint8_t wire) {
         const Outgoing outgoing{&ranks, number, Values(values)};
         post({&outgoing, 1}, wire_of(wire));
     }
 
-    // Send several messages. Who does not take one yet, or never will, keeps none of the others waiting.
+    // Sends several messages. A rank with a full queue does not delay messages to the others.
     void send_all(const std::vector<Message>& messages, uint8_t wire) {
         std::vector<Outgoing> batch;
         batch.reserve(messages.size());
@@ -111,18 +111,18 @@ public:
         post(batch, wire_of(wire));
     }
 
-    // Write the values of message `number` of `rank` to `out`.
+    // Writes the values of message `number` from `rank` to `out`.
     void receive(uint32_t rank, uint32_t number, nb::handle out, uint8_t wire) { fetch(rank, number, out, wire, false); }
 
-    // Add the values of message `number` of `rank` to `total`.
+    // Adds the values of message `number` from `rank` to `total`.
     void add(uint32_t rank, uint32_t number, nb::handle total, uint8_t wire) { fetch(rank, number, total, wire, true); }
 
-    // Write to `total` the sum in rank order of everyone's message `number`; this node's are `values`, taken as the
-    // others decode them.
+    // Writes to `total` the sum of message `number` from all nodes, in rank order. This node's own part is `values`,
+    // encoded and decoded as at the other nodes.
     void sum(uint32_t number, nb::handle values, nb::handle total, uint8_t code) {
         const Wire wire = wire_of(code);
         const Values own(values), to(total, true);
-        if (own.size() != to.size()) throw std::invalid_argument("the sum has another size than the values");
+        if (own.size() != to.size()) throw std::invalid_argument("the sum and the values differ in size");
         nb::gil_scoped_release unlocked;
         each_segment(to.size(), [&](uint32_t segment, size_t first, size_t count) {
             for (uint32_t rank = 0; rank < frames_.nodes(); ++rank) {
@@ -139,7 +139,7 @@ public:
     size_t dropped() const { return frames_.dropped(); }
     bool failed() const { return failed_; }
 
-    // Drop everything; the sockets may then be closed.
+    // Drops all frames. The sockets may then be closed.
     void close() {
         io_.release();
         frames_.close();
@@ -152,7 +152,7 @@ private:
         uint32_t number;
         Values values;
     };
-    struct Part {  // a segment that one rank did not take yet
+    struct Part {  // a segment that one rank has not accepted yet
         const Outgoing* outgoing;
         uint32_t rank, segment;
     };
@@ -176,7 +176,7 @@ private:
         if (!left.empty()) send_waiting(left, wire);
     }
 
-    // Offer one segment to `ranks`; those that do not take it now are added to `left`.
+    // Offers one segment to `ranks`, and adds those that do not accept it now to `left`.
     void offer(const Outgoing& outgoing, uint32_t segment, const Ranks& ranks, Wire wire, std::vector<Part>& left) {
         const size_t first = size_t{segment} * segment_;
         const size_t count = std::min<size_t>(segment_, outgoing.values.size() - first);
@@ -197,7 +197,8 @@ private:
         }
     }
 
-    // Go on offering what is left, taking in what the others send meanwhile: no two block each other.
+    // Offers the parts in `left` until all are accepted. It stashes arriving frames in the meantime, so that two nodes
+    // do not block each other.
     void send_waiting(std::vector<Part>& left, Wire wire) {
         double deadline = 0;
         while (!left.empty()) {
@@ -229,7 +230,7 @@ private:
         });
     }
 
-    // One segment of `count` values, waited for as long as `late_` allows.
+    // Receives one segment of `count` values, waiting as long as `late_` allows.
     void collect(uint32_t rank, uint32_t number, uint32_t segment, Wire wire, size_t count, bool add, float* out) {
         const Header header = frames_.header(rank, tag(number, segment), code(wire), count);
         const size_t payload = payload_bytes(wire, count);
@@ -267,8 +268,8 @@ private:
     IoThread io_;
     uint32_t segment_, in_flight_;
     nb::callable late_;
-    uint32_t number_ = 0;               // of the next message of the step
-    std::deque<uint32_t> under_way_;    // first numbers of the last exchanges
+    uint32_t number_ = 0;               // number of the next message in the step
+    std::deque<uint32_t> under_way_;    // first message numbers of the exchanges under way
     std::vector<uint8_t> scratch_;
     size_t sent_ = 0, received_ = 0;    // bytes, headers included
     bool failed_ = false;

@@ -1,4 +1,4 @@
-// What follows a frame's header: float32 values in one of the wire formats (tpi/net/wire.py). It need not be aligned.
+// The payload of a frame: float32 values in one of the wire formats (tpi/net/wire.py). It need not be aligned.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ inline size_t payload_bytes(Wire wire, size_t count) {
     }
 }
 
-// to = `count` values.
+// Encodes `count` values to `to`.
 inline void encode(Wire wire, const float* values, size_t count, uint8_t* to) {
     switch (wire) {
         case Wire::bf16: return narrow(values, count, to);
@@ -36,7 +36,7 @@ inline void encode(Wire wire, const float* values, size_t count, uint8_t* to) {
     }
 }
 
-// out = or += `count` float32 values.
+// Reads `count` float32 values, and adds them to `out` or overwrites it.
 inline void from_f32(const uint8_t* from, size_t count, bool add, float* out) {
     if (!add) {
         std::memcpy(out, from, sizeof(float) * count);
@@ -49,7 +49,7 @@ inline void from_f32(const uint8_t* from, size_t count, bool add, float* out) {
     }
 }
 
-// out = or += `count` values.
+// Decodes `count` values, and adds them to `out` or overwrites it.
 inline void decode(Wire wire, const uint8_t* from, size_t count, bool add, float* out) {
     switch (wire) {
         case Wire::bf16: return widen(from, count, add, out);

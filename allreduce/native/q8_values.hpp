@@ -1,5 +1,5 @@
-// q8: groups of 32 values share an f16 scale, their largest magnitude / 127; codes in -127..127 (GGUF's Q8_0). Values of
-// messages, which need not be aligned; the last group is padded with 0.
+// Conversion to and from q8 (GGUF's Q8_0): groups of 32 values share an f16 scale, their largest magnitude / 127; codes
+// are in -127..127. Values in messages need not be aligned. The last group is padded with 0.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr size_t kGroupBytes = sizeof(uint16_t) + kGroup;
 
 inline size_t q8_bytes(size_t count) { return (count + kGroup - 1) / kGroup * kGroupBytes; }
 
-// What f16 code a magnitude of at most 65504 has: to nearest, ties to even.
+// Returns the f16 code of a magnitude of at most 65504, rounded to nearest, ties to even.
 inline uint16_t half_of(float magnitude) {
     const auto bits = std::bit_cast<uint32_t>(magnitude);
     if (bits < 0x38800000)  // subnormal: adding 0.5 leaves the rounded code in the low bits
@@ -24,13 +24,13 @@ inline uint16_t half_of(float magnitude) {
     return static_cast<uint16_t>((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
 }
 
-// The value of an f16 code without sign; the one infinity or NaN that is written stays a NaN.
+// Returns the value of an f16 code without sign. Infinity and NaN become NaN.
 inline float of_half(uint16_t code) {
     if (code >= 0x7c00) return std::bit_cast<float>(0x7fc00000);
     return std::bit_cast<float>(static_cast<uint32_t>(code) << 13) * 5.192296858534828e33f;  // 2^112
 }
 
-// `count` values, at most 32, as a scale and 32 codes.
+// Encodes `count` values, at most 32, as a scale and 32 codes.
 inline void encode_group(const float* values, size_t count, uint8_t* to) {
     constexpr float kMost = 127, kLargestHalf = 65504, kRounding = 12582912;  // 1.5 * 2^23: adding it rounds to whole
     float padded[kGroup] = {}, largest = 0;
@@ -49,13 +49,13 @@ inline void encode_group(const float* values, size_t count, uint8_t* to) {
     }
 }
 
-// to = `count` values.
+// Encodes `count` values to `to`.
 inline void to_q8(const float* values, size_t count, uint8_t* to) {
     for (size_t first = 0; first < count; first += kGroup, to += kGroupBytes)
         encode_group(values + first, std::min(kGroup, count - first), to);
 }
 
-// out = or += `count` values.
+// Decodes `count` values, and adds them to `out` or overwrites it.
 inline void from_q8(const uint8_t* from, size_t count, bool add, float* out) {
     for (size_t first = 0; first < count; first += kGroup, from += kGroupBytes) {
         uint16_t code;

@@ -1,9 +1,10 @@
-// The Python module allreduce._shared: a board in memory that the nodes of a group on one machine have all mapped.
+// The Python module allreduce._shared: a board in memory that all nodes of a group on one machine have mapped.
 // allreduce/algorithms/shared.py is its only caller.
 //
-// A node lays partials, each in one of two places of its own by turns, and counts them in its slot. Who has taken
-// partial n knows that all have laid it, hence taken n - 1: the place of n - 1 is free to be written again. So partial n
-// is there when n of each node have arrived; whoever laid the last of them wakes those who sleep.
+// Each node has two places on the board, writes its partials to them in turn, and counts them in its slot. A node that
+// has taken sum n knows that all nodes have written partial n, and hence have taken sum n - 1. So the places of n - 1
+// are free to be written again. Sum n is complete when n partials of every node have arrived. The node that writes the
+// last of them wakes the nodes that sleep.
 #include <linux/futex.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -28,14 +29,15 @@ using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Partial = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Total = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// A core that nobody wants falls asleep, and to wake it takes longer than most waits, above all in a virtual machine.
+// An idle core falls asleep, and waking it takes longer than most waits, especially in a virtual machine. So a wait
+// yields its core for this time before it sleeps.
 constexpr double kYielding = 1e-3;  // seconds
 
 struct alignas(64) Slot {
-    std::atomic<uint32_t> laid;  // partials so far; wraps
+    std::atomic<uint32_t> laid;  // partials written by one node so far; wraps around
 };
 struct alignas(64) Arrivals {
-    std::atomic<uint32_t> laid;  // partials of all nodes; wraps
+    std::atomic<uint32_t> laid;  // partials written by all nodes; wraps around
     std::atomic<uint32_t> sleepers;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -46,7 +48,7 @@ long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const tim
 
 class Board {
 public:
-    // Bytes for `size` nodes and partials of up to `values` values.
+    // Returns the bytes of a board for `size` nodes and partials of up to `values` values.
     static size_t bytes(size_t size, size_t values) {
         return sizeof(Arrivals) + size * (sizeof(Slot) + 2 * values * sizeof(float));
     }
@@ -54,12 +56,12 @@ public:
     Board(Bytes memory, size_t rank, size_t size, size_t values)
         : memory_(memory), rank_(rank), size_(size), values_(values) {
         if (!size || rank >= size || !values || memory.size() < bytes(size, values))
-            throw std::invalid_argument("the board is too small for its nodes");
+            throw std::invalid_argument("the board is too small for its nodes, or the rank is not one of them");
         if (reinterpret_cast<uintptr_t>(memory.data()) % sizeof(Slot))
             throw std::invalid_argument("the board is not aligned to 64 bytes");
     }
 
-    // Lay this node's next partial.
+    // Writes this node's next partial to the board.
     void lay(const Partial& partial) {
         check(partial.size());
         std::memcpy(place(rank_, next_), partial.data(), partial.size() * sizeof(float));
@@ -69,9 +71,9 @@ public:
             futex(arrivals().laid, FUTEX_WAKE, INT_MAX, nullptr);
     }
 
-    // out = the sum, in rank order, of what all have laid since the last time. Returns -1, or the rank of a node that
-    // is still missing after `seconds`; then it may be called again. Polls for `spin` seconds, and then leaves its core
-    // to those who want it for a while, before it sleeps.
+    // Writes to `out` the sum of all nodes' current partials, in rank order, and returns -1. If a node's partial is
+    // still missing after `seconds`, returns its rank; call it again then. It polls for `spin` seconds, then yields its
+    // core to other threads for kYielding seconds, then sleeps.
     int take(Total& out, double spin, double seconds) {
         check(out.size());
         nb::gil_scoped_release unlocked;
@@ -88,7 +90,7 @@ public:
 
 private:
     void check(size_t values) const {
-        if (values > values_) throw std::invalid_argument("the partial is longer than its place on the board");
+        if (values > values_) throw std::invalid_argument("the partial is longer than a place on the board");
     }
     Arrivals& arrivals() const { return *reinterpret_cast<Arrivals*>(memory_.data()); }
     Slot& slot(size_t rank) const { return reinterpret_cast<Slot*>(memory_.data() + sizeof(Arrivals))[rank]; }
@@ -96,12 +98,12 @@ private:
         auto* places = reinterpret_cast<float*>(memory_.data() + sizeof(Arrivals) + size_ * sizeof(Slot));
         return places + (2 * rank + number % 2) * values_;
     }
-    // Whether all have laid what this node laid last.
+    // Returns true if all nodes have written as many partials as this node.
     bool complete() const {
         const auto all = next_ * static_cast<uint32_t>(size_);
         return static_cast<int32_t>(arrivals().laid.load(std::memory_order_seq_cst) - all) >= 0;
     }
-    // The first who has not, or -1 if meanwhile all have.
+    // Returns the first rank that has written fewer partials than this node, or -1 if there is none.
     int missing() const {
         for (size_t rank = 0; rank < size_; ++rank)
             if (static_cast<int32_t>(slot(rank).laid.load(std::memory_order_seq_cst) - next_) < 0)
@@ -134,12 +136,12 @@ private:
 
     Bytes memory_;
     size_t rank_, size_, values_;
-    uint32_t next_ = 0;  // partials that this node has laid
+    uint32_t next_ = 0;  // number of partials that this node has written
 };
 
 }  // namespace
 
-// No array is converted: what is written to a converted copy would be lost. Any other array is a TypeError.
+// Arrays are not converted, because results written to a converted copy would be lost. Other arrays raise a TypeError.
 NB_MODULE(_shared, m) {
     nb::class_<Board>(m, "Board")
         .def(nb::init<Bytes, size_t, size_t, size_t>(), nb::arg("memory").noconvert(), nb::arg("rank"),

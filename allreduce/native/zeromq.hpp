@@ -1,5 +1,5 @@
-// The few functions of libzmq that frames pass through, found in the library that pyzmq has loaded: its sockets are
-// used here too, and two copies of the library would know nothing of each other's.
+// The functions of libzmq that frames need, looked up in the library that pyzmq has loaded. pyzmq's sockets are used
+// here, and a second copy of the library could not use them.
 #pragma once
 
 #include <dlfcn.h>
@@ -17,7 +17,7 @@ constexpr int kHostUnreachable = EHOSTUNREACH;
 
 class ZeroMq {
 public:
-    // `path`: pyzmq's extension module, whose dependencies are searched.
+    // Finds the functions in pyzmq's extension module at `path` and in its dependencies.
     explicit ZeroMq(const std::string& path) {
         void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
         if (!library) throw std::runtime_error(path + " is not loaded");
@@ -50,11 +50,11 @@ private:
     template <class Function>
     static void find(void* library, const char* name, Function& function) {
         function = reinterpret_cast<Function>(dlsym(library, name));
-        if (!function) throw std::runtime_error(std::string("pyzmq's library lacks ") + name);
+        if (!function) throw std::runtime_error(std::string("pyzmq's libzmq has no function ") + name);
     }
 };
 
-// One frame. zmq_msg_t is 64 bytes that must not move; moving a `Frame` leaves them where they are.
+// A frame. zmq_msg_t is 64 bytes that must not move in memory; moving a `Frame` does not move them.
 class Frame {
 public:
     explicit Frame(const ZeroMq& zmq) : zmq_(&zmq), message_(new Message) { zmq.msg_init(message_.get()); }
@@ -71,17 +71,17 @@ public:
         if (message_) zmq_->msg_close(message_.get());
     }
 
-    // The next frame of `socket`; 0, or what went wrong.
+    // Receives the next frame of `socket`. Returns 0 or an error number.
     int receive(void* socket, int flags) { return zmq_->msg_recv(message_.get(), socket, flags) < 0 ? zmq_->error() : 0; }
 
-    // Another frame of the same bytes.
+    // Returns another frame that shares the same bytes.
     Frame shared() const {
         Frame other(*zmq_);
         if (zmq_->msg_copy(other.message_.get(), message_.get())) throw std::bad_alloc();
         return other;
     }
 
-    // Send, and be empty afterwards; 0, or what went wrong.
+    // Sends the frame, which is empty afterwards. Returns 0 or an error number.
     int send(void* socket, int flags) { return zmq_->msg_send(message_.get(), socket, flags) < 0 ? zmq_->error() : 0; }
 
     uint8_t* data() { return static_cast<uint8_t*>(zmq_->msg_data(message_.get())); }

@@ -1,1 +1,1 @@
-"""Homes in a box: network namespaces, traffic control, link emulation, cgroups, faults."""
+"""Emulated home networks: network namespaces, traffic control, link emulation, cgroups, faults."""

@@ -1,4 +1,4 @@
-"""Signatures of the C++ module (native/link.cpp). Times are seconds, sizes bytes, bandwidths bits per second."""
+"""The C++ module native/link.cpp. Times are seconds, sizes bytes, bandwidths bits per second."""
 
 class Channel:
     latency: float

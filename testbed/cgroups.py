@@ -1,6 +1,6 @@
-"""CPU, memory and disk limits of the devices, with control groups of version 1 or 2, whichever the kernel has mounted.
+"""CPU, memory and disk limits of the devices, by control groups of version 1 or 2, whichever the kernel has mounted.
 
-Everything is a directory to make, files to write, and a directory to remove; nothing is remembered but the paths.
+Limits are directories with files in them. Only the paths are recorded, for removal.
 """
 
 import time
@@ -12,29 +12,29 @@ from pathlib import Path
 from tpi.errors import TestbedError
 from tpi.topology.topology import Host
 
-PERIOD_US = 5000  # short, so that a device of 0.2 core computes 1 ms in every 5 rather than 20 in every 100
-_SMALLEST_QUOTA_US = 1000  # the kernel takes no less
+PERIOD_US = 5000  # short, so that a device with 0.2 cores computes 1 ms in every 5 ms instead of 20 in every 100
+_SMALLEST_QUOTA_US = 1000  # the kernel's minimum
 CONTROLLERS = ("cpu", "memory", "blkio")
-_FIRST = 30  # times the weight of others: an emulated machine does not wait for what else this host computes
-_WEIGHTS = {"cpu.shares": 1024, "cpu.weight": 100}  # of a group by default, in version 1 and 2
+_FIRST = 30  # CPU weight of the devices relative to the default, so that they do not wait for the host's other programs
+_WEIGHTS = {"cpu.shares": 1024, "cpu.weight": 100}  # default weight of a group, in version 1 and 2
 
 
 @dataclass(frozen=True)
 class Hierarchies:
-    """Where each controller is. `unified` is the version 2 root if it has the controllers, else None."""
+    """Mount points of the controllers. `unified` is the version 2 root if it has the controllers, else None."""
 
     version1: dict[str, Path]
     unified: Path | None = None
 
     def controllers(self) -> dict[str, str]:
-        """Each controller that can be used, with "v1" or "v2"."""
+        """Return the controllers that can be used, each with "v1" or "v2"."""
         if self.unified is not None:
             return dict.fromkeys(CONTROLLERS, "v2")
         return {name: "v1" for name in CONTROLLERS if name in self.version1}
 
 
 def find_hierarchies(mounts: str | None = None) -> Hierarchies:
-    """Read the mount table (given as text in tests)."""
+    """Return the hierarchies in the mount table. Tests pass it as `mounts`."""
     text = Path("/proc/mounts").read_text() if mounts is None else mounts
     version1: dict[str, Path] = {}
     unified = None
@@ -55,7 +55,7 @@ def _words(file: Path) -> list[str]:
 
 
 def quota(cores: float) -> tuple[int, int]:
-    """Microseconds of CPU time per period, and the period, that make a share of `cores`."""
+    """Return the CPU time per period and the period, both in microseconds, that limit a group to `cores`."""
     microseconds = round(cores * PERIOD_US)
     if microseconds >= _SMALLEST_QUOTA_US:
         return microseconds, PERIOD_US
@@ -63,7 +63,7 @@ def quota(cores: float) -> tuple[int, int]:
 
 
 def block_devices() -> list[str]:
-    """`major:minor` of every real disk of this machine."""
+    """Return `major:minor` of every real disk of this machine."""
     found = []
     for disk in sorted(Path("/sys/block").glob("*")):
         if not disk.name.startswith(("loop", "ram", "zram", "sr", "fd")) and _words(disk / "size") not in ([], ["0"]):
@@ -72,7 +72,7 @@ def block_devices() -> list[str]:
 
 
 def limits(device: Host, disks: list[str]) -> Iterator[tuple[str, str, str, str]]:
-    """What to write for a device: controller, file in version 1, file in version 2, text (`v1|v2` if they differ)."""
+    """Yield the limits of a device: controller, file in version 1, file in version 2, text (`v1|v2` if they differ)."""
     if device.cpu is not None:
         microseconds, period = quota(device.cpu)
         yield "cpu", "cpu.cfs_period_us", "", str(period)
@@ -89,14 +89,14 @@ def limits(device: Host, disks: list[str]) -> Iterator[tuple[str, str, str, str]
             yield "blkio", "", "io.max", f"{disk} rbps={rate} wbps={rate}"
 
 
-_OPTIONAL = {"memory.memsw.limit_in_bytes", "memory.swap.max"}  # absent where the kernel does not account swap
+_OPTIONAL = {"memory.memsw.limit_in_bytes", "memory.swap.max"}  # absent if the kernel does not count swap
 
 
 def make_group(hierarchies: Hierarchies, name: str, device: Host, disks: list[str]) -> tuple[str, ...]:
-    """Make and limit the group `name/<device>`; returns the directories for its processes to join.
+    """Create and limit the group `name/<device>`. Return the directories that its processes have to join.
 
     Raises:
-        TestbedError: if a limit that the topology asks for cannot be set on this machine.
+        TestbedError: if a limit of the topology cannot be set on this machine.
     """
     if hierarchies.unified is not None:
         return (str(_make_unified(hierarchies.unified, name, device, disks)),)
@@ -107,7 +107,8 @@ def make_group(hierarchies: Hierarchies, name: str, device: Host, disks: list[st
     for controller, file, _, text in limits(device, disks):
         if file and controller not in folders:
             raise TestbedError(
-                f"device {device.name} limits {controller}, but this kernel has no such cgroup controller"
+                f"device {device.name} limits {controller}, but this kernel has no cgroup controller for it; remove "
+                "the limit from the topology, or mount the controller"
             )
         if file:
             _write(folders[controller] / file, text.partition("|")[0], device)
@@ -130,14 +131,14 @@ def _make_unified(root: Path, name: str, device: Host, disks: list[str]) -> Path
 
 
 def _come_first(group: Path) -> None:
-    """Have all devices together come before the host's other programs, where the kernel weighs groups.
+    """Give the devices' group precedence over the host's other programs, if the kernel weighs groups.
 
-    A device that gets no core for seconds is silent, as if it were cut off. Priorities of processes say nothing across
+    A device that gets no core for seconds would seem to be cut off. Priorities of processes have no effect across
     groups.
     """
     for name, usual in _WEIGHTS.items():
         if (group / name).exists():
-            with suppress(OSError):  # no more than a favour
+            with suppress(OSError):  # not required
                 (group / name).write_text(str(_FIRST * usual))
 
 
@@ -151,13 +152,16 @@ def _write(file: Path, text: str, device: Host) -> None:
 
 
 def rubbish(hierarchies: Hierarchies, name: str, devices: list[str]) -> tuple[str, ...]:
-    """The directories that the group `name` leaves in all hierarchies, children first."""
+    """Return the directories that the group `name` leaves in all hierarchies, children first."""
     roots = [hierarchies.unified] if hierarchies.unified else list(hierarchies.version1.values())
     return tuple(str(root / name / child) for root in roots for child in (*devices, ""))
 
 
 def remove_groups(folders: tuple[str, ...], patience: float = 2.0) -> list[str]:
-    """Remove the directories, waiting while the kernel still counts ended processes in them; returns what is left."""
+    """Remove the directories, waiting up to `patience` seconds while they count ended processes.
+
+    Return those that are left.
+    """
     deadline = time.monotonic() + patience
     left = list(folders)
     while True:

@@ -1,4 +1,4 @@
-"""A cluster on a testbed: `tpi worker` on every device but the first, and one command on the first."""
+"""A cluster on a testbed: `tpi worker` on every device but the first, and a command on the first."""
 
 import math
 import os
@@ -20,21 +20,21 @@ from tpi.topology.topology import Host
 
 WORKERS = "TPI_WORKERS"
 PORT = 9990
-_LISTENS = re.compile(r"\blistens on\b")  # in the line with which a worker says that it does
-_BARE_PROCESS = 256 << 20  # bytes of a device's memory that are not the worker's to plan with
+_LISTENS = re.compile(r"\blistens on\b")  # in the line that a worker logs when it is ready
+_BARE_PROCESS = 256 << 20  # bytes of a device's memory that are kept free of the worker's --memory
 _POLL = 0.02  # seconds
-_GRACE = 3.0  # seconds in which a process may end
+_GRACE = 3.0  # seconds that a process has to end
 
 
 @dataclass(frozen=True)
 class HostWorkerOptions:
-    """How the workers are started.
+    """Options for starting the workers.
 
     Attributes:
-        command: what to run instead of `tpi worker`; the same flags are put behind it.
-        cache: directory for a shard cache per device, kept; None: in the testbed's scratch directory, removed with it.
-        logs: directory for one log per device, kept; None: in the testbed's state directory, removed with it.
-        patience: seconds in which a worker has to listen.
+        command: the command to run instead of `tpi worker`; it gets the same flags.
+        cache: directory with a shard cache per device, which is kept. None: in the testbed's scratch directory.
+        logs: directory with one log per device, which is kept. None: in the testbed's state directory.
+        patience: seconds that a worker has to begin to listen.
     """
 
     command: tuple[str, ...] = module_command("tpi.cli", "worker")
@@ -45,10 +45,10 @@ class HostWorkerOptions:
 
 @contextmanager
 def workers(bed: Testbed, options: HostWorkerOptions | None = None) -> Iterator[str]:
-    """Start a worker on every device but the first; yields the value for `TPI_WORKERS`, and stops them at the end.
+    """Start a worker on every device but the first, and stop them at the end. Yield the value for `TPI_WORKERS`.
 
     Raises:
-        TestbedError: if one ends, or does not listen in time; the last line of its log is quoted.
+        TestbedError: if a worker ends, or does not listen in time. The message quotes the last line of its log.
     """
     options = options or HostWorkerOptions()
     started: list[subprocess.Popen[Any]] = []
@@ -71,22 +71,25 @@ def workers(bed: Testbed, options: HostWorkerOptions | None = None) -> Iterator[
 
 @dataclass
 class Ending:
-    """Whether this process was asked to end: the number of the signal, or 0."""
+    """A request to end this process: the number of the signal, or 0 if there was none."""
 
     signal: int = 0
 
     def check(self) -> None:
-        """Raise SystemExit if so. The handler has raised it, too; but Python drops what strikes in a destructor."""
+        """Raise SystemExit if a signal was received.
+
+        The signal handler raises it too, but Python discards exceptions raised inside a destructor.
+        """
         if self.signal:
             raise SystemExit(128 + self.signal)
 
 
 def run(bed: Testbed, command: list[str], addresses: str, ending: Ending | None = None) -> int:
-    """Run `command` on the first device with `TPI_WORKERS` set to `addresses`; returns its exit code.
+    """Run `command` on the first device with `TPI_WORKERS` set to `addresses`. Return its exit code.
 
     Raises:
         TestbedError: if the testbed ends before the command does.
-        SystemExit: if this process was asked to end, as `ending` knows.
+        SystemExit: if this process received a signal to end, as recorded in `ending`.
     """
     ending = ending or Ending()
     environment = {**os.environ, WORKERS: addresses}
@@ -98,7 +101,7 @@ def run(bed: Testbed, command: list[str], addresses: str, ending: Ending | None 
                 raise TestbedError("the testbed's holder process ended, and the network with it: start again")
             _wait(process, 0.2)
     except KeyboardInterrupt:
-        _wait(process, 2.0)  # the terminal interrupted it too: let it say its last words
+        _wait(process, 2.0)  # the terminal interrupted the command too: let it print its last messages
         raise
     finally:
         _stop([process])
@@ -109,7 +112,7 @@ def run(bed: Testbed, command: list[str], addresses: str, ending: Ending | None 
 def ending_gracefully() -> Iterator[Ending]:
     """Turn SIGTERM and SIGHUP into an exception inside the block, so that everything is taken down.
 
-    What is yielded knows of the signal, whatever became of the exception.
+    The yielded object records the signal, even if the exception was lost.
     """
     ending = Ending()
 
@@ -136,7 +139,10 @@ def _flags(bed: Testbed, options: HostWorkerOptions, device: Host) -> list[str]:
 
 
 def _threads(bed: Testbed, device: Host) -> int:
-    """As many as the device has cores, but no more than its share of this machine's: all devices compute at once."""
+    """Return the number of a device's cores, but at most its share of this machine's.
+
+    All devices compute at once.
+    """
     share = max((os.cpu_count() or 1) // len(bed.topology.devices), 1)
     return share if device.cpu is None else min(math.ceil(device.cpu), share)
 
@@ -148,22 +154,24 @@ def _log(bed: Testbed, options: HostWorkerOptions, device: Host) -> Path:
 
 
 def _await(name: str, process: "subprocess.Popen[Any]", log: Path, deadline: float) -> None:
-    """Wait until the worker's log says that it listens."""
+    """Wait until the worker's log shows that it listens."""
     while True:
         ended = process.poll()
         text = log.read_text(errors="replace")
         if _LISTENS.search(text):
             return
-        last = next((line for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "its log is empty")
         if ended is not None:
-            raise TestbedError(f"the worker on {name} ended with code {ended} before it listened: {last}")
+            raise TestbedError(
+                f"the worker on {name} ended with code {ended} before it listened; the last line of its log: {last}"
+            )
         if time.monotonic() > deadline:
-            raise TestbedError(f"the worker on {name} does not listen yet, which is too long: {last}")
+            raise TestbedError(f"the worker on {name} took too long to listen; the last line of its log: {last}")
         time.sleep(_POLL)
 
 
 def _stop(processes: "list[subprocess.Popen[Any]]") -> None:
-    """Ask all to end, then make them."""
+    """Ask all processes to end, then kill those that do not."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)
@@ -172,7 +180,9 @@ def _stop(processes: "list[subprocess.Popen[Any]]") -> None:
         _wait(process, _GRACE)
         if process.poll() is None:
             process.kill()
-            _wait(process, _GRACE)  # not for ever: an exception out of a handler can leave Popen's own lock taken
+            _wait(
+                process, _GRACE
+            )  # limited, because an exception from a signal handler can leave Popen's own lock held
 
 
 def _wait(process: "subprocess.Popen[Any]", seconds: float) -> None:

@@ -14,7 +14,7 @@ from tpi.topology.units import format_rate, parse_rate, parse_time
 
 
 def _with_unit(parse: Callable[[str], float]) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
-    """A callback that parses a flag such as `10 Mbit`."""
+    """Return a click callback that parses a flag with a unit, such as `10 Mbit`."""
 
     def convert(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
         try:
@@ -27,15 +27,15 @@ def _with_unit(parse: Callable[[str], float]) -> Callable[[click.Context, click.
 
 _BACKEND = click.option("--backend", default="auto", show_default=True, type=click.Choice(["auto", "tc", "tun"]))
 _VERIFY = click.option("--verify/--no-verify", default=True, show_default=True, help="Measure the links after set-up.")
-_ID = click.option("--id", "name", metavar="ID", help="Which testbed, where several run.")
+_ID = click.option("--id", "name", metavar="ID", help="The testbed, if several run.")
 
 
 @click.group()
 def testbed() -> None:
-    """A home network in a box: devices, links, limits and faults on this machine. Linux, needs root."""
+    """Emulate a home network on this machine: devices, links, limits and faults. Needs Linux and root."""
 
 
-testbed.__test__ = False  # type: ignore[attr-defined]  # no test, whatever its name says to pytest
+testbed.__test__ = False  # type: ignore[attr-defined]  # keeps pytest from collecting it as a test
 
 
 @testbed.command("topologies")
@@ -126,20 +126,20 @@ def execute(device: str, command: tuple[str, ...], name: str | None) -> None:
     "--bandwidth",
     metavar="RATE",
     callback=_with_unit(parse_rate),
-    help="For slow: what its links carry, e.g. '10 Mbit'.",
+    help="For slow: most that its links carry, e.g. '10 Mbit'.",
 )
 @click.option(
     "--latency",
     metavar="TIME",
     callback=_with_unit(parse_time),
-    help="For slow: what each way takes longer, e.g. '50 ms'.",
+    help="For slow: additional latency each way, e.g. '50 ms'.",
 )
 @_ID
 def fault(action: str, device: str, bandwidth: float | None, latency: float | None, name: str | None) -> None:
     """Break DEVICE of a running testbed, or mend it.
 
-    cut: nothing gets through. heal: undo cut and slow. slow: less bandwidth, more latency. kill: SIGKILL everything
-    that runs on it. freeze, thaw: stop it, its connections staying open, and let it go on.
+    cut: nothing gets through. heal: undo cut and slow. slow: less bandwidth, more latency. kill: send SIGKILL to all
+    that runs on it. freeze: stop its programs, with connections staying open. thaw: let them go on.
     """
     from testbed.faults import inflict
 
@@ -150,7 +150,7 @@ def fault(action: str, device: str, bandwidth: float | None, latency: float | No
 @_ID
 @click.option("--json", "as_json", is_flag=True, help="Figures of the link process as JSON.")
 def status(name: str | None, as_json: bool) -> None:
-    """Say what the link process of a running testbed has done, and what CPU it took."""
+    """Print the traffic and the CPU use of the link process of a running testbed."""
     from testbed.control import ask
 
     report = ask(_find(name), "report")
@@ -162,9 +162,9 @@ def status(name: str | None, as_json: bool) -> None:
 
 @testbed.command("down")
 @click.argument("name", metavar="[ID]", required=False)
-@click.option("--all", "everything", is_flag=True, help="Also those that belong to a running `tpi testbed run`.")
+@click.option("--all", "everything", is_flag=True, help="Also take down those of a running `tpi testbed run`.")
 def down(name: str | None, everything: bool) -> None:
-    """Take down the testbed ID, or all that `up` made; and remove what killed ones have left."""
+    """Take down the testbed ID, or all that `up` made, and remove the remains of killed ones."""
     from testbed import launch, state
     from testbed.network.namespaces import require_root
 
@@ -174,7 +174,7 @@ def down(name: str | None, everything: bool) -> None:
         click.echo(f"down: {name}")
         return
     for left in launch.sweep():
-        click.echo(f"removed what was left of {left}")
+        click.echo(f"removed the remains of {left}")
     for folder in state.folders(state.default_root()):
         if everything or state.read(folder).owner == "up":
             launch.take_down(folder)
@@ -183,9 +183,9 @@ def down(name: str | None, everything: bool) -> None:
 
 @testbed.command("doctor")
 def doctor() -> None:
-    """Say what this machine offers to a testbed, what of it is used, and what is missing, with the way out.
+    """Report which features of this machine a testbed can use, and what to do about missing ones.
 
-    Without root it says less. The exit code is 1 if no testbed can be made.
+    Without root it reports less. The exit code is 1 if no testbed can be created.
     """
     from testbed.checks.doctor import examine
 
@@ -207,7 +207,7 @@ def _find(name: str | None) -> Path:
 
 
 def _find_any(name: str) -> Path:
-    """The directory of the testbed `name`, dead or alive."""
+    """Return the directory of the testbed `name`, whether it runs or not."""
     from testbed import state
     from tpi.errors import TestbedError
 

@@ -1,4 +1,4 @@
-"""Talking to a running testbed: one JSON object per datagram over a Unix socket in its state directory."""
+"""Requests to a running testbed: one JSON object per datagram over a Unix socket in its state directory."""
 
 import json
 import socket
@@ -14,7 +14,7 @@ SOCKET = "control"
 
 
 def listen(folder: Path) -> socket.socket:
-    """The non-blocking socket on which the holder of the testbed at `folder` takes requests."""
+    """Return the non-blocking socket on which the holder of the testbed at `folder` takes requests."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     server.bind(str(folder / SOCKET))
     (folder / SOCKET).chmod(0o600)
@@ -22,13 +22,16 @@ def listen(folder: Path) -> socket.socket:
 
 
 def answer(server: socket.socket, handlers: dict[str, Callable[..., Any]]) -> str | None:
-    """Take one waiting request and answer it; returns the verb that was carried out, None if there was none."""
+    """Take one waiting request and answer it.
+
+    Return the verb that was carried out; None if there was none, or it failed.
+    """
     try:
         data, client = server.recvfrom(_LARGEST)
     except BlockingIOError:
         return None
     verb, reply = _carry_out(data, handlers)
-    with suppress(OSError):  # whoever asked may have gone
+    with suppress(OSError):  # the client may have ended
         server.sendto(json.dumps(reply).encode(), client)
     return verb
 
@@ -38,7 +41,7 @@ def _carry_out(data: bytes, handlers: dict[str, Callable[..., Any]]) -> tuple[st
         request = json.loads(data)
         verb = request.pop("verb")
         return verb, {"result": handlers[verb](**request)}
-    except Exception as error:  # noqa: BLE001  a bad request must not end everybody's network
+    except Exception as error:  # noqa: BLE001  a bad request must not end the network of all devices
         return None, {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -46,10 +49,10 @@ def ask(folder: Path, verb: str, timeout: float = 5.0, **fields: Any) -> Any:
     """Send a request to the testbed at `folder` and return its result.
 
     Raises:
-        TestbedError: if nobody answers within `timeout` seconds, or the request is refused.
+        TestbedError: if there is no answer within `timeout` seconds, or the request is refused.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
-        client.bind("")  # an abstract name of the kernel's choice, so that the answer finds its way back
+        client.bind("")  # the kernel chooses an abstract name, to which the answer is sent
         client.settimeout(timeout)
         try:
             client.connect(str(folder / SOCKET))
@@ -57,7 +60,7 @@ def ask(folder: Path, verb: str, timeout: float = 5.0, **fields: Any) -> Any:
             reply = json.loads(client.recv(_LARGEST))
         except OSError as error:
             raise TestbedError(
-                f"testbed {folder.name} does not answer ({error}): `tpi testbed down` clears it up"
+                f"testbed {folder.name} does not answer ({error}): run `tpi testbed down` to remove it"
             ) from error
     if "error" in reply:
         raise TestbedError(f"testbed {folder.name}: {verb}: {reply['error']}")

@@ -1,7 +1,7 @@
-"""Become a program on a device: `python -m testbed.enter FOLDER DEVICE PARENT COMMAND...`.
+"""Run a program on a device: `python -m testbed.enter FOLDER DEVICE PARENT COMMAND...`.
 
-Joins the device's cgroups and network namespace, marks the environment, and turns into the command. Kept free of heavy
-imports, since every emulated process starts through it.
+It joins the device's cgroups and network namespace, marks the environment, and turns into the command. It has no heavy
+imports, because every emulated process starts through it.
 """
 
 import os
@@ -19,11 +19,11 @@ NOT_FOUND = 127
 
 
 def enter(folder: Path, device: str, parent: int, command: list[str]) -> None:
-    """Run `command` in place of this process. With `parent` not 0, it is killed when that process ends."""
+    """Replace this process by `command` on the device. With `parent` not 0, it is killed when that process ends."""
     if parent:
         die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # the parent ended before the kernel knew that we depend on it
+            os._exit(1)  # the parent ended before the call above
     record = state.read(folder)
     host = record.host(device)
     for group in host.cgroups:
@@ -34,7 +34,7 @@ def enter(folder: Path, device: str, parent: int, command: list[str]) -> None:
 
 
 def main() -> None:
-    """Entry point: failures before the command starts are one sentence."""
+    """Run the command line. Print failures before the command starts as one sentence."""
     folder, device, parent, *command = sys.argv[1:]
     try:
         enter(Path(folder), device, int(parent), command)

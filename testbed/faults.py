@@ -1,4 +1,4 @@
-"""What goes wrong in a home, on demand: cables pulled, links gone slow, machines asleep, processes killed."""
+"""Faults on request: cut cables, slow links, frozen devices, killed processes."""
 
 import signal
 from pathlib import Path
@@ -15,20 +15,25 @@ _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIG
 def inflict(
     folder: Path, action: str, device: str, bandwidth: float | None = None, latency: float | None = None
 ) -> str:
-    """Do `action` to a device of the testbed at `folder`; returns a sentence that says what happened.
+    """Do `action` to a device of the testbed at `folder`. Return a sentence that describes what was done.
 
     Args:
-        action: cut (nothing gets through), heal (undoes cut and slow), slow, kill (SIGKILL to all that runs there),
-            freeze (it stops, its connections stay open), thaw.
+        folder: state directory of the testbed.
+        action: cut (nothing gets through), heal (undoes cut and slow), slow, kill (SIGKILL to all programs on the
+            device), freeze (stops them, while their connections stay open), thaw.
+        device: name of the device.
         bandwidth: for slow: bits per second that the device's links carry at most.
-        latency: for slow: seconds that each way takes longer.
+        latency: for slow: additional seconds each way.
 
     Raises:
         UsageError: for slow without figures, or figures without slow.
         TestbedError: if there is no such testbed or device, or nothing runs on it.
     """
     if (action == "slow") != (bandwidth is not None or latency is not None):
-        raise UsageError("slow, and only slow, takes --bandwidth, --latency or both: for example --bandwidth '10 Mbit'")
+        raise UsageError(
+            "slow needs --bandwidth, --latency or both, and other faults take neither: for example slow DEVICE "
+            "--bandwidth '10 Mbit'"
+        )
     record = state.read(folder)
     host = record.host(device)
     if action in _SIGNALS:

@@ -1,8 +1,8 @@
-"""The process that a testbed lives in: it holds the namespaces, carries the packets, answers requests, and cleans up.
+"""The process of a running testbed: it holds the namespaces, carries the packets, answers requests, and cleans up.
 
-Started as `python -m testbed.holder FOLDER`, with a descriptor of the testbed's lock inherited. It reports readiness or
-failure as one JSON line on its output. It ends on request, on SIGTERM, or, when it belongs to one command, as soon as
-that command's end of its input is closed: so a killed command leaves nothing behind.
+It is started as `python -m testbed.holder FOLDER`, and inherits a descriptor of the testbed's lock. It reports
+readiness or failure as one JSON line on stdout. It ends on request, on SIGTERM, or, if it belongs to one command, when
+its stdin is closed. So a killed command leaves nothing behind.
 """
 
 import json
@@ -30,11 +30,11 @@ TOPOLOGY = "topology.json"
 
 
 class _Stop(BaseException):
-    """Raised by the signal handler."""
+    """Raised by the signal handler to end the process."""
 
 
 def hold_testbed(folder: Path) -> None:
-    """Set the testbed at `folder` up, serve it until it is told to end, and remove it."""
+    """Set up the testbed at `folder`, serve it until it is told to end, and remove it."""
     record = state.read(folder)
     try:
         topology = Topology.from_dict(json.loads((folder / TOPOLOGY).read_text()))
@@ -56,22 +56,22 @@ def hold_testbed(folder: Path) -> None:
 
 
 def remove(folder: Path, record: TestbedRecord) -> None:
-    """End every process of a testbed and remove what it has on disk and in the cgroup file systems.
+    """End every process of a testbed, and remove its files and cgroups.
 
     Raises:
-        TestbedError: if something will not go.
+        TestbedError: if a process or a cgroup cannot be removed.
     """
     if not kill_all(record):
-        raise TestbedError(f"some processes of testbed {record.id} do not end; `tpi testbed down` tries again")
+        raise TestbedError(f"some processes of testbed {record.id} do not end; run `tpi testbed down` to try again")
     if left := remove_groups(record.rubbish):
-        raise TestbedError(f"the cgroup {left[0]} cannot be removed; `tpi testbed down` tries again")
+        raise TestbedError(f"the cgroup {left[0]} cannot be removed; run `tpi testbed down` to try again")
     if record.scratch:
         shutil.rmtree(record.scratch, ignore_errors=True)
     state.discard(folder)
 
 
 def _enrol(folder: Path, record: TestbedRecord, topology: Topology, namespaces: list[int], mtu: int) -> TestbedRecord:
-    """Make cgroups and scratch directories, and write down first what may have to be removed."""
+    """Create cgroups and the scratch directory. Before that, write the record of all that may have to be removed."""
     hierarchies, disks = find_hierarchies(), block_devices()
     group = f"tpi-{record.id}"
     names = [device.name for device in topology.devices]
@@ -93,11 +93,14 @@ def _enrol(folder: Path, record: TestbedRecord, topology: Topology, namespaces: 
 
 
 def _prioritise() -> None:
-    """Run before the devices' programs when a packet is due. The link sleeps nearly always, so this starves nobody."""
+    """Give this process real-time priority, so that it runs before the devices' programs when a packet is due.
+
+    It sleeps nearly always, so this does not starve them.
+    """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except OSError:
-        with suppress(OSError):  # without either it keeps time less well, and the verification says so
+        with suppress(OSError):  # without either it is less punctual, which the verification reports
             os.setpriority(os.PRIO_PROCESS, 0, -20)
 
 
@@ -111,7 +114,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Entry point of the holder process."""
+    """Run the holder process."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)

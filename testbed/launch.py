@@ -1,4 +1,7 @@
-"""A testbed as an object: start one, run programs on its devices, take it down; remove the remains of dead ones."""
+"""A running testbed as an object: start it, run programs on its devices, take it down.
+
+Also removes remains of dead ones.
+"""
 
 import json
 import os
@@ -27,14 +30,14 @@ _STOP_SECONDS = 15.0
 
 
 class Testbed:
-    """A running testbed. Use it as a context manager: it is taken down at the end of the block, however that ends.
+    """A running testbed. As a context manager, it is always taken down at the end of the block.
 
     Attributes:
-        topology: what was asked for.
+        topology: the requested topology.
         record: names, addresses and namespaces of the devices.
     """
 
-    __test__ = False  # no test class, whatever its name says to pytest
+    __test__ = False  # keeps pytest from collecting it as a test class
 
     def __init__(self, folder: Path, topology: Topology, holder: "subprocess.Popen[bytes] | None" = None) -> None:
         self.folder, self.topology, self._holder = folder, topology, holder
@@ -44,13 +47,16 @@ class Testbed:
     def start(
         cls, topology: Topology, backend: str = "auto", owner: str = "run", root: Path | None = None
     ) -> "Testbed":
-        """Make the namespaces, cgroups and links of `topology`. `testbed.checks.verify` verifies the shaping.
+        """Create the namespaces, cgroups and links of `topology`. `testbed.checks.verify` verifies the links.
 
         Args:
-            owner: "run" ties it to the life of this process; "up" lets it live until `tpi testbed down`.
+            topology: the devices and links to emulate.
+            backend: "tc", "tun", or "auto" for the one that suits this machine.
+            owner: "run" ends the testbed with this process; "up" lets it live until `tpi testbed down`.
+            root: parent of the state directory; None: the default one.
 
         Raises:
-            TestbedError: without root, or where this machine cannot do what the topology asks.
+            TestbedError: without root, or if this machine cannot do what the topology asks for.
         """
         require_root()
         chosen = choose_backend(topology, backend, has_netem())
@@ -66,18 +72,26 @@ class Testbed:
 
     @classmethod
     def attach(cls, folder: Path) -> "Testbed":
-        """The running testbed at `folder`, started by another process."""
+        """Return the running testbed at `folder`, which another process started.
+
+        Raises:
+            TestbedError: if its files are missing or damaged.
+        """
         try:
             topology = Topology.from_dict(json.loads((folder / TOPOLOGY).read_text()))
         except (OSError, ValueError) as error:
-            raise TestbedError(f"there is no usable testbed at {folder}: `tpi testbed down` clears it up") from error
+            raise TestbedError(
+                f"there is no usable testbed at {folder}: run `tpi testbed down` to remove it"
+            ) from error
         return cls(folder, topology)
 
     def popen(self, device: str, command: list[str], tied: bool = True, **options: Any) -> "subprocess.Popen[Any]":
-        """Start a program on `device`; `options` are those of subprocess.Popen.
+        """Start a program on `device`. Other `options` are those of subprocess.Popen.
 
         Args:
-            tied: kill it as soon as the calling thread ends.
+            device: name of the device.
+            command: the program and its arguments.
+            tied: kill the program as soon as the calling thread ends.
         """
         self.record.host(device)
         options["env"] = marked(self.record, device, options.get("env") or os.environ)
@@ -85,15 +99,18 @@ class Testbed:
         return subprocess.Popen(module_command("testbed.enter", str(self.folder), device, parent, *command), **options)
 
     def address(self, device: str) -> str:
-        """IPv4 address of `device`."""
+        """Return the IPv4 address of `device`."""
         return self.record.host(device).address
 
     def ask(self, verb: str, **fields: Any) -> Any:
-        """Send the holder a request: see `testbed.network.backends.Backend.handlers`."""
+        """Send a request to the holder and return its result.
+
+        `testbed.network.backends.Backend.handlers` lists the requests.
+        """
         return ask(self.folder, verb, **fields)
 
     def ended(self) -> bool:
-        """Whether the holder is gone, and the network with it."""
+        """Return True if the holder has ended, and the network with it."""
         return self._holder.poll() is not None if self._holder else not state.alive(self.folder)
 
     def close(self) -> None:
@@ -103,7 +120,7 @@ class Testbed:
             if self._holder.stdin is not None:
                 self._holder.stdin.close()
             with suppress(subprocess.TimeoutExpired):
-                self._holder.wait(_STOP_SECONDS)  # its lock is free, so it ends
+                self._holder.wait(_STOP_SECONDS)  # it has released its lock, so it is about to end
 
     def __enter__(self) -> "Testbed":
         return self
@@ -115,7 +132,10 @@ class Testbed:
 
 
 def _start_holder(folder: Path, owner: str, lock: int) -> "subprocess.Popen[bytes]":
-    """Start the holder process and wait until the network stands. Its standard input is its lifeline."""
+    """Start the holder process and wait until the network is set up.
+
+    With owner "run", it ends when its stdin is closed.
+    """
     with (folder / "holder.log").open("wb") as log:
         holder = subprocess.Popen(
             module_command("testbed.holder", str(folder)),
@@ -139,19 +159,19 @@ def _start_holder(folder: Path, owner: str, lock: int) -> "subprocess.Popen[byte
 
 
 def _tail(file: Path) -> str:
-    """The last line of a log."""
+    """Return the last line of a log."""
     try:
         lines = file.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1] if lines else "its holder ended without a word"
+    return lines[-1] if lines else "its holder process ended without a message"
 
 
 def take_down(folder: Path) -> None:
-    """End the testbed at `folder`, dead or alive, and wait until nothing of it is left.
+    """End the testbed at `folder`, whether it runs or not, and wait until nothing of it is left.
 
     Raises:
-        TestbedError: if something of it will not go.
+        TestbedError: if a part of it cannot be removed.
     """
     if state.alive(folder):
         try:
@@ -171,12 +191,12 @@ def _kill_holder(folder: Path) -> None:
         holder = state.read(folder).holder
     except TestbedError:
         return
-    if holder and state.alive(folder):  # so the number still means the holder
+    if holder and state.alive(folder):  # the lock is held, so the process id is still the holder's
         os.kill(holder, signal.SIGKILL)
 
 
 def remove_dead(folder: Path) -> None:
-    """Remove what a testbed without a holder has left: processes, cgroups, files."""
+    """Remove the processes, cgroups and files of a testbed without a holder."""
     if not folder.exists():
         return
     try:
@@ -188,7 +208,7 @@ def remove_dead(folder: Path) -> None:
 
 
 def sweep(root: Path | None = None) -> list[str]:
-    """Remove the remains of all testbeds whose holder is gone; returns their ids."""
+    """Remove the remains of all testbeds whose holder has ended. Return their ids."""
     dead = [folder for folder in state.folders(root or state.default_root()) if not state.alive(folder)]
     for folder in dead:
         remove_dead(folder)

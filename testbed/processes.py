@@ -1,7 +1,7 @@
-"""Finding and signalling everything that runs on the devices of a testbed, whoever started it.
+"""Search and signalling of all processes that run on the devices of a testbed, whatever started them.
 
-A process belongs to a device if it is in one of the device's cgroups, or carries the testbed's random id in its
-environment, which children inherit. Neither needs the starter to be alive.
+A process belongs to a device if it is in one of the device's cgroups, or has the testbed's random id in its
+environment, which children inherit. Both work after the starter has ended.
 """
 
 import os
@@ -17,12 +17,12 @@ MARK, DEVICE = "TPI_TESTBED", "TPI_DEVICE"
 
 
 def marked(record: TestbedRecord, device: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with the marks of a device's process."""
+    """Return `environment` with the marks of a device's process."""
     return {**environment, MARK: record.id, DEVICE: device}
 
 
 def processes(record: TestbedRecord, host: HostProcess | None = None) -> set[int]:
-    """Ids of the processes of one device, or of all devices, of a testbed."""
+    """Return the ids of the processes of one device, or of all devices, of a testbed."""
     devices = record.devices if host is None else (host,)
     found = {
         int(line) for device in devices for folder in device.cgroups for line in _lines(Path(folder, "cgroup.procs"))
@@ -37,7 +37,7 @@ def processes(record: TestbedRecord, host: HostProcess | None = None) -> set[int
 
 
 def signal_all(record: TestbedRecord, host: HostProcess | None, number: signal.Signals, patience: float = 2.0) -> int:
-    """Signal every process of a device or testbed, also those that start meanwhile; returns how many there were."""
+    """Signal every process of a device or testbed, including those that start in the meantime. Return their number."""
     seen: set[int] = set()
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -52,7 +52,7 @@ def signal_all(record: TestbedRecord, host: HostProcess | None, number: signal.S
 
 
 def kill_all(record: TestbedRecord, host: HostProcess | None = None, patience: float = 5.0) -> bool:
-    """SIGKILL every process of a device or testbed and wait until they are gone; False if some are not."""
+    """Kill every process of a device or testbed and wait until they are gone. Return False if some are not."""
     deadline = time.monotonic() + patience
     while alive := {process for process in processes(record, host) if _runs(process)}:
         if time.monotonic() > deadline:
@@ -79,7 +79,7 @@ def _environment(process: Path) -> set[bytes]:
 
 
 def _runs(process: int) -> bool:
-    """Whether it exists and is no zombie that its parent has yet to collect."""
+    """Return True if the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,6 +1,6 @@
-"""What is known of each testbed on this machine: one directory under /run, held by a lock for as long as it lives.
+"""Records of the testbeds on this machine: a directory under /run for each, with a lock that is held while it runs.
 
-The holder process keeps `lock` locked, so whether a testbed is alive can be asked without trusting process ids.
+The holder process keeps `lock` locked. So the test whether a testbed is alive does not depend on process ids.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ from typing import Any
 from tpi.errors import TestbedError
 
 _RECORD, _LOCK = "state.json", "lock"
-_MAKING = 10.0  # seconds that making a directory and locking it may take at most
+_MAKING = 10.0  # most seconds between creating a directory and locking it
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HostProcess:
 
 @dataclass(frozen=True)
 class TestbedRecord:
-    """What other processes need in order to use, harm or remove a testbed."""
+    """Data that other processes need to use, break or remove a testbed."""
 
     id: str
     topology: str
@@ -40,12 +40,16 @@ class TestbedRecord:
     owner: str  # "up": lives until it is taken down; "run": lives as long as one command
     holder: int = 0  # process id
     mtu: int = 1500
-    scratch: str = ""  # directory on disk for what the devices store; removed with the testbed
+    scratch: str = ""  # directory on disk for the devices' files; removed with the testbed
     devices: tuple[HostProcess, ...] = ()
     rubbish: tuple[str, ...] = field(default=())  # cgroup directories to remove, children first
 
     def host(self, name: str) -> HostProcess:
-        """Raises TestbedError, listing the names, if no device is called `name`."""
+        """Return the device called `name`.
+
+        Raises:
+            TestbedError: if there is none with this name. The message lists the names.
+        """
         for host in self.devices:
             if host.name == name:
                 return host
@@ -54,13 +58,13 @@ class TestbedRecord:
 
 
 def default_root() -> Path:
-    """Where state directories are: /run, which a reboot empties, or the temporary directory."""
+    """Return the parent of all state directories: in /run, which a reboot empties, or in the temporary directory."""
     run = Path("/run")
     return (run if run.is_dir() and os.access(run, os.W_OK) else Path(tempfile.gettempdir())) / "tpi-testbed"
 
 
 def new_folder(root: Path) -> Path:
-    """Make the directory of a new testbed; its name is the testbed's random id."""
+    """Create the directory of a new testbed. Its name is the testbed's random id."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = root / secrets.token_hex(4)
     folder.mkdir(mode=0o700)
@@ -68,14 +72,14 @@ def new_folder(root: Path) -> Path:
 
 
 def hold(folder: Path) -> int:
-    """Lock the testbed at `folder` while any process has the returned descriptor open; children may inherit it."""
+    """Lock the testbed at `folder` as long as any process has the returned descriptor open. Children may inherit it."""
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 
 
 def alive(folder: Path) -> bool:
-    """Whether some process holds the testbed at `folder`."""
+    """Return True if a process holds the testbed at `folder`."""
     try:
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -90,7 +94,7 @@ def alive(folder: Path) -> bool:
 
 
 def _young(folder: Path) -> bool:
-    """Whether it may be a testbed whose maker is about to lock it."""
+    """Return True if the directory is so new that its creator may still be about to lock it."""
     try:
         return time.time() - folder.stat().st_mtime < _MAKING
     except FileNotFoundError:
@@ -98,21 +102,25 @@ def _young(folder: Path) -> bool:
 
 
 def write(folder: Path, record: TestbedRecord) -> None:
-    """Replace the record at `folder` in one step."""
+    """Replace the record at `folder` atomically."""
     fresh = folder / (_RECORD + ".new")
     fresh.write_text(json.dumps(asdict(record), indent=1))
     fresh.replace(folder / _RECORD)
 
 
 def read(folder: Path) -> TestbedRecord:
-    """The record at `folder`. Raises TestbedError if it is missing or damaged."""
+    """Return the record at `folder`.
+
+    Raises:
+        TestbedError: if it is missing or damaged.
+    """
     try:
         fields: dict[str, Any] = json.loads((folder / _RECORD).read_text())
         fields["devices"] = tuple(_member(device) for device in fields["devices"])
         fields["rubbish"] = tuple(fields["rubbish"])
         return TestbedRecord(**fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TestbedError(f"there is no usable testbed at {folder}: `tpi testbed down` clears it up") from error
+        raise TestbedError(f"there is no usable testbed at {folder}: run `tpi testbed down` to remove it") from error
 
 
 def _member(fields: dict[str, Any]) -> HostProcess:
@@ -120,15 +128,15 @@ def _member(fields: dict[str, Any]) -> HostProcess:
 
 
 def folders(root: Path) -> list[Path]:
-    """The directories of all testbeds under `root`, dead or alive."""
+    """Return the directories of all testbeds under `root`, whether they run or not."""
     return sorted(entry for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
 
 
 def find(root: Path, name: str | None) -> Path:
-    """The directory of the testbed `name`, or of the only one alive.
+    """Return the directory of the running testbed `name`, or of the only one that runs.
 
     Raises:
-        TestbedError: if there is none, or several and no name.
+        TestbedError: if there is none, or several run and `name` is None.
     """
     living = [folder for folder in folders(root) if alive(folder)]
     if name is not None:

@@ -1,1 +1,1 @@
-"""Is it as specified? What this machine offers, and what is measured from inside."""
+"""Checks: what this machine supports, and whether a testbed's links are as specified."""

@@ -1,4 +1,4 @@
-"""What this machine offers to a testbed, and which of it is used. Everything is found out by trying."""
+"""A report of the features of this machine that a testbed can use. Each one is tried."""
 
 import errno
 import os
@@ -24,8 +24,8 @@ class Finding:
     """One line of the doctor's report.
 
     Attributes:
-        good: None where either way is fine.
-        needed: no testbed can be made without it.
+        good: True if the feature works, False if it does not, None if either is fine.
+        needed: no testbed can be created without it.
     """
 
     what: str
@@ -35,7 +35,7 @@ class Finding:
 
 
 def has_qdisc(kind: str) -> bool:
-    """Whether the kernel knows, or can load, the queueing discipline `kind`; asks in a namespace of its own."""
+    """Return True if the kernel has, or can load, the queueing discipline `kind`. Asks in a new namespace."""
     name = kind.encode() + b"\0"
     attribute = struct.pack("HH", 4 + len(name), _KIND) + name.ljust(-(-len(name) // 4) * 4, b"\0")
     body = struct.pack("BBHiIII", socket.AF_UNSPEC, 0, 0, _LOOPBACK, 0, _ROOT, 0) + attribute
@@ -47,16 +47,16 @@ def has_qdisc(kind: str) -> bool:
             (code,) = struct.unpack_from("i", netlink.recv(4096), 16)
     finally:
         os.close(namespace)
-    return int(-code) != errno.ENOENT  # a kind that is known complains about its missing options instead
+    return int(-code) != errno.ENOENT  # for a known kind the error is about missing options
 
 
 def has_netem() -> bool:
-    """Whether the kernel can delay and lose packets."""
+    """Return True if the kernel can delay and lose packets."""
     return has_qdisc("netem")
 
 
 def examine() -> Iterator[Finding]:
-    """Try everything that a testbed uses; what only root may try is left out where namespaces cannot be made."""
+    """Try all features that a testbed uses. Skip those that need a namespace if none can be created."""
     obstacles = list(_obstacles())
     yield from obstacles
     if not any(one.good is False for one in obstacles):
@@ -67,7 +67,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _obstacles() -> Iterator[Finding]:
-    """Return whether this process may make namespaces and TUN devices, with the way out of each obstacle."""
+    """Yield whether this process may create namespaces and TUN devices, with advice for each obstacle."""
     if not Path("/proc/self/ns/net").exists():
         yield Finding("Linux", False, "this system has no network namespaces; use a machine with Linux", True)
         return
@@ -82,17 +82,17 @@ def _obstacles() -> Iterator[Finding]:
 
 
 def _namespaces() -> Finding:
-    """Make a network namespace."""
+    """Try to create a network namespace."""
     try:
         os.close(new_namespace())
     except OSError as error:
         way = "in a container, start it with --privileged"
-        return Finding("network namespaces", False, f"cannot be made: {error.strerror or error}; {way}", True)
-    return Finding("network namespaces", True, "can be made", True)
+        return Finding("network namespaces", False, f"cannot be created: {error.strerror or error}; {way}", True)
+    return Finding("network namespaces", True, "can be created", True)
 
 
 def _in_namespaces() -> Iterator[Finding]:
-    """Try what needs a namespace."""
+    """Try the features that need a namespace."""
     yield _tun()
     for kind in ("netem", "tbf", "htb"):
         yes = has_qdisc(kind)
@@ -109,11 +109,11 @@ def _tun() -> Finding:
             os.close(open_tun(f"{SUBNET}.1", PREFIX, 9000, True))
     except OSError as error:
         return Finding(
-            "TUN devices", False, f"cannot be made: {error}; in a container, start it with --privileged", True
+            "TUN devices", False, f"cannot be created: {error}; in a container, start it with --privileged", True
         )
     finally:
         os.close(namespace)
-    return Finding("TUN devices", True, "can be made", True)
+    return Finding("TUN devices", True, "can be created", True)
 
 
 def _congestion() -> Finding:
@@ -149,7 +149,7 @@ def _priority() -> Finding:
         return Finding(
             "real-time priority",
             False,
-            "refused: links keep time less well while devices compute; run it as root with CAP_SYS_NICE",
+            "refused: links are less punctual while devices compute; run as root with CAP_SYS_NICE",
         )
     return Finding("real-time priority", True, "granted to the link process")
 

@@ -1,7 +1,7 @@
-"""Sockets in all namespaces of a testbed, and what can be measured between them.
+"""Sockets in all namespaces of a testbed, and measurements between them.
 
-One process has both ends of each packet, so both are on one clock: the kernel's time stamp on arrival minus the time of
-sending is the one-way delay, however late this process wakes up to read it.
+One process has both ends of each packet, so both are on one clock. The one-way delay is the kernel's time stamp on
+arrival minus the time of sending, so it does not matter how late this process wakes up to read the packet.
 """
 
 import os
@@ -17,9 +17,9 @@ from tpi.topology.topology import UNLIMITED
 
 _PINGS = 7
 _SPACING = 0.6e-3  # seconds between two pings
-_TRAIN_PACKETS = 40  # at least
-_SMALLEST, _LARGEST = 1400, 65000  # bytes of a packet of a train
-_PATIENCE = 1.0  # seconds to wait for packets that may be lost; more than any round trip here
+_TRAIN_PACKETS = 40  # least packets in a train
+_SMALLEST, _LARGEST = 1400, 65000  # least and most bytes in a packet of a train
+_PATIENCE = 1.0  # seconds to wait for packets that may be lost; longer than any round trip of a testbed
 _PORT = 9
 _SO_TIMESTAMPNS, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 35, 32, 33
 _PACKET = struct.Struct("IId")  # round, sender, time of sending
@@ -27,7 +27,7 @@ _BUFFER = 64 << 20
 
 
 class HostProbe:
-    """Sockets in all namespaces of a testbed."""
+    """Sockets in all namespaces of a testbed. A context manager, which closes them."""
 
     def __init__(self, record: TestbedRecord) -> None:
         self._sockets: list[socket.socket] = []
@@ -51,7 +51,7 @@ class HostProbe:
         return probe
 
     def delays(self, pairs: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
-        """Median one-way seconds from the first to the second of each pair, from `_PINGS` small packets each."""
+        """Return the median one-way delay in seconds for each pair (source, target), over `_PINGS` small packets."""
         self._round += 1
         seen: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
         for _ in range(_PINGS):
@@ -65,7 +65,7 @@ class HostProbe:
         return {pair: statistics.median(each) if each else UNLIMITED for pair, each in seen.items()}
 
     def _collect(self, seen: dict[tuple[int, int], list[float]], seconds: float) -> None:
-        """Read what arrives within `seconds`."""
+        """Read the packets that arrive within `seconds`, and add their delays to `seen`."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             ready, _, _ = select.select(self._sockets, [], [], left)
@@ -76,7 +76,7 @@ class HostProbe:
                     seen[source, target].append(arrived - sent)
 
     def _receive(self, target: int) -> tuple[float, bytes]:
-        """One packet and the time at which the kernel had it."""
+        """Return the time at which the kernel received a packet, and the packet."""
         data, extra, _, _ = self._sockets[target].recvmsg(_LARGEST, 64)
         for level, kind, stamp in extra:
             if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
@@ -87,16 +87,18 @@ class HostProbe:
     def bandwidth(
         self, source: int, target: int, expected: float, seconds: float, lossy: bool, turns: float | None
     ) -> float:
-        """Bits per second at which a train of packets, sent at once, comes out at the other end.
+        """Return the bits per second at which a train of packets, sent at once, arrives at the other end.
 
-        Datagrams are larger than the links' packets where they can be, so that sending is much faster than any link.
+        Datagrams are larger than the links' packets if possible, so that sending is much faster than any link.
 
         Args:
-            expected: about how many bits per second that should be.
-            seconds: how long the train should take; the queues on the way have to hold it.
-            lossy: whether the path loses packets, so that larger datagrams would hardly ever arrive whole.
-            turns: where packets take turns on a medium that they cross twice, one-way seconds of the path: the whole
-                train is timed from its start, since its beginning comes out faster than its end.
+            source: number of the sending device.
+            target: number of the receiving device.
+            expected: approximate result.
+            seconds: how long the train should take. The queues on the path must be able to hold it.
+            lossy: the path loses packets, so that larger datagrams would hardly ever arrive whole.
+            turns: one-way seconds of the path if it crosses a shared medium twice, else None. Then the whole train is
+                timed from its start, because its beginning comes out faster than its end.
         """
         self._round += 1
         largest = self._mtu - 28 if lossy else _LARGEST
@@ -129,7 +131,10 @@ class HostProbe:
 
 
 def _rate(stamps: list[float], bits: int) -> float:
-    """Bits per second of a train of packets of `bits`: the median over half its length, immune to a short stall."""
+    """Return the bits per second of a train of packets of `bits` bits each.
+
+    It is the median over half the train's length, which a short stall does not change.
+    """
     half = len(stamps) // 2
     if half == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Is the network as specified? Every pair's round trip and every device's bandwidth are measured from inside."""
+"""Verification of a testbed's network by measuring every pair's round trip and every device's bandwidth."""
 
 import statistics
 import time
@@ -11,15 +11,18 @@ from tpi.errors import TestbedError
 from tpi.topology.topology import UNLIMITED
 from tpi.topology.units import format_rate
 
-RELATIVE, ABSOLUTE = 0.10, 0.3e-3  # how far off a round trip may be: the larger of a fraction and seconds
+RELATIVE, ABSOLUTE = 0.10, 0.3e-3  # tolerance of a round trip: the larger of a fraction and a number of seconds
 ROUNDS = 8
-_BREATH = 0.1  # seconds, times the rounds so far, before another one: who is busy may not stay so
+_BREATH = 0.1  # pause in seconds, times the number of rounds so far, to let a busy machine calm down
 _TRAIN_SECONDS = 0.08
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A pair of devices: round trip in seconds, bandwidth in bits per second from the first to the second."""
+    """A measurement for a pair of devices, and the expected value.
+
+    The unit is seconds for a round trip, bits per second from the first to the second device for a bandwidth.
+    """
 
     pair: tuple[str, str]
     expected: float
@@ -29,7 +32,7 @@ class Measured:
 
     @property
     def off(self) -> bool:
-        """Whether it misses its figure by more than the tolerance."""
+        """True if the measurement differs from the expected value by more than the tolerance."""
         return abs(self.measured - self.expected) > self.tolerance
 
     def __str__(self) -> str:
@@ -40,17 +43,17 @@ class Measured:
 
 
 def verify(bed: Testbed) -> list[Measured]:
-    """Measure every pair's round trip, and the bandwidth into and out of every device.
+    """Measure every pair's round trip, and the bandwidth into and out of every device. Return all measurements.
 
     Raises:
-        TestbedError: if one is off by more than 10% (of a round trip, or 0.3 ms if that is more), `ROUNDS` times.
+        TestbedError: if one is off by more than 10% (a round trip: or 0.3 ms if that is more) in `ROUNDS` rounds.
     """
     with HostProbe(bed.record) as probe:
         results: dict[tuple[str, tuple[str, str]], Measured] = {}
         wanted: set[tuple[str, str]] | None = None  # all
         for attempt in range(ROUNDS):
             time.sleep(_BREATH * attempt)
-            if bed.record.backend == "tun":  # again each time: a shared machine is faster at one moment than at another
+            if bed.record.backend == "tun":  # in each round, because a machine's speed varies
                 _calibrate(bed, probe)
             for one in [*_round_trips(bed, probe, wanted), *_bandwidths(bed, probe, wanted)]:
                 results[one.quantity, one.pair] = one
@@ -59,7 +62,9 @@ def verify(bed: Testbed) -> list[Measured]:
                 return list(results.values())
             wanted = {one.pair for one in bad}
     which = "; ".join(map(str, bad[:3]))
-    raise TestbedError(f"{len(bad)} links are not as specified ({which}): is this machine busy, or the rate beyond it?")
+    raise TestbedError(
+        f"{len(bad)} links are not as specified ({which}): stop other programs on this machine, or use lower rates"
+    )
 
 
 def _pairs(bed: Testbed) -> list[tuple[int, int]]:
@@ -71,7 +76,7 @@ def _names(bed: Testbed, pair: tuple[int, int]) -> tuple[str, str]:
 
 
 def _calibrate(bed: Testbed, probe: HostProbe) -> None:
-    """Tell the user-space link how much time it adds itself, so that it can take it off."""
+    """Measure the delay that the user-space link itself adds, and have it subtracted."""
     pairs = _pairs(bed)
     for _ in range(2):
         measured = probe.delays([*pairs, *((b, a) for a, b in pairs)])
@@ -95,7 +100,7 @@ def _round_trips(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | 
 
 
 def _bandwidths(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[Measured]:
-    """Each device sends to the next: that is every device's own link in both directions."""
+    """Measure the bandwidth from each device to the next, which uses every device's own link in both directions."""
     count = len(bed.topology.devices)
     results = []
     for pair in [(i, (i + 1) % count) for i in range(count) if count > 1]:

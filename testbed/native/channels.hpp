@@ -1,16 +1,16 @@
-// The arithmetic of the user-space link: when does a packet that leaves one device now arrive at another?
+// The arithmetic of the user-space link: the time at which a packet that leaves one device arrives at another.
 //
 // Each direction of each link, and each shared medium, is a Channel. A packet is treated as a fluid: it flows on as it
-// comes, like the train of small packets that it would be on a real wire, so a 64 KiB packet over four equal links is
-// serialised once and not four times. What arrives at a channel while an earlier packet is being sent waits its turn.
+// arrives, like the train of small packets that it would be on a real wire. So a 64 KiB packet over four equal links is
+// serialised once and not four times. A packet that reaches a channel while an earlier one is being sent waits.
 //
 // Packets must enter a channel in the order in which they reach it, not in which they left their devices. So a packet's
-// next hop is computed at its *commit time*: when nothing that leaves a device from now on can reach that channel before
-// it. On paths of equal latency that is at once. Where it is later, nobody is woken for it: it is done together with
-// whatever is due next, and at the latest when the packet could arrive. So a packet costs about one timer however many
-// hops it has.
+// next hop is computed at its *commit time*: the time from which no packet that has yet to leave a device can reach
+// that channel before it. On paths of equal latency that is at once. If it is later, it has no wake-up: the hop
+// is computed together with the next event, and at the latest when the packet could arrive. So a packet costs about one
+// timer for any number of hops.
 //
-// No clock, no sockets: times are seconds, passed in.
+// There are no clocks and no sockets here: times are seconds, passed in.
 #pragma once
 
 #include <algorithm>
@@ -30,16 +30,16 @@ using Packet = std::vector<uint8_t>;
 // One direction of a link, or a shared medium.
 struct Channel {
     double latency, jitter, loss;  // seconds, seconds, fraction of packets
-    double queue;                  // seconds of traffic that wait before packets are dropped
+    double queue;                  // seconds of traffic that may wait; further packets are dropped
     double seconds_per_byte;
     bool cut = false;
     uint64_t dropped = 0;
-    double lookahead = kNever;  // the least seconds that any packet takes from its device to here
-    double free = 0;            // when all bits accepted so far will be sent
-    double first = 0, last = 0; // when those of the latest packet come out
+    double lookahead = kNever;  // the least seconds that any packet takes from its device to this channel
+    double free = 0;            // time at which all bits accepted so far will be sent
+    double first = 0, last = 0; // times at which the first and last bit of the latest packet come out
 
-    // Moves a packet's first and last bit from when they reach the channel to when they come out; false if it is dropped:
-    // the channel is cut, its queue is full, or the packet is lost.
+    // Changes the times of a packet's first and last bit from when they reach the channel to when they come out.
+    // Returns false if the packet is dropped: the channel is cut, its queue is full, or the packet is lost.
     bool cross(double& first_bit, double& last_bit, size_t size, std::mt19937_64& random) {
         std::uniform_real_distribution<double> even(0.0, 1.0);
         double start = std::max(free, first_bit);
@@ -59,7 +59,7 @@ struct Channel {
 struct Route {
     size_t target = 0;
     std::vector<Channel*> channels;
-    std::vector<double> remaining;  // the least seconds from the start of each channel to the device, and a last 0
+    std::vector<double> remaining;  // the least seconds from the start of each channel to the device, followed by a 0
 };
 
 struct Arrival {
@@ -68,13 +68,13 @@ struct Arrival {
     Packet packet;
 };
 
-// All packets under way in one emulated home. Devices have numbers.
+// All packets under way in one emulated home. Devices are identified by numbers.
 class Emulator {
 public:
     Emulator(size_t devices, uint64_t seed) : devices_(devices), routes_(devices * devices), random_(seed) {}
     Emulator(const Emulator&) = delete;
 
-    // Number of a new channel.
+    // Adds a channel. Returns its number.
     size_t add_channel(double bits, double latency, double jitter, double loss, double queue) {
         channels_.push_back({latency, jitter, loss, queue, 8 / bits});
         return channels_.size() - 1;
@@ -82,7 +82,7 @@ public:
     Channel& channel(size_t number) { return channels_.at(number); }
     size_t devices() const { return devices_; }
 
-    // The channels that packets from `source` to `target` cross, in order. All routes are added before the first packet.
+    // Sets the channels that packets from `source` to `target` cross, in order. Add all routes before the first packet.
     void add_route(size_t source, size_t target, const std::vector<size_t>& numbers) {
         Route& route = routes_.at(source * devices_ + target);
         route = {target, {}, {0.0}};
@@ -98,14 +98,14 @@ public:
         std::reverse(route.remaining.begin(), route.remaining.end());
     }
 
-    // `packet` leaves device `source` for `target` at `now`. Call `due(now)` first.
+    // Sends `packet` from device `source` to `target` at `now`. Call due() with the same `now` first.
     void send(double now, size_t source, size_t target, Packet packet) {
         const Route& route = routes_.at(source * devices_ + target);
-        if (target >= devices_ || route.remaining.empty()) throw std::out_of_range("no route leads from device to device");
+        if (target >= devices_ || route.remaining.empty()) throw std::out_of_range("no route between these devices");
         advance({now, ++number_, 0, now, now, &route, std::move(packet)}, now);
     }
 
-    // Calls take(Arrival) for what arrives by `now` (or `slack` seconds later), in order.
+    // Calls take(Arrival) for each packet that arrives by `now` + `slack` seconds, in order.
     template <class Take> void due(double now, double slack, const Take& take) {
         double horizon = now + slack;
         while (!events_.empty() && events_.front().when <= horizon) {
@@ -118,10 +118,10 @@ public:
         while (!wakes_.empty() && wakes_.top() <= horizon) wakes_.pop();
     }
 
-    // When `due` has to be called next; infinity if nothing is under way.
+    // Returns the time at which due() has to be called next; infinity if no packet is under way.
     double next_event() const { return wakes_.empty() ? kNever : wakes_.top(); }
 
-    // Packets dropped by cut links, full queues and loss so far.
+    // Returns the number of packets dropped by cut links, full queues and loss so far.
     uint64_t dropped() const {
         uint64_t all = 0;
         for (const Channel& channel : channels_) all += channel.dropped;
@@ -130,10 +130,10 @@ public:
 
 private:
     struct Event {
-        double when;  // its commit time
+        double when;  // commit time
         uint64_t number;
         size_t hop;
-        double first, last;  // bits at that hop
+        double first, last;  // times at which the packet's first and last bit reach that hop
         const Route* route;
         Packet packet;
     };
@@ -141,7 +141,7 @@ private:
         return a.when != b.when ? a.when > b.when : a.number > b.number;
     }
 
-    // Take a packet over as many hops as come before all others' next ones, and keep it for the rest.
+    // Moves a packet over as many hops as precede the next hops of all other packets, and queues it for the rest.
     void advance(Event event, double now) {
         constexpr double kSame = 1e-9;  // seconds; sums of latencies differ in their last bits
         const Route& route = *event.route;
@@ -159,10 +159,10 @@ private:
     }
 
     size_t devices_;
-    std::deque<Channel> channels_;  // stay where they are
+    std::deque<Channel> channels_;  // a deque, because routes point to its elements
     std::vector<Route> routes_;     // by source * devices + target
     std::vector<Event> events_;     // a heap, the earliest first
-    std::priority_queue<double, std::vector<double>, std::greater<double>> wakes_;  // when each could lead to an arrival
+    std::priority_queue<double, std::vector<double>, std::greater<double>> wakes_;  // times at which packets may arrive
     std::mt19937_64 random_;
     uint64_t number_ = 0;
 };

@@ -1,4 +1,4 @@
-// The Python module testbed._link: channels, and the loop that carries packets between TUN devices.
+// The Python module testbed._link: channels, and the loop that forwards packets between TUN devices.
 // testbed/network/channels.py and testbed/network/tunlink.py are its only callers.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
@@ -19,8 +19,8 @@ namespace tpi {
 namespace {
 
 constexpr int kBurst = 32;       // packets read from one device before the others get their turn
-constexpr double kSlack = 20e-6; // seconds: what is due within them is delivered in this wake-up rather than the next
-constexpr double kNap = 1.0;      // seconds without a look at signals, at most
+constexpr double kSlack = 20e-6; // packets due within this many seconds are delivered early, to save a wake-up
+constexpr double kNap = 1.0;      // longest sleep in seconds, after which signals are checked
 constexpr size_t kLargest = 65536 + 64;
 
 double monotonic() {
@@ -29,24 +29,24 @@ double monotonic() {
     return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// What a link has done since it was last reset.
+// Totals of a link since it was last reset.
 struct Traffic {
     uint64_t packets = 0, sent_bytes = 0, wakeups = 0;
-    uint64_t refused = 0;                      // packets that the receiving device would not take
-    double late_seconds = 0, late_worst = 0;   // summed over packets; against the time at which each was due
+    uint64_t refused = 0;                      // packets that the receiving device did not accept
+    double late_seconds = 0, late_worst = 0;   // delay after the due time: sum over packets, and maximum
 };
 
 class Link {
 public:
-    // `tuns` are descriptors of the devices' TUN devices, non-blocking, `addresses` their IPv4 addresses as they stand
-    // in a packet. A packet comes behind a header of `header` bytes that does not travel.
+    // `tuns` are non-blocking descriptors of the devices' TUN devices, `addresses` their IPv4 addresses in network byte
+    // order. Each packet follows a header of `header` bytes, which does not count as traffic.
     Link(Emulator& emulator, std::vector<int> tuns, std::vector<uint32_t> addresses, size_t header)
         : emulator_(emulator), tuns_(std::move(tuns)), addresses_(std::move(addresses)), header_(header) {
         if (tuns_.size() != emulator.devices() || addresses_.size() != emulator.devices())
             throw std::invalid_argument("a link needs one TUN device and one address per device");
     }
 
-    // Carry packets until one of `others` is readable; returns it.
+    // Forwards packets until one of the descriptors `others` is readable, and returns it.
     int serve(const std::vector<int>& others) {
         std::vector<pollfd> watched;
         for (int descriptor : tuns_) watched.push_back({descriptor, POLLIN, 0});
@@ -66,7 +66,7 @@ public:
     }
 
     Traffic traffic;
-    double compensation = 0;  // seconds that waking up costs: a packet left that long before it was read
+    double compensation = 0;  // seconds between the sending of a packet and its reading, caused by the wake-up
 
 private:
     void sleep_until(double when, std::vector<pollfd>& watched) {
@@ -87,7 +87,7 @@ private:
     void read(size_t source, double now) {
         for (int i = 0; i < kBurst; ++i) {
             ssize_t size = ::read(tuns_[source], buffer_, sizeof buffer_);
-            if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;  // none is left
+            if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;  // no packet is left
             if (size < 0) fail("read from a TUN device");
             if (size < static_cast<ssize_t>(header_ + 20)) continue;
             uint32_t address;
@@ -102,7 +102,7 @@ private:
     void deliver(double now) {
         emulator_.due(now, kSlack, [&](const Arrival& arrival) {
             if (::write(tuns_[arrival.target], arrival.packet.data(), arrival.packet.size()) < 0) {
-                ++traffic.refused;  // as a real network card would: the packet is gone
+                ++traffic.refused;  // the packet is dropped, as a real network card would do
                 return;
             }
             ++traffic.packets;

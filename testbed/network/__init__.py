@@ -1,1 +1,1 @@
-"""Links, as the kernel or a process of ours shapes them."""
+"""Emulation of links, by the kernel or by a user-space process."""

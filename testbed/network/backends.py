@@ -1,4 +1,4 @@
-"""Two ways of shaping links behind one interface: `tun` (the user-space link) and `tc` (the kernel's netem and tbf)."""
+"""Two ways to emulate links behind one interface: `tun` (the user-space link) and `tc` (the kernel's netem and tbf)."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,16 +20,19 @@ class Backend(Protocol):
         """Run until a handler of one of the `others` descriptors returns False."""
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        """What `testbed.control` may ask: cut, heal, slow, report, reset, compensate."""
+        """Return the functions for requests through `testbed.control`.
+
+        They are cut, heal, slow, report, reset, and for the `tun` backend compensate.
+        """
 
 
 class TunBackend:
-    """One TUN device per namespace, all carried by this process."""
+    """One TUN device per namespace, all served by this process."""
 
     def __init__(self, topology: Topology) -> None:
         from testbed.network.tunlink import MTU, TunLink  # in C++, and on Linux only
 
-        # A lost packet must be one packet: no handing over of 64 KiB at once where links lose some.
+        # No offload on lossy links: a loss must drop one packet, not a batch of 64 KiB.
         offload = not any(link.loss for link in topology.links)
         self.mtu = MTU
         self.namespaces: list[int] = []
@@ -41,11 +44,11 @@ class TunBackend:
         self._link = TunLink(topology, tuns)
 
     def serve(self, others: dict[int, Callable[[], bool]]) -> None:
-        """Carry packets."""
+        """Carry packets until a handler of one of the `others` descriptors returns False."""
         self._link.serve(others)
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        """Requests that the link process answers."""
+        """Return the functions for requests to the link process."""
         link = self._link
         return {
             "cut": link.cut,
@@ -58,17 +61,19 @@ class TunBackend:
 
 
 def choose_backend(topology: Topology, wanted: str, has_netem: bool) -> str:
-    """The backend to use: `wanted` unless that is "auto", then tc where the kernel can do all that the topology asks.
+    """Return the backend to use.
+
+    For `wanted` "auto" it is tc if the kernel can do all that the topology asks for, else tun.
 
     Raises:
-        TestbedError: if `wanted` cannot do it.
+        TestbedError: if `wanted` cannot emulate the topology.
     """
     shared = any(router.shared is not None for router in topology.routers)
     delays = any(link.latency or link.jitter or link.loss for link in topology.links)
     if wanted == "auto":
         return "tc" if has_netem and not shared else "tun"
     if wanted not in NAMES:
-        raise TestbedError(f"there is no backend {wanted!r}; there are auto, {', '.join(NAMES)}")
+        raise TestbedError(f"unknown backend {wanted!r}; choose one of auto, {', '.join(NAMES)}")
     if wanted == "tc" and shared:
         raise TestbedError("the tc backend cannot emulate a shared medium: use --backend tun")
     if wanted == "tc" and delays and not has_netem:
@@ -77,7 +82,7 @@ def choose_backend(topology: Topology, wanted: str, has_netem: bool) -> str:
 
 
 def open_backend(topology: Topology, name: str) -> Backend:
-    """Make the namespaces and links of `topology`; they last as long as this process."""
+    """Create the namespaces and links of `topology`. They last as long as this process."""
     if name == "tun":
         return TunBackend(topology)
     from testbed.network.tc import TcBackend  # pyroute2 takes a third of a second to import

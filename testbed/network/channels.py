@@ -1,6 +1,7 @@
 """All packets under way in an emulated home: a topology as the channels and routes of `native/channels.hpp`.
 
-The arithmetic and what it assumes are described there. No clock, no sockets: times are seconds, passed in.
+That file describes the arithmetic and its assumptions. There are no clocks and no sockets: times are seconds, passed
+in.
 """
 
 from testbed import _link
@@ -8,11 +9,11 @@ from tpi.topology.topology import Topology
 
 
 class Emulator:
-    """When does a packet that leaves one device now arrive at another? Devices are numbered as in the topology."""
+    """Computes when a packet that leaves one device arrives at another. Devices are numbered as in the topology."""
 
     def __init__(self, topology: Topology, seed: int = 0) -> None:
         self.native = _link.Emulator(len(topology.devices), seed)
-        self.channels: dict[tuple[str, str], _link.Channel] = {}  # of links, by both ends
+        self.channels: dict[tuple[str, str], _link.Channel] = {}  # channels of links, by source and target
         self._topology = topology
         self._numbers: dict[tuple[str, str], int] = {}
         for link in topology.links:
@@ -32,24 +33,24 @@ class Emulator:
                     self.native.add_route(i, j, self._along(source, target))
 
     def send(self, now: float, source: int, target: int, packet: bytes) -> None:
-        """`packet` leaves device `source` for `target` at `now`. Call `due(now)` first."""
+        """Send `packet` from device `source` to `target` at `now`. Call `due(now)` first."""
         self.native.send(now, source, target, packet)
 
     def due(self, now: float, slack: float = 0.0) -> list[tuple[float, int, bytes]]:
-        """Packets that arrive by `now` (or `slack` seconds later), in order: time due, device, packet."""
+        """Return the packets that arrive by `now` + `slack` seconds, in order: time due, device, packet."""
         return self.native.due(now, slack)
 
     def next_event(self) -> float:
-        """When `due` has to be called next; infinity if nothing is under way."""
+        """Return the time at which `due` has to be called next; infinity if no packet is under way."""
         return self.native.next_event()
 
     @property
     def dropped(self) -> int:
-        """Packets dropped by cut links, full queues and loss so far."""
+        """Number of packets dropped by cut links, full queues and loss so far."""
         return self.native.dropped
 
     def _along(self, source: str, target: str) -> list[int]:
-        """Channels of a path: each hop's own, then the medium of the router at either end of it."""
+        """Return the channels of a path: each hop's own, then the medium of the router at either end of it."""
         numbers = []
         for hop in self._topology.path(source, target):
             numbers.append(self._numbers[hop.source, hop.target])

@@ -1,6 +1,6 @@
-"""Network namespaces and TUN devices through the kernel's own calls: no iproute2, nothing left on disk.
+"""Network namespaces and TUN devices by system calls: without iproute2, and without leaving anything on disk.
 
-A namespace here has no name: it is an open file descriptor, and is gone when the last descriptor and process in it are.
+A namespace has no name here. It is an open file descriptor, and disappears with the last descriptor and process in it.
 So a testbed whose holder is killed leaves neither a namespace nor a TUN device behind.
 """
 
@@ -19,9 +19,10 @@ CLONE_NEWNET = 0x40000000
 PR_SET_PDEATHSIG = 1
 PR_SET_TIMERSLACK = 29
 CONGESTION = ("cubic", "reno")
-"""How a device's TCP meets congestion, the first that the host allows: as most devices do, whatever the host prefers.
+"""TCP congestion control of the devices: the first of these that the host allows.
 
-BBR sends no faster than the mean of the past, and a link of a cluster is idle for most of a token.
+Most devices use it, and the host's own choice may differ. BBR sends no faster than its mean rate of the past, and a
+link of a cluster is idle for most of a token.
 """
 VNET_HEADER = 10  # bytes of struct virtio_net_hdr in front of every packet that is read or written
 TUN_NAME = "tpi0"  # the same in every namespace, where it is the only device besides lo
@@ -42,11 +43,11 @@ def _libc(name: str, *arguments: int) -> None:
 
 
 def require_root() -> None:
-    """Raises TestbedError unless this process may make namespaces."""
+    """Raise TestbedError unless this process may create namespaces."""
     if not hasattr(os, "geteuid") or not Path("/proc/self/ns/net").exists():
-        raise TestbedError("the testbed needs Linux: network namespaces and cgroups are its building blocks")
+        raise TestbedError("the testbed needs network namespaces and cgroups: use a machine with Linux")
     if os.geteuid() != 0:
-        raise TestbedError("the testbed needs root to make network namespaces and cgroups: run it with sudo")
+        raise TestbedError("the testbed needs root to create network namespaces and cgroups: run it with sudo")
 
 
 def die_with_parent(signal_number: int) -> None:
@@ -55,12 +56,12 @@ def die_with_parent(signal_number: int) -> None:
 
 
 def sharpen_timers() -> None:
-    """Let this process's sleeps end within a microsecond of their time rather than the usual fifty."""
+    """Make this process's sleeps end within a microsecond of their time instead of the usual fifty."""
     _libc("prctl", PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def current_namespace() -> int:
-    """A descriptor of the calling thread's network namespace; the caller closes it."""
+    """Return a descriptor of the calling thread's network namespace. The caller closes it."""
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -71,7 +72,7 @@ def enter_namespace(descriptor: int) -> None:
 
 @contextmanager
 def inside(descriptor: int) -> Iterator[None]:
-    """Run the body in another namespace: what sockets it opens stay there. Only the calling thread moves."""
+    """Run the block in another namespace. Sockets opened in it stay there. Only the calling thread moves."""
     before = current_namespace()
     try:
         enter_namespace(descriptor)
@@ -82,7 +83,10 @@ def inside(descriptor: int) -> Iterator[None]:
 
 
 def new_namespace() -> int:
-    """Make an empty namespace with its loopback up, and return its descriptor; the calling thread stays where it is."""
+    """Create an empty namespace with its loopback up, and return its descriptor.
+
+    The calling thread stays in its own namespace.
+    """
     before = current_namespace()
     try:
         _libc("unshare", CLONE_NEWNET)
@@ -98,25 +102,26 @@ def new_namespace() -> int:
 
 
 def congestion_control() -> str:
-    """Choose the calling thread's namespace's congestion control out of `CONGESTION`; returns what is used now."""
+    """Set the congestion control of the calling thread's namespace from `CONGESTION`. Return the one in use."""
     setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     for name in CONGESTION:
-        with suppress(OSError):  # not there, or not allowed outside the host's own namespace
+        with suppress(OSError):  # not available, or not allowed outside the host's own namespace
             setting.write_text(name)
             break
     return setting.read_text().strip()
 
 
 def open_tun(address: str, prefix: int, mtu: int, offload: bool) -> int:
-    """Make a TUN device in the calling thread's namespace and bring it up.
+    """Create a TUN device in the calling thread's namespace and bring it up.
 
     Args:
         address: IPv4 address of this end; the whole `prefix` is reached through the device.
-        mtu: bytes of an IP packet.
-        offload: let TCP hand over up to 64 KiB at once, which costs a tenth of the packets' system calls.
+        prefix: length of the network prefix in bits.
+        mtu: most bytes in an IP packet.
+        offload: let TCP pass up to 64 KiB at once, which needs a tenth of the system calls.
 
     Returns:
-        A non-blocking descriptor: each read and write is one packet behind a virtio header of `VNET_HEADER` bytes.
+        A non-blocking descriptor. Each read and write is one packet behind a virtio header of `VNET_HEADER` bytes.
     """
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -155,7 +160,7 @@ def _interface_number(name: str, request: int, number: int) -> None:
 
 
 def _disable_ipv6() -> None:
-    """Spare the emulated links the neighbour discovery that nobody answers."""
+    """Disable IPv6, so that unanswered neighbour discovery does not use the emulated links."""
     for which in ("all", "default"):
         switch = Path("/proc/sys/net/ipv6/conf", which, "disable_ipv6")
         if switch.exists():

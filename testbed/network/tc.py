@@ -1,7 +1,7 @@
-"""The kernel's own shaping: routers are namespaces too, links are veth pairs, and `tbf` and `netem` sit at their ends.
+"""Emulation by the kernel: routers are namespaces too, links are veth pairs, and `tbf` and `netem` shape both ends.
 
-What is asked of the kernel is a list of `KernelRequest`s, made by `kernel_requests` without touching anything, so that
-it can be compared with a golden file where the kernel has no netem.
+`kernel_requests` returns a list of `KernelRequest`s without touching anything. So they can be compared with a golden
+file on machines whose kernel has no netem.
 """
 
 import os
@@ -18,7 +18,7 @@ from testbed.network.namespaces import inside, new_namespace
 from tpi.topology.topology import UNLIMITED, HostLink, Topology
 
 MTU = 1500
-_BURST_SECONDS, _BURST_BYTES = 1e-3, 15000  # what tbf lets through at once: time at its rate, or bytes if that is more
+_BURST_SECONDS, _BURST_BYTES = 1e-3, 15000  # tbf's burst: the larger of a time at its rate and bytes
 _FRAME = 1514  # bytes of a full packet with its Ethernet header
 _MANY = 1_000_000  # packets
 _SWITCHES = (("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp_filter", "0"))
@@ -35,7 +35,7 @@ class KernelRequest:
 
 
 def kernel_requests(topology: Topology) -> list[KernelRequest]:
-    """Everything to ask of the kernel for `topology`, given an empty namespace for each device and router."""
+    """Return all requests to the kernel for `topology`, given an empty namespace for each device and router."""
     requests = [
         KernelRequest(
             device.name, "addr", "add", {"dev": "lo", "address": topology.address(device.name), "prefixlen": 32}
@@ -51,9 +51,9 @@ def kernel_requests(topology: Topology) -> list[KernelRequest]:
 
 
 def shaping(node: str, interface: str, link: HostLink, verb: str = "add") -> Iterator[KernelRequest]:
-    """The queueing disciplines of the sending end of a link: tbf for its rate, netem for the rest.
+    """Yield the queueing disciplines of the sending end of a link: tbf for its rate, netem for the rest.
 
-    netem takes microseconds and per cent; its limit is in packets, those under way as well as those that wait.
+    netem takes microseconds and per cent. Its limit counts packets under way as well as those that wait.
     """
     parent: dict[str, Any] = {"parent": "ffff:ffff", "handle": "1:"}
     rate = link.bandwidth / 8
@@ -72,7 +72,7 @@ def shaping(node: str, interface: str, link: HostLink, verb: str = "add") -> Ite
 
 
 def routes(topology: Topology, node: str) -> Iterator[KernelRequest]:
-    """Routes at `node` to every device: the next hop on the paths that lead there through it."""
+    """Yield the routes at `node` to every device: the next hop on the paths that cross it."""
     own = [device.name for device in topology.devices]
     for target in own:
         for source in own:
@@ -88,7 +88,7 @@ def routes(topology: Topology, node: str) -> Iterator[KernelRequest]:
 
 
 def _cable(number: int, link: HostLink) -> Iterator[KernelRequest]:
-    """A veth pair, its two transfer addresses, both ends up."""
+    """Yield the requests for a veth pair and its two transfer addresses, with both ends up."""
     first, second = link.ends
     name = f"l{number}"
     yield KernelRequest(first, "link", "add", {"ifname": name, "kind": "veth", "peer": second})
@@ -98,13 +98,13 @@ def _cable(number: int, link: HostLink) -> Iterator[KernelRequest]:
 
 
 def _transfer(number: int, link: HostLink, end: str) -> str:
-    """The address of one end of link `number`, in a network of four that routes between the two."""
+    """Return the address of one end of link `number`, in a network of four addresses for the link."""
     base = 4 * number + 1 + link.ends.index(end)
     return f"10.78.{base >> 8}.{base & 255}"
 
 
 class TcBackend:
-    """Namespaces for devices and routers, links by veth, shaping by the kernel."""
+    """A backend with namespaces for devices and routers, links by veth pairs, and shaping by the kernel."""
 
     mtu = MTU
 
@@ -121,22 +121,25 @@ class TcBackend:
         self._carry_out(kernel_requests(topology))
 
     def serve(self, others: dict[int, Callable[[], bool]]) -> None:
-        """The kernel does the work; only answer requests."""
+        """Answer requests until a handler returns False. The kernel carries the packets."""
         while True:
             ready, _, _ = select.select(list(others), [], [])
             if not all(others[descriptor]() for descriptor in ready):
                 return
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
-        """Requests that the holder answers."""
+        """Return the functions for requests to the holder."""
         return {"cut": self.cut, "heal": self.heal, "slow": self.slow, "report": self.report, "reset": lambda: None}
 
     def report(self) -> dict[str, Any]:
-        """Seconds since the start: the kernel's own work is not told apart from the rest."""
+        """Return the seconds since the start.
+
+        There are no other figures, because the kernel does not count its work separately.
+        """
         return {"seconds": time.monotonic() - self._started}
 
     def cut(self, device: str) -> None:
-        """Pull the device's cables at their far ends, so that its programs see silence and not an error."""
+        """Set the device's links down at their far ends, so that its programs see silence and not an error."""
         for number, _, far in self._cables(device):
             self._carry_out([KernelRequest(far, "link", "set", {"dev": f"l{number}", "state": "down"})])
 
@@ -148,7 +151,7 @@ class TcBackend:
             self._reshape(number, link)
 
     def slow(self, device: str, bandwidth: float | None, latency: float) -> None:
-        """Give the device's links `bandwidth` bits per second (None: as before) and `latency` more seconds each way."""
+        """Limit the device's links to `bandwidth` bits per second (None: their own), adding `latency` seconds."""
         for number, link, _ in self._cables(device):
             rate = min(link.bandwidth, bandwidth or UNLIMITED)
             self._reshape(number, replace(link, bandwidth=rate, latency=link.latency + latency))
@@ -162,13 +165,16 @@ class TcBackend:
             self._carry_out(list(shaping(end, f"l{number}", link)))
 
     def _cables(self, device: str) -> Iterator[tuple[int, HostLink, str]]:
-        """Number, link and far end of each link of `device`."""
+        """Yield number, link and far end of each link of `device`."""
         for number, link in enumerate(self._topology.links):
             if device in link.ends:
                 yield number, link, link.ends[1 - link.ends.index(device)]
 
     def _carry_out(self, requests: list[KernelRequest]) -> None:
-        """One socket per namespace, requests in order within each; links exist before anything refers to them."""
+        """Send requests through one socket per namespace, in order within each.
+
+        Links are created before other requests.
+        """
         for cables in (True, False):
             for node, namespace in self._namespaces.items():
                 mine = [one for one in requests if one.node == node and ("peer" in one.fields) == cables]

@@ -1,7 +1,7 @@
 """The user-space link: one process that carries all packets between the TUN devices of a testbed.
 
-It sleeps until a packet comes or one is due, and moves everything that is ready per wake-up (`native/link.cpp`). With
-real-time priority, where the kernel grants it, it keeps time while the devices' programs fill the cores.
+It sleeps until a packet arrives or is due, and handles all that is ready per wake-up (`native/link.cpp`). With
+real-time priority, if the kernel grants it, it is punctual while the devices' programs use all cores.
 """
 
 import socket
@@ -20,10 +20,10 @@ _MAX_COMPENSATION = 300e-6  # seconds
 
 
 class TunLink:
-    """Carries packets between TUN devices, one per device of `topology`, in its order.
+    """A link process for the TUN devices of `topology`, one per device, in its order.
 
     Args:
-        tuns: non-blocking descriptors of the TUN devices; the caller keeps and closes them.
+        tuns: non-blocking descriptors of the TUN devices. The caller keeps and closes them.
     """
 
     def __init__(self, topology: Topology, tuns: list[int]) -> None:
@@ -35,29 +35,29 @@ class TunLink:
         self.reset()
 
     def reset(self) -> None:
-        """Count from now on."""
+        """Reset all totals."""
         self._link.traffic = _link.Traffic()
         self._started, self._cpu_started = time.monotonic(), time.process_time()
         self._dropped = self.emulator.dropped
 
     def serve(self, others: dict[int, Callable[[], bool]]) -> None:
-        """Carry packets until a handler says stop.
+        """Carry packets until a handler returns False.
 
         Args:
-            others: handlers of further descriptors, called when theirs is readable; False ends the loop.
+            others: handlers by descriptor, called when the descriptor is readable.
         """
         sharpen_timers()
         while others[self._link.serve(list(others))]():
             pass
 
     def compensate(self, seconds: float) -> None:
-        """Take `seconds` more off every delay, unless that is more than this process could have added."""
+        """Subtract `seconds` more from every delay, unless that is more than this process could have added."""
         wanted = max(self._link.compensation + seconds, 0.0)
         if wanted <= _MAX_COMPENSATION:
             self._link.compensation = wanted
 
     def report(self) -> dict[str, Any]:
-        """Figures for people and benchmarks: CPU as a fraction of one core, packets, bytes, drops, lateness in ms."""
+        """Return the totals: CPU as a fraction of one core, packets, bytes, drops, lateness in milliseconds."""
         wall = time.monotonic() - self._started
         traffic = self._link.traffic
         packets = max(traffic.packets, 1)
@@ -85,7 +85,7 @@ class TunLink:
             channel.latency, channel.seconds_per_byte = self._base[ends]
 
     def slow(self, device: str, bandwidth: float | None, latency: float) -> None:
-        """Give the device's links `bandwidth` bits per second (None: as before) and `latency` more seconds each way."""
+        """Limit the device's links to `bandwidth` bits per second (None: their own), adding `latency` seconds."""
         for ends, channel in self._of(device).items():
             base, seconds_per_byte = self._base[ends]
             channel.latency = base + latency

@@ -108,7 +108,7 @@ def test_doctor_names_namespaces_that_root_may_not_make(
     monkeypatch.setattr("testbed.checks.doctor.new_namespace", refused)
     assert run_command(["testbed", "doctor"]) == 1
     assert re.search(
-        "^NO  network namespaces +cannot be made: .*; in a container,", capsys.readouterr().out, re.MULTILINE
+        "^NO  network namespaces +cannot be created: .*; in a container,", capsys.readouterr().out, re.MULTILINE
     )
 
 

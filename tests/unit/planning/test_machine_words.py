@@ -49,7 +49,7 @@ def test_without_a_gpu_there_is_none() -> None:
         ("8GiB GPU,", "'' does not describe a part of a machine"),
         ("0GiB RAM", "'0GiB RAM' is zero"),
         ("1..5GiB RAM", "is not a size"),
-        ("9999999TB RAM", "beyond reason"),
+        ("9999999TB RAM", "too large"),
     ],
 )
 def test_what_means_nothing_is_named(words: str, sentence: str) -> None:

@@ -85,7 +85,7 @@ def predictors_for(asked: RunOptions, pack: Pack) -> SentPredictors | None:
 
     Raises:
         UsageError: if neurons are to be chosen but the model has no such neurons or no predictors, or if
-        `--sparsity-error` is given for a model whose predictors were trained for a fixed error.
+            `--sparsity-error` is given for a model whose predictors were trained for a fixed error.
         ModelError: if the predictors' file is damaged.
     """
     sparsity, model = asked.sparsity, asked.model

@@ -63,8 +63,9 @@ class Admission:
             self.waiting.remove(request)
 
     def give_back(self, sequence: Sequence) -> None:
-        """Give a sequence's pages back, on the master and on every node. Their contents can be found until they are
-        reused.
+        """Give a sequence's pages back, on the master and on every node.
+
+        Their contents can be found until they are reused.
         """
         if sequence.announced:
             self.released.append(sequence.id)

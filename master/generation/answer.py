@@ -128,8 +128,9 @@ class _ShownText:
         self._result.text = self._channels.push(text) if self._channels else text
 
     def push(self, token: int) -> bool:
-        """Show the text of the next token. Return True if it ends the answer; `finish_reason` of the result then says
-        why.
+        """Show the text of the next token.
+
+        Return True if it ends the answer; `finish_reason` of the result then says why.
         """
         piece, ended = self._text.push(token), self._text.finish_reason
         self._emit(piece, last=ended is not None)

@@ -54,16 +54,18 @@ class Contents:
         return page in self._keys or page in self._of_tail
 
     def note(self, page: int, key: Key) -> None:
-        """Record that the full page `page` has the tokens of `key`. If another page has them already, keep that one
-        instead.
+        """Record that the full page `page` has the tokens of `key`.
+
+        If another page has them already, keep that one instead.
         """
         if key not in self._pages:
             self.forget(page)
             self._pages[key], self._keys[page] = page, key
 
     def note_tail(self, tail: Tail) -> None:
-        """Record an unfinished page that no sequence extends at present. It replaces an earlier one after the same
-        tokens.
+        """Record an unfinished page that no sequence extends at present.
+
+        It replaces an earlier one after the same tokens.
         """
         earlier = self._tails.get(tail.before)
         if earlier is not None:

@@ -79,8 +79,9 @@ class PagePool:
         return sum(self._holders[page] == 1 for page in table)
 
     def share(self, table: list[int], tokens: int) -> list[int]:
-        """Return a table for another sequence that begins with the same `tokens` tokens. It holds the full pages of
-        `table`.
+        """Return a table for another sequence that begins with the same `tokens` tokens.
+
+        It holds the full pages of `table`.
         """
         return [self._hold(page) for page in table[: tokens // PAGE_TOKENS]]
 
@@ -102,8 +103,9 @@ class PagePool:
             self._leave(page)
 
     def release(self, table: list[int], tail: SequenceOf[int] = (), before: Key = BEGINNING) -> None:
-        """Give all pages of `table` back and empty it. The last page holds the tokens `tail`, if any, after the key
-        `before`.
+        """Give all pages of `table` back and empty it.
+
+        The last page holds the tokens `tail`, if any, after the key `before`.
         """
         if tail and table and self._holders[table[-1]] == 1:
             self.contents.note_tail(Tail(table[-1], before, tuple(tail)))

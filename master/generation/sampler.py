@@ -115,8 +115,9 @@ class Sampler:
         self._random = np.random.default_rng(None if sampling.seed == RANDOM_SEED else sampling.seed)
 
     def draw(self, logits: F32, history: Sequence[int], prompt: int, best: int | None) -> tuple[int, Logprobs | None]:
-        """Sample a token as `sample` does. If `best` is not None, return its logprob too, and those of the `best` best
-        tokens.
+        """Sample a token as `sample` does.
+
+        If `best` is not None, return its logprob too, and those of the `best` best tokens.
         """
         token = self.sample(logits, history, prompt)
         return token, None if best is None else _logprobs(logits, token, best)

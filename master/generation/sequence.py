@@ -52,8 +52,9 @@ class Sequence:
         del self.keys[self.computed // PAGE_TOKENS :]
 
     def leave(self, pages: PagePool) -> None:
-        """Give all pages back. Their contents can be found by a sequence with the same tokens until the pages are
-        reused.
+        """Give all pages back.
+
+        Their contents can be found by a sequence with the same tokens until the pages are reused.
         """
         pages.truncate(self.table, self.computed)
         whole = self.computed // PAGE_TOKENS

@@ -135,8 +135,8 @@ class EngineThread:
         """Queue a request. If the limit is reached, end one request of the client with the most to make room.
 
         Raises:
-            BusyError: if the server is closing, if this client has the most itself, or if it would have more than the
-            other then has.
+            BusyError: if the server is closing, if this client has the most itself, or if it would have more than
+                the other then has.
         """
         with self._lock:
             if self._closing:

@@ -1,1 +1,1 @@
-"""Workers that come and go while the master runs: what happens then, who is in the house, and what is in the way."""
+"""Workers that join and leave: discovery, measuring, shares, and recovery from a lost worker."""

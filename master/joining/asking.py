@@ -1,4 +1,4 @@
-"""Asking workers how they are, without having them serve anybody."""
+"""Asking workers for their condition, without making them serve this machine."""
 
 import secrets
 import time
@@ -23,36 +23,36 @@ from tpi.topology.links import Link
 ANSWER_S = 5.0
 _SLICE_MS = 50
 _PINGS = 4
-_BURST = 32  # messages that tell the rate of a link
+_BURST = 32  # messages that are sent to measure the rate of a link
 
 
 @dataclass
 class Asked:
-    """One worker: what it answered, or why not. Times in seconds."""
+    """One worker that is asked: its answer, or why there is none. Times are in seconds."""
 
     address: str
-    reach: tuple[str, ...] = ()  # `host:port` that it is to try
+    reach: tuple[str, ...] = ()  # addresses (`host:port`) that the worker is to try to reach
     condition: Condition | None = None
     problem: str = ""
     round_trip: float = 0.0
     key: bytes = b""
-    name: str = ""  # what it is called here, once it has answered
-    link: Link | None = None  # measured, if that was asked for
+    name: str = ""  # the worker's name on this machine, once it has answered
+    link: Link | None = None  # set by `measure_link`
     _line: Line | None = None
     _channel: Channel | None = None
     _dial: Dial | None = None
-    _called: Callable[[bytes], str] = lambda key: ""  # what the owner of a key is called here
+    _called: Callable[[bytes], str] = lambda key: ""  # returns this machine's name for the owner of a key
     _number: int = field(default_factory=lambda: secrets.randbits(64))
     _sent_at: float = 0.0
 
     @property
     def done(self) -> bool:
-        """Whether there is no more to be learnt."""
+        """True if the worker has answered or a problem was found."""
         return self.condition is not None or bool(self.problem)
 
     @property
     def unwilling(self) -> str:
-        """Why it would not serve this machine now, or empty."""
+        """Why the worker would not serve this machine now; empty if it would."""
         said = self.condition
         if said is None:
             return self.problem
@@ -60,17 +60,17 @@ class Asked:
 
     @property
     def answered(self) -> bool:
-        """Whether a worker answers there, of whatever protocol."""
+        """True if a worker answers at the address, whatever protocol it speaks."""
         return self._channel is not None
 
     @property
     def in_use(self) -> bool:
-        """Whether it would serve this machine, but that it serves another."""
+        """True if the worker serves another master."""
         said = self.condition
         return said is not None and bool(said.used_by)
 
     def begin(self, net: Net) -> None:
-        """Call it."""
+        """Start connecting to the worker."""
         self._called = net.door.name_of
         try:
             self._dial = Dial(net, self.address, b"Q" + secrets.token_bytes(8))
@@ -78,7 +78,7 @@ class Asked:
             self.problem = str(error)
 
     def look(self) -> None:
-        """Take in what has come, and ask when somebody answers."""
+        """Take in what has arrived; send the question once a connection stands."""
         if self.done or self._dial is None:
             return
         if self._channel is None and (line := self._dial.answered()):
@@ -91,7 +91,7 @@ class Asked:
         self.problem = self.problem or self._dial.obstacle()
 
     def measure_link(self, going_on: Callable[[], bool]) -> None:
-        """Have it echo little and much, as long as that is `going_on`, and take the link from the times."""
+        """Measure the link: have the worker echo short and long messages while `going_on` returns True."""
         short = min(self._echoed(1, b"", going_on) for _ in range(_PINGS))
         long = min(self._echoed(_BURST, bytes(MOST_ECHOED), going_on) for _ in range(_PINGS))
         if long < inf:
@@ -99,19 +99,21 @@ class Asked:
 
     @property
     def sockets(self) -> list[object]:
-        """What to poll while waiting."""
+        """Sockets to poll while waiting."""
         found: list[object] = list(self._dial.sockets) if self._dial else []
         return [*found, self._line.socket] if self._line else found
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         if self._dial:
             self._dial.close()
         if self._line:
             self._line.close()
 
     def _echoed(self, count: int, data: bytes, going_on: Callable[[], bool]) -> float:
-        """Seconds until `data` has come back as many times as it was sent; worked out from those that came in time."""
+        """Return the seconds until `data` has come back `count` times, extrapolated from the echoes that came in
+        time.
+        """
         if self._channel is None or self.condition is None or not going_on():
             return inf
         number, left, begun = secrets.randbits(64), count, time.monotonic()
@@ -121,7 +123,7 @@ class Asked:
         while left and going_on():
             self._channel.socket.poll(_SLICE_MS)
             came = sum(isinstance(one, Echo) and one.number == number for _, one in self._channel.batch())
-            left -= min(came, left)  # it may echo more than it was sent
+            left -= min(came, left)  # a worker may echo more than it was sent
         return (time.monotonic() - begun) * count / (count - left) if left < count else inf
 
     def _take(self, message: object) -> None:
@@ -135,7 +137,7 @@ class Asked:
 
 
 def _shown(said: Condition, asked: Sequence[str]) -> Condition:
-    """What a worker said, in words that no terminal obeys, and of the ports that it was `asked` to try alone."""
+    """Return a worker's answer without control characters, and with only those ports that it was `asked` to try."""
     profile = replace(said.profile, host=plain(said.profile.host), system=plain(said.profile.system))
     if profile.card is not None:
         profile = replace(profile, card=replace(profile.card, name=plain(profile.card.name)))
@@ -148,7 +150,7 @@ def _shown(said: Condition, asked: Sequence[str]) -> Condition:
 
 
 def link_from(short: float, long: float, nbytes: int) -> Link:
-    """The link over which nothing takes `short` seconds there and back, and `nbytes` take `long` (Hockney's model)."""
+    """Return the link whose round trip takes `short` seconds, and `long` with `nbytes` of data (Hockney's model)."""
     return Link(max(short / 2, 1e-6), 2 * nbytes / max(long - short, 1e-6))
 
 
@@ -160,9 +162,13 @@ def ask(
     links: bool = False,
     wanted: Callable[[], bool] = lambda: True,
 ) -> list[Asked]:
-    """Ask the workers at `addresses`, all at once; `reach` are the ports that each is to try, by its address.
+    """Ask the workers at `addresses`, all at once; return their answers in that order.
 
-    With `links` the link to each is measured too, one after the other. It ends early once nobody has `wanted` it.
+    Args:
+        reach: by address of a worker, the addresses that it is to try to reach.
+        seconds: how long to wait for answers, and for each measurement.
+        links: also measure the link to each worker, one after the other.
+        wanted: stop early once this returns False.
     """
     asked = [Asked(address, (reach or {}).get(address, ())) for address in addresses]
     going_on = _within(seconds, wanted)
@@ -186,6 +192,6 @@ def ask(
 
 
 def _within(seconds: float, wanted: Callable[[], bool]) -> Callable[[], bool]:
-    """Whether it is still the time for something that may take so long, and is wanted."""
+    """Return a function that returns True while `wanted` does and `seconds` have not passed."""
     ends = time.monotonic() + seconds
     return lambda: wanted() and time.monotonic() < ends

@@ -1,4 +1,4 @@
-"""What `tpi doctor` looks at: this machine, and each worker from both sides. Nothing here prints."""
+"""The checks of `tpi doctor`: this machine, and each worker from both sides. Nothing in this module prints."""
 
 import errno
 import os
@@ -19,16 +19,16 @@ from tpi.keys.text import short_key
 from tpi.net.questions import Condition
 from tpi.net.sockets import Net, split_address
 
-_LEAST_DISK = 4 << 30  # bytes; a small model's pack and shards
+_LEAST_DISK = 4 << 30  # bytes, enough for a small model's pack and shards
 _LEAST_MEMORY = 512 << 20
 _CONNECT_S = 2.0
-_CLOCK_S = 300.0  # apart: nothing in tpi minds, but certificates and logs do
+_CLOCK_S = 300.0  # clocks further apart than this are reported: certificates and logs suffer, though tpi does not
 GiB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One thing that was looked at. `advice` says what to do; empty if all is well."""
+    """The result of one check. `advice` says what to do; empty if all is well."""
 
     subject: str
     found: str
@@ -36,11 +36,11 @@ class Observation:
 
 
 def check_machine(door: Door, cache: Path, port: int) -> Iterator[Observation]:
-    """This machine: keys, disk, memory, and whether a worker could listen."""
+    """Check this machine: keys, disk, memory, and whether a worker could listen on `port` and the two after it."""
     yield _own_key(door)
     cache = next(one for one in (cache, *cache.parents) if one.exists())
     free, memory = shutil.disk_usage(cache).free, default_budget()
-    less = "make room there, or set TPI_CACHE, or --cache, to a directory on another disk"
+    less = "free some space, or set TPI_CACHE, or --cache, to a directory on another disk"
     yield Observation("disk", f"{free / GiB:.1f} GiB free for {cache}", less if free < _LEAST_DISK else "")
     if not os.access(cache, os.W_OK):
         yield Observation(
@@ -50,11 +50,13 @@ def check_machine(door: Door, cache: Path, port: int) -> Iterator[Observation]:
     yield Observation("memory", f"{memory / GiB:.1f} GiB to use", close if memory < _LEAST_MEMORY else "")
     for number in range(port, port + 3):
         if _taken(number):
-            yield Observation("ports", f"{number} is in use here: by a worker, or one needs --listen with another")
+            yield Observation("ports", f"{number} is in use; if not by a worker, give workers another with --listen")
 
 
 def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, list[Observation]]]:
-    """Each worker, by its address: its answer, its ports from here, and the others' ports from there."""
+    """Check each worker and yield its address and results: its answer, its ports, and the others' ports as it sees
+    them.
+    """
     first = {one.address: one for one in ask(net, addresses)}
     ports = {address: _sum_port(address, one.condition) for address, one in first.items() if one.condition}
     reach = {address: tuple(port for other, port in ports.items() if other != address) for address in ports}
@@ -69,50 +71,52 @@ def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, lis
 
 
 def firewall_advice(address: str) -> str:
-    """What to do where a worker that runs at `address` does not answer."""
+    """Return what to do if a worker that runs at `address` does not answer."""
     port = split_address(address)[1]
     return f"its firewall has to let ports {port} to {min(port + 2, 65535)} through"
 
 
 def _own_key(door: Door) -> Observation:
     try:
-        mine, paired = door.identity, KeyRing(door.folder).read().paired  # a door only says that it opens to nobody
+        mine, paired = door.identity, KeyRing(door.folder).read().paired  # a Door does not report unreadable keys
     except UsageError as error:
-        return Observation("key", str(error), "as it says")
-    others = ", ".join(one.name for one in paired) or "nobody yet (tpi pair there, and then here)"
+        return Observation("key", str(error), "do as it says")
+    others = ", ".join(one.name for one in paired) or "no machine yet (run tpi pair there, then on this machine)"
     return Observation("key", f"{short_key(mine.public)}, paired with {others}")
 
 
 def _worker(one: Asked, said: Condition) -> Iterator[Observation]:
     use = f"used by {said.used_by} for {said.used_s:.0f} s" if said.used_by else "free"
     yield Observation("answer", f"{one.name} after {one.round_trip * 1e3:.0f} ms, {use}")
-    yield Observation("version", f"{said.version}, and {__version__} here: they speak the same protocol")
+    yield Observation("version", f"{said.version}, and {__version__} on this machine: they speak the same protocol")
     host = split_address(one.address)[0]
     for plane, port in (("sums", said.collective_port), ("weights", said.weights_port)):
         open_ = _reachable(host, port)
         advice = "" if open_ else f"let port {port} through that machine's firewall"
-        yield Observation(plane, f"port {port} {'can' if open_ else 'cannot'} be reached from here", advice)
+        yield Observation(plane, f"port {port} {'can' if open_ else 'cannot'} be reached from this machine", advice)
     apart = abs(said.clock - time.time())
-    late = "; nothing in tpi minds, but set the clocks for all else" if apart > _CLOCK_S else ""
+    late = "; tpi does not need exact clocks, but other programs do: set them" if apart > _CLOCK_S else ""
     yield Observation("clock", f"{apart:.0f} s apart{late}")
     profile = said.profile
     memory, disk = profile.memory_limit or profile.memory_free, profile.disk_free
     yield Observation(
         "memory", f"{memory / GiB:.1f} GiB to use", "too little to help" if memory < _LEAST_MEMORY else ""
     )
-    yield Observation("disk", f"{disk / GiB:.1f} GiB free", "make room there" if disk < _LEAST_DISK else "")
+    yield Observation(
+        "disk", f"{disk / GiB:.1f} GiB free", "free some space on that machine" if disk < _LEAST_DISK else ""
+    )
     yield Observation("devices", f"{profile.cores} cores{', ' + profile.card.name if profile.card else ''}")
 
 
 def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Observation]:
-    """What a worker cannot reach of the others."""
+    """Yield the ports of the other workers that a worker cannot reach."""
     names = {port: address for address, port in ports.items()}
     for port in said.unreached if said else ():
-        where = f"{port} (of {names.get(port, port)}) cannot be reached from there"
+        where = f"{port} (of {names.get(port, port)}) cannot be reached from that machine"
         yield Observation("sums", where, "let it through, or use --collective star, in which workers do not meet")
     for port in said.untried if said else ():
         yield Observation(
-            "sums", f"{port} (of {names.get(port, port)}) is tried from there only while both serve a run"
+            "sums", f"{port} (of {names.get(port, port)}) can be tried from that machine only while both serve a run"
         )
 
 
@@ -129,7 +133,7 @@ def _reachable(host: str, port: int) -> bool:
 
 
 def _taken(port: int) -> bool:
-    """Whether somebody listens there, at whatever address of this machine."""
+    """Return True if the port is in use at any address of this machine."""
     return any(_in_use(family, port) for family in (socket.AF_INET, socket.AF_INET6))
 
 
@@ -140,6 +144,6 @@ def _in_use(family: socket.AddressFamily, port: int) -> bool:
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind(("", port))
-    except OSError as error:  # others say nothing of it: no right to a low port, no IPv6
+    except OSError as error:  # other errors, such as no right to a low port or no IPv6, do not say that it is in use
         return error.errno == errno.EADDRINUSE
     return False

@@ -1,4 +1,4 @@
-"""`tpi ps` and `tpi doctor`: who is in the house, who uses whom, and what is in the way."""
+"""The commands `tpi ps` and `tpi doctor`: which workers there are, which masters use them, and what is wrong."""
 
 import os
 import sys
@@ -19,7 +19,10 @@ from tpi.net.sockets import Net
 from tpi.paths import DIRECTORY
 
 _WORKERS = click.option(
-    "--workers", multiple=True, metavar="HOST:PORT,...", help="Whom to ask (default: TPI_WORKERS, else who is found)."
+    "--workers",
+    multiple=True,
+    metavar="HOST:PORT,...",
+    help="Workers to ask (default: TPI_WORKERS, else the paired ones).",
 )
 _NO_KEYS = click.option("--no-keys", is_flag=True, help="Ask workers that were started with --no-keys.")
 _PORT = 9990
@@ -30,7 +33,7 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 @_WORKERS
 @_NO_KEYS
 def ps(workers: tuple[str, ...], no_keys: bool) -> None:
-    """Show the workers, who uses them, and since when."""
+    """Show the workers, the masters that use them, and since when."""
     with closing(Net(door=Door(locked=not no_keys))) as net:
         asked = ask(net, _addresses(workers, net.door))
         for one in asked:
@@ -50,7 +53,7 @@ def ps(workers: tuple[str, ...], no_keys: bool) -> None:
 @click.option("--cache", type=DIRECTORY, help="The cache to look at (default: ~/.cache/tpi).")
 @_NO_KEYS
 def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
-    """Look for what is in the way: keys, ports both ways, versions, clocks, memory, disk; exits with 1 for that."""
+    """Check keys, ports in both directions, versions, clocks, memory and disk; exit with 1 if something is wrong."""
     with closing(Net(door=Door(locked=not no_keys))) as net:
         click.echo("this machine")
         troubled = _print(check_machine(net.door, cache or default_cache(), _PORT))
@@ -61,7 +64,7 @@ def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
 
 
 def _print(findings: Iterable[Observation]) -> bool:
-    """Show findings; whether one of them needs something done."""
+    """Print the results of checks; return True if one of them needs something done."""
     troubled = False
     for one in findings:
         troubled |= bool(one.advice)
@@ -73,7 +76,7 @@ def _print(findings: Iterable[Observation]) -> bool:
 
 def _addresses(named: tuple[str, ...], door: Door) -> tuple[str, ...]:
     given = worker_addresses(named or (os.environ.get("TPI_WORKERS", ""),))
-    if given or not door.locked:  # who has no key is nobody that could be found
+    if given or not door.locked:  # without keys no worker can be discovered
         return given
     return tuple(workers_at_home(door, lambda text: click.echo(text, err=True)))
 

@@ -1,4 +1,4 @@
-"""Paired workers in the network: found by what they announce (mDNS), or where they were when they were paired."""
+"""Discovery of paired workers: by their mDNS announcements, or at the address where they were paired."""
 
 import socket
 from collections.abc import Callable, Collection, Iterator
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 BROWSE_S = 2.0
 _ASK_MS = 1000
 _REACH_S = 1.0
-_PORT = 9990  # of a worker, unless it was told another
-_AT_ONCE = 16  # addresses that are tried
+_PORT = 9990  # a worker's default port
+_AT_ONCE = 16  # addresses that are tried at the same time
 _NOBODY = "no paired machine announces a worker that can be reached; name one that runs with --workers HOST:PORT"
 
 
 class _Listener:
-    """Hears of announcements, on zeroconf's thread."""
+    """Collects announcements, on zeroconf's thread."""
 
     def __init__(self, wanted: Collection[bytes]) -> None:
         self.found: dict[bytes, Announcement] = {}
         self.complete = Event()
-        self.over = Event()  # nobody listens any more
+        self.over = Event()  # set when the result is no longer wanted
         self._wanted = wanted
         self._lock = Lock()
 
     def add_service(self, network: "Zeroconf", kind: str, name: str) -> None:
-        """Somebody announces, or did before."""
+        """Take in an announcement, which may also be an old one from zeroconf's cache."""
         try:
             info = None if self.over.is_set() else network.get_service_info(kind, name, _ASK_MS)
         except Exception:
-            if self.over.is_set():  # the network was closed meanwhile, which whoever asks is not told otherwise
+            if self.over.is_set():  # the error only says that the network was closed meanwhile
                 return
             raise
         if info is None or info.port is None:
@@ -61,15 +61,15 @@ class _Listener:
     update_service = add_service
 
     def remove_service(self, network: "Zeroconf", kind: str, name: str) -> None:
-        """Somebody has left; whether it can be reached is found out anyway."""
+        """Do nothing: whether a worker can be reached is tried anyway."""
 
 
 def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) -> list[Announcement]:
-    """The paired workers that announce themselves, in the order of their names.
+    """Return the paired workers that announce themselves, sorted by name.
 
-    Of what they announce the addresses on this machine are left out, where nobody has to prove a key: anybody can name
-    somebody's public key. Takes up to `seconds`, less if all are found; no time at all, and no packet, if nobody is
-    paired, or there is no network. `interfaces` are the addresses of this machine to ask from (None: all).
+    With keys, addresses on this machine are left out: connections there need no key, so any process could pose as the
+    owner of a public key. Takes up to `seconds`, less if all are found. Returns at once, without sending a packet, if
+    no machine is paired or there is no network. `interfaces` are the addresses of this machine to ask from (None: all).
 
     Raises:
         TpiError: if this machine is too busy to listen.
@@ -84,27 +84,31 @@ def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) 
 
 
 def _heard(wanted: Collection[bytes], seconds: float, interfaces: Any) -> list[Announcement]:
-    """What the owners of `wanted` keys announce within so many seconds. Errors as `find_workers`."""
+    """Return what the owners of `wanted` keys announce within `seconds`.
+
+    Raises:
+        TpiError: if this machine is too busy to listen.
+    """
     from zeroconf import Error, InterfaceChoice, ServiceBrowser, Zeroconf
 
     listener = _Listener(wanted)
     try:
         network = Zeroconf(interfaces=interfaces or InterfaceChoice.All)
         with _left(network, listener):
-            ServiceBrowser(network, SERVICE, listener=listener)  # type: ignore[arg-type]  # it has what is called
+            ServiceBrowser(network, SERVICE, listener=listener)  # the listener has all methods that are called
             listener.complete.wait(seconds)
-    except (OSError, RuntimeError):  # there is no network to ask in
+    except (OSError, RuntimeError):  # there is no network
         return []
     except Error as error:
         raise TpiError(
-            f"machines that announce themselves cannot be heard ({named(error)}); name workers with --workers HOST:PORT"
+            f"cannot listen for announcements of workers ({named(error)}); name workers with --workers HOST:PORT"
         ) from None
     return list(listener.found.values())
 
 
 @contextmanager
 def _left(network: "Zeroconf", listener: _Listener) -> Iterator[None]:
-    """Closed after the block, as well as a busy machine can: what was heard is heard."""
+    """Close the network after the block, ignoring errors: announcements that were received are valid."""
     try:
         yield
     finally:
@@ -114,7 +118,7 @@ def _left(network: "Zeroconf", listener: _Listener) -> Iterator[None]:
 
 
 def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
-    """Addresses of the paired workers, also those announced that cannot be reached; `say` hears it if there is none."""
+    """Return the addresses of the paired workers, reachable or not; call `say` if none is found."""
     there, hidden = _at_home(door)
     found = [*there.values(), *hidden.values()]
     if not found and door.keys.paired:
@@ -125,9 +129,9 @@ def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
 def with_found(
     asked: RunOptions, door: Door, say: Callable[[str], None], using: Callable[[str], None] | None = None
 ) -> RunOptions:
-    """Return what was asked for, with the paired workers that can be used now if no others were named.
+    """Return `asked` with the paired workers that can be used now, if the user named none.
 
-    `using` hears which they are, in place of `say`.
+    `using` is called with a sentence on the workers that are used; by default `say` is.
     """
     if not asked.discover or not asked.keys:
         return asked
@@ -136,7 +140,7 @@ def with_found(
 
 
 def say_without(say: Callable[[str], None], error: NodeError) -> None:
-    """Say that a worker which was found is done without, and why."""
+    """Say that a worker that was found will not be used, and why."""
     say(f"{str(error).partition('; ')[0]}; going on without it")
 
 
@@ -146,17 +150,18 @@ def willing_at_home(
     later: Callable[[str], None] = lambda address: None,
     using: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """As `workers_at_home`, less those who cannot be used now: `say` hears who that is and why.
+    """Return the addresses of the paired workers that can be used now; call `say` with the reason for each other one.
 
-    `using` hears who is used, in place of `say`.
+    A worker cannot be used if it refuses this machine, does not answer, serves another master, or runs another version.
+    The user has named no worker, so one that cannot be used does not stop the run.
 
-    Who does not let this machine in, does not answer, serves another master or is of another version. The user has
-    named nobody, so one machine that cannot be used keeps this one from none of the others. `later` hears of the
-    addresses of those who serve another master: they may be free later.
+    Args:
+        later: called with the address of each worker that serves another master and may be free later.
+        using: called with a sentence on the workers that are used; by default `say` is.
     """
     there, hidden = _at_home(door)
     for name, address in hidden.items():
-        said = f"it announces itself at {address}, where nobody answers"
+        said = f"it announces itself at {address}, where no worker answers"
         say(f"going on without {name}: {said}; {firewall_advice(address)}")
     with closing(Net(door=door)) as net:
         asked = ask(net, list(there.values()))
@@ -174,19 +179,19 @@ def willing_at_home(
         later(address)
     if willing:
         used = ", ".join(with_address(name, address) for name, address in willing.values())
-        (using or say)(f"using {used}; --workers none uses nobody")
+        (using or say)(f"using {used}; --workers none uses no other machine")
     elif door.keys.paired:
         say("this machine computes alone" if there or hidden else f"{_NOBODY}; this machine computes alone")
     return [address for _, address in willing.values()]
 
 
 def _at_home(door: Door) -> tuple[dict[str, str], dict[str, str]]:
-    """Addresses of the paired workers, by what they are called here: those that can be reached, and those announced
-    that cannot."""
+    """Return the addresses of the paired workers by name: those that answer, and those announced that do not."""
     paired = door.keys.paired
     called = {one.key: one.name for one in paired}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        remembered = {one.key: pool.submit(_remembered, one, door) for one in paired}  # while others are listened for
+        # these run while announcements are collected
+        remembered = {one.key: pool.submit(_remembered, one, door) for one in paired}
         announced = _announced(door)
         there_now = list(pool.map(_reachable, announced))
         paired_at = {key: address.result() for key, address in remembered.items()}
@@ -203,13 +208,13 @@ def _at_home(door: Door) -> tuple[dict[str, str], dict[str, str]]:
 def _announced(door: Door) -> list[Announcement]:
     try:
         return find_workers(door)
-    except TpiError as error:  # others may still be where they were paired
+    except TpiError as error:  # other workers may still be where they were paired
         warn(str(error))
         return []
 
 
 def _reachable(one: Announcement) -> str:
-    """The first of its addresses at which somebody answers, or nothing."""
+    """Return the first of its addresses at which something answers, or ""."""
     for host, address in zip(one.hosts, one.addresses, strict=True):
         if _answers(host, one.port):
             return address
@@ -217,7 +222,10 @@ def _reachable(one: Announcement) -> str:
 
 
 def _remembered(one: PairedKey, door: Door) -> str:
-    """Where a machine was when it was paired, if somebody answers there who has to prove a key; or nothing."""
+    """Return the address at which a machine was paired, if something answers there; or "".
+
+    Addresses at which no key is needed are not tried.
+    """
     if not one.host or not door.guards(one.host):
         return ""
     return _reachable(Announcement(one.name, one.key, _PORT, (one.host,)))

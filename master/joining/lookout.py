@@ -1,4 +1,4 @@
-"""Looks for machines that announce themselves: a laptop that wakes in another room, one that is started later."""
+"""A thread that looks for machines that announce themselves, such as a laptop that wakes up or one started later."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from threading import Event, Lock, Thread
@@ -6,16 +6,19 @@ from threading import Event, Lock, Thread
 from tpi.keys.announcement import Announcement
 from tpi.system.threads.turns import Turns
 
-_EVERY_S = 3.0  # while somebody is missed
+_EVERY_S = 3.0  # while a machine is missing
 _SELDOM_S = 15.0
 _STOP_S = 5.0
 
 
 class Lookout:
-    """A thread, from the first machine that is missed on, or from `welcome` on. Machines are known by their keys."""
+    """The thread; it starts with the first missing machine, or with `welcome`. Machines are known by their keys."""
 
     def __init__(self, find: Callable[[], Sequence[Announcement]], seek: Callable[[str, bytes], None]) -> None:
-        """`find` says who announces itself, taking a while; `seek` hears of each address, and of the key there."""
+        """Create a lookout.
+
+        `find` returns the announcements, which takes seconds; `seek` gets each address with its key.
+        """
         self._find, self._seek = find, seek
         self._missed: set[bytes] = set()
         self._everybody = False
@@ -25,7 +28,10 @@ class Lookout:
         self._turns = Turns("looking for machines in the network")
 
     def miss(self, keys: Iterable[bytes]) -> None:
-        """Look for the owners of `keys`; who has none is on this machine, and comes back where it was."""
+        """Look for the owners of `keys`.
+
+        Empty keys are ignored: those workers are on this machine and keep their address.
+        """
         with self._lock:
             self._missed.update(key for key in keys if key)
             begin = bool(self._missed)
@@ -33,17 +39,17 @@ class Lookout:
             self._begin()
 
     def welcome(self) -> None:
-        """Look for everybody from now on, not only for those who are missed."""
+        """Look for all machines from now on, not only for missing ones."""
         self._everybody = True
         self._begin()
 
     def found(self, keys: Iterable[bytes]) -> None:
-        """They are back."""
+        """Stop looking for the owners of `keys`, which are back."""
         with self._lock:
             self._missed.difference_update(keys)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(_STOP_S)

@@ -1,4 +1,4 @@
-"""How fast workers are, and how far away: as they were last measured."""
+"""The last measured speeds of workers and of the links to them."""
 
 from collections.abc import Callable, Sequence
 from threading import Event, Lock
@@ -11,34 +11,37 @@ from tpi.progress import warn
 if TYPE_CHECKING:
     from master.planning.home.asked import Neighbour
 
-_BETTER = 1.5  # times as fast, as near or as large: what is measured again is never quite the same
+_BETTER = 1.5  # factor by which a new measurement must be better to count as an improvement rather than noise
 
 
 class Ask(Protocol):
-    """Measures the workers at some addresses; it ends early once nobody has `wanted` that any more."""
+    """Measures the workers at some addresses. It ends early once `wanted` returns False."""
 
     def __call__(self, addresses: Sequence[str], wanted: Callable[[], bool]) -> "list[Neighbour]":
-        """Takes up to ten seconds; each worker has some hundred kilobytes to echo.
+        """Measure the workers. This takes up to ten seconds, and each worker echoes some hundred kilobytes.
 
         Raises:
-            TpiError: if one of them cannot be measured, whom a NodeError names.
+            TpiError: if a worker cannot be measured; a NodeError names it.
         """
         ...
 
 
 class MeasuredWorkers:
-    """What is known of workers. All methods are for any thread; those that measure wait for the network."""
+    """The measurements of workers.
+
+    All methods may be called from any thread; `ask` and `improved` wait for the network.
+    """
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._known: list[Neighbour] = []  # each worker once, where it was last measured
-        self._at: dict[WorkerId, Neighbour] = {}  # each place of a worker
-        self._told: set[str] = set()  # addresses of those who were said to be past measuring
+        self._known: list[Neighbour] = []  # each worker once, at the address where it was last measured
+        self._at: dict[WorkerId, Neighbour] = {}  # each worker at each of its addresses
+        self._told: set[str] = set()  # addresses of workers of which a failed measurement was reported
         self._lock = Lock()
         self._over = Event()
 
     def ask(self, addresses: Sequence[str]) -> "list[Neighbour]":
-        """Measure who is at these addresses now: all of them, or nobody, and a word, if one cannot be measured."""
+        """Measure the workers at these addresses. Return no worker, and print a warning, if one cannot be measured."""
         try:
             found = self._ask(addresses, lambda: not self._over.is_set())
         except TpiError as error:
@@ -49,33 +52,36 @@ class MeasuredWorkers:
         return found
 
     def missing(self, workers: Sequence[WorkerId]) -> list[str]:
-        """The addresses of those who never were measured."""
+        """Return the addresses of those workers that were never measured."""
         return [one.address for one, found in zip(workers, self._find(workers), strict=True) if found is None]
 
     def known(self, workers: Sequence[WorkerId]) -> "list[Neighbour]":
-        """What is known of these; nobody, where one of them never was measured."""
+        """Return the measurements of these workers; empty if one of them was never measured."""
         found = [one for one in self._find(workers) if one is not None]
         return found if len(found) == len(workers) else []
 
     def improved(self, worker: WorkerId) -> bool:
-        """Whether it, or the link to it, is better by now than when it was last measured there; that is not changed."""
+        """Return True if the worker or its link is better now than when last measured at this address.
+
+        The recorded measurement is not changed.
+        """
         before = self._at.get(worker)
         try:
             found = self._ask([worker.address], lambda: not self._over.is_set())
-        except TpiError:  # it is away
+        except TpiError:  # the worker is away
             return False
         return any(one.key == worker.key and (before is None or _better(one, before)) for one in found)
 
     def close(self) -> None:
-        """Whatever is being measured ends early, with nothing found."""
+        """Make measurements in progress end early, with nothing found."""
         self._over.set()
 
     def _say(self, error: TpiError) -> None:
-        """Say, once, who cannot be measured and why, unless that is because nobody waits for it any more."""
+        """Warn, once per worker, that it cannot be measured and why, unless the measurement was ended by `close`."""
         who = error.node if isinstance(error, NodeError) else ""
         if not self._over.is_set() and who not in self._told:
             self._told.add(who)
-            warn(f"{error}; until it can be measured all get equal shares; --split says otherwise")
+            warn(f"{error}; until it can be measured, all nodes get equal shares; use --split to set other shares")
 
     def _find(self, workers: Sequence[WorkerId]) -> "list[Neighbour | None]":
         with self._lock:
@@ -93,7 +99,7 @@ class MeasuredWorkers:
 
 
 def _better(now: "Neighbour", before: "Neighbour") -> bool:
-    """Whether anything that a plan asks for is better, by more than noise."""
+    """Return True if any measurement that a plan uses is better by more than noise."""
     return (
         now.link.latency_s * _BETTER < before.link.latency_s
         or now.link.bytes_per_s > _BETTER * before.link.bytes_per_s

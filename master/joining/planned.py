@@ -1,4 +1,7 @@
-"""Plans over other machines, for a session: what makes them is only loaded where there are any, in half a second."""
+"""Plans over other machines for a session.
+
+The planner takes half a second to import, so it is loaded only if needed.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> "list[Neighbour]":
-    """See `master.planning.home.asked.neighbours_at`. What plans with them is loaded by now: no request waits here."""
+    """Return the workers at `addresses` with their measurements; import the planner first, so no request waits for
+    that.
+    """
     for name in ("master.joining.split", "scipy.optimize"):
         import_module(name)
     from master.planning.home.asked import neighbours_at
@@ -26,7 +31,7 @@ def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Do
 
 
 def first_split(options: RunOptions, measured: MeasuredWorkers) -> "FirstSplit | None":
-    """A split by measured speeds, where workers are on other machines and the user asked for none."""
+    """Return a split by measured speeds, if all workers are on other machines and the user gave no `--split`."""
     hosts = [split_address(address)[0] for address in options.workers]
     if options.split is not None or not hosts or not all(map(leaves_machine, hosts)):
         return None
@@ -36,7 +41,7 @@ def first_split(options: RunOptions, measured: MeasuredWorkers) -> "FirstSplit |
 
 
 def shares_later(asked: Shares, options: RunOptions, measured: MeasuredWorkers) -> Sharing:
-    """Shares as they were asked for; where nobody was found yet, by a plan with whoever joins."""
+    """Return the shares that the user asked for. If no worker was found yet, plan them once a worker joins."""
     alone = options.discover and options.keys and options.split is None and not options.workers
     return SharesLater(partial(_split_later, options, measured)) if alone else asked
 

@@ -1,6 +1,6 @@
-"""A cluster that changes under way: the deployment is made anew over those who are there, and requests go on.
+"""Recovery: when workers leave or join, deploy again over the present nodes and continue the requests.
 
-Nothing of a request is lost: it is its tokens, which are computed again on the nodes of the next deployment.
+No request loses anything: its tokens are kept, and computed again on the nodes of the next deployment.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,30 +18,33 @@ from tpi.errors import NodeError, NodeLost, PlanError, TpiError
 from tpi.progress import phase
 from tpi.system.clocks import Awake
 
-_LOOK_S = 0.25  # at most, between two looks at who came back, and at whether anybody still waits
+_LOOK_S = 0.25  # the longest time between two checks for returned workers, and for requests that still wait
 
 
 @dataclass
 class Membership:
-    """Who takes part, and what is done when that changes. `deploy` makes a deployment with a share for each node."""
+    """The members of a cluster, and what happens when they change.
+
+    `deploy` makes a deployment from each node's share.
+    """
 
     cluster: Cluster
     shares: Sharing
     deploy: Callable[[Sequence[float] | Split], None]
     warn: Callable[[str], None]
-    patience_s: float  # to wait for workers without whom the model does not fit
-    rebalance: bool  # use who joins at once, rather than from the next request on
+    patience_s: float  # how long to wait for workers that the model needs to fit
+    rebalance: bool  # use a worker that joins at once, rather than from the next request on
     lookout: Lookout
-    scout: Scout  # who keeps those that would slow the rest; they are used where the model does not fit
-    standing: bool = True  # there is a deployment, as far as is known
-    _told: set[bytes] = field(default_factory=set)  # keys of those that were said to be left out
+    scout: Scout  # holds slow workers in reserve; they are used if the model does not fit without them
+    standing: bool = True  # whether there is a working deployment, as far as is known
+    _told: set[bytes] = field(default_factory=set)  # keys of workers that were reported as not used
 
     def begin(self, optional: bool) -> None:
-        """The first deployment. Where workers are `optional`, one that fails or has too little memory is left out.
+        """Make the first deployment. If workers are `optional`, one that fails or has too little memory is left out.
 
         Raises:
-            NodeError: if one fails that is needed, or those in reserve are and do not come.
-            PlanError: if those who are left cannot hold the model.
+            NodeError: if a worker that is needed fails, or workers in reserve are needed and do not come.
+            PlanError: if the remaining nodes cannot hold the model.
         """
         awake = Awake()
         while (error := self._not_begun()) is not None:
@@ -51,10 +54,10 @@ class Membership:
                 raise error
 
     def recover(self, error: TpiError, wanted: Wanted) -> bool:
-        """Go on without a worker that is lost or failed; return whether that could be done.
+        """Go on without a worker that is lost or failed; return False if `error` does not name one.
 
         Raises:
-            TpiError: if those who are left cannot hold the model, and nobody came back in time.
+            TpiError: if the remaining nodes cannot hold the model, and no worker came back in time.
         """
         if not isinstance(error, NodeError) or not (gone := self.cluster.part(error)):
             return False
@@ -63,11 +66,18 @@ class Membership:
         return True
 
     def renew(self, wanted: Wanted) -> None:
-        """Plan anew over the nodes that are present, after this node has changed. Errors as `recover`."""
+        """Deploy again over the present nodes, because this node has changed.
+
+        Raises:
+            TpiError: if the nodes cannot hold the model, and no worker came in time.
+        """
         self._redeploy(wanted)
 
     def welcome(self, fresh: bool, wanted: Wanted) -> None:
-        """Take in workers that have come, if a request is to begin, or at once with `rebalance`."""
+        """Take in workers that have joined, if a request is to begin (`fresh`) or `rebalance` is set.
+
+        Called between two steps.
+        """
         if not self.standing:
             self._redeploy(wanted)
         if not self.cluster.recruits.ready or not (fresh or self.rebalance):
@@ -89,12 +99,15 @@ class Membership:
         self._redeploy(wanted)
 
     def hear(self, address: str, key: bytes) -> None:
-        """Somebody announces that the owner of `key` is at `address`; for other threads, too."""
+        """Call the owner of `key`, which is announced at `address`, unless it is in reserve.
+
+        May be called from any thread.
+        """
         if not self.scout.keeps(address, key):
             self.cluster.try_announced(address, key)
 
     def _redeploy(self, wanted: Wanted) -> None:
-        """Plan anew over the nodes that are present, until a plan stands."""
+        """Deploy over the present nodes, again and again until a deployment works."""
         self.standing, awake = False, Awake()
         while not self._deployed(awake, wanted):
             pass
@@ -103,7 +116,7 @@ class Membership:
         self.warn(f"planned anew; {self.cluster.weights_sent / 1e6:.1f} MB of weights were sent")
 
     def _deployed(self, awake: Awake, wanted: Wanted) -> bool:
-        """Try to deploy; return False if the nodes that are present have changed instead."""
+        """Try to deploy; return False if that failed and the members have changed."""
         try:
             self._deploy_once()
         except NodeError as error:
@@ -125,7 +138,7 @@ class Membership:
         return None
 
     def _left_out(self, error: NodeError | PlanError) -> bool:
-        """Go on without the worker that `error` names, until it can help; whether there is one."""
+        """Go on without the worker that `error` names, until it can help; return False if it names none."""
         if isinstance(error, NodeError):
             self._part(error)
             return True
@@ -141,23 +154,23 @@ class Membership:
         self._say_goodbye(error, gone)
 
     def _await(self, error: PlanError, awake: Awake, wanted: Wanted) -> None:
-        """Wait for workers, without which the model does not fit."""
-        self.warn(f"{error}. Waiting {self.patience_s:.10g} s for workers to come back; the tokens so far are kept")
+        """Wait for workers, as the model does not fit without them."""
+        self.warn(f"{error}. Waiting {self.patience_s:.10g} s for workers to come back; no tokens are lost")
         for one in self.scout.kept:
             self.scout.call(one)
         with self._unmeasured(), phase("waiting for workers to come back") as progress:
             while not self.cluster.recruits.ready:
                 if (waited := awake()) > self.patience_s:
-                    raise NodeLost("", f"nobody came back within {self.patience_s:.10g} s, and without them: {error}")
+                    raise NodeLost("", f"no worker came back within {self.patience_s:.10g} s; without one, {error}")
                 if not wanted():
-                    raise NodeLost("", f"nobody waits for workers to come back any more, and without them: {error}")
+                    raise NodeLost("", f"no request waits for workers to come back any more; without one, {error}")
                 progress(int(waited), int(self.patience_s))
                 self.cluster.await_recruits(_LOOK_S)
         self._greet(self.cluster.join())
 
     @contextmanager
     def _unmeasured(self) -> Iterator[None]:
-        """Whoever comes within the block may be used at once, slow or not."""
+        """Use workers that join within the block at once, without measuring whether they are slow."""
         recruits = self.cluster.recruits
         look_over, recruits.look_over = recruits.look_over, None
         try:
@@ -166,7 +179,10 @@ class Membership:
             recruits.look_over = look_over
 
     def _useful(self, joined: Sequence[RemoteWorker]) -> list[RemoteWorker]:
-        """Those of them who do not slow the rest. Others are let go, and who is not needed any more beside these."""
+        """Return those of `joined` that do not slow the others.
+
+        Dismiss the slow ones, and present workers that are no longer needed next to the new ones.
+        """
         if self.cluster.recruits.look_over is None:
             return list(joined)
         everyone = self.cluster.workers
@@ -180,12 +196,12 @@ class Membership:
     def _refuse(self, worker: RemoteWorker, why: str) -> None:
         self.lookout.found([worker.key])
         self.scout.keep([worker.id])
-        if worker.key not in self._told:  # it may be measured a little better now and then
+        if worker.key not in self._told:  # report it once: its measurements change a little now and then
             self._told.add(worker.key)
             self.warn(f"{worker.name} is not used: {why}")
 
     def _reconsider(self) -> None:
-        """Others take part now: call those in reserve who would not slow these, by what is known of them."""
+        """Call those workers in reserve that would not slow the present members, by their measurements."""
         if self.cluster.recruits.look_over is None:
             return
         present = [one.id for one in self.cluster.workers]
@@ -223,5 +239,5 @@ def _names(workers: Sequence[RemoteWorker]) -> str:
 
 
 def _named(error: PlanError, workers: Sequence[RemoteWorker]) -> list[RemoteWorker]:
-    """Whom of them a plan was too much for."""
+    """Return the worker for which the plan was too large, as `error` names it; empty if it is not one of `workers`."""
     return [worker for worker in workers if worker.name == error.node]

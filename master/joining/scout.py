@@ -1,4 +1,4 @@
-"""Measures workers before they are used; who would slow the rest is kept in reserve until it has become better."""
+"""Measuring workers before they are used; slow ones are held in reserve until they have become faster."""
 
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
@@ -12,27 +12,33 @@ from tpi.keys.door import leaves_machine
 from tpi.net.sockets import split_address
 from tpi.system.threads.turns import Turns
 
-_EVERY_S = 60.0  # between two looks at those in reserve
+_EVERY_S = 60.0  # between two measurements of the workers in reserve
 _STOP_S = 5.0
 
 
 class Scout:
-    """Who is kept in reserve, and a thread that measures, from the first worker on. All methods are for any thread."""
+    """The workers in reserve, and a thread that measures, started when first needed.
+
+    All methods may be called from any thread.
+    """
 
     def __init__(self, measured: MeasuredWorkers | None, seek: Callable[[WorkerId], None]) -> None:
-        """`seek` hears of those in reserve who are to be called. None as `measured`: nobody is ever looked at."""
+        """Create a scout. `seek` is called with each worker in reserve that is to join.
+
+        If `measured` is None, no worker is measured.
+        """
         self._measured, self._seek = measured, seek
         self._kept: dict[WorkerId, None] = {}  # in the order in which they came
-        self._come: SimpleQueue[RemoteWorker | None] = SimpleQueue()  # None: it is over
+        self._come: SimpleQueue[RemoteWorker | None] = SimpleQueue()  # None ends the thread
         self._lock = Lock()
         self._over = Event()
         self._thread: Thread | None = None
         self._turns = Turns("measuring workers")
 
     def look_over(self, worker: RemoteWorker) -> None:
-        """For `master.workers.recruits.Recruits.look_over`: returns at once; it is admitted when it was measured.
+        """Queue a worker for measuring, and return at once; it is admitted after that.
 
-        Who is on this machine needs no measuring.
+        Used as `master.workers.recruits.Recruits.look_over`. Workers on this machine are admitted at once.
         """
         if self._measured is None or not leaves_machine(split_address(worker.address)[0]):
             worker.admitted = True
@@ -42,23 +48,23 @@ class Scout:
 
     @property
     def kept(self) -> list[WorkerId]:
-        """Who is in reserve now."""
+        """The workers that are in reserve now."""
         with self._lock:
             return list(self._kept)
 
     def keeps(self, address: str, key: bytes) -> bool:
-        """Whether the owner of `key` is in reserve as it is at `address`; elsewhere it may be nearer."""
+        """Return True if the owner of `key` is in reserve at `address`. At another address it may be nearer."""
         return WorkerId(address, key) in self.kept
 
     def keep(self, workers: Iterable[WorkerId]) -> None:
-        """These are in reserve."""
+        """Put workers in reserve."""
         with self._lock:
             self._kept.update(dict.fromkeys(workers))
         if self.kept and self._measured is not None:
             self._begin()
 
     def call(self, worker: WorkerId) -> None:
-        """Have one sought, which is not in reserve any more."""
+        """Take a worker out of reserve and have it called."""
         with self._lock:
             kept = worker in self._kept
             self._kept.pop(worker, None)
@@ -66,13 +72,13 @@ class Scout:
             self._seek(worker)
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """The owners of `keys` take part: nothing is kept of where else they were."""
+        """Take the owners of `keys` out of reserve at all their addresses, as they take part now."""
         owners = set(keys)
         with self._lock:
             self._kept = {one: None for one in self._kept if one.key not in owners}
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._over.set()
         self._come.put(None)
         if self._measured is not None:
@@ -81,7 +87,9 @@ class Scout:
             self._thread.join(_STOP_S)
 
     def measure(self, wait_s: float = 0.0) -> None:
-        """Measure those who have come, and who comes within so many seconds; whatever that finds, they are admitted."""
+        """Measure the workers in the queue, and those that come within `wait_s` seconds; admit each whatever the
+        result.
+        """
         assert self._measured
         ends = monotonic() + wait_s
         while not self._over.is_set():
@@ -96,7 +104,7 @@ class Scout:
                     worker.admitted = True
 
     def look(self) -> None:
-        """Call those in reserve who have become better. Who comes meanwhile does not wait until all are looked at."""
+        """Measure the workers in reserve; call those that have become faster. New workers are measured in between."""
         assert self._measured
         for one in self.kept:
             self.measure()

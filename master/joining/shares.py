@@ -1,4 +1,4 @@
-"""How much of the model each node is to hold, whoever is there, and who would only slow the others."""
+"""Each node's share of the model, whichever workers are present, and which workers would only slow the others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,31 +12,34 @@ from tpi.net.sockets import split_address
 
 
 class Sharing(Protocol):
-    """How much each node is to hold, whoever is there."""
+    """A rule for the nodes' shares, whichever workers are present."""
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
-        """The shares of the master and of these workers."""
+        """Return the shares of the master and of these workers, or a split by kinds of units."""
         ...
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
-        """Who of these would slow the rest, and why in words."""
+        """Return those workers that would slow the others, each with the reason as a phrase."""
         ...
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What the user asked for: the master's share, and each worker's, wherever it is. Others get the workers' mean."""
+    """The shares that the user gave to the master and to each worker.
+
+    Other workers get the mean of the workers' shares.
+    """
 
     master: float
     workers: Mapping[WorkerId, float]
 
     @classmethod
     def of(cls, shares: Sequence[float], workers: Sequence[WorkerId]) -> "Shares":
-        """Shares of the master and of these workers, in that order."""
+        """Return the shares of the master and of these workers, given in that order."""
         return cls(shares[0], dict(zip(workers, shares[1:], strict=True)))
 
     def among(self, workers: Sequence[WorkerId]) -> list[float]:
-        """The shares of the master and of these; equal ones where nobody who is left had any."""
+        """Return the shares of the master and of these workers; equal ones if all of them would be 0."""
         asked = list(self.workers.values())
         given = [share for share in asked if share > 0]
         mean = sum(given) / len(given) if given else self.master
@@ -45,15 +48,15 @@ class Shares:
         return found if any(found) else [1.0] * len(found)
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
-        """Nobody: who takes part was not left to a plan."""
+        """Return no worker: the user chose which ones take part."""
         return {}
 
 
 @dataclass(frozen=True)
 class SharesLater:
-    """The shares of a master that begins alone: planned once somebody joins from another machine.
+    """The shares of a master that begins alone: planned once a worker joins from another machine.
 
-    `plan` is called then, since planning needs what takes time to import and to measure.
+    `plan` is called then, because importing and measuring for a plan take time.
     """
 
     plan: Callable[[], Sharing]
@@ -63,11 +66,13 @@ class SharesLater:
         return self.plan()
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
-        """All for the master alone; planned shares among other machines, equal ones among processes of this one."""
+        """Return all for a master alone, planned shares with other machines, and equal shares with processes on this
+        one.
+        """
         return self._planned.among(workers) if _elsewhere(workers) else [1.0] * (1 + len(workers))
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
-        """Whom the plan leaves out; nobody on this machine."""
+        """Return the workers that the plan leaves out; workers on this machine are never left out."""
         return self._planned.refused(workers) if _elsewhere(workers) else {}
 
 

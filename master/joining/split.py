@@ -1,4 +1,4 @@
-"""Who is to hold what where the user does not say: the fastest split over machines that differ, some left out."""
+"""The default split over machines of different speeds: the fastest one, which may leave some machines out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,10 @@ from worker.measure.speed import machine_speed
 
 @dataclass(frozen=True)
 class PlannedSplit:
-    """A split by measured speeds and links. A `master.joining.shares.Sharing`: planned anew for whoever is there."""
+    """A split by measured speeds and links, planned anew for the workers that are present.
+
+    Implements `master.joining.shares.Sharing`.
+    """
 
     shape: ModelShape
     own: NodeMachine
@@ -33,7 +36,9 @@ class PlannedSplit:
     options: RunOptions
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
-        """The best split over exactly these; equal shares where one of them cannot be measured, or nothing fits."""
+        """Return the best split over exactly these workers; equal shares if one cannot be measured, or if nothing
+        fits.
+        """
         equal = [1.0] * (1 + len(workers))
         if new := self.measured.missing(workers):
             self.measured.ask(new)
@@ -43,7 +48,7 @@ class PlannedSplit:
         return equal if found is None else _shares(found, 1 + len(known))
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
-        """Whom of them the best split leaves out; nobody where one of them was not measured, or nothing fits."""
+        """Return the workers that the best split leaves out; none if one was not measured, or if nothing fits."""
         known = self.measured.known(workers)
         try:
             problem = self.problem(known)
@@ -54,7 +59,7 @@ class PlannedSplit:
         return {workers[rank - 1]: _why(problem, best, rank, known[rank - 1]) for rank in out}
 
     def problem(self, neighbours: Sequence[Neighbour]) -> HomeProblem:
-        """Of this machine and these."""
+        """Return the planning problem over this machine and `neighbours`."""
         request = request_of(self.shape.config, None, None, 1, self.options.context)
         home = home_of_neighbours(self.own, neighbours)
         return HomeModel(self.shape, home, request, self.options.kv_dtype).problem
@@ -62,9 +67,13 @@ class PlannedSplit:
 
 @dataclass(frozen=True)
 class FirstSplit:
-    """The split that a run begins with: who takes part in it, by address, and who was measured and does not.
+    """The split with which a run begins.
 
-    `names` are those of `addresses`; `note` says for people what is left out and why, and is empty if nothing is.
+    Attributes:
+        addresses: of the workers that take part.
+        names: of the same workers.
+        left_out: workers that were measured and do not take part.
+        note: a sentence for the user on what is left out and why; empty if nothing is.
     """
 
     sharing: PlannedSplit
@@ -74,7 +83,7 @@ class FirstSplit:
     note: str
 
     def words(self, found: str) -> str:
-        """Return one sentence on what is used and left out; `found` is what is said of workers that were found."""
+        """Return one sentence on what is used and left out; `found` is the sentence on workers that were found."""
         if not self.note or not found:
             return self.note or found
         used = ", ".join(map(with_address, self.names, self.addresses))
@@ -82,9 +91,9 @@ class FirstSplit:
 
 
 def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | None:
-    """Measure and plan; None where one does not answer, or does not say how fast it is.
+    """Measure the workers and plan the split; return None if one does not answer or does not report its speed.
 
-    Such workers are met as if nothing had been planned.
+    The run then meets those workers as if nothing had been planned.
     """
     with phase("asking the workers how fast they are"):
         neighbours = measured.ask(options.workers)
@@ -98,7 +107,7 @@ def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | N
     sharing = PlannedSplit(shape, own, measured, options)
     try:
         dealing = best_split(sharing.problem(neighbours))
-    except PlanError:  # said again, by whom, where weights are assigned
+    except PlanError:  # the same error is raised with the node's name when weights are assigned
         return None
     used = [neighbours[rank - 1] for rank in dealing.members if rank]
     left_out = tuple(one.id for one in neighbours if one not in used)
@@ -107,9 +116,10 @@ def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | N
 
 
 def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:
-    """The split over this machine, alone so far, and whoever joins. A tenth of a second, where it was not measured yet.
+    """Return the split over this machine, so far alone, and workers that join later.
 
-    Its disk counts once a run has measured that: requests may be waiting now.
+    Takes a tenth of a second if this machine was not measured yet. Its disk is not measured for this, as requests may
+    be waiting; the speed from an earlier run is used, or a laptop's.
     """
     memory = own_memory(options)
     speed = machine_speed(open_host().kernels, own_threads(options), options.cache)
@@ -119,7 +129,7 @@ def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:
 
 
 def _shares(found: Dealing, nodes: int) -> Split:
-    """Shares of every kind, in whole units; a kind that the model lacks is dealt to nobody."""
+    """Return the shares of every kind, in whole units; a kind that the model lacks gets equal placeholder shares."""
     none = (1.0,) * nodes
     kinds = (tuple(map(float, found.units.get(kind, ()))) or none for kind in ("heads", "neurons", "experts", "shared"))
     return Split(*kinds)
@@ -139,7 +149,7 @@ def _note(problem: HomeProblem, dealing: Dealing) -> str:
 
 
 def _why(problem: HomeProblem, best: Dealing, rank: int, one: Neighbour) -> str:
-    """What is expected without one node and with it, and how far away it is."""
+    """Return what is expected without one node and with it, and how far away it is."""
     both = split_over(problem, tuple(sorted({*best.members, rank})))
     slower = f", {short_number(1 / both.seconds)} with it" if both else ""
     far = f"{short_number(one.link.latency_s * 1e3)} ms and {short_number(one.link.bytes_per_s * 8 / 1e6)} Mbit/s away"

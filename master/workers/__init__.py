@@ -1,1 +1,1 @@
-"""The control plane as the master sees it: the workers of one run, their heartbeats, and those of this machine."""
+"""The workers of a run as the master sees them: connections, heartbeats, weights, and links between them."""

@@ -1,7 +1,7 @@
 """The workers of one run, together: connect, assign, step, watch, count, leave.
 
-One thread uses it. While that thread does something else, a `master.workers.keeper.Keeper` takes in what the workers
-send and serves them weights; what it finds wrong waits for the next call.
+A cluster is used by one thread. Meanwhile a `master.workers.keeper.Keeper` takes in what the workers send and serves
+them weights. Errors that it finds are raised by the next call.
 """
 
 import os
@@ -35,15 +35,15 @@ from tpi.trace import PAGE_SPANS, clock
 from worker.profile import memory_budget
 
 CONNECT_S = 10.0
-STALL_S = 120.0  # in which a worker that loads gets nothing done
+STALL_S = 120.0  # a worker that loads and makes no progress for so long is lost
 STATS_S = 10.0
-_ROOM = 1.125  # times the memory that was too little is worth a plan
+_ROOM = 1.125  # a worker left out for lack of memory is tried again once it has 1.125 times as much
 _LINGER_MS = 200
 _SLICE_MS = 50
 
 
 class Cluster:
-    """Connections to all workers; rank r is `workers[r - 1]`. A context manager: leaving it frees the workers."""
+    """Connections to all workers; rank r is `workers[r - 1]`. A context manager: leaving it releases the workers."""
 
     def __init__(self, net: Net, workers: list[RemoteWorker], session: int, name: str) -> None:
         self.net = net
@@ -54,7 +54,7 @@ class Cluster:
         self.recruits = Recruits(self._call)
         self.places = WorkerPlaces()
         self._watched: dict[int, int] = {}
-        self.lateness = Lateness()  # what the master itself waits for in sums
+        self.lateness = Lateness()  # tracks the rank for which the master itself waits in sums
         self._circles = Circles()
         self._broken_off = False
         self._keeper = Keeper(self._take_in)
@@ -67,13 +67,14 @@ class Cluster:
         timeout_s: float = CONNECT_S,
         without: Callable[[NodeError], None] | None = None,
     ) -> "Cluster":
-        """Meet the workers at `addresses` (`HOST:PORT`), all at once.
+        """Connect to the workers at `addresses` (`HOST:PORT`), all at once.
 
-        `without` hears of each that is done without; None: all of them are needed.
+        If `without` is given, it is called with the error of each worker that fails, and the others are used; otherwise
+        every worker is needed.
 
         Raises:
-            NodeLost: if one does not answer within `timeout_s`; sooner, and why, where the system says so.
-            NodeRefused: if one is in use, of another version, or given twice.
+            NodeLost: if a worker does not answer within `timeout_s`; earlier if the system reports why.
+            NodeRefused: if a worker is in use, of another version, or given twice.
         """
         net = net or Net()
         session, name = secrets.randbits(64), f"{plain(socket.gethostname(), 64)} (process {os.getpid()})"
@@ -91,29 +92,31 @@ class Cluster:
 
     @property
     def hellos(self) -> list[Hello]:
-        """What every worker said of itself, rank 1 first."""
+        """The self-descriptions of the workers, rank 1 first."""
         return [worker.hello for worker in self.workers if worker.hello]
 
     @property
     def weights_sent(self) -> int:
-        """Bytes of weights that travelled for the plan of now."""
+        """Bytes of weights that the workers received for the current plan."""
         return sum(worker.ready.fetched_bytes for worker in self.workers if worker.ready)
 
     def peers(self, master: str = "master", address: str = "") -> tuple[PeerAddress, ...]:
-        """All nodes in rank order, for `Assign.peers` and the collective; rank 0 is the master, under that name."""
+        """Return all nodes in rank order, as `Assign.peers` has them; rank 0 is the master, with this name and
+        address.
+        """
         workers = [each.peer(rank) for rank, each in enumerate(self.workers, 1)]
         return (PeerAddress(0, master, address), *workers)
 
     def assign(self, plans: Sequence[Assign], source: UnitSource, progress: Progress = silent) -> list[Ready]:
-        """`begin`, then `finish`."""
+        """Assign plans to the workers and wait until they are ready: `begin`, then `finish`."""
         self.begin(plans, source)
         return self.finish(progress)
 
     def begin(self, plans: Sequence[Assign], source: UnitSource) -> None:
-        """Give every worker its plan (ranks 1 and up); `source` has the units that it may lack.
+        """Send every worker its plan (ranks 1 and up); `source` has the units that workers may lack.
 
-        All plans carry this cluster's session and one epoch, higher than the last. The workers load while the caller
-        does something else; most of what they lack is sent in `finish`.
+        All plans carry this cluster's session and one epoch, higher than the last one. The workers load while the
+        caller does something else; most of the units that they lack are sent in `finish`.
 
         Raises:
             NodeLost: if a worker is gone.
@@ -127,10 +130,10 @@ class Cluster:
                 worker.send(plan)
 
     def finish(self, progress: Progress = silent) -> list[Ready]:
-        """Serve weights until all workers are ready. `progress` counts bytes of weights.
+        """Serve weights until all workers are ready; return their answers. `progress` counts bytes of weights.
 
         Raises:
-            NodeError: if a worker fails, is lost, or gets nothing done for two minutes.
+            NodeError: if a worker fails, is lost, or makes no progress for two minutes.
         """
         self._need()
         for worker in self.workers:
@@ -147,21 +150,21 @@ class Cluster:
         """Start a step on every worker.
 
         Raises:
-            NodeError: if a worker is lost, or failed since the last look.
+            NodeError: if a worker is lost, or has failed since the last call.
         """
         self.check()
         if not self.workers:
-            return  # nobody to write to
+            return  # a cluster without workers
         with self._keeper.lock:
             self._need()
             self.poll()
             frames = encode(step)
-            with deferred():  # once, and not for every worker
+            with deferred():  # signals are handled once afterwards, not after every worker
                 for worker in self.workers:
                     worker.send_frames(frames)
 
     def poll(self) -> None:
-        """Take in what has arrived; returns at once.
+        """Take in what has arrived; return at once.
 
         Raises:
             NodeError: naming the worker that failed, was stopped, or is lost.
@@ -177,19 +180,24 @@ class Cluster:
             self._circles.judge(self.workers, self.lateness.rank(now), now)
 
     def break_off(self) -> None:
-        """Whatever waits for workers, or asks them for anything, ends from now on; for other threads, too."""
+        """Make every wait for workers, and every question to them, fail from now on. May be called from any thread."""
         self._broken_off = True
 
     def check(self) -> None:
-        """Raises TpiError once this was broken off."""
+        """Raise an error if `break_off` was called.
+
+        Raises:
+            TpiError: if it was.
+        """
         if self._broken_off:
             raise TpiError("the run ends early")
 
     def watch(self, rank: int) -> bool:
-        """For `allreduce.base.Endpoints.watch`: whether the worker of `rank` got anything done since the last call.
+        """Return True if the worker of `rank` has made progress since the last call; see
+        `allreduce.base.Endpoints.watch`.
 
         Raises:
-            NodeError: as `poll`, for any worker.
+            NodeError: if any worker failed, was stopped, or is lost.
         """
         self.poll()
         if not 1 <= rank <= len(self.workers):
@@ -200,7 +208,7 @@ class Cluster:
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
         """Return every worker's totals, rank 1 first.
 
-        With `waits`, one for each worker, they have their `steady` too, which takes longer.
+        With `waits`, one for each worker, the totals include `steady`, which takes longer to work out.
 
         Raises:
             NodeError: if a worker is lost, or does not answer.
@@ -212,32 +220,40 @@ class Cluster:
         return [worker.stats for worker in self.workers if worker.stats]
 
     def windows(self) -> list[WindowState]:
-        """Where each worker's memory window stood at its last heartbeat, rank 1 first; from any thread."""
+        """Return the state of each worker's memory window at its last heartbeat, rank 1 first. For any thread."""
         return [worker.heartbeats.window for worker in self.workers]
 
     def spans(self, worker: RemoteWorker, first: int = 0, count: int = PAGE_SPANS) -> Spans:
-        """A worker's clock, and at most `count` of its spans from number `first` on. Errors as `stats`."""
+        """Return a worker's clock, and at most `count` of its spans from number `first` on.
+
+        Raises:
+            NodeError: if a worker is lost, or does not answer.
+        """
         self._ask(AskSpans(self.session, self.epoch, first, count), worker)
         self._wait(lambda: worker.spans is not None, STATS_S, lambda: worker.lost("it does not answer with its spans"))
         assert worker.spans
         return worker.spans
 
     def read_clock(self, worker: RemoteWorker) -> tuple[int, int, int]:
-        """Our clock when asking, a worker's clock, and ours when it had answered: `tpi.trace.clock` nanoseconds."""
+        """Return this process's clock before the question, the worker's clock, and this process's after the answer.
+
+        All are in `tpi.trace.clock` nanoseconds.
+        """
         asked = clock()
         theirs = self.spans(worker, count=0).clock
         return asked, theirs, clock()
 
     def abort(self) -> None:
-        """Give up the current plan; the workers that still live wait for the next one."""
+        """Abort the current plan on all workers that still live; they wait for the next one."""
         for worker in self.workers:
             with self._keeper.lock, suppress(NodeError):
                 worker.send(Abort(self.session, self.epoch))
 
     def part(self, error: NodeError) -> list[RemoteWorker]:
-        """Go on without the worker that `error` names, and without all others that are gone; returns who that is.
+        """Drop the worker that `error` names, and all others that are gone; return them.
 
-        The others forget their plan. Those that were lost, rather than failed, are called again in the background.
+        The remaining workers forget their plan. Dropped workers that were lost, rather than failed, are called again in
+        the background.
         """
         with self._keeper.lock:
             self._take_in()
@@ -257,7 +273,7 @@ class Cluster:
         return gone
 
     def join(self) -> list[RemoteWorker]:
-        """Take in those that were called and have answered; returns who that is. They have no plan yet."""
+        """Add the workers that were called in the background and are ready; return them. They have no plan yet."""
         with self._keeper.lock:
             self.recruits.tend(since_boot())
             taken = self.recruits.take()
@@ -267,7 +283,7 @@ class Cluster:
         return taken
 
     def dismiss(self, workers: Sequence[RemoteWorker]) -> None:
-        """Let some of them go, for good."""
+        """Disconnect some workers for good."""
         with self._keeper.lock:
             self.workers = [one for one in self.workers if one not in workers]
             for worker in workers:
@@ -275,7 +291,7 @@ class Cluster:
             self._watched.clear()
 
     def postpone(self, workers: Sequence[RemoteWorker], full: Sequence[RemoteWorker]) -> None:
-        """Let some of them go, and call them again; those that are `full` only count once they have more memory."""
+        """Disconnect some workers and call them again later; those in `full` only count once they have more memory."""
         self.dismiss(workers)
         with self._keeper.lock:
             for worker in workers:
@@ -283,21 +299,26 @@ class Cluster:
                 self.recruits.seek(worker.address, since_boot() + RETRY_S, above=int(enough), key=worker.key)
 
     def seek(self, address: str, key: bytes = b"") -> None:
-        """Call whoever is at `address`, or the owner of `key` alone, in the background; for other threads, too."""
+        """Call the worker at `address` in the background; with a `key`, only its owner.
+
+        May be called from any thread.
+        """
         with self._keeper.lock:
             self.recruits.seek(address, key=key)
 
     def try_announced(self, address: str, key: bytes) -> None:
-        """Call the owner of `key` at `address`, unless it is here already; for other threads, too."""
+        """Call the owner of `key` at `address`, unless it is connected already. May be called from any thread."""
         with self._keeper.lock:
             if self.recruits.misses(key) or all(worker.key != key for worker in self.workers):
                 self.recruits.try_announced(address, key)
 
     def await_recruits(self, seconds: float) -> bool:
-        """Wait up to `seconds` for somebody who may join; whether there is one. Who is lost meanwhile is met later.
+        """Wait up to `seconds` for a worker that may join; return True if there is one.
+
+        Workers that are lost meanwhile are reported by later calls.
 
         Raises:
-            TpiError: if the run was broken off.
+            TpiError: if `break_off` was called.
         """
         awake = Awake()
         while not self.recruits.ready and awake() < seconds:
@@ -308,7 +329,7 @@ class Cluster:
         return bool(self.recruits.ready)
 
     def close(self) -> None:
-        """Leave: the workers become idle, and keep their shards."""
+        """Disconnect: the workers become idle, and keep their shards."""
         self._keeper.stop()
         self.recruits.close()
         for worker in self.workers:
@@ -327,13 +348,16 @@ class Cluster:
         return RemoteWorker(self.net, address, self.session, self.places.link(address, called), self.name, key)
 
     def _need(self) -> None:
-        """From now on the workers' silence counts."""
+        """Start counting the workers' silence."""
         now = since_boot()
         for worker in self.workers:
             worker.heartbeats.ask(now)
 
     def _take_in(self) -> bool:
-        """Errors wait in the `RemoteWorker`s. Whether an answer is awaited whose time counts."""
+        """Take in what has arrived; return True if an answer is awaited whose time is measured.
+
+        Errors are stored in the `RemoteWorker`s.
+        """
         for worker in self.workers:
             worker.serve()
         now = since_boot()
@@ -348,20 +372,20 @@ class Cluster:
                 worker.send(question)
 
     def _pump(self, milliseconds: int) -> None:
-        """Wait for anything to arrive, then take it in."""
+        """Wait until something arrives, for at most `milliseconds`, then take it in."""
         with self._keeper.lock:
             self._listen(milliseconds)
             self.poll()
 
     def _listen(self, milliseconds: int) -> None:
-        """Wait for anything to arrive."""
+        """Wait until something arrives, for at most `milliseconds`."""
         poller = zmq.Poller()
         for one in (*(each for worker in self.workers for each in worker.sockets), *self.recruits.sockets):
             poller.register(one, zmq.POLLIN)
         poller.poll(milliseconds)
 
     def _wait(self, done: Callable[[], bool], seconds: float, late: Callable[[], TpiError]) -> None:
-        awake = Awake()  # a pause of this process is nobody's fault
+        awake = Awake()  # does not count pauses of this process
         while not done():
             if awake() > seconds:
                 raise late()
@@ -373,7 +397,7 @@ class Cluster:
                 raise worker.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
 
     def _meet(self, seconds: float, without: Callable[[NodeError], None] | None) -> None:
-        """Wait until all workers have answered, less those who are done without."""
+        """Wait until all workers have answered, except those that `without` lets go."""
         awake = Awake()
         while (error := self._not_met(awake, seconds)) is not None:
             gone = [one for one in self.workers if error.node in (one.name, one.address)]
@@ -387,7 +411,7 @@ class Cluster:
         tell_apart(self.workers)
 
     def _not_met(self, awake: Awake, seconds: float) -> NodeError | None:
-        """Wait until all have answered; what is wrong with one of them, if something is."""
+        """Wait until all workers have answered; return the error of the first that does not, or None."""
         with meeting(self.workers) as first_words:
             try:
                 self._wait(lambda: first_words.met(awake()), seconds, first_words.nobody)

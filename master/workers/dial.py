@@ -1,7 +1,8 @@
-"""Finding out who answers at an address: the address says where, the key says who.
+"""Connecting to a worker: the address says where it is, its key says which one it is.
 
-A line is opened for every key that may be met there, and the first that proves to be right is kept. On this machine no
-key is needed; a worker that listens beyond it asks for one all the same, and then has this machine's own.
+A connection is opened for every key that may be met at the address, and the first that is authenticated is used. On
+this machine no key is needed; a worker that also listens on the network asks for one all the same, which is then this
+machine's own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,12 +13,12 @@ from tpi.keys.text import short_key
 from tpi.net.monitor import Monitor, Socket
 from tpi.net.sockets import CONTROL, Net, split_address
 
-_MOST_LINES = 32  # to one address at once
+_MOST_LINES = 32  # connections to one address at once
 
 
 @dataclass
 class Line:
-    """A connection under way to whoever has `key`; empty: to anybody on this machine."""
+    """A connection in progress to the owner of `key`; an empty key accepts any worker on this machine."""
 
     socket: Socket
     monitor: Monitor
@@ -25,19 +26,20 @@ class Line:
     failed: bool = False
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.monitor.close()
         self.socket.close(0)
 
 
 class Dial:
-    """The lines to one address. Used by one thread at a time."""
+    """The connections to one address. Used by one thread at a time."""
 
     def __init__(self, net: Net, address: str, identity: bytes, key: bytes = b"") -> None:
-        """With a `key` its owner is called, and nobody else.
+        """Start connecting; with a `key`, only to its owner.
 
         Raises:
-            UsageError: if it is no address, the key is not trusted, or this machine's own key is unusable.
+            UsageError: if `address` is not an address, the key is not trusted, or this machine's own key cannot be
+                used.
         """
         self._net, self._address, self._identity, self._wanted = net, address, identity, key
         self._host, self._port = split_address(address)
@@ -48,11 +50,14 @@ class Dial:
 
     @property
     def sockets(self) -> Iterator[Socket]:
-        """What to poll while waiting."""
+        """Sockets to poll while waiting."""
         return (line.monitor.events for line in self.lines)
 
     def answered(self) -> Line | None:
-        """The line at whose end the right key answered; it is the caller's from now on, and the others are closed."""
+        """Return the authenticated connection, or None if there is none yet.
+
+        The connection then belongs to the caller, and the others are closed.
+        """
         for line in self.lines:
             for connected in line.monitor.changes():
                 line.failed = True
@@ -68,23 +73,23 @@ class Dial:
         return None
 
     def obstacle(self) -> str:
-        """A sentence on why no key answers, or nothing while one still may."""
+        """Return a sentence on why no key is accepted; empty while one still may be."""
         mine = short_key(self._net.door.identity.public) if self._guarded else ""
         if shut := next((line for line in self.lines if line.monitor.refused), None):
             who = self._net.door.name_of(shut.key) or "the worker"
             return (
-                f"{who} at {self._address} does not let this machine's key ({mine}) in: it was revoked there, or never "
-                "trusted; to pair the two again run tpi pair there and then, as it says, tpi pair HOST CODE here"
+                f"{who} at {self._address} does not accept this machine's key ({mine}): it was revoked there, or never "
+                "trusted; to pair the two again run tpi pair there, then tpi pair HOST CODE on this machine"
             )
         if not self._guarded or self._untried or not self._failed():
             return ""
         return (
-            f"whoever answers at {self._address} has none of the keys that this machine ({mine}) trusts; "
-            "if that is your worker, pair the two: run tpi pair there, and then here"
+            f"the machine that answers at {self._address} has none of the keys that this machine ({mine}) trusts; "
+            "if that is your worker, pair the two: run tpi pair there, then on this machine"
         )
 
     def close(self) -> None:
-        """Hang up all that are left."""
+        """Close the connections that are left."""
         for line in self.lines:
             line.close()
         self.lines = []
@@ -96,11 +101,11 @@ class Dial:
         return (self._wanted,) if self._wanted else found
 
     def _failed(self) -> bool:
-        """Whether whoever answers has none of the keys that are tried now."""
+        """Return True if the other side has rejected all keys that are being tried."""
         return bool(self.lines) and all(line.failed and not line.monitor.refused for line in self.lines)
 
     def _call(self, keys: Sequence[bytes]) -> None:
-        """Open lines for as many of `keys` as may be at once; the others follow when these have failed."""
+        """Open connections for as many of `keys` as allowed at once; the others are tried when these have failed."""
         self._untried = keys[_MOST_LINES:]
         try:
             for key in keys[:_MOST_LINES]:

@@ -1,21 +1,25 @@
-"""The thread that keeps connections alive while the master thinks, packs, loads, or waits for a person to type."""
+"""A thread that keeps connections alive while the master's main thread computes, packs, loads, or waits for input."""
 
 from collections.abc import Callable
 from threading import Event, RLock, Thread
 
 _TURN_S = 0.25
-_CLOSE_S = 0.01  # where an answer is timed
+_CLOSE_S = 0.01  # while an answer is timed
 
 
 class Keeper:
-    """Calls `tend` a few times a second, under a lock that whoever else uses the sockets holds meanwhile.
+    """Calls `tend` a few times a second, under a lock that any other user of the sockets must hold.
 
-    It never waits for the lock: who holds it looks after the sockets itself. So the other thread pays for a lock that
-    is nearly always free, and nothing is handed from thread to thread. Where an answer is timed it looks more often.
+    The keeper never waits for the lock: the thread that holds it tends the sockets itself. So other threads only pay
+    for a lock that is nearly always free, and no work is handed between threads. While an answer is timed, it calls
+    more often.
     """
 
     def __init__(self, tend: Callable[[], bool]) -> None:
-        """`tend` says whether an answer is timed; what it raises ends the thread, and is kept as `problem`."""
+        """Create the thread.
+
+        `tend` returns True while an answer is timed; its exception ends the thread, see `problem`.
+        """
         self.lock = RLock()
         self.problem: Exception | None = None
         self._tend = tend
@@ -27,7 +31,7 @@ class Keeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and wait for its end; does nothing the second time."""
+        """Stop the thread and wait for its end. Idempotent."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -39,7 +43,7 @@ class Keeper:
                 try:
                     closely = self._tend()
                 except Exception as error:
-                    import logging  # a fiftieth of a second that only this needs
+                    import logging  # importing it takes 20 ms and is only needed after an error
 
                     logging.getLogger(__name__).exception("the keeper failed")
                     self.problem = error

@@ -1,7 +1,7 @@
-"""Links between workers that are broken: nodes wait for each other, though each of them lives.
+"""Broken links between workers: nodes that wait for each other for ever although each of them lives.
 
-Who waits for a node that computes is patient. Where each node of a circle waits for the next for longer than any
-message takes, or one waits for a node that is done, a link brings nothing. The master hears that from heartbeats alone.
+A node waits patiently for another that computes. But if nodes wait in a circle for longer than any message takes, or
+one waits for a node that is done, then a link delivers nothing. The master detects that from heartbeats alone.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,20 @@ from dataclasses import dataclass
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeLost
 
-CONFIRMED_S = 0.6  # for which that has to stand: two heartbeats of everybody
+CONFIRMED_S = 0.6  # for which a pattern has to last: two heartbeats of every node
 APART_S = 60.0  # until a worker that another could not reach is called again
 
 
 class LinkBrokenError(NodeLost):
-    """A worker that lives is not reached by another."""
+    """A live worker that another worker cannot reach."""
 
 
 def broken_link(missed: Sequence[int], done: Sequence[bool]) -> tuple[int, int] | None:
-    """Which worker misses messages of which that has sent them all.
+    """Return (the worker that waits, the worker whose messages do not arrive), or None if no link is broken.
 
-    That is so where nodes wait in a circle, or for one that is done with the step. `missed` has whom each rank misses
-    (-1: nobody), `done` who is done. Of a circle of the master and one worker nothing is said: heartbeats tell of them.
+    A link is broken if nodes wait in a circle, or one waits for a node that is done with the step. `missed` has the
+    rank for which each rank waits (-1: none), `done` which ranks are done. A circle of the master and one worker is not
+    reported: heartbeats cover that link.
     """
     for start in range(1, len(missed)):
         path = [start]
@@ -38,23 +39,23 @@ def broken_link(missed: Sequence[int], done: Sequence[bool]) -> tuple[int, int] 
 
 @dataclass
 class Circles:
-    """Since when nodes have been waiting in the same way. Times in `since_boot` seconds."""
+    """The current pattern of waiting nodes, and since when it has lasted. Times in `since_boot` seconds."""
 
     _found: tuple[int, int] | None = None
     _since: float = 0.0
 
     def look(self, missed: Sequence[int], done: Sequence[bool], now: float) -> tuple[int, int] | None:
-        """As `broken_link`, once that is certain."""
+        """Return the result of `broken_link` once it has lasted long enough, else None."""
         found = broken_link(missed, done)
         if found != self._found:
             self._found, self._since = found, now
         return found if found and now - self._since >= CONFIRMED_S else None
 
     def judge(self, workers: Sequence[RemoteWorker], missed: int, now: float) -> None:
-        """Whether every link between workers brings what is sent; the master misses the rank `missed` (-1: nobody).
+        """Check that every link between workers delivers; the master waits for rank `missed` (-1: none).
 
         Raises:
-            LinkBrokenError: naming who is to be left out.
+            LinkBrokenError: naming the worker to leave out.
         """
         step = max((worker.heartbeats.step for worker in workers), default=0)
         done = [False, *(worker.heartbeats.done(step) for worker in workers)]
@@ -63,5 +64,5 @@ class Circles:
             raise LinkBrokenError(
                 lost.name,
                 f"worker {lost.name} is lost to worker {waits.name}: both run, but nothing gets from one to the other; "
-                "check that it can be reached from there, then start again",
+                "check that no firewall is between them, then start again",
             )

@@ -1,6 +1,6 @@
-"""Workers on this machine, for `--local N`: processes on free ports, each with its own cache, gone when the master is.
+"""Worker processes on this machine, for `--local N`: on free ports, each with its own cache.
 
-A worker leaves when its stdin closes, which the operating system does even when this process is killed.
+A worker exits when its stdin closes, which the operating system does even if this process is killed.
 """
 
 import os
@@ -23,9 +23,9 @@ START_S = 30.0
 STOP_S = 8.0
 COMMAND = module_command("tpi.cli", "worker")
 _ADDRESS = re.compile(rb"listens on (\S+:\d+)")
-_LOG_LINES = 5  # of a worker that did not start
+_LOG_LINES = 5  # lines of the log that are shown for a worker that did not start
 _CACHE_WAY = "set TPI_CACHE, or --cache, to a directory that can be written"
-_FILES, _FILES_EACH = 40, 14  # open files that a run needs, and for each worker
+_FILES, _FILES_EACH = 40, 14  # open files of a run, and of each worker
 
 
 class LocalWorkers:
@@ -40,7 +40,10 @@ class LocalWorkers:
         command: Sequence[str] = COMMAND,
         arguments: Sequence[str] = (),
     ) -> None:
-        """`threads` and `memory` (bytes) are each worker's own; 0 leaves the choice to it. All get `arguments` too."""
+        """Prepare the processes. `threads` and `memory` (bytes) are limits of each worker; 0 lets the worker choose.
+
+        All workers get the command-line `arguments` too.
+        """
         self.addresses: list[str] = []
         self._command = command
         self._limits = [
@@ -52,11 +55,11 @@ class LocalWorkers:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "LocalWorkers":
-        """Start them all, and wait until they listen.
+        """Start the workers, and wait until they listen.
 
         Raises:
-            NodeLost: if one does not start, with what it said.
-            UsageError: if this machine lets no process reach another, or not as many.
+            NodeLost: if one does not start; the message has the end of its log.
+            UsageError: if loopback connections fail, or this machine allows too few open files.
         """
         files = _FILES + _FILES_EACH * len(self._caches)
         require_open_files(files, "--local", ", or give a smaller --local")
@@ -77,11 +80,11 @@ class LocalWorkers:
 
     @property
     def pids(self) -> list[int]:
-        """Process numbers, in the order of the addresses."""
+        """Process ids of the workers, in the order of the addresses."""
         return [process.pid for process in self._processes]
 
     def stop(self) -> None:
-        """Close their stdin, and wait until they are gone; what does not go is killed."""
+        """Close the workers' stdin and wait until they exit; kill those that do not."""
         for process in self._processes:
             for pipe in (process.stdin, process.stdout):
                 _close(pipe)
@@ -93,8 +96,8 @@ class LocalWorkers:
     def _start(self, cache: Path) -> subprocess.Popen[bytes]:
         arguments = ["--listen", "127.0.0.1:0", "--name", cache.name, "--cache", str(cache), "--attached"]
         environment = {name: value for name, value in os.environ.items() if name != "TPI_CACHE_LIMIT"}
-        with _opened_log(cache) as log:  # the master's limit binds all of the cache, not each worker's part of it
-            # a session of its own: Ctrl-C goes to the master alone, which then stops its workers
+        with _opened_log(cache) as log:  # the master's limit covers the whole cache, not each worker's part
+            # its own session: Ctrl-C reaches only the master, which then stops its workers
             return subprocess.Popen(
                 [*self._command, *arguments, *self._limits],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
@@ -120,10 +123,10 @@ class LocalWorkers:
 
 
 def _require_loopback() -> None:
-    """Connect to this machine as the workers will be connected to.
+    """Check that loopback connections work, as the workers need them.
 
     Raises:
-        UsageError: if that fails.
+        UsageError: if they fail.
     """
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:

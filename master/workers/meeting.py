@@ -1,4 +1,4 @@
-"""The first words with workers: who answers, who does not and why, and what they are to be called."""
+"""The first exchange with workers: which of them answer, why others do not, and their names."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from tpi.net.sockets import split_address
 from tpi.text import NAME_CHARACTERS
 
 _PROBE_AFTER_S = 0.3  # without a connection
-_TRUST_AFTER_S = 0.6  # when the probe has had its say
+_TRUST_AFTER_S = 0.6  # long enough for the probe to report first
 
 
 class Meeting:
@@ -22,11 +22,11 @@ class Meeting:
         self._probes: dict[str, ReachProbe] = {}
 
     def met(self, seconds: float) -> bool:
-        """Whether all have answered, `seconds` after they were called.
+        """Return True if all have answered, `seconds` after they were called.
 
         Raises:
-            NodeLost: if something is in the way of one.
-            NodeRefused: if whoever answers for one has no key that is trusted, or trusts none of this machine's.
+            NodeLost: if a worker cannot be reached.
+            NodeRefused: if a machine that answers has no trusted key, or trusts none of this machine's.
         """
         if seconds > _PROBE_AFTER_S:
             self._probe()
@@ -36,17 +36,17 @@ class Meeting:
         return all(worker.hello for worker in self._workers)
 
     def nobody(self) -> NodeLost:
-        """The error for the first that has not answered in time."""
+        """Return the error for the first worker that has not answered in time."""
         worker = next(worker for worker in self._workers if not worker.hello)
-        found = "something that is no tpi worker answers" if worker.connected else "no worker answers"
+        found = "something that is not a tpi worker answers" if worker.connected else "no worker answers"
         return NodeLost(
             worker.address,
             f"{found} at {worker.address}; start one on that machine with: {listen_example(worker.address)} "
-            "(without --listen it takes calls from its own machine only)",
+            "(without --listen it accepts connections from its own machine only)",
         )
 
     def close(self) -> None:
-        """Wait for the probes."""
+        """Wait for the probes to end."""
         for probe in self._probes.values():
             probe.close()
 
@@ -61,7 +61,7 @@ class Meeting:
 
 @contextmanager
 def meeting(workers: Sequence[RemoteWorker]) -> Iterator[Meeting]:
-    """A meeting, whose probes are waited for at the end of the block."""
+    """Yield a meeting; wait for its probes at the end of the block."""
     one = Meeting(workers)
     try:
         yield one
@@ -70,7 +70,7 @@ def meeting(workers: Sequence[RemoteWorker]) -> Iterator[Meeting]:
 
 
 def tell_apart(workers: Sequence[RemoteWorker]) -> None:
-    """Give workers of equal names their addresses beside it."""
+    """Append their addresses to the names of workers with equal names."""
     counts = Counter(worker.name for worker in workers)
     for worker in workers:
         if counts[worker.name] > 1:

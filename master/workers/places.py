@@ -1,4 +1,4 @@
-"""Which worker is which: who comes back is known by its key, wherever it is, and on this machine by its address."""
+"""The identity of workers: one that comes back is recognised by its key, or on this machine by its address."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ from typing import Protocol, TypeVar
 
 @dataclass(frozen=True)
 class WorkerId:
-    """Where a worker is, and the key that it has proved to own: empty on this machine, or if that is not known yet."""
+    """A worker's address and its proven key, which is empty on this machine or if not known yet."""
 
     address: str
     key: bytes = b""
 
     def stays(self, other: "WorkerId") -> bool:
-        """Whether they may be one that has not moved."""
+        """Return True if both may be the same worker at the same address."""
         return self.address == other.address and (self.key == other.key or not self.key or not other.key)
 
     def moved(self, other: "WorkerId") -> bool:
-        """Whether they may be one at another address."""
+        """Return True if both may be the same worker at another address."""
         return bool(self.key) and self.key == other.key
 
 
 def recognise(present: Sequence[WorkerId], known: Sequence[WorkerId]) -> list[int | None]:
-    """Which of `known` each of `present` is, None for somebody new; no two are the same.
+    """Return, for each of `present`, its index in `known`, or None for a new worker. No index occurs twice.
 
-    Who is where it was comes first: one machine may run several workers under its one key.
+    Equal addresses are matched first: one machine may run several workers with the same key.
     """
     found: list[int | None] = [None] * len(present)
     for same in (WorkerId.stays, WorkerId.moved):
@@ -45,14 +45,14 @@ Worker = TypeVar("Worker", bound=_Identified)
 
 
 class WorkerPlaces:
-    """The order of a run's workers, in which they get their units: who comes back gets the same, which it has."""
+    """The order of a run's workers, in which they get their units. A worker that returns gets the units that it has."""
 
     def __init__(self) -> None:
         self.known: list[WorkerId] = []
         self._links: dict[str, int] = {}
 
     def ordered(self, workers: Iterable[Worker]) -> list[Worker]:
-        """The same, in their places; who is new comes last."""
+        """Return the workers in their places; new ones come last."""
         each = list(workers)
         numbers = recognise([one.id for one in each], self.known)
         for index, one in enumerate(each):
@@ -65,7 +65,7 @@ class WorkerPlaces:
         return [one for _, one in sorted(zip(numbers, each, strict=True), key=lambda pair: pair[0] or 0)]
 
     def link(self, address: str, called: Collection[str]) -> int:
-        """The number of the line to `address`, which no other of those that are `called` has."""
+        """Return the number of the connection to `address`, different from those of all other addresses in `called`."""
         self._links = {one: number for one, number in self._links.items() if one in called}
         taken = set(self._links.values())
         return self._links.setdefault(address, next(number for number in count() if number not in taken))

@@ -1,6 +1,6 @@
-"""Why a worker cannot be reached, where the system says so at once.
+"""The reason why a worker cannot be reached, if the system knows it at once.
 
-libzmq tries again in the background and says nothing of why it has to, so a plain connection asks.
+libzmq retries in the background without reporting the reason, so this module tries a plain connection.
 """
 
 import errno
@@ -9,18 +9,18 @@ import socket
 from threading import Thread
 
 _GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # ZMTP 3.1: how either side of a connection begins
-_HTTP = b"\r\n\r\n"  # what makes a web server answer, where a worker would not mind
+_HTTP = b"\r\n\r\n"  # makes a web server answer; a worker ignores it
 _ANSWER_S = 2.0
 
 
 def listen_example(address: str) -> str:
-    """The command that makes a worker reachable at `address` (HOST:PORT)."""
+    """Return the command that makes a worker reachable at `address` (HOST:PORT)."""
     host, _, port = address.rpartition(":")
     return f"tpi worker --listen {'[::]' if ':' in host else '0.0.0.0'}:{port}"
 
 
 def obstacle(host: str, port: int) -> str:
-    """A sentence on what is in the way, or nothing where the system does not know; `host` may be in brackets."""
+    """Return a sentence on why the address cannot be reached; empty if unknown. `host` may be in brackets."""
     bare = host.strip("[]")
     where = f"{host}:{port}"
     try:
@@ -51,7 +51,7 @@ class ReachProbe:
         self.found = obstacle(host, port)
 
     def close(self) -> None:
-        """Wait for it, but not for a name server."""
+        """Wait for the thread, but not long enough for a slow name server."""
         self._thread.join(_ANSWER_S)
 
 
@@ -67,7 +67,7 @@ def _refusal(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.ECONNREFUSED:
         return (
             f"no worker answers at {host}:{port} (connection refused); start one on that machine with: "
-            f"{listen_example(f'{host}:{port}')} (without --listen it takes calls from its own machine only)"
+            f"{listen_example(f'{host}:{port}')} (without --listen it accepts connections from its own machine only)"
         )
     reason = os.strerror(error.errno or 0)
     return f"{host}:{port} cannot be reached ({reason}); check the address, and that the machine is in this network"
@@ -78,4 +78,4 @@ def _other(probe: socket.socket, where: str) -> str:
     answer = probe.recv(len(_GREETING))
     if answer.startswith(_GREETING[:1]):
         return ""
-    return f"something that is no tpi worker answers at {where}; give the port that the worker says it listens on"
+    return f"something that is not a tpi worker answers at {where}; give the port that the worker prints at its start"

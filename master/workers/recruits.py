@@ -7,9 +7,9 @@ from master.workers.remote import RemoteWorker
 from tpi.errors import NodeInUse, NodeRefused, NodeTwice, TpiError
 from worker.profile import memory_budget
 
-RETRY_S = 2.0  # until a worker that said no, or hung up, is called again
-ROOM_S = 30.0  # until one that has too little memory is asked again how much that is, or lets nobody of here in
-_MOST_ANNOUNCED = 3  # addresses under one key, the newest: whoever likes announces under any key what he likes
+RETRY_S = 2.0  # until a worker that refused or hung up is called again
+ROOM_S = 30.0  # until a worker with too little memory, or one that refuses this machine's key, is asked again
+_MOST_ANNOUNCED = 3  # addresses per key, the newest: announcements are not authenticated
 
 
 @dataclass(eq=False)
@@ -17,42 +17,46 @@ class _Call:
     address: str
     worker: RemoteWorker | None = None
     next_at: float = 0.0
-    begin_at: float = 0.0  # when it may be called first
-    above: int = 0  # bytes of memory: with more than these it may help
-    key: bytes = b""  # whose owner alone is wanted there; empty: anybody who is trusted
-    announced: bool = False  # it is not where anybody was met
+    begin_at: float = 0.0  # not called before this time
+    above: int = 0  # bytes; the worker may help if it has more memory than this
+    key: bytes = b""  # only the owner of this key is wanted; empty: any trusted worker
+    announced: bool = False  # the address was announced, and no worker was met there yet
 
     def at(self, address: str, key: bytes) -> bool:
-        """Whether it is a call to that address which may be answered by the owner of `key`."""
+        """Return True if it is a call to that address that the owner of `key` may answer."""
         return self.address == address and (self.key == key or not self.key or not key)
 
     @property
     def met(self) -> bool:
-        """Whether a worker has answered."""
+        """True if a worker has answered."""
         return self.worker is not None and self.worker.hello is not None
 
 
 class Recruits:
-    """Calls every address again and again, until whoever answers is taken. One thread at a time uses it; none waits."""
+    """Calls every address again and again, until the worker that answers is taken.
+
+    Used by one thread at a time; no method blocks.
+    """
 
     def __init__(self, call: Callable[[str, bytes], RemoteWorker]) -> None:
-        """`call` begins a call to an address, for the owner of a key."""
-        self.look_over: Callable[[RemoteWorker], None] | None = None  # admits who comes, now or later; None: all are
+        """Create an empty list. `call` starts a call to an address, to the owner of a key."""
+        self.look_over: Callable[[RemoteWorker], None] | None = None  # admits workers, now or later; None: all are
         self._call = call
         self._calls: list[_Call] = []
 
     def seek(self, address: str, begin_at: float = 0.0, above: int = 0, key: bytes = b"") -> None:
-        """Call `address`, from `begin_at` (`since_boot` seconds) on, until it has more than `above` bytes to use.
+        """Call `address`, from `begin_at` (`since_boot` seconds) on, until its worker has more than `above` bytes to
+        use.
 
-        With a `key` its owner alone is called.
+        With a `key`, only its owner is called.
         """
         if all(not one.at(address, key) for one in self._calls):
             self._calls.append(_Call(address, next_at=begin_at, begin_at=begin_at, above=above, key=key))
 
     def try_announced(self, address: str, key: bytes) -> None:
-        """Call `address`, where somebody says that the owner of `key` is; of all that is said the newest counts.
+        """Call `address`, where the owner of `key` is announced; only the newest announcements are tried.
 
-        An owner who is to be left alone for a while, or to have more memory first, is so at every address.
+        The time and memory for which a worker must wait apply at every address of it.
         """
         if any(one.at(address, key) for one in self._calls):
             return
@@ -63,17 +67,17 @@ class Recruits:
         self._forget(said[:-_MOST_ANNOUNCED])
 
     def misses(self, key: bytes) -> bool:
-        """Whether an owner of `key` is called where it was met."""
+        """Return True if an owner of `key` is being called at an address where it was met before."""
         return any(one.key == key and not one.announced for one in self._calls)
 
     @property
     def addresses(self) -> list[str]:
-        """Of all that are called now or again."""
+        """The addresses that are called."""
         return [one.address for one in self._calls]
 
     def tend(self, now: float) -> None:
-        """Take in what has arrived, and call those again whose time has come; `now` in `since_boot` seconds."""
-        look_over = self.look_over  # another thread may put None there
+        """Take in what has arrived, and call again the addresses whose time has come; `now` in `since_boot` seconds."""
+        look_over = self.look_over  # another thread may set the attribute to None
         for one in self._calls:
             if one.worker is None and now >= one.next_at:
                 self._begin(one, now)
@@ -83,29 +87,29 @@ class Recruits:
                     shut = isinstance(problem, NodeRefused) and not isinstance(problem, NodeInUse | NodeTwice)
                     self._hang_up(one, now + (ROOM_S if shut else RETRY_S))
                 elif one.worker.hello and memory_budget(one.worker.hello.profile) <= one.above:
-                    self._hang_up(one, now + ROOM_S)  # others may use it meanwhile
+                    self._hang_up(one, now + ROOM_S)  # other masters may use it meanwhile
                 elif look_over and one.worker.admitted is None and _free(one.worker):
                     one.worker.admitted = False
                     look_over(one.worker)
 
     @property
     def called(self) -> list[RemoteWorker]:
-        """Those that are being called, or have answered."""
+        """The workers that are being called, or have answered."""
         return [one.worker for one in self._calls if one.worker]
 
     @property
     def ready(self) -> list[RemoteWorker]:
-        """Those that may be used."""
+        """The workers that may be used."""
         return [worker for worker in self.called if _free(worker) and (self.look_over is None or worker.admitted)]
 
     @property
     def sockets(self) -> Iterator[object]:
-        """What to poll while waiting."""
+        """Sockets to poll while waiting."""
         for worker in self.called:
             yield from worker.sockets
 
     def take(self) -> list[RemoteWorker]:
-        """Those that are ready; they are the caller's from now on, and are not called any more, wherever else."""
+        """Return the workers that are ready, and stop calling them, at any address. They then belong to the caller."""
         taken = [one for one in self._calls if one.worker in self.ready]
         self._calls = [one for one in self._calls if one not in taken]
         for found in taken:
@@ -113,11 +117,11 @@ class Recruits:
         return [one.worker for one in taken if one.worker]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         self._forget(self._calls)
 
     def _found(self, found: _Call) -> None:
-        """Forget where else the same worker was looked for: where it was met, and where it was said to be."""
+        """Stop calling the same worker at other addresses: where it was met, and where it was announced."""
         key = found.worker.key if found.worker else b""
         others = [one for one in self._calls if key and one.key == key and not one.met]
         if found.announced:
@@ -134,7 +138,7 @@ class Recruits:
     def _begin(self, one: _Call, now: float) -> None:
         try:
             one.worker = self._call(one.address, one.key)
-        except TpiError:  # its key was revoked, this machine's is unusable, or too much is open
+        except TpiError:  # its key was revoked, this machine's key cannot be used, or too many files are open
             one.next_at = now + RETRY_S
 
     def _hang_up(self, one: _Call, next_at: float) -> None:
@@ -144,5 +148,5 @@ class Recruits:
 
 
 def _free(worker: RemoteWorker) -> bool:
-    """Whether it serves this master already, and computes nothing; one that hangs never says so."""
+    """Return True if the worker serves this master already and computes nothing. A worker that hangs never is idle."""
     return worker.hello is not None and worker.connected and worker.idle

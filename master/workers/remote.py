@@ -1,4 +1,4 @@
-"""One worker as the master sees it: its control connection, its heartbeats, and what it said last."""
+"""The master's connection to one worker: messages, heartbeats, and the worker's last answers."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -32,17 +32,22 @@ from tpi.net.sockets import WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain, with_address
 
-ALIVE_S = 1.0  # between the signs of life that a worker gets
-_ALIVE_SLOW_S = 5.0  # to one that does not seem to read them
-_SEND_MS, _SEND_TRIES = 50, 40  # how long to wait for room in a worker's queue, so often
-_MOST_CHANGES = 64  # of a connection, taken in at once
+ALIVE_S = 1.0  # seconds between the `Alive` messages that a worker gets
+_ALIVE_SLOW_S = 5.0  # for a worker that does not seem to read them
+_SEND_MS, _SEND_TRIES = 50, 40  # how long to wait for room in a worker's queue, and how often
+_MOST_CHANGES = 64  # connection events that are handled at once
 
 
 class RemoteWorker:
-    """The connection to one worker. All methods belong to one thread at a time; none waits."""
+    """The connection to one worker. All methods belong to one thread at a time; none blocks for long."""
 
     def __init__(self, net: Net, address: str, session: int, link: int, master: str, key: bytes = b"") -> None:
-        """With a `key` its owner is called, and nobody else. Raises UsageError as `master.workers.dial.Dial`."""
+        """Start connecting; with a `key`, only to its owner.
+
+        Raises:
+            UsageError: if `address` is not an address, the key is not trusted, or this machine's own key cannot be
+                used.
+        """
         self.address = address
         self.name = address
         self.hello: Hello | None = None
@@ -53,12 +58,12 @@ class RemoteWorker:
         self.heartbeats = HeartbeatState()
         self.dropped = 0
         self.connected = False
-        self.idle = False  # it has said that it computes nothing
-        self.admitted: bool | None = None  # to a run that measures who comes; None: nobody has looked at it yet
-        self.key = b""  # that it has proved to own; empty on this machine
-        self.problem: TpiError | None = None  # found by who may not raise it
+        self.idle = False  # the worker reported that it computes nothing
+        self.admitted: bool | None = None  # whether it may join a run that measures workers; None: not measured yet
+        self.key = b""  # the key that the worker has proved to own; empty on this machine
+        self.problem: TpiError | None = None  # an error found while no caller could handle it
         self._alive_at = 0.0
-        self._joined_at = 0.0  # when it was last asked to join
+        self._joined_at = 0.0  # when `Join` was last sent
         self._net = net
         self._identity = master_identity(session, link)
         self._session = session
@@ -67,16 +72,16 @@ class RemoteWorker:
         self._host, self._port = split_address(address)
         self._dial = Dial(net, address, self._identity, key)
         self._line: Line | None = None
-        self._channel: Channel | None = None  # once it has answered
+        self._channel: Channel | None = None  # None until it has answered
 
     @property
     def id(self) -> WorkerId:
-        """Which worker it is."""
+        """The identity of the worker."""
         return WorkerId(self.address, self.key)
 
     @property
     def sockets(self) -> Iterable[object]:
-        """What to poll while waiting."""
+        """Sockets to poll while waiting."""
         yield from self._dial.sockets
         if self._line:
             yield self._line.socket
@@ -86,15 +91,15 @@ class RemoteWorker:
             yield self.feeder.monitor.events
 
     def peer(self, rank: int) -> PeerAddress:
-        """Where its collective plane listens, as node `rank`, and with which key."""
+        """Return its address and key on the collective plane, as node `rank`."""
         assert self.hello
         return PeerAddress(rank, self.name, f"tcp://{self._host}:{self.hello.collective_port}", self.key)
 
     def expect(self, epoch: int) -> None:
-        """A new plan: what belongs to another is dropped from here on."""
+        """Prepare for a new plan: messages of other epochs are dropped from now on."""
         self._epoch, self.ready, self.stats = epoch, None, None
         if not isinstance(self.problem, NodeLost | NodeRefused):
-            self.problem = None  # it was another plan's
+            self.problem = None  # it was the last plan's problem
         self.heartbeats.advanced, self.heartbeats.missed = since_boot(), -1
 
     def send(self, message: object) -> None:
@@ -106,18 +111,22 @@ class RemoteWorker:
         self.send_frames(encode(message))
 
     def send_frames(self, frames: list[Buffer]) -> None:
-        """As `send`, for an encoded message."""
+        """Queue an encoded message.
+
+        Raises:
+            NodeLost: if there is no connection.
+        """
         for _ in range(_SEND_TRIES):
             if self._sent(frames):
-                self._alive_at = self.heartbeats.looked + ALIVE_S  # it says so
+                self._alive_at = self.heartbeats.looked + ALIVE_S  # any message shows that the master lives
                 return
-            self.serve()  # its queue is full, or its connection has ended: that may be known by now
+            self.serve()  # its queue is full or its connection has ended; serve() may find out which
             if self.problem is not None:
                 raise self.problem
         raise self.lost("its connection is gone")
 
     def serve(self) -> None:
-        """Take in what has arrived, and show that the master lives; what is wrong is kept as `problem`."""
+        """Take in what has arrived, and show the worker that the master lives. Errors are stored as `problem`."""
         now = since_boot()
         self.heartbeats.look(now)
         try:
@@ -126,17 +135,17 @@ class RemoteWorker:
             self.problem = self.problem or error
         if self._channel and self.hello and self.connected and now >= self._alive_at:
             self._alive_at = now + (_ALIVE_SLOW_S if now - self.heartbeats.seen > SILENCE_S else ALIVE_S)
-            with suppress(UnreachableError):  # whether it is there is found out when it is needed
+            with suppress(UnreachableError):  # a lost connection matters only when the worker is needed
                 self._channel.offer(Alive(self._session))
         if self._channel and self.hello and self.heartbeats.link.due(now):
             with suppress(UnreachableError):
                 self._channel.offer(Echo(self.heartbeats.link.begin(now), b""))
 
     def judge(self, now: float) -> None:
-        """Whether all is well with a worker that is needed now.
+        """Check a worker that is needed now.
 
         Raises:
-            NodeLost, NodeRefused, NodeError: if the worker is gone, refuses, or failed.
+            NodeLost, NodeRefused, NodeError: if the worker is gone, refuses, or has failed.
         """
         if self.problem is not None:
             raise self.problem
@@ -144,17 +153,17 @@ class RemoteWorker:
             raise self.lost(f"nothing was heard from it for {now - self.heartbeats.seen:.1f} s")
 
     def gone(self, now: float) -> bool:
-        """Whether it cannot be asked for anything any more."""
+        """Return True if the worker cannot be used any more."""
         return isinstance(self.problem, NodeLost | NodeRefused) or not self.connected or self.heartbeats.silent(now)
 
     def lost(self, reason: str) -> NodeLost:
-        """The error that says that this worker is gone, and why."""
+        """Return the error that says that this worker is lost, and why."""
         return NodeLost(
             self.name, f"worker {self._who} is lost: {reason}; check that it runs and can be reached, then start again"
         )
 
     def close(self, linger_ms: int) -> None:
-        """Say goodbye, if it was met, and close."""
+        """Send `Bye` if the worker has answered, then close the connections."""
         if self._channel and self.hello and self.connected:
             try:
                 self._channel.send(Bye(self._session))
@@ -168,7 +177,7 @@ class RemoteWorker:
             self._channel.close(linger_ms)
 
     def obstacle(self) -> str:
-        """A sentence on why whoever answers at its address cannot be trusted, or nothing."""
+        """Return a sentence on why the machine that answers at the address cannot be trusted; empty if it can."""
         return "" if self._channel else self._dial.obstacle()
 
     def _serve(self) -> None:
@@ -185,14 +194,14 @@ class RemoteWorker:
             raise NodeRefused(self.name, f"worker {self._who} is not used any more: its key was revoked")
         changes = list(islice(self._line.monitor.changes(), _MOST_CHANGES))
         for _, message in self._channel.batch():
-            self._take(message)  # what was said before the connection ended tells why it did
+            self._take(message)  # a message sent before the connection ended may say why it did
         for connected in changes:
             self._connection(connected)
         if self.feeder:
             self._feed(self.feeder)
 
     def _lock_out(self, line: Line) -> None:
-        """Hear nothing more from it on any plane: that of sums is another thread's, which may not look for long."""
+        """Block the worker's messages on all planes, including the collective plane, which another thread reads."""
         self.connected = False
         ports = (self.hello.collective_port, self.hello.weights_port) if self.hello else ()
         deafen(line.monitor.address, (self._port, *ports))
@@ -234,7 +243,7 @@ class RemoteWorker:
         elif isinstance(message, Bye):
             raise self.lost("it was stopped")
         elif isinstance(message, Heartbeat) and message.epoch != self._epoch:
-            self.idle = message.phase == "idle"  # of a plan before
+            self.idle = message.phase == "idle"  # of an earlier plan
             self.dropped += 1
         elif getattr(message, "epoch", None) != self._epoch:
             self.dropped += 1
@@ -262,7 +271,7 @@ class RemoteWorker:
     def _usable(self, ready: Ready) -> Ready:
         if not ready.pages or not ready.prefill_tokens:
             offer = f"steps of {ready.prefill_tokens} tokens and {ready.pages} pages"
-            raise NodeError(self.name, f"worker {self._who} offers {offer}, which computes nothing; leave it out")
+            raise NodeError(self.name, f"worker {self._who} offers {offer}, too little to compute; leave it out")
         return ready
 
     def _feed(self, feeder: Feeder) -> None:
@@ -273,7 +282,8 @@ class RemoteWorker:
 
     def _meet(self, hello: Hello) -> None:
         self.hello = hello
-        self.name = self._net.door.name_of(self.key) or plain(hello.name) or self.address  # as tpi keys list has it
+        # the name that `tpi keys list` shows comes first
+        self.name = self._net.door.name_of(self.key) or plain(hello.name) or self.address
         self.heartbeats.link.took(since_boot() - self._joined_at)
         weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity, self.key)
         self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
@@ -286,7 +296,7 @@ class RemoteWorker:
         return NodeRefused(self.name, text)
 
     def _refused(self, refusal: Refuse) -> NodeRefused:
-        if refusal.reason == "version":  # its last word is in the same protocol, so the first was not
+        if refusal.reason == "version":  # the refusal can be read in any version, other messages cannot
             text = (
                 f"worker {self._who} runs tpi {plain(refusal.version)} and could not read a message; install the same "
                 "on both"
@@ -299,8 +309,8 @@ class RemoteWorker:
             mine = refusal.in_use_by == short_key(self._net.door.identity.public)
             whose = "this machine's key" if mine else f"the key {plain(refusal.in_use_by)} of another one of this run"
             text = (
-                f"worker {self._who} has revoked {whose}; to pair the two again run tpi pair there and then, as it "
-                "says, tpi pair HOST CODE here"
+                f"worker {self._who} has revoked {whose}; to pair the two again run tpi pair there, then tpi pair "
+                "HOST CODE on this machine"
             )
         else:
             used = f"worker {self._who} is in use by {plain(refusal.in_use_by)}; wait for it, or use another worker"

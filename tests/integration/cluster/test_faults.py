@@ -85,7 +85,7 @@ def test_wrong_key(tmp_path: Path) -> None:
         sentence = rf"answers at {address} has none of the keys that this machine \({mine}\) trusts"
         refused("wrong key of a worker", sentence, connect)
         trust(master, worker)
-        sentence = rf"worker at {address} does not let this machine's key \({mine}\) in"
+        sentence = rf"worker at {address} does not accept this machine's key \({mine}\)"
         refused("wrong key of a master", sentence, connect)
         trust(worker, master)
         with Cluster.connect([address], Net(door=locked(master))) as cluster:

@@ -65,7 +65,7 @@ def test_something_else_that_answers_is_told_from_a_worker(answer: bytes) -> Non
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         try:
-            with pytest.raises(NodeLost, match=f"no tpi worker answers at {address}"):
+            with pytest.raises(NodeLost, match=f"not a tpi worker answers at {address}"):
                 Cluster.connect([address], timeout_s=_LONG_S)
         finally:
             over.set()

@@ -74,7 +74,7 @@ def test_doctor_tries_ports_from_both_sides(tmp_path: Path) -> None:
         found = dict(check_workers(net, [*addresses, NOBODY]))
         for address in addresses:
             assert [one.subject for one in found[address] if one.advice and one.subject != "disk"] == []
-            reached = [one.found for one in found[address] if "can be reached from here" in one.found]
+            reached = [one.found for one in found[address] if "can be reached from this machine" in one.found]
             assert len(reached) == 2
         assert [(one.subject, bool(one.advice)) for one in found[NOBODY]] == [("answer", True)]
         with socket.create_server(("127.0.0.2", 0)) as another:
@@ -96,9 +96,9 @@ def test_a_worker_that_listens_at_any_address_takes_its_port(tmp_path: Path, hos
         listener.listen()
         port = listener.getsockname()[1]
         found = [one.found for one in check_machine(Door(tmp_path / "keys"), tmp_path, port) if one.subject == "ports"]
-        assert any(f"{port} is in use here" in one for one in found)
+        assert any(f"{port} is in use;" in one for one in found)
     found = [one.found for one in check_machine(Door(tmp_path / "keys"), tmp_path, port) if one.subject == "ports"]
-    assert not any(f"{port} is in use here" in one for one in found)
+    assert not any(f"{port} is in use;" in one for one in found)
 
 
 def test_a_clock_that_nothing_minds_is_no_trouble() -> None:
@@ -142,7 +142,7 @@ def test_what_a_worker_says_reaches_no_terminal_as_a_command(tmp_path: Path) -> 
 def test_doctor_looks_at_this_machine(tmp_path: Path) -> None:
     found = list(check_machine(Door(tmp_path / "keys"), tmp_path / "not" / "there", 1))
     assert [one.subject for one in found[:3]] == ["key", "disk", "memory"]
-    assert "nobody yet" in found[0].found
+    assert "no machine yet" in found[0].found
 
 
 def test_ps_and_doctor_as_commands(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_a_worker_that_has_revoked_this_machine_keeps_it_from_none_of_the_others
         monkeypatch.setattr("master.joining.discovery.find_workers", lambda door: found)
         assert willing_at_home(locked(here), said.append) == [willing]
         assert said[0].startswith("going on without bad: ")
-        assert "does not let this machine's key" in said[0]
-        assert said[1:] == [f"using good ({willing}); --workers none uses nobody"]
+        assert "does not accept this machine's key" in said[0]
+        assert said[1:] == [f"using good ({willing}); --workers none uses no other machine"]
         assert workers_at_home(locked(here), said.append) == [willing, unwilling]
         del found[0], said[:]
         assert willing_at_home(locked(here), said.append) == []
@@ -218,7 +218,7 @@ def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, mo
     assert said == []
     assert willing_at_home(locked(here), said.append) == []
     assert said == [
-        f"going on without laptop: it announces itself at {NOBODY}, where nobody answers; its firewall has to let "
+        f"going on without laptop: it announces itself at {NOBODY}, where no worker answers; its firewall has to let "
         "ports 9 to 11 through",
         "this machine computes alone",
     ]

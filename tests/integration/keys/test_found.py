@@ -55,7 +55,7 @@ def test_workers_of_another_master_are_left_out(tmp_path: Path, monkeypatch: pyt
             assert later == [busy]
             assert said == [
                 f"going on without first: it is in use by {other.name}",
-                f"using second ({free}); --workers none uses nobody",
+                f"using second ({free}); --workers none uses no other machine",
             ]
         assert willing_at_home(locked(here), said.append) == [busy, free]
 
@@ -83,7 +83,7 @@ def test_a_silent_worker_is_sought_where_it_was_paired(tmp_path: Path, monkeypat
     with fake_worker(tmp_path / "a", "--keys", str(there)) as (_, address):
         monkeypatch.setattr(discovery, "_PORT", port_of(address))
         assert willing_at_home(locked(here), said.append) == [address]
-        assert said == [f"using laptop ({address}); --workers none uses nobody"]
+        assert said == [f"using laptop ({address}); --workers none uses no other machine"]
         assert willing_at_home(Door(here), said.append) == []  # who answers on this machine proves no key
     assert willing_at_home(locked(here), said.append) == []
     assert "this machine computes alone" in said[-1]

@@ -66,7 +66,7 @@ def test_a_master_that_is_revoked_loses_its_worker(tmp_path: Path) -> None:
         until(lambda: not cluster.workers[0].connected)
         with pytest.raises(NodeError):
             cluster.step(step(cluster.session, 1, 1))
-        with pytest.raises(NodeRefused, match="does not let this machine's key"):
+        with pytest.raises(NodeRefused, match="does not accept this machine's key"):
             Cluster.connect([address], Net(door=locked(there)), timeout_s=60)
         pair_folders(here, there)
         Cluster.connect([address], Net(door=locked(there))).close()

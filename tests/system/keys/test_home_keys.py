@@ -90,5 +90,5 @@ def test_machines_are_strangers_until_paired_and_after_they_are_revoked(
             assert home.tpi("b", "keys", "revoke", "a")[0] == 0
             code, said = home.tpi("a", *run)
             assert code == 1
-            assert "does not let this machine's key" in said
+            assert "does not accept this machine's key" in said
             assert "Traceback" not in said

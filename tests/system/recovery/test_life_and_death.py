@@ -253,7 +253,7 @@ def test_a_lid_that_closes_and_opens_again_costs_a_pause(
         assert speak(session, PROMPT, LENGTH, at).tokens == wanted
         assert names(session) == ("master", "a")
     said = capfd.readouterr().err
-    assert "does not fit. Waiting 60 s for workers to come back; the tokens so far are kept" in said
+    assert "does not fit. Waiting 60 s for workers to come back; no tokens are lost" in said
     assert "a joined" in said
 
 
@@ -273,7 +273,7 @@ def test_patience_ends(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPat
             if count == 12:
                 laptops[0].signal(signal.SIGKILL)
 
-        with pytest.raises(NodeError, match=r"nobody came back within 0\.5 s, .*does not fit"):
+        with pytest.raises(NodeError, match=r"no worker came back within 0\.5 s; .*does not fit"):
             speak(session, PROMPT, LENGTH, at)
         assert len(made) == 12
 

@@ -85,5 +85,5 @@ def test_a_network_that_cannot_be_listened_to_is_said_and_ends_no_run(
     with pytest.raises(TpiError, match="cannot be heard"):
         find_workers(locked(tmp_path / "here"))
     assert workers_at_home(locked(tmp_path / "here"), lambda text: None) == []
-    said = "machines that announce themselves cannot be heard (NotRunningException); name workers with --workers"
+    said = "cannot listen for announcements of workers (NotRunningException); name workers with --workers"
     assert said in capsys.readouterr().err

@@ -104,7 +104,7 @@ def test_an_unmeasurable_worker_is_named_once_with_the_reason(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith(f"tpi: {why}")
-    assert said[0].endswith("; until it can be measured all get equal shares; --split says otherwise")
+    assert said[0].endswith("; until it can be measured, all nodes get equal shares; use --split to set other shares")
     assert measured.ask(["laptop:1"]) == []
     assert not measured.improved(WorkerId("laptop:1", NEW))
     assert [one.name for one in measured.ask(["fast:1"])] == ["fast"]

@@ -44,7 +44,7 @@ def test_an_address_is_said_once() -> None:
 def test_what_is_used_and_left_out_is_one_sentence() -> None:
     first: Any = FirstSplit
     split = first(None, ("h:1",), ("fast",), (), "3 tok/s expected without slow (2 with all): left out")
-    found = "using fast (h:1), slow (h:2); --workers none uses nobody"
+    found = "using fast (h:1), slow (h:2); --workers none uses no other machine"
     assert split.words(found) == "using fast (h:1); 3 tok/s expected without slow (2 with all): left out"
     assert split.words("") == split.note
     assert first(None, ("h:1",), ("fast",), (), "").words(found) == found

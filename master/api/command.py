@@ -50,10 +50,10 @@ KEY_VARIABLE = "TPI_API_KEY"
     help="Number of full contexts to plan memory for, if it is available.",
 )
 @click.option(
-    "--queue", default=256, show_default=True, type=click.IntRange(0, 10_000), help="Most requests that may wait."
+    "--queue", default=256, show_default=True, type=click.IntRange(0, 10_000), help="Limit of waiting requests."
 )
 @click.option(
-    "--timeout", default=600.0, show_default=True, type=FiniteRange(min=1), help="Most seconds for an answer."
+    "--timeout", default=600.0, show_default=True, type=FiniteRange(min=1), help="Time limit of an answer in seconds."
 )
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="Site whose pages may send requests. May be repeated.")
 @click.option("--allow-host", multiple=True, metavar="NAME", help="Further host name of this server. May be repeated.")

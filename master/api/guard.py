@@ -1,4 +1,4 @@
-"""Checks of every request before it is parsed: its key, host name, type, size and rate."""
+"""Checks of every request before it is parsed: key, host name, content type, and the body's size and time."""
 
 import hmac
 import json
@@ -24,7 +24,7 @@ OPEN_PATHS = frozenset({"/health"})
 _NAMES = ("localhost",)
 _HOST = re.compile(
     r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[^\s:%\[\]@/]+))(?::[0-9]{1,5})?"
-)  # RFC 3986, no zones, no user
+)  # as in RFC 3986, without zones and user names
 
 log = logging.getLogger("tpi.serve")
 
@@ -66,7 +66,7 @@ class Guard:
             request.finish()
 
     async def _checked(self, scope: Scope, receive: Receive, body: HeldBody) -> ApiFailure | None:
-        """Read the body and return the failure if the request is refused."""
+        """Check a request and read its body; return the failure if it is refused."""
         if scope["state"].get("crowded"):
             return busy("too many connections are open; try again later")
         headers = Headers(scope=scope)
@@ -87,7 +87,7 @@ class Guard:
         if not _has_body(scope):
             return None
         if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-            return refusal(415, "the body has to be application/json", code="unsupported_media_type")
+            return refusal(415, "the Content-Type must be application/json", code="unsupported_media_type")
         return await body.read(headers.get("content-length"), receive, self._limits, sender.name)
 
     def _known_host(self, host: str) -> bool:

@@ -89,7 +89,7 @@ def _bare(host: str) -> str:
 
 
 def _sockets(host: str, port: int, tries: int = _TRIES) -> list[socket.socket]:
-    """Bind one socket for each address; where port 0 gives one that another address has in use, try again."""
+    """Bind one socket for each address. If the port chosen for port 0 is in use at another address, try again."""
     try:
         return _bound(_addresses(host), port)
     except OSError as error:
@@ -99,7 +99,7 @@ def _sockets(host: str, port: int, tries: int = _TRIES) -> list[socket.socket]:
 
 
 def _bound(addresses: Sequence[tuple[int, str, int]], port: int) -> list[socket.socket]:
-    """Bind the addresses; the first decides a port of 0.
+    """Bind a socket to each address. For port 0, all get the port that the first one was given.
 
     Addresses that this machine lacks are skipped if others work.
     """
@@ -109,7 +109,9 @@ def _bound(addresses: Sequence[tuple[int, str, int]], port: int) -> list[socket.
         for family, address, scope in addresses:
             at: tuple[str | int, ...] = (address, port, 0, scope) if family == socket.AF_INET6 else (address, port)
             try:
-                one = socket.create_server(at, family=family, backlog=_BACKLOG)  # IPv6: for IPv6 alone
+                one = socket.create_server(
+                    at, family=family, backlog=_BACKLOG
+                )  # an IPv6 socket takes no IPv4 connections
             except OSError as error:
                 if error.errno not in _NOT_OURS:
                     raise
@@ -134,7 +136,7 @@ def _addresses(host: str) -> list[tuple[int, str, int]]:
 
 
 def _tune(listening: socket.socket) -> None:
-    """Set what accepted sockets inherit: asyncio sets TCP_NODELAY only where a socket was made for TCP by name."""
+    """Set options that accepted sockets inherit. asyncio sets TCP_NODELAY only on sockets with an explicit protocol."""
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_MS)
@@ -154,7 +156,7 @@ def _machine_addresses() -> list[IPv4Address | IPv6Address]:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
-    """Parse an address without its scope, which is for this machine alone."""
+    """Parse an address without its scope, which only this machine can use."""
     return ip_address(text.partition("%")[0])
 
 

@@ -32,7 +32,7 @@ class ServerMetrics:
             "vllm:request_success", "Requests that ended, by reason.", ("model_name", "finished_reason"),
             registry=self.registry,
         )  # fmt: skip
-        self._mean_s = 1.0  # moving average over requests
+        self._mean_s = 1.0  # seconds of a request, as a moving average
 
     def watch(self, engine: EngineThread) -> None:
         """Add gauges of the present state of `engine`."""

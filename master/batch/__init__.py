@@ -1,1 +1,1 @@
-"""`tpi batch`: it answers the requests of one file in another, and continues where it was interrupted."""
+"""`tpi batch`: answers to a file of requests, written to another file. An interrupted run can be continued."""

@@ -91,7 +91,7 @@ def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callabl
         yield
     except BaseException:
         done = f"{len(results.answered)} of {len(asked.lines)}"
-        warn(f"{done} requests are answered in {results.path}; the same command goes on from there")
+        warn(f"{done} requests are answered in {results.path}; run the same command to continue")
         raise
 
 

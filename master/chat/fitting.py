@@ -39,6 +39,6 @@ def fit(
     dropped = conversation.dropped + bisect_left(candidates, True, key=lambda n: len(tokens(n)) <= _KEPT * room)
     ids = tokens(dropped)
     if len(ids) >= context:
-        raise UsageError(f"{what} takes {len(ids)} tokens, over the context of {context}; say less at once")
+        raise UsageError(f"{what} takes {len(ids)} tokens, over the context of {context}; shorten it")
     conversation.dropped = dropped
     return ids

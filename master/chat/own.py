@@ -47,7 +47,7 @@ class OwnTalk(Talk):
     ) -> Answer:
         """Generate an answer with the session's engine, or continue that of `begun`."""
         before, said = self.conversation.dropped, self._tokens_of(begun)
-        what = "this answer, with what it answers," if begun else "this message"
+        what = "this answer with its question" if begun else "this message"
         encode = partial(self._encode, said=said)
         wanted = fit(self.conversation, text, encode, self.context, self._tokens, what)
         if dropped := self.conversation.dropped - before:

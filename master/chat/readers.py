@@ -46,9 +46,7 @@ class PlainReader:
             if not line:
                 return "\n".join(parts) if parts else None
             if not line.endswith(b"\n") and len(line) == MOST_BYTES:
-                raise UsageError(
-                    f"a line has more than {MOST_BYTES >> 20} MiB, too much for a prompt; say less at once"
-                )
+                raise UsageError(f"a line has more than {MOST_BYTES >> 20} MiB, too much for a prompt; shorten it")
             text = checked_text(decoded(line, "what was typed"), "what was typed").rstrip("\r\n")
             if not text.endswith(CONTINUED):
                 return "\n".join([*parts, text])

@@ -55,7 +55,7 @@ class ServerTalk(Talk):
         """
         if begun is not None and not begun.assistant:
             if begun.shown:
-                raise UsageError("the answer was cut while it was thinking, which a server cannot continue; ask again")
+                raise UsageError("the answer was cut during its reasoning, which a server cannot continue; ask again")
             begun = None  # there is no text to continue: begin a new answer
         before = self.conversation.dropped
         while True:

@@ -62,7 +62,7 @@ def _within(seconds: float, work: Work, message: bytes) -> tuple[dict[str, Any],
         return ({}, done) if callable(done) else ({"done": done}, None)
     except MemoryError:
         return {"memory": True, "spent": True}, None
-    except Exception as error:  # noqa: BLE001 - whatever a stranger's program raises
+    except Exception as error:  # noqa: BLE001 - untrusted work may raise anything
         return {"error": _sentence(error)}, None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

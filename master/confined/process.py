@@ -29,11 +29,11 @@ _RUN = (
 
 
 class ConfinedError(Exception):
-    """A request failed in the child, or exceeded a limit. `str()` is a sentence whose subject is "it"."""
+    """Error of a request that failed in the child or exceeded a limit. In its message, "it" is the request."""
 
 
 class LimitError(ConfinedError):
-    """A request that took too much time or memory."""
+    """Error of a request that took too much time or memory."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class _Child:
             return ConfinedError("it did not end in time; the machine may be busy: try again")
         if self._large or code in _NO_MEMORY:
             return _too_large(memory)
-        return ConfinedError(f"the process that it ran in ended with {code}")
+        return ConfinedError(f"its process ended with exit code {code}")
 
     def _resident(self) -> int:
         """Return the child's resident memory in bytes; 0 if it is gone."""

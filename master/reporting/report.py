@@ -132,7 +132,11 @@ def print_choice(choice: Mapping[str, Any]) -> None:
     """Print to stdout the times that the automatic choice of collectives compared, and the collectives it chose."""
     halves = " in halves" if choice["prefill_in_halves"] else ""
     taken = f"{choice['decode']} for tokens, {choice['prefill']}{halves} for prompts"
-    seen = "predicted / measured ms, of prompts with computing" if choice["measured_ms"] else "all on this machine"
+    seen = (
+        "predicted / measured ms; those of prompts include computing"
+        if choice["measured_ms"]
+        else "all on this machine"
+    )
     if choice["links_age_s"]:
         seen += f"; links measured {choice['links_age_s'] / HOUR:.1f} h ago"
     rows = []
@@ -176,9 +180,9 @@ def _verdict(steady: Steady) -> str:
     waits = f"waits {MILLI * steady.stall_s:.1f} ms per token for its disk ({measured})"
     if not steady.window:
         memory = f"about --memory {_mib(steady.least_memory)}"
-        return f"{waits}; no --window ends that, but {memory} without one would, or more nodes"
+        return f"{waits}; no --window avoids that: use {memory} without --window, or more nodes"
     keep = f" --retain {steady.retain}" if steady.retain else ""
-    return f"{waits}; with --window {steady.window}{keep} and --memory {_mib(steady.window_memory)} it would not"
+    return f"{waits}; --window {steady.window}{keep} --memory {_mib(steady.window_memory)} would avoid that"
 
 
 def _mib(size: int) -> str:

@@ -65,10 +65,10 @@ class GrammarConstraint:
             self.share.spend(thread_time() - began)
         if self.share.is_slow:
             self.share.spend(0.0)
-            raise RequestError("the grammar takes too long to follow; ask for less", code="grammar_failed")
+            raise RequestError("the grammar takes too long to follow; simplify it", code="grammar_failed")
         if self._matcher.is_error():
             said = " ".join(self._matcher.get_error().split())[:300]
-            raise RequestError(f"the grammar cannot be followed any further: {said}", code="grammar_failed")
+            raise RequestError(f"the grammar failed during the answer: {said}", code="grammar_failed")
         allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: logits.size].view(np.bool_)
         return np.where(allowed, logits, np.float32(-np.inf))
 
@@ -175,7 +175,7 @@ class Grammars:
             return found
         name = name or field
         if len(lark) > _MOST_GRAMMAR:
-            said = f"{name} is over the limit of {_MOST_GRAMMAR} characters; ask for less"
+            said = f"{name} is over the limit of {_MOST_GRAMMAR} characters; shorten it"
             raise RequestError(said, field, "invalid_value")
         share = self._room.take(self._tried(lark, field, name))
         made = self._compile(lark, field, name, share)
@@ -241,7 +241,7 @@ class Grammars:
 
 
 def _too_large(field: str, name: str) -> RequestError:
-    return RequestError(f"{name} makes too large a grammar; ask for less", field, "invalid_value")
+    return RequestError(f"{name} makes too large a grammar; simplify it", field, "invalid_value")
 
 
 def _refused(said: str, field: str, name: str) -> RequestError:

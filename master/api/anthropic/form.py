@@ -147,7 +147,7 @@ class CountForm(Body):
         if choice and choice.type == "tool" and only is None:
             raise RequestError("a choice of type tool needs the tool's name", "tool_choice.name", "invalid_value")
         if choice and choice.type != "tool" and choice.name is not None:
-            refusal = "tool_choice.name: it goes with a choice of type tool; leave it out"
+            refusal = "tool_choice.name: it needs a choice of type tool; leave it out"
             raise RequestError(refusal, "tool_choice.name", "invalid_value")
         several = not (choice and choice.disable_parallel_tool_use)
         output, use = self.output_config or OutputConfig(), tool_use(tools, word, only, several, others)
@@ -157,7 +157,7 @@ class CountForm(Body):
         if continued:
             field = f"messages[{len(self.messages) - 1}]"
             if said[-1].get("tool_calls"):
-                refusal = "the last message uses a tool; send what the tool answered"
+                refusal = "the last message uses a tool; append the tool's result"
                 raise RequestError(f"{field}: {refusal}", field, "invalid_value")
             check_continued(field, use, grammar is not None)
         thinking = self.thinking.type != "disabled" if self.thinking else None

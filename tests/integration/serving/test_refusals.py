@@ -226,7 +226,7 @@ def test_every_route_but_health_needs_the_key(path: str, key: str | None, served
         for answer in (http.get(path, headers=headers), http.post(path, json={}, headers=headers)):
             assert answer.status_code == 401
             assert KEY not in answer.text
-            assert ("a key is needed" if key is None else "the API key is wrong") in answer.text
+            assert ("an API key is required" if key is None else "the API key is wrong") in answer.text
         assert http.get("/health", headers=headers).json() == {"status": "ok"}
 
 

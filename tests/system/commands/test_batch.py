@@ -154,7 +154,7 @@ def test_files_that_are_wrong_are_named_before_anything_is_loaded(model: str, ca
     notes.write_text("my notes")
     for arguments, said in [
         ((str(tmp_path / "none"), "-o", "x"), "cannot read"),
-        ((str(asked), "-o", str(asked)), "is the input itself"),
+        ((str(asked), "-o", str(asked)), "is the input file"),
         ((str(asked), "-o", str(notes)), "its line 1 is no answer"),
         ((str(asked),), "Missing option '-o'"),
     ]:

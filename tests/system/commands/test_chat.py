@@ -171,7 +171,7 @@ def test_an_answer_that_was_cut_goes_on_in_its_turn(model: str, cache: Path, tmp
     ("lines", "flags", "said"),
     [
         (b"/continue\n", (), b"there is no answer yet: there is nothing to continue"),
-        (b"Hello\n/continue\n", ("-c", "64"), b"this answer, with what it answers, takes 64 tokens"),
+        (b"Hello\n/continue\n", ("-c", "64"), b"this answer with its question takes 64 tokens"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(
@@ -208,7 +208,7 @@ def test_a_pipe_gets_answers_alone(model: str, cache: Path) -> None:
     [
         (b"Hi\ncaf\xe9\n", "what was typed is not UTF-8"),
         (b"/load /nowhere.json\n", "cannot read /nowhere.json: No such file"),
-        (b"x" * 2000 + b"\n", "over the context of 256; say less at once"),
+        (b"x" * 2000 + b"\n", "over the context of 256; shorten it"),
     ],
 )
 def test_what_cannot_be_answered_ends_a_pipe_with_a_sentence(data: bytes, says: str, model: str, cache: Path) -> None:

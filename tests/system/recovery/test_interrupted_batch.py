@@ -101,7 +101,7 @@ def test_it_ends_within_a_recovery(
     assert len(deployments) == 2
     assert not late
     assert 1 <= answered < COUNT
-    assert f"{answered} of {COUNT} requests are answered in {out}; the same command goes on from there" in said
+    assert f"{answered} of {COUNT} requests are answered in {out}; run the same command to continue" in said
     assert batch.main(command, standalone_mode=False) == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert sorted(line["custom_id"] for line in lines) == sorted(f"r{number}" for number in range(COUNT))

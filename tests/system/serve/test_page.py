@@ -118,7 +118,7 @@ def test_a_key_is_asked_for_until_the_server_takes_it(size: tuple[int, int], win
     assert window.run("return document.getElementById('ask').hidden")
     for wrong in ("wrong", "schl\u00fcssel", "\u30ad\u30fc"):
         window.type(wrong, ENTER)
-        window.wait("document.getElementById('notice').innerText.includes('does not take this API key')")
+        window.wait("document.getElementById('notice').innerText.includes('refuses this API key')")
         assert window.run(_SEEN, "#notice")
         window.run("document.getElementById('notice').innerText = ''")
     window.type(f" {KEY} ", ENTER)

@@ -209,7 +209,7 @@ def test_a_host_open_to_the_network_needs_a_key(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60, env=clean(tmp_path), check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "give a key with --api-key" in done.stderr
+    assert "set a key with --api-key" in done.stderr
 
 
 def test_strangers_get_nothing(url: str) -> None:

@@ -35,7 +35,7 @@ def test_the_server_gets_what_there_is_of_the_answer() -> None:
 def test_thoughts_that_were_cut_are_not_continued_by_a_server() -> None:
     talk = talk_with(Thinker({"reasoning_content": "Hm"}, reason="length"))
     talk.reply("Hello", lambda: False, lambda _: None)
-    with pytest.raises(UsageError, match="cut while it was thinking"):
+    with pytest.raises(UsageError, match="cut during its reasoning"):
         go_on(talk)
     assert talk.conversation.turns == []
 

@@ -44,12 +44,12 @@ def report(steady: Steady) -> NodeReport:
         (
             WAITS,
             "waits 200.0 ms per token for its disk (a layer loads in 12.0 ms and is busy for 5.0 ms); "
-            "no --window ends that, but about --memory 310MiB without one would, or more nodes",
+            "no --window avoids that: use about --memory 310MiB without --window, or more nodes",
         ),
-        (replace(WAITS, window=3, window_memory=110 * MIB + 1), "with --window 3 and --memory 111MiB it would not"),
+        (replace(WAITS, window=3, window_memory=110 * MIB + 1), "--window 3 --memory 111MiB would avoid that"),
         (
             replace(WAITS, window=4, retain=2, window_memory=90 * MIB),
-            "with --window 4 --retain 2 and --memory 90MiB it would not",
+            "--window 4 --retain 2 --memory 90MiB would avoid that",
         ),
     ],
 )

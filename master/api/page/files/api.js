@@ -1,4 +1,4 @@
-// The server, as the page asks it: /v1/models, /house, and answers as they are made.
+// Requests to the server: /v1/models, /house, and streamed answers.
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -7,7 +7,7 @@ export class Refused extends Error {
   }
 }
 
-const SENDABLE = /^[\x20-\x7e]*$/; // what a header, and so a key, may have
+const SENDABLE = /^[\x20-\x7e]*$/; // characters that a header can carry
 
 const headers = (key) => (key ? { Authorization: `Bearer ${key}` } : {});
 
@@ -18,7 +18,7 @@ export async function getJson(path, key, signal) {
   return response.json();
 }
 
-// Yields {text}, {thought} and, last, {reason, timings}.
+// Yields {text} and {thought} as they come, and {reason, timings} at the end.
 export async function* answer(messages, settings, signal) {
   checkKey(settings.key);
   const body = { messages, stream: true };
@@ -45,7 +45,7 @@ function* pieces(chunk) {
   if (choice.finish_reason) yield { reason: choice.finish_reason, timings: chunk.timings };
 }
 
-// The data of server-sent events; comments are left out.
+// Yields the data of server-sent events, without comments.
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -61,9 +61,9 @@ async function* events(stream) {
   }
 }
 
-// No server has a key that no header carries: it is refused as a wrong one is.
+// Refuses a key that no header can carry, like a wrong one.
 function checkKey(key) {
-  if (!SENDABLE.test(key)) throw new Refused(401, "The key has letters that no key has.");
+  if (!SENDABLE.test(key)) throw new Refused(401, "The key has characters that an API key cannot have.");
 }
 
 async function refusal(response) {

@@ -1,4 +1,4 @@
-// The page: what its buttons and fields do.
+// The behaviour of the page's buttons and fields.
 
 import { getJson } from "./api.js";
 import { $, make, setText } from "./dom.js";
@@ -9,7 +9,7 @@ import { Store } from "./store.js";
 import { Talk } from "./talk.js";
 
 const NARROW = matchMedia("(max-width: 899px)");
-const AGAIN = 2000; // milliseconds until a server that did not answer is asked again
+const AGAIN = 2000; // milliseconds before a server that did not answer is asked again
 
 const store = new Store(localStorage);
 const talk = new Talk(store, changed);
@@ -18,11 +18,11 @@ const house = new House($("house"), store, ({ model }) => model && setText($("mo
 const settings = new Settings(store, meet);
 let frame = 0;
 let meeting = false; // whether the server is being asked for its model
-let again = 0; // the timer of the next time, where it did not answer
+let again = 0; // the timer for asking again
 
 function changed(what, message, pace) {
   setText($("send"), talk.live ? "Stop" : "Send");
-  if (what === "begun") say("The model answers.");
+  if (what === "begun") say("The model is answering.");
   if (what === "ended") say(`The answer has ended. ${message.content.slice(0, 300)}`);
   if (pace) setText($("speed"), pace.text);
   if (what === "begun") showChat();
@@ -70,7 +70,7 @@ async function edit(index, text) {
   $("prompt").focus();
 }
 
-// Stops the answer under way, if there is one, and waits until it is over.
+// Stops the answer in progress, if there is one, and waits for its end.
 async function halt() {
   talk.stop();
   while (talk.live) await new Promise((resolve) => setTimeout(resolve));
@@ -115,10 +115,10 @@ function notice(text) {
 
 const say = (text) => setText($("status"), text);
 
-// The server takes no request: says why, and asks for the key in the place of a message.
+// Shows why the server refuses requests, and the field for the key in place of that for a message.
 function lock() {
   const { key } = store.settings;
-  notice(key ? "The server does not take this API key. Is it the right one?" : "This server needs its API key.");
+  notice(key ? "The server refuses this API key. Check it and try again." : "This server needs its API key.");
   openKey();
 }
 
@@ -174,7 +174,7 @@ $("prompt").addEventListener("keydown", (event) => {
 });
 $("prompt").addEventListener("input", grow);
 $("unlock").addEventListener("submit", (event) => {
-  event.preventDefault(); // what was typed is taken by its change
+  event.preventDefault(); // the change event has stored the key
   meet();
 });
 $("rekey").addEventListener("click", openKey);
@@ -191,7 +191,7 @@ document.addEventListener("keydown", (event) => {
 addEventListener("pagehide", () => talk.live && store.save(talk.chat));
 addEventListener("storage", takeIn);
 
-// Another tab has kept or deleted something. What is answered or edited here stays as it is, unless it was deleted.
+// Takes in the changes of another tab. A conversation being answered or edited here stays, unless it was deleted.
 async function takeIn() {
   const shown = store.chat;
   store.reload([talk.chat, document.querySelector("form.edit") && shown]);
@@ -201,7 +201,7 @@ async function takeIn() {
   else showChat();
 }
 
-// The model's name; a server that needs a key, or another one, is asked again with each that is typed.
+// Asks the server for the model's name, and again if the key has changed meanwhile.
 async function meet() {
   if (meeting) return;
   meeting = true;
@@ -224,7 +224,7 @@ async function look(key) {
   } catch (error) {
     if (error.status === 401) lock();
     else {
-      notice("The server does not answer. It is asked again.");
+      notice("The server does not answer. Trying again.");
       again = setTimeout(meet, AGAIN);
     }
   }

@@ -1,4 +1,4 @@
-// Small helpers: elements are built, text is set as text; nothing here parses HTML.
+// Helpers that build elements and set text. None of them parses HTML.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -29,11 +29,11 @@ export async function copyText(text, button) {
 
 async function copied(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const field = make("textarea", { class: "unseen" }); // a page by plain HTTP from another machine has no clipboard
+  const field = make("textarea", { class: "unseen" }); // over plain HTTP from another machine there is no clipboard
   field.value = text;
   document.body.append(field);
   field.select();
   const done = document.execCommand("copy");
   field.remove();
-  if (!done) throw new Error("the browser copies nothing");
+  if (!done) throw new Error("the browser refused to copy");
 }

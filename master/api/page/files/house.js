@@ -1,4 +1,4 @@
-// The house: each node with its share, its memory and where its time goes. Asked once a second while it is seen.
+// The panel of nodes: share, memory and time per token of each. It is updated once a second while it is visible.
 
 import { getJson } from "./api.js";
 import { $, make, setText } from "./dom.js";
@@ -10,11 +10,11 @@ export class House {
   constructor(panel, store, shown) {
     this.panel = panel;
     this.store = store;
-    this.shown = shown; // called with each answer
+    this.shown = shown; // called with each update
     this.cards = [];
     this.timer = null;
     this.asking = false;
-    this.ready = false; // before the server has taken the key
+    this.ready = false; // becomes true when the server has accepted the key
     document.addEventListener("visibilitychange", () => this.wake());
   }
 
@@ -32,7 +32,7 @@ export class House {
     try {
       this.#show(await getJson("/house", this.store.settings.key));
     } catch (error) {
-      setText($("house-line"), error.status === 401 ? "The house is shown with the key." : "The server does not answer.");
+      setText($("house-line"), error.status === 401 ? "Enter the API key to see the house." : "The server does not answer.");
     }
     this.asking = false;
     if (this.visible) this.timer = setTimeout(() => this.wake(), EVERY);
@@ -63,7 +63,7 @@ export class House {
   }
 }
 
-// One figure: its name, what it says, and a bar with coloured parts, each [from, to, kind] of 0 to 1.
+// A figure with its name, its value, and a bar with coloured parts: [from, to, kind], from 0 to 1.
 class Bar {
   constructor(name) {
     this.value = make("span", { class: "value" });
@@ -89,7 +89,7 @@ class Card {
     this.bars = {
       heads: new Bar("Attention heads"), neurons: new Bar("Neurons"), experts: new Bar("Experts"),
       memory: new Bar("Memory"), weights: new Bar("Weights in memory"),
-      window: new Bar("Window over what streams"), time: new Bar("Time per token"),
+      window: new Bar("Streamed blocks read ahead"), time: new Bar("Time per token"),
     };
     this.legend = make("p", { class: "legend" }, ...PARTS.map(([, kind]) => make("span", { class: kind })));
     this.note = make("p", { class: "quiet" });
@@ -122,7 +122,7 @@ class Card {
     if (whole) this.bars[name].show([[first / whole, last / whole, "share"]], text);
   }
 
-  // The blocks that stream, in their order: from the one that comes next, those that are read already.
+  // The bar of streamed blocks, in their order: from the next one on, those that are already in memory.
   #window({ next, ready, blocks } = { blocks: 0 }) {
     this.bars.window.element.hidden = !blocks;
     if (!blocks) return;

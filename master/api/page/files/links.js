@@ -1,23 +1,23 @@
-// Addresses that a model wrote: which of them become links, and what a reader has to see of them.
+// Addresses in a model's text: which of them become links, and what the reader must see of them.
 //
-// An address that a reader cannot judge by looking at it stays text. A link whose label could be read as an address
-// shows where it leads, as the browser understands it: in ASCII (punycode), whatever letters the model wrote.
+// An address with characters that may deceive a reader stays text. If a label could be read as an address, the link
+// also shows its real target as the browser understands it, in ASCII (punycode).
 
 import { make } from "./dom.js";
 
 const UNSEEN = /[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}]/u; // controls, bidi marks, blanks, invisible letters
 const ENCODED = /(?:%[0-9a-f]{2})+/gi;
-const HIDDEN = /[\p{Cc}\p{Bidi_Control}]/u; // must not be in an address in encoded form either
+const HIDDEN = /[\p{Cc}\p{Bidi_Control}]/u; // not allowed in an address, even encoded
 const HIDDEN_ALL = /[\p{Cc}\p{Bidi_Control}]/gu;
 const WEB = /^https?:\/\/[^/?#@]+(?:[/?#]|$)/i; // without a user before the host
 const MAIL = /^mailto:[^/\\?#]+/i;
-// Words: letters, digits and marks with what stands between words. Letters and digits that look like a dot are none.
+// A text of words: letters, digits, marks and punctuation, but no letters or digits that look like a dot.
 const WORDS = /^(?:(?![\u0660\u06f0\u0701\u0702\u1427\ua4f8-\ua4fd])[\p{L}\p{N}\p{M}]|[ \n;!?'"()&+*#\u2018-\u201d\u2013\u2014-]|[.,:](?=\s|$))*$/u;
-const ALONE_BEFORE = /(?:^|[ \n])["'([{!\u2018\u201c]*$/; // the text before a link that is a word of its own
-const ALONE_AFTER = /^["')\]},;:.!?\u2019\u201d\u2026]*(?:[ \n]|$)/; // and the text after it
-const MOST = 120; // characters of an address beside a label
+const ALONE_BEFORE = /(?:^|[ \n])["'([{!\u2018\u201c]*$/; // text before a link that stands alone
+const ALONE_AFTER = /^["')\]},;:.!?\u2019\u201d\u2026]*(?:[ \n]|$)/; // text after such a link
+const MOST = 120; // longest address shown next to a label
 
-// A link, or `otherwise` (the source) as text where there cannot be one.
+// Returns a link, or `otherwise` (the source) as text if the address may not be a link.
 export function link(source, label, otherwise) {
   const url = parsed(source);
   if (!url) return otherwise.replace(HIDDEN_ALL, "\ufffd");
@@ -28,7 +28,7 @@ export function link(source, label, otherwise) {
   return make("span", {}, element, " ", leads(beside));
 }
 
-// Shows where those links lead that text touches: a label of words is part of an address in [bank](...).com.
+// Shows the targets of links that touch other text: in [bank](...).com, the label looks like a part of an address.
 export function showTouched(block) {
   for (const element of block.querySelectorAll("a")) {
     const words = element.closest("p, li, th, td, h1, h2, h3, h4, h5, h6");
@@ -43,7 +43,7 @@ export function showTouched(block) {
   }
 }
 
-// The text on one side of a link, as far as the next space.
+// Returns the text on one side of a link, up to the next space.
 function near(next, joined) {
   let text = "";
   for (let node = next(); node && text.length < MOST; node = next()) {
@@ -56,7 +56,7 @@ function near(next, joined) {
 const leads = (text) => make("bdi", { class: "leads", dir: "ltr" }, `(${text})`);
 const placeOf = (url) => (url.protocol === "mailto:" ? url.pathname : url.host);
 
-// The address as the browser understands it; null where it is none that may be a link.
+// Returns the address as the browser understands it; null if it may not be a link.
 function parsed(source) {
   if (UNSEEN.test(source) || source.includes("\\") || !(WEB.test(source) || MAIL.test(source))) return null;
   if ((source.match(ENCODED) ?? []).some((part) => HIDDEN.test(decoded(part)))) return null;
@@ -71,11 +71,11 @@ function decoded(part) {
   try {
     return decodeURIComponent(part);
   } catch {
-    return unescape(part); // bytes that are no UTF-8
+    return unescape(part); // bytes that are not UTF-8
   }
 }
 
-// What has to stand beside a label: nothing where it is words, or this very address.
+// Returns the target to show next to a label; nothing if the label is only words, or is the address itself.
 function shown(url, label) {
   if (WORDS.test(label)) return "";
   const place = placeOf(url);

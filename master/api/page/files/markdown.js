@@ -1,5 +1,5 @@
-// Markdown as models write it, to elements. Text becomes text nodes, never HTML; links lead to the web alone.
-// A text that grows is shown again cheaply: only blocks whose source has changed are built anew.
+// Renders the Markdown that models write as elements. Text becomes text nodes, never HTML; links lead only to the web.
+// Rendering a growing text again is cheap, because only blocks with changed source are rebuilt.
 
 import { copyText, make } from "./dom.js";
 import { link, showTouched } from "./links.js";
@@ -18,9 +18,9 @@ const INLINE = new RegExp([
   "~~(?<struck>\\S(?:.*?\\S)?)~~",
   "\\*(?<italic>[^\\s*](?:[^*]*[^\\s*])?)\\*",
   "\\b_(?<under>[^\\s_](?:[^_]*[^\\s_])?)_\\b",
-  "(?<bare>https?://[^\\s<>\"')\\]]*[^\\s<>\"')\\].,;:!?*])", // the end of a sentence is not of the address
+  "(?<bare>https?://[^\\s<>\"')\\]]*[^\\s<>\"')\\].,;:!?*])", // punctuation at the end is not part of the address
 ].join("|"), "s");
-const DEEPEST = 8; // of quotes in quotes
+const DEEPEST = 8; // levels of nested quotes
 
 export function render(element, text) {
   const blocks = split(text);
@@ -127,7 +127,7 @@ function cells(line) {
   return line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
 }
 
-// Items with lists in them, by indentation; an item's own code and paragraphs come with it.
+// Returns the items of a list by indentation, each with its nested lists, code and paragraphs.
 function list(lines) {
   const [, indent, mark] = ITEM.exec(lines[0]);
   const ordered = /\d/.test(mark);
@@ -149,7 +149,7 @@ function list(lines) {
   return element;
 }
 
-// `within`: a link, in which there is no other.
+// `within`: inside a link, which cannot have another one in it.
 function inline(text, within = false) {
   const nodes = [];
   let rest = text;

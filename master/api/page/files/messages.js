@@ -1,9 +1,9 @@
-// One conversation as elements: messages with what can be done to each. What is done is decided by `actions`.
+// A conversation as elements: messages with their buttons. `actions` does the work of the buttons.
 
 import { copyText, make, setText } from "./dom.js";
 import { render } from "./markdown.js";
 
-const NEAR = 80; // pixels from the end: whoever is there follows the answer
+const NEAR = 80; // pixels: closer to the end, the view follows the answer
 
 export class Messages {
   constructor(list, scroll, actions) {
@@ -26,7 +26,7 @@ export class Messages {
     this.toEnd();
   }
 
-  // The last message has grown, or has ended.
+  // Shows the last message again, because it has grown or ended.
   update(message, live) {
     const item = this.items.at(-1);
     if (!item) return;
@@ -80,7 +80,7 @@ export class Messages {
   }
 }
 
-// Enter sends, Shift+Enter is a new line; Enter that ends a composed character is neither.
+// Enter sends, Shift+Enter begins a new line; Enter that ends a composed character does neither.
 export function isSend(event) {
   const sends = event.key === "Enter" && !event.shiftKey && !event.isComposing;
   if (sends) event.preventDefault();

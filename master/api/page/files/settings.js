@@ -1,4 +1,4 @@
-// The fields of the settings: what is typed there is kept, and what another tab keeps is shown.
+// The fields of the settings. They store what is typed, and show what another tab stores.
 
 import { $ } from "./dom.js";
 
@@ -7,7 +7,7 @@ const NAMES = ["key", "system", "temperature"];
 export class Settings {
   constructor(store, rekeyed) {
     this.store = store;
-    this.rekeyed = rekeyed; // called where the key is another one
+    this.rekeyed = rekeyed; // called when the key has changed
     this.key = store.settings.key;
     for (const name of NAMES) $(name).addEventListener("change", () => this.#take(name));
     this.show();

@@ -1,15 +1,15 @@
-// What stays in the browser: conversations, which of them is shown, settings. Several tabs share it.
+// The data stored in the browser: conversations, which of them is shown, settings. Several tabs share it.
 //
-// Every conversation is an entry of its own, written by who goes on with it: what a tab knows of the others may be old.
+// Each conversation is an entry of its own, written by the tab that continues it. Other tabs' copies may be old.
 
 const CHAT = "tpi.chat."; // and the conversation's id
-const LIST = "tpi.chats"; // all of them in one entry, as earlier versions wrote it
+const LIST = "tpi.chats"; // all conversations in one entry, as earlier versions wrote them
 const SHOWN = "tpi.shown";
 const SETTINGS = "tpi.settings";
-const MOST = 100; // conversations that are kept
+const MOST = 100; // limit of stored conversations
 
 export class Store {
-  #known = new Map(); // what was last read or written of each conversation that is kept, by its id
+  #known = new Map(); // by id: the text last read or written of each stored conversation
 
   constructor(storage) {
     this.storage = storage;
@@ -21,14 +21,14 @@ export class Store {
     this.chat = this.chats.find((chat) => chat.id === shown) ?? (shown ? null : this.chats[0]) ?? this.begin();
   }
 
-  // Takes in what other tabs have written, but not over the conversations `held`, with which this tab is busy. Where the
-  // one that is shown was deleted, another is shown.
+  // Reads what other tabs have written, except for the conversations `held`, which this tab is working on. If the shown
+  // one was deleted, another is shown.
   reload(held = []) {
     this.#take(held);
     this.chat = this.chats.find((chat) => chat.id === this.chat.id) ?? this.chats[0] ?? this.begin();
   }
 
-  // A new conversation, which is kept once something was said in it.
+  // Begins a new conversation. It is stored once it has a message.
   begin() {
     if (!this.chat || this.chat.messages.length) {
       this.chat = { id: newId(), title: "New chat", begun: Date.now(), messages: [] };
@@ -50,8 +50,8 @@ export class Store {
     this.#write(SHOWN, this.chat.id);
   }
 
-  // Keeps one conversation. What was deleted in another tab stays deleted; where another tab went on with the same one
-  // meanwhile, this becomes a conversation of its own.
+  // Stores one conversation. If another tab deleted it, it stays deleted. If another tab continued it, this one becomes
+  // a separate conversation.
   save(chat = this.chat) {
     const first = chat.messages.find((message) => message.role === "user");
     if (first) chat.title = first.content.trim().split("\n")[0].slice(0, 60) || "New chat";
@@ -82,8 +82,8 @@ export class Store {
     return kept;
   }
 
-  // Conversations, the latest first: those that are not kept yet, and all that are. What has not changed, or is `held`,
-  // stays the same object.
+  // Reads all conversations, latest first, and keeps those that are not stored yet. One that has not changed, or is
+  // `held`, stays the same object.
   #take(held) {
     const names = this.#names().filter((name) => name.startsWith(CHAT));
     const kept = names.map((name) => this.#chat(name, held)).filter((chat) => chat);
@@ -102,7 +102,7 @@ export class Store {
     return chat;
   }
 
-  // What an earlier version kept as one entry becomes an entry for each conversation.
+  // Splits the single entry of an earlier version into one entry for each conversation.
   #split() {
     const chats = this.#read(LIST, []);
     this.#erase(LIST);
@@ -119,7 +119,7 @@ export class Store {
 
   #drop(id) {
     this.chats = this.chats.filter((chat) => chat.id !== id);
-    this.#erase(CHAT + id); // it stays known: who still answers in it does not keep it again
+    this.#erase(CHAT + id); // it stays in #known, so that an answer in progress does not store it again
   }
 
   #names() {
@@ -134,7 +134,7 @@ export class Store {
     try {
       return this.storage.getItem(name);
     } catch {
-      return null; // the browser keeps nothing
+      return null; // the browser has no storage
     }
   }
 
@@ -155,14 +155,14 @@ export class Store {
       this.storage.setItem(name, text);
       return true;
     } catch {
-      return false; // it is full, or the browser keeps nothing
+      return false; // the storage is full, or there is none
     }
   }
 
   #erase(name) {
     try {
       this.storage.removeItem(name);
-    } catch {} // the browser keeps nothing
+    } catch {} // the browser has no storage
   }
 }
 

@@ -1,4 +1,4 @@
-// An answer under way: asked for, taken in as it comes, stopped. One at a time.
+// The answer in progress: requesting, receiving and stopping it. There is at most one.
 
 import { answer } from "./api.js";
 
@@ -7,9 +7,9 @@ const REASONS = { length: "cut at its limit", tool_calls: "called a tool" };
 export class Talk {
   constructor(store, changed) {
     this.store = store;
-    this.changed = changed; // (what, message): "begun", "grown", "ended"
+    this.changed = changed; // called with ("begun" | "grown" | "ended", message, pace)
     this.controller = null;
-    this.chat = null; // in which it is given
+    this.chat = null; // the conversation of the answer
   }
 
   get live() {
@@ -20,7 +20,7 @@ export class Talk {
     this.controller?.abort();
   }
 
-  // Answers what `chat` holds now. Rejects with what the server refused.
+  // Requests an answer to `chat` and appends it. Rejects with the server's error.
   async run(chat) {
     const message = { role: "assistant", content: "", thought: "", after: "" };
     const asked = this.#messages(chat);
@@ -54,7 +54,7 @@ export class Talk {
   }
 }
 
-// Pieces a second, as they come; the server's own figures at the end.
+// The speed of an answer: counted in pieces at first, and by the server at the end.
 class Pace {
   #first = 0;
   #count = 0;

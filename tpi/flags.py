@@ -7,12 +7,7 @@ import click
 from click.core import ParameterSource
 
 from tpi.errors import UsageError
-
-_FIRST = (
-    "named", "asked", "source", "output", "model", "prompt", "file", "system", "url", "workers", "local", "host",
-    "port", "tokens", "temperature", "devices", "link", "context", "memory", "dtype", "device",
-)  # fmt: skip
-"""Parameters that users need most, in the order in which help shows them. All others follow."""
+from tpi.help import GroupedCommand
 
 
 class FiniteRange(click.FloatRange):
@@ -26,18 +21,13 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class ModelCommand(click.Command):
+class ModelCommand(GroupedCommand):
     """A command about a model, which is named with `-m` or as the first argument.
 
     `tpi run` takes its prompt as the next one.
 
     Its help shows the most important flags first.
     """
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, the most important ones first."""
-        last = len(_FIRST)
-        return sorted(super().get_params(ctx), key=lambda one: _FIRST.index(one.name) if one.name in _FIRST else last)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Call the command with the model and the prompt that the positional arguments name.

@@ -60,9 +60,9 @@ def test_a_model_alone() -> None:
     assert taken("M", prompt=False) == taken("M", "-m", "M", prompt=False) == ("M",)
 
 
-def options(command: str) -> list[str]:
+def options(command: str, ask: str = "--help") -> list[str]:
     """The flags of a command in the order of its help."""
-    said = CliRunner().invoke(tpi, [command, "--help"]).output
+    said = CliRunner().invoke(tpi, [command, ask]).output
     return re.findall(r"^  (--?\w[\w-]*)", said, re.MULTILINE)
 
 
@@ -79,6 +79,25 @@ def options(command: str) -> list[str]:
 )
 def test_help_begins_with_what_people_need(command: str, first: list[str]) -> None:
     assert options(command)[: len(first)] == first
+
+
+def test_help_shows_about_twenty_flags_and_help_all_every_one() -> None:
+    command = tpi.get_command(click.Context(tpi), "run")
+    assert command is not None
+    flags = {
+        option.opts[0] for option in command.get_params(click.Context(command)) if isinstance(option, click.Option)
+    }
+    shown, every = set(options("run")), set(options("run", "--help-all"))
+    assert 15 < len(shown) < 25
+    assert shown < every
+    assert every == flags
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "batch", "bench", "plan", "profile"])
+def test_every_command_about_a_model_has_groups(command: str) -> None:
+    said = CliRunner().invoke(tpi, [command, "--help"]).output
+    assert re.findall(r"^([A-Z].*):$", said, re.MULTILINE)[0] == "Most used"
+    assert "--help-all" in said
 
 
 def test_the_list_of_commands_is_whole_and_has_an_example() -> None:

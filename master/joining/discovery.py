@@ -95,7 +95,7 @@ def _heard(wanted: Collection[bytes], seconds: float, interfaces: Any) -> list[A
     try:
         network = Zeroconf(interfaces=interfaces or InterfaceChoice.All)
         with _left(network, listener):
-            ServiceBrowser(network, SERVICE, listener=listener)  # the listener has all methods that are called
+            ServiceBrowser(network, SERVICE, listener=listener)  # type: ignore[arg-type]  # it has the methods that are called
             listener.complete.wait(seconds)
     except (OSError, RuntimeError):  # there is no network
         return []

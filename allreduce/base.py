@@ -168,7 +168,8 @@ class Group(ABC):
         """
         started = perf_counter()
         flight = self._flying.popleft()
-        if (total := flight.resume()) is None:  # let the other sums send what they can before this one waits
+        if (total := flight.resume()) is None:
+            # let the other sums progress while messages of this one are on their way
             for other in self._flying:
                 other.resume()
         while total is None:

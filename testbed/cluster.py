@@ -180,9 +180,8 @@ def _stop(processes: "list[subprocess.Popen[Any]]") -> None:
         _wait(process, _GRACE)
         if process.poll() is None:
             process.kill()
-            _wait(
-                process, _GRACE
-            )  # limited, because an exception from a signal handler can leave Popen's own lock held
+            # with a limit, because an exception from a signal handler can leave Popen's own lock held
+            _wait(process, _GRACE)
 
 
 def _wait(process: "subprocess.Popen[Any]", seconds: float) -> None:

@@ -72,8 +72,8 @@ def up(file: str, backend: str, verify: bool) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @_BACKEND
 @_VERIFY
-@click.option("--cache", type=DIRECTORY, help="Keep the workers' shards here, for the next run.")
-@click.option("--logs", type=DIRECTORY, help="Keep the workers' logs here.")
+@click.option("--cache", type=DIRECTORY, help="Directory in which the workers' shards are kept for the next run.")
+@click.option("--logs", type=DIRECTORY, help="Directory in which the workers' logs are kept.")
 @click.option("--worker", metavar="COMMAND", help="Start this instead of `tpi worker`; it gets the same flags.")
 def run(
     file: str,

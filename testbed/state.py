@@ -146,7 +146,7 @@ def find(root: Path, name: str | None) -> Path:
         raise TestbedError(f"no {which} is running: start one with `tpi testbed up FILE`")
     if len(living) > 1:
         names = ", ".join(folder.name for folder in living)
-        raise TestbedError(f"several testbeds are running ({names}): say which with --id")
+        raise TestbedError(f"several testbeds are running ({names}): choose one with --id")
     return living[0]
 
 

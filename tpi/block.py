@@ -126,9 +126,9 @@ def experts_spec(
     assert mixture is not None  # a model with blocks of experts has these settings
     each = neuron.units // mixture.experts
     norm = _norm(config, vectors)
-    beside = None
+    shared_spec = None
     if shared is not None and len(shared[1]):
-        beside = _neurons(config, shared[0], shared[1], norm)
+        shared_spec = _neurons(config, shared[0], shared[1], norm)
     pieces = [piece for part in units for piece in by_expert(part, each)]
     router = RouterSpec(
         mixture=mixture,
@@ -144,7 +144,7 @@ def experts_spec(
     return ExpertsSpec(
         routed=replace(routed, gate_bias=gate, up_bias=up),
         pieces=tuple(ExpertPiece(expert, len(part), part.first == expert * each) for expert, part in pieces),
-        shared=beside,
+        shared=shared_spec,
         router=router,
         down_bias=None if down is None else down.reshape(mixture.experts, config.hidden),
     )

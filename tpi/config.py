@@ -71,7 +71,7 @@ class ModelConfig:
     head_dim: int
     intermediate: int
     vocab: int
-    context: int  # the longest context that the model was trained for, in tokens
+    context: int  # the longest context that the model was made for, in tokens
     norm: Norm
     norm_eps: float
     activation: Activation

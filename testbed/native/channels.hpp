@@ -10,7 +10,7 @@
 // is computed together with the next event, and at the latest when the packet could arrive. So a packet costs about one
 // timer for any number of hops.
 //
-// There are no clocks and no sockets here: times are seconds, passed in.
+// This file uses no clocks and no sockets: times are seconds, passed in.
 #pragma once
 
 #include <algorithm>

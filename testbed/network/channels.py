@@ -1,7 +1,6 @@
 """All packets under way in an emulated home: a topology as the channels and routes of `native/channels.hpp`.
 
-That file describes the arithmetic and its assumptions. There are no clocks and no sockets: times are seconds, passed
-in.
+That file describes the arithmetic and its assumptions. No clocks and no sockets are used: times are seconds, passed in.
 """
 
 from testbed import _link

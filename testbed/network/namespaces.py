@@ -1,7 +1,7 @@
 """Network namespaces and TUN devices by system calls: without iproute2, and without leaving anything on disk.
 
-A namespace has no name here. It is an open file descriptor, and disappears with the last descriptor and process in it.
-So a testbed whose holder is killed leaves neither a namespace nor a TUN device behind.
+These namespaces have no names. A namespace is an open file descriptor, and disappears with the last descriptor and
+process in it. So a testbed whose holder is killed leaves neither a namespace nor a TUN device behind.
 """
 
 import ctypes

@@ -48,7 +48,7 @@ class Door:
         self.locked = locked
         self.guests: frozenset[bytes] = frozenset()  # keys introduced by a paired master, for the collective plane only
         self._outside = outside
-        self._said = ""  # the last reason logged for trusting no key
+        self._last_reason = ""  # the last reason logged for trusting no key
 
     @cached_property
     def folder(self) -> Path:
@@ -70,8 +70,8 @@ class Door:
         try:
             return self._ring.read()
         except UsageError as error:
-            if self._said != str(error):
-                self._said = str(error)
+            if self._last_reason != str(error):
+                self._last_reason = str(error)
                 log.warning("no other machine is trusted: %s", error)
             return TrustedKeys()
 

@@ -19,7 +19,7 @@ PORT = 9993
 WAIT_S = 300.0  # for the other machine
 _MOST_GUESSES = 3  # wrong guesses; each has its own code
 _CONNECT_S = 10.0
-_GUEST_S = 5.0  # for one connection; others wait meanwhile
+_GUEST_S = 5.0  # limit of an exchange with one connection, while others wait
 _GUESSING = (
     f"{_MOST_GUESSES} wrong codes were tried; if you did not type them, another machine in this network is guessing: "
     "pair in another network"
@@ -43,7 +43,9 @@ def listen(host: str, port: int) -> socket.socket:
         return _server(host, port)
     except OSError as error:
         if port != PORT:
-            raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; give another --listen") from error
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {error.strerror}; give another address with --listen"
+            ) from error
     return listen(host, 0)
 
 

@@ -35,8 +35,8 @@ RunOrVectors = RunName | Literal["vectors"]
 class CardFigures:
     """Speed of a node with an accelerator, as in `scheduler.model.machine.NodeMachine`.
 
-    Rates are bytes per second, or operations per second; `start` and `latency` are seconds. If `bus` is 0, host and
-    card share no bus.
+    Rates are bytes per second, or operations per second; `start` and `latency` are seconds. `bus` is the bandwidth of
+    the host's memory, which compute, transfers and the disk share; 0 means that they share none.
     """
 
     host_read: PerSecond

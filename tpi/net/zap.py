@@ -32,7 +32,7 @@ class ZapHandler:
     def __init__(self, context: "zmq.Context[Socket]", admits: Admits) -> None:
         """Start the handler's thread, which calls `admits`."""
         self.refused = 0
-        self._said = ""
+        self._last_reason = ""
         self.callers = Callers()
         self._admits = admits
         self._socket = context.socket(zmq.REP)
@@ -74,8 +74,8 @@ class ZapHandler:
     def _unable(self, error: Exception) -> bytes:
         """Log why all connections are refused, once for each reason. Return the status text of the reply."""
         self.refused += 1
-        if self._said != str(error):
-            self._said = str(error)
+        if self._last_reason != str(error):
+            self._last_reason = str(error)
             log.warning("connections from other machines are refused: %s", error or type(error).__name__)
         return b"the keys of this machine cannot be read"
 

@@ -38,7 +38,7 @@ def way_to_write(error: OSError, otherwise: str) -> str:
 def way_to_read(error: OSError, otherwise: str) -> str:
     """Return what to do about `error`, which prevented a read; `otherwise` if the file may be damaged."""
     if error.errno in (errno.EACCES, errno.EPERM):
-        return "let this user read it"
+        return "give this user permission to read it"
     if error.errno == errno.ENOMEM:
         return "free memory"
     return way_to_write(error, otherwise)

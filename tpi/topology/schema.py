@@ -194,7 +194,9 @@ def _ends(section: Section, names: set[str]) -> tuple[str, str]:
         raise section.error(node, f"{section.where} needs 'between', a list of the two ends")
     for end in node.value:
         if end.value not in names:
-            raise section.error(end, f"{section.where} ends at {end.value!r}, which is not a device or router here")
+            raise section.error(
+                end, f"{section.where} ends at {end.value!r}, which is not a device or router of this file"
+            )
     first, second = (str(end.value) for end in node.value)
     if first == second:
         raise section.error(node, f"{section.where} leads from {first!r} to itself")

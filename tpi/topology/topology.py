@@ -86,7 +86,7 @@ class Topology:
         for link in self.links:
             if unknown := set(link.ends) - set(names):
                 raise UsageError(
-                    f"{self.name}: a link ends at {sorted(unknown)[0]!r}, which is not a device or router here"
+                    f"{self.name}: a link ends at {sorted(unknown)[0]!r}, which is not one of its devices or routers"
                 )
         paths = {(a.name, b.name): self._search(a.name, b.name) for a, b in permutations(self.devices, 2)}
         object.__setattr__(self, "_paths", paths)
@@ -160,13 +160,13 @@ class Topology:
         reached: dict[str, tuple[Hop, ...]] = {source: ()}
         queue = deque([source])
         while queue and target not in reached:
-            here = queue.popleft()
+            node = queue.popleft()
             for link in self.links:
-                if here in forwards and here in link.ends:
-                    there = link.ends[1 - link.ends.index(here)]
-                    if there not in reached:
-                        reached[there] = (*reached[here], Hop(link, here, there))
-                        queue.append(there)
+                if node in forwards and node in link.ends:
+                    neighbour = link.ends[1 - link.ends.index(node)]
+                    if neighbour not in reached:
+                        reached[neighbour] = (*reached[node], Hop(link, node, neighbour))
+                        queue.append(neighbour)
         if target not in reached:
             raise UsageError(f"{self.name}: there is no path from {source} to {target}; add links")
         return reached[target]

@@ -15,7 +15,7 @@ class Turns:
     def __init__(self, what: str) -> None:
         """Name the thread's work `what`, the beginning of the warning."""
         self._what = what
-        self._said = False
+        self._warned = False
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -23,9 +23,9 @@ class Turns:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the next turn may succeed
-            if not self._said:
+            if not self._warned:
                 warn(f"{self._what} failed ({named(error)}); it is tried again")
-            self._said = True
+            self._warned = True
 
 
 def named(error: Exception) -> str:

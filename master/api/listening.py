@@ -12,7 +12,7 @@ import psutil
 
 from tpi.errors import UsageError
 
-_DEAD_MS = 60_000  # a client that does not acknowledge data for so long is disconnected
+_DEAD_MS = 60_000  # a connection is closed if its client acknowledges no data for this time
 _BACKLOG = 1024
 _ANY_V4, _ANY_V6 = "0.0.0.0", "::"
 _TRIES = 16  # attempts to get the same port for several sockets, for port 0

@@ -21,7 +21,7 @@ class Turn:
     used: int = field(default=0, compare=False)  # tokens of the context in use after the turn; 0 if not known
     tokens: tuple[int, ...] = field(default=(), compare=False)  # of the answer; empty if not known
     shown: str = field(default="", compare=False)  # the answer as shown, with its reasoning
-    ended: bool = field(default=False, compare=False)  # the answer reached its own end; False if not known
+    ended: bool = field(default=False, compare=False)  # the model ended the answer itself; False if not known
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Conversation:
 
     @property
     def unfinished(self) -> Turn | None:
-        """The last turn, unless its answer reached its own end."""
+        """The last turn if its answer is not known to be complete, else None."""
         last = self.unsaid or (self.turns[-1] if self.turns else None)
         return None if last is None or last.ended else last
 

@@ -60,7 +60,7 @@ class Talk(ABC):
         """Continue the last answer where it was cut, in the same turn; if that fails, the turn stays as it was.
 
         Raises:
-            UsageError: as for `reply`, and if there is no answer, or it reached its own end.
+            UsageError: as for `reply`, and if there is no answer, or it is complete.
             NodeError: as for `reply`.
         """
         turns, unsaid, dropped = self.conversation.turns, self.conversation.unsaid, self.conversation.dropped

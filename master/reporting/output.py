@@ -38,7 +38,7 @@ def write(text: str) -> None:
 
 
 def at_terminal() -> bool:
-    """Return whether stdout is a terminal."""
+    """Return True if stdout is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 

@@ -57,9 +57,9 @@ class ChatAsk:
     client: Client = field(default_factory=Client)
     where: str = "messages"  # the request field that holds the messages
     continued: bool = False  # the last message is the assistant's, and the answer continues it
-    effort: str | None = None  # how much to think
+    effort: str | None = None  # reasoning effort
     effort_field: str = ""  # the field to name in an error if the model has no setting for `effort`
-    thinking: bool | None = None  # whether to think at all, where the model can be told
+    thinking: bool | None = None  # whether the model reasons at all; None: its default
 
 
 @dataclass(frozen=True)

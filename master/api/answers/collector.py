@@ -132,7 +132,7 @@ class Collector:
         return events
 
     def _remember(self) -> None:
-        """Remember the answer's tokens, so that a later request with this answer in it need not encode it again.
+        """Remember the answer's tokens, so that a later request that contains the answer gets the same tokens.
 
         Do nothing if the answer was cut short: the client then does not send back what these tokens say.
         """

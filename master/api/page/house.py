@@ -15,8 +15,8 @@ from tpi.net.questions import Stats
 from tpi.partition import Range
 from tpi.topology.links import LinkTable
 
-FRESH_S = 0.8  # the same figures are shown for so long
-LOST_S = 10.0  # after a node did not answer, none is asked for so long, because asking holds up the steps
+FRESH_S = 0.8  # age up to which figures are shown again, not read anew
+LOST_S = 10.0  # pause after a node did not answer, because asking it again would hold up the steps
 WAIT_S = 2.0  # time to wait for the step in progress; then the last figures are shown
 
 

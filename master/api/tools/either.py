@@ -16,7 +16,7 @@ class EitherParser:
         self._inner: ToolParser | None = None  # the parser of the answer, once that is decided
 
     def push(self, text: str) -> list[Piece]:
-        """Return the calls and texts that are complete after `text`."""
+        """Take in more text; return the texts and calls that are certain by now."""
         if self._inner is not None:
             return self._inner.push(text)
         self._held += text

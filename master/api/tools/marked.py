@@ -23,7 +23,7 @@ class MarkedParser:
         self._inside = self._called = False
 
     def push(self, text: str) -> list[Piece]:
-        """Return the calls and texts that are complete after `text`."""
+        """Take in more text; return the texts and calls that are certain by now."""
         self._text += text
         pieces: list[Piece] = []
         while (found := self._text.find(self._close if self._inside else self._open)) >= 0:

@@ -20,7 +20,7 @@ class MistralParser:
         self._marked = self._called = self._plain = False
 
     def push(self, text: str) -> list[Piece]:
-        """Return the calls and texts that are complete after `text`."""
+        """Take in more text; return the texts and calls that are certain by now."""
         self._text += text
         before = ""
         if not self._marked and not self._plain:

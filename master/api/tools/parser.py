@@ -34,7 +34,7 @@ class NoTools:
 
 
 def calls_in(text: str, names: Sequence[str]) -> list[Piece] | None:
-    """Return the calls in a JSON object, or in an array of them.
+    """Return the calls in a JSON object, or in an array of such objects.
 
     Return None if the text is not a call, calls a tool that was not offered, or is refused by `problem_of`.
     """

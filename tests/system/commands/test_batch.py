@@ -155,7 +155,7 @@ def test_files_that_are_wrong_are_named_before_anything_is_loaded(model: str, ca
     for arguments, said in [
         ((str(tmp_path / "none"), "-o", "x"), "cannot read"),
         ((str(asked), "-o", str(asked)), "is the input file"),
-        ((str(asked), "-o", str(notes)), "its line 1 is no answer"),
+        ((str(asked), "-o", str(notes)), "its line 1 is not an answer"),
         ((str(asked),), "Missing option '-o'"),
     ]:
         done = tpi("batch", *arguments, "-m", model, cache=cache)

@@ -1,7 +1,6 @@
 """Sums under way: started by a node, and continued when it needs the result.
 
-An algorithm is a generator. It yields at each point where it would wait for other nodes, so that its caller computes in
-the meantime.
+An algorithm is a generator. It yields wherever it would wait for other nodes, so that its caller can compute.
 """
 
 from collections.abc import Generator

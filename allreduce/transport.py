@@ -31,7 +31,7 @@ def identity(spec: GroupSpec, rank: int) -> bytes:
 
 
 def _library() -> str:
-    """Return the path of the libzmq that pyzmq's sockets belong to."""
+    """Return the path of pyzmq's extension module, through which its libzmq is found."""
     found = import_module("zmq.backend.cython._zmq").__file__
     assert found is not None
     return found

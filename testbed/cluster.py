@@ -139,9 +139,9 @@ def _flags(bed: Testbed, options: HostWorkerOptions, device: Host) -> list[str]:
 
 
 def _threads(bed: Testbed, device: Host) -> int:
-    """Return the number of a device's cores, but at most its share of this machine's.
+    """Return the number of a device's cores, but at most an equal share of this machine's cores.
 
-    All devices compute at once.
+    The share matters because all devices compute at once.
     """
     share = max((os.cpu_count() or 1) // len(bed.topology.devices), 1)
     return share if device.cpu is None else min(math.ceil(device.cpu), share)

@@ -1,4 +1,4 @@
-"""The commands `tpi testbed ...`."""
+"""Subcommands of `tpi testbed`."""
 
 import contextlib
 import json

@@ -15,7 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class CacheLimit:
-    """Most bytes that a cache may hold. None: as many as it leaves free on its disk."""
+    """Most bytes that a cache may hold. None: half of the disk space that would be free without the cache."""
 
     nbytes: int | None = None
 
@@ -40,7 +40,7 @@ def cache_limit_option(command: Command) -> Command:
         envvar="TPI_CACHE_LIMIT",
         callback=_parsed,
         help="Most bytes that the cache may hold, e.g. 20GiB. Entries that can be created again are deleted first, the "
-        "least recently used before others (default: TPI_CACHE_LIMIT, else as much as it leaves free on its disk).",
+        "least recently used before others (default: TPI_CACHE_LIMIT, else as much as stays free on the disk).",
     )(command)
 
 

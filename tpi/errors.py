@@ -72,7 +72,7 @@ class NodeLost(NodeError):
 
 
 class NodeRefused(NodeError):
-    """Raised if a node answered, and refused: another version, in use, out of memory."""
+    """Raised if a node answered, but refused: another version, in use by another master, or lack of memory."""
 
 
 class NodeInUse(NodeRefused):

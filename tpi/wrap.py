@@ -50,9 +50,9 @@ class WordWrap(Generic[Style]):
     """
 
     def __init__(self, width: Callable[[], int]) -> None:
-        """Create a filter for a terminal of `width()` columns.
+        """Create a filter for a terminal of `width()` columns; 0 means that nothing is wrapped.
 
-        It is called again each time; 0 means that nothing is wrapped.
+        `width` is called each time, because the terminal may be resized.
         """
         self.column = 0
         self._width = width

@@ -42,7 +42,8 @@ class Door:
     ) -> None:
         """Create a policy from the keys in `folder` (None: the user's own).
 
-        `outside(host)` returns True if connections with `host` need keys. If `locked` is False, no connection does.
+        `outside(host)` returns True if connections with `host` need keys. If `locked` is False, no connection needs
+        keys.
         """
         self._folder = folder
         self.locked = locked

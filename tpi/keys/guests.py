@@ -19,7 +19,7 @@ class Guests:
     def next(self, ends: float) -> tuple[socket.socket, str] | None:
         """Return the next connection that has sent data, and its address. The caller must close it.
 
-        Return None once the time is `ends` (seconds of `time.monotonic`).
+        Return None if there is none by the time `ends` (seconds of `time.monotonic`).
         """
         while (left := ends - time.monotonic()) > 0:
             ready, _, _ = select.select([self._listener, *self._silent], [], [], left)

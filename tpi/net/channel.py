@@ -45,8 +45,7 @@ class FullError(UnreachableError):
 class Channel:
     """Typed messages over one ROUTER or DEALER socket. Used by one thread at a time.
 
-    Received frames are copied. If an interrupt arrived while pyzmq destroys a `zmq.Frame`, it would be printed and
-    lost.
+    Received frames are copied: an interrupt that arrives while pyzmq destroys a `zmq.Frame` would be printed and lost.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The control plane's messages as frozen dataclasses. `tpi.net.codec` encodes and decodes them.
 
-No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. Each message
-carries a random 64-bit `session` (one per run of a master) and an `epoch` (one per plan); stale ones are dropped.
-`tpi.net.transfers` has the messages of the weights plane.
+No message can carry text or token ids: prompts, tokens, the embedding and the head stay on the master. Messages between
+a master and its workers carry a random 64-bit `session` (one per run of a master), and most of them an `epoch` (one per
+plan), so that stale ones can be dropped. `tpi.net.transfers` has the messages of the weights plane.
 
 master -> worker: Inquiry, Echo, Join, Assign, Step, Abort, AskStats, AskSpans, Alive, Bye
 worker -> master: Condition, Echo, Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye

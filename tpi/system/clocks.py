@@ -6,9 +6,9 @@ PAUSE_S = 1.0  # a longer time between two calls of a clock that is read constan
 
 
 def since_boot() -> float:
-    """Return seconds since boot, including those in which the machine was suspended if the system counts them.
+    """Return seconds since boot, including the time in which the machine was suspended.
 
-    Other systems return `time.monotonic`.
+    On systems that do not count that time, return `time.monotonic()`.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 

@@ -10,7 +10,7 @@ def private(name: str, flags: int) -> int:
     """Open a file as `open(name, mode, opener=private)`. A new file is readable only for its owner.
 
     Raises:
-        OSError: if it cannot be opened, or `name` is a FIFO that no process reads from (without waiting for one).
+        OSError: if it cannot be opened. A FIFO that no process reads from fails at once instead of waiting.
     """
     handle = os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE)
     os.set_blocking(handle, True)

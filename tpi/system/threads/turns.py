@@ -13,7 +13,7 @@ class Turns:
     """
 
     def __init__(self, what: str) -> None:
-        """Name the thread's work `what`, the beginning of the warning."""
+        """Create the turns of a thread. `what` names its work, and begins the warning."""
         self._what = what
         self._warned = False
 

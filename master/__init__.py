@@ -1,1 +1,1 @@
-"""The user's side: tokenizer, embedding, head, sampler, sequences, planner, cluster, commands."""
+"""The master, the user's side: commands, tokenizer, embedding, head, sampler, engine, planning, and the cluster."""

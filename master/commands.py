@@ -162,7 +162,7 @@ def _quiet_keyboard() -> Iterator[None]:
 
 
 def _nothing(text: str) -> None:
-    """Shows nothing: with --json the text comes in the object."""
+    """Show nothing: with --json the text is part of the object."""
 
 
 def _summary(result: Answer, session: Session) -> str:

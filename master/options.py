@@ -24,45 +24,45 @@ from tpi.sparsity.thresholds import DEFAULT_ERROR
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_CONTEXT = 4096
-NOBODY = "none"  # given as --workers
+NOBODY = "none"  # accepted by --workers
 Sparsity = Literal["auto", "off", "static", "dynamic"]
 SPARSITIES: tuple[Sparsity, ...] = ("auto", "off", "static", "dynamic")
-_MOST_CONTEXT = 1 << 24  # tokens; no model was made for more
+_MOST_CONTEXT = 1 << 24  # no model was made for more tokens
 _MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Which model, on which nodes, within which limits. Sizes in bytes; None means: choose."""
+    """The model to run, on which nodes, and within which limits. Sizes in bytes; None means: choose automatically."""
 
     model: str
     local: int = 0
     workers: tuple[str, ...] = ()
-    discover: bool = False  # use the paired workers that are found, where none are named
-    later: tuple[str, ...] = ()  # of these, who serves somebody else now and may join when that is over
+    discover: bool = False  # use the paired workers that are found, if none are named
+    later: tuple[str, ...] = ()  # paired workers that serve another master now and may join when they are free
     split: str | None = None
     dtype: str = "auto"
     context: int | None = None
-    parallel: int = 1  # requests that there is to be room for, where memory allows: full contexts, or `usual` ones
-    batched: int = 0  # the most of them where accelerators batch them: as many as are fastest; 0: `parallel`
-    usual: UsualRequest | None = None  # where all requests are known before the model is loaded
+    parallel: int = 1  # requests for which to plan room if memory allows: full contexts, or `usual` ones
+    batched: int = 0  # the most requests if accelerators batch them; the fastest number is used; 0: `parallel`
+    usual: UsualRequest | None = None  # if all requests are known before the model is loaded
     memory: int | None = None
-    local_memory: int = 0  # of each node with `local`, where `memory` is None: determined before the workers start
+    local_memory: int = 0  # of each node with `local` if `memory` is None; determined before the workers start
     threads: int | None = None
     kv_dtype: KvDtype | None = None
     collective: str | None = None
     wire: str | None = None
-    scheduler: bool = True  # off: every weight in memory, whatever --memory says
+    scheduler: bool = True  # off: all weights are resident, whatever --memory says
     window: int = 0  # blocks in memory at once, as in the TPI-LLM paper; 0: the fastest that fits
-    sparsity: Sparsity = "auto"  # whether active neurons alone are computed
-    sparsity_error: float = DEFAULT_ERROR  # that leaving neurons out may make, where activations are never 0
-    retain: int = 0  # with `window`: keep one FFN block in every so many; 0: none
+    sparsity: Sparsity = "auto"  # whether to compute only active neurons
+    sparsity_error: float = DEFAULT_ERROR  # error allowed for leaving neurons out, if activations are never 0
+    retain: int = 0  # with `window`: one FFN block in so many is resident; 0: none
     trace: Path | None = None
-    verify_weights: bool = False  # compare them with their hashes when they are loaded
+    verify_weights: bool = False  # compare weights with their hashes when they are loaded
     devices: DeviceOptions = field(default_factory=DeviceOptions)  # of each node on this machine
-    patience: float = 60.0  # seconds to wait for workers without whom the model does not fit
+    patience: float = 60.0  # seconds to wait for workers if the model does not fit without them
     rebalance: bool = False  # use workers that join at once, rather than from the next request on
-    keys: bool = True  # encrypt what leaves the machine, and meet known keys alone
+    keys: bool = True  # encrypt connections to other machines, and accept known keys only
     cache: Path = field(default_factory=default_cache)
     cache_limit: CacheLimit = field(default_factory=CacheLimit)
     links_cache: Path | None = None  # where measured links are remembered; None: measure them every time
@@ -104,27 +104,27 @@ class RunOptions:
 
 
 def placement_options(command: Command) -> Command:
-    """Flags that say which model runs where."""
+    """Add the flags that say which model runs where."""
     for option in reversed(_PLACEMENT):
         command = option(command)
     return device_options(command)
 
 
 def sampling_options(command: Command) -> Command:
-    """Flags that say how tokens are drawn."""
+    """Add the flags that say how tokens are drawn."""
     for option in reversed(_SAMPLING):
         command = option(command)
     return command
 
 
 def take_sampling(flags: dict[str, Any]) -> Sampling:
-    """Take the sampling flags out of `flags`; the model's own settings count where a flag was not given."""
+    """Take the sampling flags out of `flags`; the model's own settings replace flags that were not given."""
     names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
     return Sampling.of({name: flags.pop(name) for name in names}, seed=flags.pop("seed"))
 
 
 def quiet_option(command: Command) -> Command:
-    """`--quiet`, and what follows from it for progress."""
+    """Add `--quiet`, which also hides progress."""
 
     def hush(context: click.Context, parameter: click.Parameter, quiet: bool) -> bool:
         progress.show(not quiet)
@@ -138,7 +138,11 @@ verbose_option = click.option("-v", "--verbose", is_flag=True, help="The table o
 
 
 def _memory(text: str | None) -> int | None:
-    """Bytes; None if nothing was said."""
+    """Return the bytes that `--memory` gives; None if it was not given.
+
+    Raises:
+        UsageError: if it is not a size, or 0.
+    """
     if text is None:
         return None
     size = parse_size(text, "--memory")
@@ -148,10 +152,10 @@ def _memory(text: str | None) -> int | None:
 
 
 def _try_writing(path: Path) -> None:
-    """Open the trace before the work, whose end is too late to learn that it cannot be written.
+    """Check before the run that the trace can be written, rather than fail at the end.
 
-    A run that fails before anything was recorded leaves no file: what is made here goes again. A FIFO or a device is
-    not tried, because a reader would take the trial for the whole trace.
+    A file that is created for this is removed again, so that a failed run leaves no file. A FIFO or a device is not
+    tried, because its reader would take the trial for the trace.
     """
     if path.is_fifo() or path.is_char_device():
         return
@@ -164,7 +168,11 @@ def _try_writing(path: Path) -> None:
 
 
 def worker_addresses(texts: Sequence[str]) -> tuple[str, ...]:
-    """`HOST:PORT` addresses from comma-separated texts."""
+    """Return the `HOST:PORT` addresses in comma-separated texts.
+
+    Raises:
+        UsageError: if one is malformed, or given twice.
+    """
     found = tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
     for address in found:
         host, _, port = address.rpartition(":")
@@ -217,17 +225,17 @@ _PLACEMENT = (
     click.option(
         "--kv-dtype",
         type=click.Choice(KV_DTYPES),
-        help="Keys and values (default: f32 for f32 weights, else f16); q8 and q4 take less memory.",
+        help="Format of keys and values (default: f32 for f32 weights, else f16); q8 and q4 take less memory.",
     ),
     click.option(
         "--collective",
         metavar="NAME",
-        help="How partial sums are added up (default: in shared memory with --local, else chosen by measuring).",
+        help="Algorithm of the allreduce (default: in shared memory with --local, else chosen by measuring).",
     ),
     click.option(
         "--wire",
         type=click.Choice(wire_names()),
-        help="Partial sums on the network (default: f32 for f32 weights and in shared memory, else bf16).",
+        help="Format of partial results on the network (default: f32 for f32 weights and in shared memory, else bf16).",
     ),
     click.option(
         "--window",
@@ -241,7 +249,7 @@ _PLACEMENT = (
         default=0,
         show_default=True,
         type=click.IntRange(min=0),
-        help="With --window: keep one FFN block in every N; 0: none.",
+        help="With --window: one FFN block in every N is resident; 0: none.",
     ),
     click.option(
         "--scheduler/--no-scheduler",
@@ -254,14 +262,14 @@ _PLACEMENT = (
         type=click.Choice(SPARSITIES),
         default="auto",
         show_default=True,
-        help="Compute active neurons alone: where it pays (auto), never, or always; after tpi profile.",
+        help="Compute only active neurons: if that is faster (auto), never, or always; needs tpi profile.",
     ),
     click.option(
         "--sparsity-error",
         default=DEFAULT_ERROR,
         show_default=True,
         type=FiniteRange(0, 1, max_open=True),
-        help="SwiGLU: share of a feed-forward block's result that the neurons left out may make.",
+        help="SwiGLU: error that leaving out neurons may cause, as a share of a feed-forward block's result.",
     ),
     click.option("--trace", type=FILE, help="Write a timeline (Chrome trace JSON)."),
     click.option(
@@ -273,7 +281,7 @@ _PLACEMENT = (
         default=60.0,
         show_default=True,
         type=FiniteRange(min=0),
-        help="How long to wait for lost workers without whom the model does not fit.",
+        help="How long to wait for lost workers if the model does not fit without them.",
     ),
     click.option(
         "--rebalance", is_flag=True, help="Use a worker that joins at once, rather than from the next request on."
@@ -282,7 +290,7 @@ _PLACEMENT = (
         "--keys/--no-keys",
         default=True,
         show_default=True,
-        help="Meet workers on other machines with keys alone; off: where a VPN sees to that.",
+        help="Require keys of workers on other machines; off: if a VPN protects the network.",
     ),
     click.option("--cache", type=DIRECTORY, help="Directory for packs and shards (default: ~/.cache/tpi)."),
     cache_limit_option,

@@ -1,4 +1,4 @@
-"""One run of the master, from opening the model to letting the workers go: what all commands have in common."""
+"""One run of the master, from opening the model to releasing the workers; used by all commands."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,11 +44,11 @@ from worker.profile import memory_budget, rss
 from worker.shards.shelf import keep_within
 
 _MANY = 1 << 30  # requests: no limit
-_LEAST_CONTEXT = 128  # tokens: with fewer, a conversation is of no use
+_LEAST_CONTEXT = 128  # tokens; a shorter context is too short for a conversation
 
 
 class Session:
-    """A context manager: inside it the cluster is ready; leaving it stops local workers and frees the others."""
+    """A context manager: within it the cluster is ready; leaving it stops local workers and releases the others."""
 
     pack: Pack
     tokenizer: Tokenizer
@@ -59,7 +59,10 @@ class Session:
     _membership: Membership
 
     def __init__(self, placement: RunOptions, tap: Tap | None = None, equipment: Equipment | None = None) -> None:
-        """`tap` sees every frame of the control and weights planes, for tests; `equipment` is in place of the real."""
+        """Prepare a session; entering it opens everything.
+
+        For tests, `tap` sees every frame of the control and weights planes, and `equipment` replaces the real devices.
+        """
         self.placement = placement
         self._equipment = equipment
         self._tap = tap
@@ -80,13 +83,13 @@ class Session:
 
     @property
     def engine(self) -> Engine:
-        """The engine, which keeps its requests while deployments change."""
+        """The engine. It keeps its requests when the deployment is replaced."""
         assert self._engine is not None
         return self._engine
 
     @property
     def node(self) -> Node:
-        """The master's own node in the deployment of now."""
+        """The master's own node in the current deployment."""
         assert self._deployment is not None
         return self._deployment.node
 
@@ -98,16 +101,21 @@ class Session:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the nodes are called, rank 0 first."""
+        """The names of the nodes, rank 0 first."""
         return tuple(peer.name for peer in self._cluster.peers(MASTER))
 
     def deploy(self, shares: Sequence[float] | Split) -> None:
-        """Replace the deployment by one with other shares, the master's first; requests go on where they were.
+        """Replace the deployment by one with other shares, the master's first. Requests continue.
 
-        Errors as `master.deployment.deploy.Deployer.deploy`; without a deployment requests cannot go on.
+        Raises:
+            PlanError: if a node cannot hold its part.
+            NodeLost, NodeError: if a worker is lost or fails.
+            WeightsError: if weights cannot be read or stored.
+
+        After an error there is no deployment, so requests cannot continue.
         """
         self._close_deployment()
-        bare, began = rss(), clock()  # before any node records
+        bare, began = rss(), clock()  # measured before any node records
         self._deployment = deployment = self._deploy(shares)
         self.figures = RunFigures(self.pack, self._cluster, deployment, bare, began)
         if self._engine is None:
@@ -117,10 +125,10 @@ class Session:
             self._engine.replace(deployment)
 
     def _deploy(self, shares: Sequence[float] | Split) -> Deployment:
-        """Return a deployment. The first one has a shorter context where all that is free here holds no longer one.
+        """Return a deployment. If it is the first one, shorten the context to what fits into free memory.
 
         Raises:
-            PlanError: as `Deployer.deploy`; also if that context is of no use, or the user asked for a longer one.
+            PlanError: if a node cannot hold its part, or the context that fits is too short or shorter than the user's.
         """
         placement, first, asked = self.placement, self._engine is None, self.context
         automatic = not (placement.memory or placement.workers)
@@ -137,11 +145,11 @@ class Session:
                 self.context = shorter
             self._deployer = replace(self._deployer, context=self.context)
         if self.context < asked:
-            note(f"the context has {self.context} tokens, for which there is memory here; give -c to insist on more")
+            note(f"the context has {self.context} tokens, as many as fit into memory; give -c to insist on more")
         return deployment
 
     def sampler(self, sampling: Sampling) -> Sampler:
-        """Return a sampler for `sampling`, with the model's own settings where none were given; says so on stderr."""
+        """Return a sampler for `sampling`, completed by the model's own settings, which are reported on stderr."""
         defaults = SamplingDefaults.of(self.tokenizer.info)
         for ignored in defaults.ignored:
             warn(ignored)
@@ -151,10 +159,9 @@ class Session:
 
     @contextmanager
     def answering(self, most_waiting: int = _MANY) -> Iterator[EngineThread]:
-        """Run the engine on a thread of its own within the block.
+        """Run the engine on its own thread within the block.
 
-        At most `most_waiting` requests wait. If the block raises, the step that is under way is broken off, or the
-        recovery.
+        At most `most_waiting` requests wait. If the block raises, the running step or recovery is aborted.
         """
         thread = EngineThread(self.engine, most_waiting, self)
         thread.start()
@@ -167,14 +174,14 @@ class Session:
             thread.stop()
 
     def welcome(self, fresh: bool, wanted: Wanted) -> None:
-        """Take in workers that have come; see `master.generation.thread.Nodes`."""
+        """Take in workers that have joined; implements `master.generation.thread.Nodes`."""
         self._membership.welcome(fresh, wanted)
 
     def recover(self, error: TpiError, wanted: Wanted) -> bool:
-        """Go on after a failed step, without the lost worker or the graphics chip that failed; return False if none is.
+        """Recover from a failed step, without the lost worker or failed graphics chip; return False if it is neither.
 
         Raises:
-            TpiError: if the nodes that are left cannot hold the model, and none came back within `--patience`.
+            TpiError: if the remaining nodes cannot hold the model, and no worker came back within `--patience`.
         """
         left = self.equipment.after(error)
         if left is None:
@@ -184,12 +191,12 @@ class Session:
         return True
 
     def break_off(self) -> None:
-        """Have what is computed, loaded or waited for end with a TpiError; for other threads, too."""
+        """Make everything that is computed, loaded or awaited end with a TpiError. May be called from any thread."""
         self._cluster.break_off()
         self.node.loop.on_block = self._cluster.check
 
     def report(self) -> list[NodeReport]:
-        """Every node's figures; none, with a warning, if a worker is lost by now: the answer is complete."""
+        """Return every node's figures; if a worker is lost by now, warn and return none, as the answer is complete."""
         try:
             return self.figures.report()
         except NodeError as error:
@@ -236,7 +243,7 @@ class Session:
         )
         stack.callback(self._close_deployment)
         looking = placement.discover and placement.keys
-        choosy = looking and not isinstance(sharing, Shares)  # who is found takes part if the plan says so
+        choosy = looking and not isinstance(sharing, Shares)  # the plan decides whether a found worker takes part
         lookout = Lookout(lambda: find_workers(door), lambda address, key: self._membership.hear(address, key))
         scout = Scout(known if choosy else None, lambda one: self._cluster.seek(one.address, one.key))
         for each in (lookout, scout):
@@ -251,7 +258,9 @@ class Session:
             lookout.welcome()
 
     def _choose_gates(self, located: Located, dtype: str) -> SentGates | None:
-        """What neurons are chosen by, where that is their gate; then the pack may be another one of the same model."""
+        """Return the thresholds of neurons that are chosen by their gate, or None; the pack may change to a
+        gate-first one.
+        """
         mode = self.placement.sparsity
         if mode == "off" or (mode == "auto" and not (self.pack.path / NAME).exists()):
             return None
@@ -264,7 +273,7 @@ class Session:
         return gates
 
     def _number(self, shares: Sequence[float] | Split) -> None:
-        """Use the renumbered pack that a profile has left, where neurons are chosen among such nodes."""
+        """Use the renumbered pack of a profile for such nodes, if neurons are to be chosen."""
         if self.placement.sparsity != "off" and (self.pack.path / PREDICTORS).exists():
             from master.deployment.numbering import numbered_for
 
@@ -279,11 +288,11 @@ class Session:
         return stack.enter_context(workers).addresses
 
     def _memories(self) -> list[int]:
-        """Bytes that each node may use, rank 0 first."""
+        """Return the bytes that each node may use, rank 0 first."""
         return [own_memory(self.placement), *(memory_budget(hello.profile) for hello in self._cluster.hellos)]
 
     def _make_room(self, nbytes: int = 0) -> None:
-        """Keep the cache within its limit, with room for `nbytes` more; what cannot be removed stays."""
+        """Make room in the cache for `nbytes` more, within its limit. Errors are ignored."""
         with suppress(OSError):
             keep_within(self.placement.cache, self.placement.cache_limit, nbytes)
 
@@ -296,7 +305,7 @@ def _with_local_memory(placement: RunOptions) -> RunOptions:
     """Return `placement` with the memory of each local node, if there are any.
 
     Raises:
-        PlanError: if the user gave no memory, and nothing is free; before libraries fail for lack of it.
+        PlanError: if the user gave no memory, and none is free. Without this check, libraries would fail later.
     """
     if not placement.scheduler or placement.memory:
         return placement
@@ -306,12 +315,12 @@ def _with_local_memory(placement: RunOptions) -> RunOptions:
 
 
 def _less_a_margin(context: int) -> int:
-    """Return how many tokens, of `context` that fit in what is free now, also fit if a little less is free."""
+    """Return how many of `context` tokens, which fit into the free memory, still fit if a little less is free."""
     return context * 7 // 8 // PAGE_TOKENS * PAGE_TOKENS
 
 
 def _too_little(placement: RunOptions, fitting: int) -> str:
-    """Return why the nodes of this machine cannot hold the model, for which `fitting` tokens would fit; what to do."""
+    """Return why this machine's nodes cannot hold the model, and what to do; `fitting` tokens of context would fit."""
     free, nodes = f"{own_memory(placement) >> 20}MiB", placement.local + 1
     found = f"{free} of memory are free for " + (f"each of the {nodes} nodes" if placement.local else "this run")
     ways = [f"give -c {fitting}"] if placement.context and fitting else []
@@ -322,11 +331,11 @@ def _too_little(placement: RunOptions, fitting: int) -> str:
 
 
 def _context(asked: int | None, longest: int) -> int:
-    """Tokens of context for a model that was made for `longest`.
+    """Return the tokens of context for a model that was made for `longest`.
 
     Raises:
         UsageError: if more is asked for.
     """
     if asked is not None and asked > longest:
-        raise UsageError(f"-c {asked} is over the {longest} tokens that this model was made for; give at most those")
+        raise UsageError(f"-c {asked} is over the {longest} tokens that this model was made for; give a smaller -c")
     return asked or min(DEFAULT_CONTEXT, longest)

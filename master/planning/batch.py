@@ -1,4 +1,4 @@
-"""The policy of a batch for people and for programs: what `tpi plan --batch N` adds (docs/batching.md)."""
+"""The report of a batch's policy, in words and as JSON: what `tpi plan --batch N` adds (docs/batching.md)."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,14 +22,15 @@ RESOURCES = {
     "disk": "the disk", "bus": "RAM's bus", "turns": "that CPU and GPU take turns", "sums": "the network",
 }  # fmt: skip
 _STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
-_HELPS, _NAMED, _SHOWN = 1.01, 4, 0.005  # times as fast; things; share of a layer's time
+# least speed-up that is named; how many gains are named; least share of a layer's time that is named
+_HELPS, _NAMED, _SHOWN = 1.01, 4, 0.005
 _MS = 1e3
-_PROMPTS = 0.05  # of the memory is for the activations of a step of prompts
+_PROMPTS = 0.05  # of the memory, for the activations of a step of prompts
 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """A batch's problem, its policy, and what that will do."""
+    """A batch's problem, its policy, and the forecast."""
 
     problem: BatchProblem
     choice: BatchChoice
@@ -38,19 +39,29 @@ class BatchReport:
 
     @classmethod
     def of(cls, shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> "BatchReport":
-        """The best policy for the requests of `problem`. PlanError if nothing fits."""
+        """Return the report on the best policy for the requests of `problem`.
+
+        Raises:
+            PlanError: if nothing fits.
+        """
         return cls.on(batch_problem(shape, problem, kv_dtype))
 
     @classmethod
     def on(cls, problem: BatchProblem) -> "BatchReport":
-        """The same of a problem as the roofline model is asked."""
+        """Return the report on a problem in the form of the roofline model.
+
+        Raises:
+            PlanError: if nothing fits.
+        """
         choice = best_policy(problem)
         ahead = forecast_batch(problem, choice.policy)
         return cls(problem, choice, ahead, tuple(batch_gains(problem, ahead.rate)))
 
     @property
     def points(self) -> TurningPoints | None:
-        """Of neurons on the accelerator whose weights come from RAM; None without one."""
+        """The turning points for neurons on the accelerator whose weights come from RAM; None without an
+        accelerator.
+        """
         hierarchy, layer = Hierarchy.of(self.problem.machine), self.problem.layer
         if self.problem.machine.accelerator is None:
             return None
@@ -58,7 +69,7 @@ class BatchReport:
         return hierarchy.turning_points(0, 2.0 * tokens * layer.token_weights / float(layer.touched(tokens)), 1)
 
     def fields(self) -> dict[str, Any]:
-        """The object of `--json`: sizes in bytes, times in seconds."""
+        """Return the object for `--json`: sizes in bytes, times in seconds."""
         at, points = PolicyPoint.of(self.forecast.policy), self.points
         return {
             "policy": asdict(self.forecast.policy) | {"micro_batch": self.forecast.policy.micro_batch},
@@ -78,7 +89,7 @@ class BatchReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Sentences."""
+        """Yield the sentences for the user."""
         ahead, request = self.forecast, self.problem.request
         yield f"in a batch, of {request.most} requests: {policy_words(ahead.policy)}"
         yield (
@@ -107,7 +118,7 @@ class BatchReport:
 
 
 def batch_problem(shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> BatchProblem:
-    """What the roofline model is asked for a node that holds all of a model."""
+    """Return the roofline model's problem for a node that holds the whole model."""
     runs = [(block.kind, run, run.units) for block in shape.blocks for run in block.runs]
     layer = layer_shape(shape.config, runs, shape.config.heads, shape.config.kv_heads, kv_dtype)
     request = problem.request
@@ -118,7 +129,7 @@ def batch_problem(shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> Bat
 
 
 def policy_words(policy: BatchPolicy, sizes: bool = True) -> str:
-    """A_g, F_g, r_w and r_c in words, and N and mu before them."""
+    """Return the policy in words: A_g, F_g, r_w and r_c; with `sizes`, N and mu before them."""
     parts = [f"{policy.batch} at once (N), {policy.micro_batches} micro-batches of {policy.micro_batch} (mu)"] * sizes
     places = {True: "GPU", False: "CPU"}
     attends = "attention" if not policy.divided else "attention with keys and values in RAM"
@@ -135,7 +146,7 @@ def policy_words(policy: BatchPolicy, sizes: bool = True) -> str:
 
 
 def busy_words(ahead: BatchForecast, stretch: Stretch) -> str:
-    """Milliseconds of each resource for a layer, the busiest first."""
+    """Return the milliseconds of each resource for a layer, the busiest first."""
     busy = sorted(ahead.busy[stretch].items(), key=lambda item: -item[1])
     longest = busy[0][1]
     told = [f"{RESOURCES[name]} {short_number(_MS * value)} ms" for name, value in busy if value > _SHOWN * longest]

@@ -29,7 +29,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class RooflineChart:
-    """One picture. `levels` are horizontal lines at operations per second, `lines` vertical ones at intensities."""
+    """One chart. `levels` are horizontal lines at operations per second, `lines` vertical ones at intensities."""
 
     title: str
     slopes: Sequence[Slope]
@@ -38,7 +38,7 @@ class RooflineChart:
     marks: Sequence[Mark]
 
     def span(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Powers of ten that both axes go from and to."""
+        """Return the powers of ten at which each axis begins and ends."""
         xs = [x for _, x in self.lines] + [mark.intensity for mark in self.marks if mark.intensity > 0]
         xs += [slope.top / slope.rate for slope in self.slopes]
         across = floor(log10(min(xs)) - 0.3), ceil(log10(max(xs)) + 0.3)
@@ -48,7 +48,7 @@ class RooflineChart:
 
 
 def draw_charts(charts: Sequence[RooflineChart]) -> str:
-    """All of them, one below the other, as the text of an SVG file."""
+    """Return all charts, one below the other, as the text of an SVG file."""
     height = len(charts) * (_HEIGHT + 20)
     width = _LEFT + _WIDTH + _RIGHT
     body = [line for number, chart in enumerate(charts) for line in _chart(chart, number * (_HEIGHT + 20))]
@@ -57,7 +57,7 @@ def draw_charts(charts: Sequence[RooflineChart]) -> str:
 
 
 class _Axes:
-    """From intensities and operations per second to pixels."""
+    """The mapping from intensities and operations per second to pixels."""
 
     def __init__(self, chart: RooflineChart, top: int) -> None:
         self.across, self.up = chart.span()
@@ -65,13 +65,13 @@ class _Axes:
         self.top, self.bottom = top + _TOP, top + _HEIGHT - _BOTTOM
 
     def x(self, intensity: float) -> float:
-        """Pixels from the left."""
+        """Return the distance from the left in pixels."""
         first, last = self.across
         at = (log10(intensity) - first) / (last - first)
         return round(self.left + min(max(at, 0.0), 1.0) * (self.right - self.left), 1)
 
     def y(self, performance: float) -> float:
-        """Pixels from the top."""
+        """Return the distance from the top in pixels."""
         first, last = self.up
         at = (log10(performance) - first) / (last - first)
         return round(self.bottom - min(max(at, 0.0), 1.0) * (self.bottom - self.top), 1)

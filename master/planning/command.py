@@ -1,4 +1,4 @@
-"""The command `tpi plan`: flags in, a table or one JSON object out. No weight is read for it."""
+"""The command `tpi plan`: flags in, a table or one JSON object out. It reads no weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from worker.pipelines.decide import several_cards
     "--device",
     multiple=True,
     metavar="NAME",
-    help="Accelerator: opencl[:i], cuda[:i] or emu:..., repeated for several; auto: what is here; cpu: none (default).",
+    help="Accelerator: opencl[:i], cuda[:i] or emu:..., or several; auto: one that is found; cpu: none (default).",
 )
 @click.option(
     "--gpu-memory",
@@ -60,7 +60,7 @@ from worker.pipelines.decide import several_cards
     "--pipeline",
     type=click.Choice(["auto", "performance", "memory", "batch", "demand"]),
     default="auto",
-    help="Load the next block beside the one in use, or one at a time; batch: micro-batches of many requests; demand: "
+    help="Load the next block during the current one, or one at a time; batch: micro-batches of many requests; demand: "
     "experts as they are wanted.",
 )
 @click.option(
@@ -75,7 +75,7 @@ from worker.pipelines.decide import several_cards
     default=1,
     show_default=True,
     type=click.IntRange(1, 4096),
-    help="Requests at once; of many, also how to batch them.",
+    help="Requests at once; for more than 1, also plan how to batch them.",
 )
 @home_options
 @click.option("--svg", type=PATH, help="With --batch: draw this machine's roofs to a file.")
@@ -83,7 +83,9 @@ from worker.pipelines.decide import several_cards
 @click.option("--cache", type=DIRECTORY, help="Directory for packs and figures (default: ~/.cache/tpi).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | None, **flags: Any) -> None:
-    """Say what would lie where, be computed where, and how fast it would be, before anything is loaded."""
+    """Show where weights would be, where they would be computed, and how fast that would be, without loading
+    anything.
+    """
     if svg is not None and flags["batch"] == 1:
         raise UsageError("--svg draws the roofs of a batch; give --batch with the number of requests, such as 256")
     if svg is not None and any(flags[name] for name in ("devices", "topology", "workers")):
@@ -96,7 +98,7 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
 
 
 def _plan_node(model: str, dtype: str, as_json: bool, cache: Path, svg: Path | None, flags: dict[str, Any]) -> None:
-    """Say what one machine would do with the model, and how fast it would be."""
+    """Report what one machine would do with the model, and how fast it would be."""
     shape, node, problem = _problem(model, dtype, cache, flags)
     refuse_idle(node.machine, flags)
     batch = _batch_report(shape, problem, svg, flags)
@@ -116,10 +118,10 @@ def _plan_node(model: str, dtype: str, as_json: bool, cache: Path, svg: Path | N
 
 
 def _batch_report(shape: ModelShape, problem: Problem, svg: Path | None, flags: dict[str, Any]) -> BatchReport | None:
-    """Return the plan of micro-batches, if one is asked for; None, with a warning, where a run would make none.
+    """Return the plan of micro-batches; None if none is asked for, or, with a warning, if a run would make none.
 
     Raises:
-        PlanError: if nothing fits, or several accelerators are named and micro-batches are insisted on.
+        PlanError: if nothing fits, or if micro-batches are insisted on and several accelerators are named.
     """
     insists = flags["pipeline"] == "batch"
     if flags["batch"] == 1 and not insists:
@@ -148,12 +150,12 @@ def _request(shape: ModelShape, flags: dict[str, Any]) -> Workload:
 
 
 def _files(cache: Path) -> list[Path]:
-    """On the disk that this machine would read."""
+    """Return the model files in the cache, which are on the disk that would be read."""
     return sorted((cache / "packs").glob("*/*.safetensors"))
 
 
 def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, flags: dict[str, Any]) -> None:
-    """Say who of a home would hold what of the model, and how fast it would be."""
+    """Report what each machine of a home would hold of the model, and how fast it would be."""
     shape = model_shape(model, dtype, cache, sum(machine.memory for machine in home.machines))
     asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"])
     if flags["batch"] > 1 and (why := next(filter(None, map(several_cards, home.batching)), "")):
@@ -174,7 +176,7 @@ def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, f
 
 
 def _home_report(asked: HomeModel) -> HomeReport | None:
-    """Of all requests at once; None where they do not fit, and are batched."""
+    """Return the report for all requests at once; None if they do not fit and are batched instead."""
     try:
         return HomeReport.of(asked)
     except PlanError:
@@ -184,14 +186,14 @@ def _home_report(asked: HomeModel) -> HomeReport | None:
 
 
 def _dealt(asked: HomeModel) -> Dealing:
-    """Who holds what where requests come one after the other."""
+    """Return the best split for requests one after the other."""
     return best_split(replace(asked, request=replace(asked.request, sequences=1)).problem)
 
 
 def _report(
     shape: ModelShape, node: PlannedNode, problem: Problem, batch: BatchReport | None, pipeline: str
 ) -> PlanReport | None:
-    """Of all requests at once; None where they do not fit, and are batched."""
+    """Return the report for all requests at once; None if they do not fit and are batched instead."""
     return PlanReport.of(shape, node, problem, pipeline) if batch is None or feasible(problem) else None
 
 
@@ -214,7 +216,11 @@ def _node_flags(flags: dict[str, Any]) -> NodeFlags:
 
 
 def _size(flag: str, text: str) -> int:
-    """Bytes of a flag."""
+    """Return the bytes that a flag gives.
+
+    Raises:
+        UsageError: if it is not a size, or 0.
+    """
     if not (size := parse_size(text, flag)):
         raise UsageError(f"{flag} 0 leaves nothing to plan with; give for example 600MiB or 4GiB")
     return size

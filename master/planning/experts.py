@@ -1,4 +1,4 @@
-"""Experts that would come to an accelerator as they are wanted: whether that is planned, and what is said of it."""
+"""Experts that are loaded to an accelerator on demand: whether that is planned, and the report on it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from worker.demand.plan import recording_of
 
 @dataclass(frozen=True)
 class ExpertsReport:
-    """What is predicted, of the `problem` with routed experts in segments of their own; `keys` are the experts.
+    """The forecast for experts on demand; `problem` has each routed expert in a segment of its own.
 
-    `still` is how many seconds the request takes if nothing moves.
+    `keys` are the experts. `still` is the time in seconds that the request takes if no weights move.
     """
 
     work: ExpertWork
@@ -34,12 +34,12 @@ class ExpertsReport:
 
     @property
     def pays(self) -> bool:
-        """Whether it is faster than if nothing moves, and not all experts lie there anyway."""
+        """True if it is faster than if no weights move, and not all experts fit on the accelerator anyway."""
         return self.forecast.seconds < self.still and self.forecast.slots < self.work.units
 
     @cached_property
     def there(self) -> list[int]:
-        """Of each layer with experts, how many would lie on the accelerator at first."""
+        """How many experts of each layer would be on the accelerator at first, for layers with experts."""
         recording = recording_of(self.routing, self.keys)
         choice = select(recording, self.forecast.slots).choice if recording is not None else GUARDED
         first = worthiest(warmed(choice, self.keys, recording), self.keys, self.forecast.slots)
@@ -47,7 +47,7 @@ class ExpertsReport:
         return [counts[block] for block in dict.fromkeys(block for block, _ in self.keys)]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the sentences for the user."""
         found, there, each = self.forecast, self.there, self.work.experts
         span = f"{min(there)}" if min(there) == max(there) else f"{min(there)} to {max(there)}"
         known = "as recorded" if self.routing else "as if all were as likely; tpi profile records what they are"
@@ -60,7 +60,7 @@ class ExpertsReport:
         ]
 
     def fields(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the object for `--json`."""
         found = self.forecast
         return {
             "slots": found.slots,
@@ -76,7 +76,10 @@ class ExpertsReport:
 
 
 def planned_demand(shape: ModelShape, problem: Problem, still: float) -> ExpertsReport | None:
-    """Experts on demand, if there is a way; `still` is what a request takes if nothing moves."""
+    """Return the report on experts on demand, or None if they are not possible.
+
+    `still` is the time in seconds that a request takes if no weights move.
+    """
     work, keys = _experts(shape), _keys(shape)
     if work is None:
         return None

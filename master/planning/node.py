@@ -1,4 +1,4 @@
-"""The machine that is planned for: described in words, emulated, or this one, measured."""
+"""The machine to plan for: described in words, emulated, or this one, measured."""
 
 import time
 from collections.abc import Sequence
@@ -26,29 +26,29 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class NodeFlags:
-    """What the command line says of the machine; sizes in bytes, None: as it is."""
+    """The flags that describe the machine. Sizes in bytes; None: what the machine has."""
 
     machine: str | None = None
     devices: tuple[str, ...] = ()
     memory: int | None = None
     gpu_memory: tuple[int, ...] = ()  # for each of `devices`, or for all of them
     remeasure: bool = False
-    threads: int = 0  # that compute; 0: as many as there are
+    threads: int = 0  # compute threads; 0: all cores
 
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A machine with the memory that may be used, and in words where its figures are from."""
+    """A machine with the memory that may be used; `told` says in words where its figures are from."""
 
     machine: NodeMachine
     told: str
 
 
 def planned_node(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:
-    """The machine of these flags; `files` are on the disk that would be read, if it is this machine's.
+    """Return the machine that the flags describe; `files` are on the disk that this machine would read.
 
     Raises:
-        UsageError: if a machine is described twice or wrongly, or a device is not there.
+        UsageError: if a machine is described twice or wrongly, or a device does not exist.
         PlanError: if more memory is asked for than a described machine or the accelerator has.
     """
     node = _node(flags, cache, files)
@@ -68,7 +68,7 @@ def _node(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNode:
 
 
 def _roomy(machine: NodeMachine, told: str, asked: int | None) -> PlannedNode:
-    """Return a described machine less what the system and other programs need of its memory.
+    """Return a described machine, less the memory that the system and other programs need.
 
     Raises:
         PlanError: if more memory is `asked` for, in bytes, than the machine has.
@@ -96,7 +96,7 @@ def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNo
         names.append("no graphics chip was found")
     disk = disk_for(files, cache).bytes_per_second
     if not disk:
-        names.append("a laptop's disk, since nothing is here to measure this one by")
+        names.append("a laptop's disk, since there is no file to measure this one")
     rate = DiskRate(OF_DISK * disk) if disk else LAPTOP.disk
     cards, bus = [each.figures for each in found], host.figures.read / OF_MEMORY
     first = cards[0] if cards else None
@@ -105,7 +105,7 @@ def _measured(flags: NodeFlags, cache: Path, files: Sequence[Path]) -> PlannedNo
 
 
 def _rates(devices: Sequence[Device], flags: NodeFlags, cache: Path) -> list[Remembered[Accelerator]]:
-    """Return the figures of the accelerators; none, with a warning, where one fails that the user did not ask for."""
+    """Return the figures of the accelerators; if one fails that the user did not ask for, warn and return none."""
     try:
         return [device_rates(each, cache, flags.remeasure) for each in devices]
     except Exception as error:
@@ -116,7 +116,7 @@ def _rates(devices: Sequence[Device], flags: NodeFlags, cache: Path) -> list[Rem
 
 
 def _opened(flags: NodeFlags) -> Sequence[Device]:
-    """The accelerators that are named, or found."""
+    """Return the accelerators that are named or found."""
     if flags.devices in HOST_ONLY:
         return ()
     if flags.devices == (AUTO,):

@@ -1,4 +1,4 @@
-"""From a model's shape, a machine and the flags to the problem that the cost model solves, for one node alone."""
+"""The cost model's problem for one node alone, made from a model's shape, a machine and the flags."""
 
 from collections.abc import Sequence
 
@@ -18,17 +18,17 @@ from tpi.system.machine import usable_cores
 from worker.plan.fit import token_bytes
 from worker.plan.segments import tile_size
 
-_PASSING = 1  # arrays as long as x on their way between segments
-_MOST_SEGMENTS = 256  # of which plans are made in a fraction of a second
+_PASSING = 1  # arrays as large as x that pass between segments
+_MOST_SEGMENTS = 256  # for so many, plans are made in a fraction of a second
 _F32 = 4
 _PROMPT, _ANSWER = 512, 128  # tokens
-_SAMPLING = 8  # arrays of one value per token of the vocabulary, as in `worker.plan.fit`
+_SAMPLING = 8  # arrays with a value for each token of the vocabulary, as in `worker.plan.fit`
 
 
 def planning_problem(
     shape: ModelShape, machine: NodeMachine, request: Workload, limits: Limits, kv_dtype: KvDtype | None
 ) -> Problem:
-    """What is to be placed on `machine`: all blocks of the model, and its tables."""
+    """Return the problem of placing all blocks of the model, and its tables, on `machine`."""
     config = shape.config
     work = work_of(config, shape.blocks, kv_dtype or default_kv(shape), shape.head, ffn_parts(shape.blocks))
     token = token_bytes(config, config.heads, config.kv_heads, neurons_passed(config), _PASSING)
@@ -36,7 +36,7 @@ def planning_problem(
 
 
 def _there(shape: ModelShape, request: Workload) -> CardRoom:
-    """As `worker.plan.fit.there_bytes`."""
+    """Return the room that the accelerator needs, calculated as by `worker.plan.fit.there_bytes`."""
     config = shape.config
     vectors = sum(_F32 * length for block in shape.blocks if block.kind != "experts" for _, length in block.vectors)
     vectors += _F32 * len(config.inv_freq) * config.layers
@@ -45,7 +45,9 @@ def _there(shape: ModelShape, request: Workload) -> CardRoom:
 
 
 def ffn_parts(blocks: Sequence[BlockShape]) -> int:
-    """Into how many segments an FFN block is cut: about as large as attention's, as far as planning stays quick."""
+    """Return how many segments an FFN block is cut into: about as large as attention's, but few enough to plan
+    quickly.
+    """
     attention = [unit_bytes(block) for block in blocks if block.kind == "attention"]
     ffn = [unit_bytes(block) for block in blocks if half_of(block) == "ffn"]
     alike = round(max(ffn, default=0) / tile_size(min(attention, default=1)))
@@ -56,14 +58,14 @@ def ffn_parts(blocks: Sequence[BlockShape]) -> int:
 def request_of(
     config: ModelConfig, prompt: int | None, answer: int | None, sequences: int, context: int | None
 ) -> Workload:
-    """What is asked of the model; None: a prompt of 512 tokens and an answer of 128, less where the context is short.
+    """Return the request to plan for. By default the prompt has 512 tokens and the answer 128, less in a short context.
 
     Raises:
-        UsageError: if the context is beyond the model's, or a prompt with its answer beyond the context.
+        UsageError: if the context exceeds the model's, or a prompt with its answer exceeds the context.
     """
     longest = config.context
     if context is not None and context > longest:
-        raise UsageError(f"-c {context} is over the {longest} tokens that this model was made for; give at most those")
+        raise UsageError(f"-c {context} is over the {longest} tokens that this model was made for; give a smaller -c")
     room = context or min(DEFAULT_CONTEXT, longest)
     asked = prompt or max(1, min(_PROMPT, room // 2)), answer or max(1, min(_ANSWER, room // 4))
     if sum(asked) > room:
@@ -75,13 +77,13 @@ def request_of(
 
 
 def default_kv(shape: ModelShape) -> KvDtype:
-    """As `master.deployment.deploy.kv_dtype`: f32 where the weights are, else f16."""
+    """Return the default format of keys and values: f32 if the weights are f32, else f16."""
     formats = {part.format for block in shape.blocks for run in block.runs for part in run.parts}
     return "f32" if formats == {"f32"} else "f16"
 
 
 def _fixed(shape: ModelShape) -> int:
-    """Bytes that do not depend on where anything lies: the process, vectors, sampling, rows of the embedding."""
+    """Return the bytes that any placement needs: the process, vectors, sampling, rows of the embedding."""
     vectors = sum(_F32 * length for block in shape.blocks for _, length in block.vectors)
     sampling = _F32 * _SAMPLING * shape.config.vocab
     rows = 0 if shape.config.tied else min(TILE, unit_bytes(shape.embedding))

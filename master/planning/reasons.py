@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in sentences."""
+"""Why a plan was chosen, in sentences."""
 
 from collections.abc import Iterator
 from math import inf
@@ -11,16 +11,16 @@ _STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
 _OTHER_KV: dict[KvTier, KvTier] = {"gpu": "ram", "ram": "gpu"}
 _OTHER_PIPELINE: dict[Pipeline, Pipeline] = {"performance": "memory", "memory": "performance"}
 _MEMORIES: dict[KvTier, str] = {"gpu": "the GPU's memory", "ram": "RAM"}
-_MUCH = 1.005  # times as long: less is no reason
+_MUCH = 1.005  # times as long; a smaller difference is not given as a reason
 
 
 def reasons(problem: Problem, chosen: OffloadChoice) -> list[str]:
-    """What was chosen against what, and by how much."""
+    """Return sentences that compare the choice with its alternatives."""
     return [*_places(problem, chosen), *_others(problem, chosen)]
 
 
 def _places(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
-    """Where what does not stay on the accelerator is computed."""
+    """Yield where segments outside the accelerator's memory are computed."""
     if problem.machine.accelerator is None:
         yield "without an accelerator the CPU computes everything"
         return
@@ -34,7 +34,7 @@ def _places(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
 
 
 def _others(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
-    """The other place of the keys and values, and the other pipeline."""
+    """Yield the comparisons with the other place for keys and values, and with the other pipeline."""
     kv, pipeline = chosen.offload.kv, chosen.offload.pipeline
     other_kv, other_pipeline = _OTHER_KV[kv], _OTHER_PIPELINE[pipeline]
     yield from _against(f"the {other_pipeline} pipeline", chosen, kv, other_pipeline)

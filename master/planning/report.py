@@ -1,4 +1,4 @@
-"""All that `tpi plan` says of one node, as figures: made once, for the table and for `--json`."""
+"""The report of `tpi plan` on one node, as figures: made once, for the table and for `--json`."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _PERCENT = 100.0
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A node's problem, what was chosen for it, and what that will do."""
+    """A node's problem, the plan that was chosen for it, and the forecast."""
 
     shape: ModelShape
     node: PlannedNode
@@ -31,13 +31,13 @@ class PlanReport:
     chosen: OffloadChoice
     forecast: OffloadForecast
     peaks: Peaks
-    crossovers: Mapping[str, int | None]  # tokens, of an FFN segment in RAM and on disk; empty without an accelerator
+    crossovers: Mapping[str, int | None]  # tokens from which moving an FFN segment to the accelerator pays, by tier
     gains: tuple[Gain, ...]
-    experts: ExpertsReport | None = None  # that come to the accelerator as they are wanted
+    experts: ExpertsReport | None = None  # experts that come to the accelerator on demand
 
     @classmethod
     def of(cls, shape: ModelShape, node: PlannedNode, problem: Problem, pipeline: str = "auto") -> "PlanReport":
-        """Choose, and work out the rest; `pipeline` as for `tpi run`.
+        """Choose a plan and forecast it; `pipeline` as for `tpi run`.
 
         Raises:
             PlanError: if nothing fits.
@@ -49,15 +49,15 @@ class PlanReport:
         experts = planned_demand(shape, problem, chosen.seconds)
         if pipeline == "demand" and experts is None:
             raise PlanError(
-                "--pipeline demand brings experts from memory to one accelerator that holds all else: this model, or "
-                "this machine, is not so; try --pipeline auto"
+                "--pipeline demand needs a model with experts, and one accelerator that holds all else: this model, or "
+                "this machine, does not fit; try --pipeline auto"
             )
         if experts is None or (pipeline == "auto" and not experts.pays):
             return report
         return report._with(experts)
 
     def _with(self, experts: ExpertsReport) -> "PlanReport":
-        """The same with experts on demand."""
+        """Return the report with experts on demand."""
         found, steps = experts.forecast, self.forecast
         decode = replace(steps.decode, seconds=found.token_seconds, use=found.use)
         return replace(
@@ -77,7 +77,7 @@ class PlanReport:
 
     @classmethod
     def _fixed(cls, shape: ModelShape, node: PlannedNode, problem: Problem, chosen: OffloadChoice) -> "PlanReport":
-        """What was chosen of the ways in which nothing moves but in a cycle."""
+        """Return the report on a plan in which weights only move in a fixed cycle."""
         offload = deepened(problem, chosen.offload)
         cards, work = problem.machine.cards, problem.work
         largest = max((each for each in work.segments if each.kind == "ffn"), key=lambda each: each.nbytes)
@@ -97,7 +97,7 @@ class PlanReport:
         )
 
     def lying(self, kind: str) -> dict[str, tuple[int, int]]:
-        """How many segments of a kind lie in each tier, and their bytes."""
+        """Return, for each tier, how many segments of a kind are there, and their bytes."""
         found = dict.fromkeys(map(str, TIERS), (0, 0))
         for segment, tier in zip(self.problem.work.segments, self.chosen.offload.residence, strict=True):
             if segment.kind == kind:
@@ -106,7 +106,7 @@ class PlanReport:
         return found
 
     def computed(self, kind: str) -> dict[str, dict[str, int]]:
-        """How many segments of a kind are computed in each place, in either stretch."""
+        """Return, for prompts and for decoding, how many segments of a kind are computed in each place."""
         told: dict[str, dict[str, int]] = {}
         for stretch in STRETCHES:
             places = zip(self.problem.work.segments, self.chosen.offload.places(stretch), strict=True)
@@ -115,7 +115,7 @@ class PlanReport:
         return told
 
     def fields(self) -> dict[str, Any]:
-        """The object of `--json`: the whole cluster's figures, then each node's. Times in seconds, sizes in bytes."""
+        """Return the object for `--json`: the cluster's figures, then each node's. Times in seconds, sizes in bytes."""
         ahead, request = self.forecast, self.problem.request
         return {
             "model": {
@@ -166,7 +166,7 @@ class PlanReport:
 
 
 def numbered(name: str, number: int) -> str:
-    """The name of something that each accelerator has, as `scheduler.model.offload.tasks.busy_seconds` has it."""
+    """Return a name with the number of the accelerator, as `scheduler.model.offload.tasks.busy_seconds` names lanes."""
     return name if number == 1 else f"{name} {number}"
 
 
@@ -175,5 +175,5 @@ def _percent(stretch: StretchForecast) -> dict[str, float]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: a bus without a limit is none."""
+    """Return the value; None for infinity, which JSON does not have."""
     return value if value < float("inf") else None

@@ -1,4 +1,4 @@
-"""Figures 4 and 5 of MoE-Lightning, attention and neurons of a model under the roofs of a machine, as charts."""
+"""Figures 4 and 5 of MoE-Lightning as charts: attention and neurons of a model under the roofs of a machine."""
 
 from collections.abc import Iterator
 
@@ -9,19 +9,19 @@ from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from tpi.kv import KvDtype, vector_bytes
 
 _FORMATS: tuple[KvDtype, ...] = ("f16", "q8", "q4")  # of keys and values
-_BATCHES = (1, 32, 128, 1024, 4096)  # tokens; the policy's own beside them
+_BATCHES = (1, 32, 128, 1024, 4096)  # tokens; shown in addition to the policy's own batch
 _PROCESSORS = {"RAM": "CPU"}
 _GIGA = 1e9
 
 
 def charts_of(problem: BatchProblem, policy: BatchPolicy, head_dim: int) -> list[RooflineChart]:
-    """Both charts."""
+    """Return both charts."""
     hierarchy = Hierarchy.of(problem.machine)
     return [_attention(hierarchy, problem, head_dim), _neurons(hierarchy, problem.layer, policy)]
 
 
 def _attention(hierarchy: Hierarchy, problem: BatchProblem, head_dim: int) -> RooflineChart:
-    """Its intensity does not depend on the batch; on the format of keys and values it does."""
+    """Return the chart of attention. Its intensity depends on the format of keys and values, not on the batch."""
     layer = problem.layer
     values = layer.heads - layer.mixed  # bytes of a token's keys and values in float32
     lines = []
@@ -32,7 +32,10 @@ def _attention(hierarchy: Hierarchy, problem: BatchProblem, head_dim: int) -> Ro
 
 
 def _neurons(hierarchy: Hierarchy, layer: LayerShape, policy: BatchPolicy) -> RooflineChart:
-    """A larger batch computes more with each byte that crosses the link, a larger micro-batch with each byte read."""
+    """Return the chart of neurons.
+
+    A larger batch computes more with each byte that crosses the link, a larger micro-batch with each byte that is read.
+    """
 
     def intensity(tokens: float) -> float:
         return 2.0 * tokens * layer.token_weights / float(layer.touched(tokens))
@@ -63,7 +66,9 @@ def _chart(
 
 
 def _marks(hierarchy: Hierarchy, own: float) -> Iterator[Mark]:
-    """P1 and P2, with the bytes of a computation on the accelerator in RAM; `own` is its intensity there."""
+    """Yield P1 and P2 for computing on the accelerator with bytes from RAM; `own` is the intensity in its own
+    memory.
+    """
     points, link = hierarchy.turning_points(0, own, 1), hierarchy.between(0, 1)
     if points.move > 0:
         yield Mark("P1", points.move, link * points.move)

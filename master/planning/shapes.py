@@ -28,9 +28,9 @@ _FLOAT_FORMATS = ("auto", "bf16", "q8", "q4")  # `--dtype auto` of float models:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a model takes, block by block, in order of use. No weight was read for it.
+    """The shapes of a model, block by block, in order of use. No weights are read for it.
 
-    `routing` is what `tpi profile` recorded beside its pack (`tpi.pack.routing.RoutingRecord.told`), if it did.
+    `routing` is what `tpi profile` recorded next to its pack (`tpi.pack.routing.RoutingRecord.told`), or empty.
     """
 
     name: str
@@ -43,12 +43,12 @@ class ModelShape:
 
 
 def model_shape(spec: str, dtype: str, cache: Path, room: int) -> ModelShape:
-    """The shape of the model that `spec` names.
+    """Return the shape of the model that `spec` names.
 
     Args:
-        spec: what `tpi run -m` takes, a config.json, or a directory that holds one and no weights.
-        dtype: as for `tpi run`; a pack keeps its own, and `auto` of float weights is the first format that fits.
-        room: bytes of memory, of all kinds, that `auto` is decided for.
+        spec: what `tpi run -m` takes, a config.json, or a directory with a config.json and no weights.
+        dtype: as for `tpi run`; a pack keeps its own. `auto` for float weights is the first format that fits.
+        room: bytes of memory, of all kinds, for which `auto` is decided.
 
     Raises:
         ModelError: if there is no such model, or its architecture is not supported.
@@ -84,7 +84,7 @@ def _of_directory(directory: Path, config: str, dtype: str, room: int) -> ModelS
 
 @contextmanager
 def _opened(directory: Path, config: str) -> Iterator[tuple[Model, Source]]:
-    """The model of a directory, with or without its weights."""
+    """Yield the model of a directory, with or without its weights."""
     fields = read_json(directory, config)
     if not any(directory.glob("*.safetensors")):
         yield from_config(fields, str(directory / config))
@@ -100,6 +100,6 @@ def _planned(name: str, dtype: str, model: Model, source: Source) -> ModelShape:
 
 
 def weight_bytes(shape: ModelShape) -> int:
-    """Bytes of the units of all blocks and tables; tied tables count once."""
+    """Return the bytes of the units of all blocks and tables; tied tables count once."""
     tables = (shape.head,) if shape.config.tied else (shape.embedding, shape.head)
     return sum(run.units * run.unit_bytes for block in (*shape.blocks, *tables) for run in block.runs)

@@ -1,4 +1,4 @@
-"""A plan for people: what lies where, what it will do, why, and what would help."""
+"""A plan as tables and sentences: where weights are, the forecast, the reasons, and what would help."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,18 +20,18 @@ _GIB, _MIB = float(1 << 30), float(1 << 20)
 _GIGA = 1e9
 _KINDS = {"attention": "attention", "ffn": "feed-forward"}
 _TIERS: dict[Tier, str] = {"gpu": "GPU", "ram": "RAM", "disk": "disk"}
-_LYING = {"ram": "in RAM", "disk": "on disk"}
+_LYING = {"ram": "RAM", "disk": "disk"}
 _PLACES = {"host": "CPU", "accelerator": "GPU"}
 _LANES = {
     "disk": "disk", "up": "link up", "down": "link down", "accelerator": "GPU", "host": "CPU", "bus": "RAM's bus",
 }  # fmt: skip
-_HELPS = 1.01  # times as fast: what helps less is not named
-_NAMED = 4  # things that help
-_SHOWN = 0.005  # of the time: lanes that are busy for less are not named
+_HELPS = 1.01  # a smaller speed-up is not named
+_NAMED = 4  # how many of the things that help are named
+_SHOWN = 0.005  # share of the time; lanes that are busy for less are not named
 
 
 def print_plan(report: PlanReport) -> None:
-    """The tables and the sentences, on stdout."""
+    """Print the tables and the sentences on stdout."""
     console = wide_console(stderr=False)
     tiers = TIERS if report.problem.machine.accelerator else TIERS[1:]
     for line in _heading(report):
@@ -45,7 +45,7 @@ def print_plan(report: PlanReport) -> None:
 
 
 def print_batch(report: BatchReport | GroupBatchReport) -> None:
-    """How to batch the requests, in sentences."""
+    """Print how to batch the requests, in sentences."""
     console = wide_console(stderr=False)
     for line in report.lines():
         console.say(line)
@@ -76,13 +76,13 @@ def _card(device: Accelerator) -> str:
 
 
 def _numbered(report: PlanReport) -> list[str]:
-    """The accelerators to which anything is dealt."""
+    """Return the names of the accelerators that are used."""
     count = len(report.peaks.cards) if report.problem.machine.cards else 0
     return [numbered(_TIERS["gpu"], number) for number in range(1, count + 1)]
 
 
 def _segments(report: PlanReport, tiers: Sequence[Tier]) -> Iterator[tuple[str, ...]]:
-    """Where segments lie, how many and how much, and where they are computed."""
+    """Yield rows: how many segments are where, their size, and where they are computed."""
     for kind in KINDS:
         lying, computed = report.lying(kind), report.computed(kind)
         cells = [f"{lying[tier][0]}: {_size(lying[tier][1])}" if lying[tier][0] else "-" for tier in tiers]
@@ -96,7 +96,7 @@ def _where(counts: Mapping[str, int]) -> str:
 
 
 def _memories(report: PlanReport) -> Iterator[tuple[str, ...]]:
-    """What each memory is for, its sum, and how much there is."""
+    """Yield rows: the parts of each memory, their sum, and the limit."""
     cards, host = report.problem.machine.cards, report.peaks.host
     parts = [*(report.peaks.cards if cards else ()), host]
     for part in fields(MemoryParts):
@@ -117,7 +117,7 @@ def _speeds(report: PlanReport) -> Iterator[str]:
     yield f"busy with prompts: {_use(ahead.prompt)}"
     for tier, tokens in report.crossovers.items():
         steps = f"steps of {tokens} tokens and more" if tokens and tokens > 1 else "any step" if tokens else "no step"
-        yield f"what lies {_LYING[tier]} is worth taking to the GPU for {steps}"
+        yield f"moving weights from {_LYING[tier]} to the GPU pays for {steps}"
 
 
 def _advice(report: PlanReport) -> Iterator[str]:
@@ -132,7 +132,7 @@ def _advice(report: PlanReport) -> Iterator[str]:
 
 
 def _dealing(report: PlanReport) -> Iterator[str]:
-    """What is whose, where there are several accelerators."""
+    """Yield how many segments each accelerator has, if there are several."""
     cards = Counter(report.chosen.offload.cards)
     if cards:
         names = [f"{numbered(_TIERS['gpu'], card + 1)} has {count}" for card, count in sorted(cards.items())]
@@ -140,13 +140,13 @@ def _dealing(report: PlanReport) -> Iterator[str]:
 
 
 def _use(stretch: StretchForecast) -> str:
-    """The lanes that are busy, the busiest first: it is the bottleneck."""
+    """Return the busy lanes, the busiest first, which is the bottleneck."""
     busy = sorted(stretch.use.items(), key=lambda item: -item[1])
     return ", ".join(f"{_lane(lane)} {100 * part:.0f}%" for lane, part in busy if part >= _SHOWN)
 
 
 def _lane(lane: str) -> str:
-    """A lane for people; those of a second accelerator have its number."""
+    """Return a lane's name in words, with the number of a second accelerator."""
     name, _, number = lane.partition(" ")
     return f"{_LANES[name]} {number}".rstrip()
 

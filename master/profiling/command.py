@@ -1,4 +1,4 @@
-"""The command `tpi profile`: a text in, a file beside the pack, a plot, and a table or one JSON object out."""
+"""The command `tpi profile`: a text in; a file next to the pack, a plot, and a table or one JSON object out."""
 
 import json
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ _AHEAD = 3  # layers
 @click.option("-m", "--model", help="What `tpi run` takes; its feed-forward networks or experts are profiled.")
 @click.option("--text", "text", required=True, type=PATH, help="A file of UTF-8 text.")
 @click.option("--dtype", default="auto", show_default=True, help="Format of the weights, as for tpi run.")
-@click.option("--tokens", type=click.IntRange(min=1), help="Use so many tokens of the text at most.")
+@click.option("--tokens", type=click.IntRange(min=1), help="Most tokens of the text to use (default: all).")
 @click.option(
-    "--predictors", is_flag=True, help="Train predictors of active neurons, too; they are kept beside the pack."
+    "--predictors", is_flag=True, help="Also train predictors of active neurons; they are stored next to the pack."
 )
 @click.option(
     "--ahead", default=0, show_default=True, type=click.IntRange(0), help="Layers that predictors look ahead."
@@ -42,16 +42,16 @@ _AHEAD = 3  # layers
     show_default=True,
     help="Shares of the nodes that will hold the model, as for tpi run: each gets its part of the hot neurons.",
 )
-@click.option("--cache", type=DIRECTORY, help="Where models are kept (default: ~/.cache/tpi).")
+@click.option("--cache", type=DIRECTORY, help="Directory for packs (default: ~/.cache/tpi).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @quiet_option
 def profile(model: str, text: Path, as_json: bool, **flags: Any) -> None:
     """Count which neurons of a model a text activates, or which experts it chooses.
 
-    Where activations are small but not 0 (SwiGLU), what leaving neurons out costs is measured, for --sparsity-error.
-    Stopped before its end, it goes on where it was. Where activations are often 0, the neurons then get new numbers,
-    the hot ones first, which runs with --sparsity use. A node that has no room for all experts replays what is recorded
-    here, and keeps them by the policy that finds most in its memory.
+    If activations are small but not 0 (SwiGLU), the error of leaving neurons out is measured, for --sparsity-error. A
+    profile that was stopped continues the next time. If activations are often 0, the neurons get new numbers, the most
+    active ones first, which runs with --sparsity use. A node that has no room for all experts chooses its cache policy
+    by the recorded use of experts.
     """
     words = _read(text)
     found = _profiled(model, words, text, flags)
@@ -88,7 +88,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     cache = flags["cache"] or default_cache()
     shares = parse_split(flags["split"], 1 + flags["split"].count(","))
     pack = open_model(model, flags["dtype"], cache)
-    deal_shards(pack.config, units_of(pack), shares)  # refuses what is too many, before hours are spent
+    deal_shards(pack.config, units_of(pack), shares)  # fails before hours are spent if there are too many nodes
     length = min(LENGTH, pack.config.context, flags["tokens"] or LENGTH)
     ids = Tokenizer.load(pack).encode(words)[: flags["tokens"]]
     if len(ids) < length:
@@ -111,7 +111,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
 
 
 def _numbered(pack: "Pack", use: NeuronUse, shares: Sequence[float], cache: Path) -> dict[str, Any] | None:
-    """The renumbered pack's figures; None, with a warning, where it cannot be kept: the profile is complete."""
+    """Write the renumbered pack and return its figures; if it cannot be written, warn and return None."""
     from master.profiling.numbering import Numbering
     from tpi.progress import phase, warn
 
@@ -126,7 +126,7 @@ def _numbered(pack: "Pack", use: NeuronUse, shares: Sequence[float], cache: Path
 
 
 def _routed(pack: "Pack", tokens: "I32", kernels: "Kernels", predictors: bool) -> dict[str, Any]:
-    """A model with experts: which of them its tokens choose."""
+    """Record which experts the tokens choose, for a model with experts; return the figures."""
     from master.profiling.routing import record_routing, routing_figures
     from tpi.pack.routing import NAME
     from tpi.progress import phase
@@ -145,7 +145,10 @@ def _routing_table(found: dict[str, Any]) -> str:
 
 
 def _figures(use: NeuronUse) -> dict[str, Any]:
-    """Shares from 0 to 1; `foretold` by look-ahead distance is the mean over layers (`NeuronUse.foretold`)."""
+    """Return the figures of a profile: shares from 0 to 1.
+
+    `foretold`, by look-ahead distance in layers, is the mean over layers (`NeuronUse.foretold`).
+    """
     ahead = range(1, min(_AHEAD, use.layers - 1) + 1)
     return {
         "tokens": use.tokens,
@@ -169,7 +172,7 @@ def _table(found: dict[str, Any]) -> str:
     lines += [f"foretold {far} ahead by single neurons: {share:.0%}" for far, share in found["foretold"].items()]
     lines += [head_line(found["heads"]), *_gated(found.get("gates"))]
     lines += [*_predicted(found.get("predictors")), *_renumbered(found.get("numbering"))]
-    return "\n".join([*lines, f"kept in {found['profile']}; plot in {found['plot']}"])
+    return "\n".join([*lines, f"stored in {found['profile']}; plot in {found['plot']}"])
 
 
 def _gated(found: dict[str, Any] | None) -> list[str]:
@@ -196,6 +199,6 @@ def _predicted(found: dict[str, Any] | None) -> list[str]:
         names = ", ".join(f"{at} ({found['layers'][at]['recall']:.1%})" for at in short)
         lines.append(
             f"{'layers' if len(short) > 1 else 'layer'} {names}: less than the {found['aim']:.0%} of active neurons "
-            "that are sought; what is not named is left out, so compare answers with --sparsity off, or give more text"
+            "aimed at; neurons that they miss are left out, so compare answers with --sparsity off, or give more text"
         )
     return lines

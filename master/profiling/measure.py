@@ -1,4 +1,4 @@
-"""A profile over a text, piece by piece: what is done is kept after each piece, and gone on with the next time."""
+"""A profile over a text, piece by piece: progress is stored after each piece, and continued the next time."""
 
 import hashlib
 from collections.abc import Callable
@@ -21,15 +21,15 @@ from tpi.sparsity.usage import I64, NAME, U8, NeuronUse, load_use, packed, save_
 
 Active = npt.NDArray[np.bool_]
 Judge = Callable[[int, FfnWeights, F32], Active]  # layer, weights and its input: which neurons are active
-PIECE = 8  # sequences that pass the model together
+PIECE = 8  # sequences that pass through the model together
 
 
 def profile_model(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress) -> NeuronUse:
-    """The use of a model's neurons over `tokens` `[sequences, length]`; kept beside the pack after every piece.
+    """Return the use of a model's neurons over `tokens` `[sequences, length]`; store it after every piece.
 
     Raises:
-        ModelError: if the model has experts, or what is kept beside the pack is damaged.
-        WeightsError: if nothing can be kept there.
+        ModelError: if the model has experts, or the stored profile is damaged.
+        WeightsError: if the profile cannot be stored.
     """
     path = pack.path / NAME
     use = _begun(pack, tokens, path)
@@ -46,7 +46,7 @@ def profile_model(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress)
 
 
 def _begun(pack: Pack, tokens: I32, path: Path) -> NeuronUse:
-    """What was done before, if it was with this pack and text; else a beginning."""
+    """Return the stored profile of this pack and text, or an empty one."""
     of = text_id(pack, tokens)
     if path.exists() and (kept := load_use(path)).of == of:
         return kept
@@ -54,21 +54,25 @@ def _begun(pack: Pack, tokens: I32, path: Path) -> NeuronUse:
 
 
 def gate_curves(pack: Pack, tokens: I32, kernels: Kernels) -> GateCurves:
-    """What may be left out at which error, from the first piece of `tokens`; kept beside the pack. Errors as
-    `profile_model`."""
+    """Return how many neurons may be left out at which error, from the first piece of `tokens`; store it.
+
+    Raises:
+        ModelError: if the stored curves are damaged.
+        WeightsError: if they cannot be stored.
+    """
     path, of = pack.path / GATES, text_id(pack, tokens)
     kept = load_curves(path, pack.config.layers, pack.config.intermediate)
     if kept is not None and kept.of == of:
         return kept
     with phase(f"measuring what {pack.path.name} may leave out") as progress:
         found = measure_curves(pack, tokens[:PIECE], kernels, of, progress=progress)
-    if len(found.layers) == pack.config.layers:  # a model of other layers is refused by who counts
+    if len(found.layers) == pack.config.layers:  # the caller refuses models with other layers
         save_curves(path, found)
     return found
 
 
 def text_id(pack: Pack, tokens: I32) -> str:
-    """Of which pack and text a measurement is."""
+    """Return an id of the pack and text of a measurement."""
     manifest = (pack.path / MANIFEST).read_bytes()
     return hashlib.sha256(
         manifest + np.array(tokens.shape, "<i4").tobytes() + tokens.astype("<i4").tobytes()
@@ -76,7 +80,10 @@ def text_id(pack: Pack, tokens: I32) -> str:
 
 
 def _judge(pack: Pack, curves: GateCurves | None) -> Judge:
-    """By the activation, if it can be 0; else by the thresholds for the default error."""
+    """Return a function that says which neurons are active.
+
+    It uses the activation if that can be 0, else the thresholds for the default error.
+    """
     if curves is None:
         return lambda layer, weights, x: weights.active(x)
     layers = curves.at(DEFAULT_ERROR).layers
@@ -84,7 +91,7 @@ def _judge(pack: Pack, curves: GateCurves | None) -> Judge:
 
 
 def _counted(pack: Pack, piece: I32, kernels: Kernels, judge: Judge) -> tuple[I64, U8]:
-    """How many tokens have each neuron, and which: `[layers, neurons]` and `[layers, tokens, bytes]`."""
+    """Return how many tokens activate each neuron, `[layers, neurons]`, and which, `[layers, tokens, bytes]`."""
     counts: list[I64] = []
     bits: list[U8] = []
 

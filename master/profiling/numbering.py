@@ -1,4 +1,4 @@
-"""The renumbered pack that a profile leaves: written once it is complete, in the numbers that runs then use."""
+"""The renumbered pack that a profile writes, as a whole, with its predictors and profile in the new numbers."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from tpi.sparsity.renumber import (
 
 @dataclass(frozen=True, eq=False)
 class Numbering:
-    """New numbers for the neurons of `pack`, used as `use` says, on nodes of these shares."""
+    """New numbers for the neurons of `pack`, whose use is `use`, for nodes of these shares."""
 
     pack: Pack
     use: usage.NeuronUse
@@ -43,7 +43,11 @@ class Numbering:
 
     @classmethod
     def of(cls, pack: Pack, use: usage.NeuronUse, shares: Sequence[float]) -> "Numbering":
-        """Raises PlanError if the model has too few neurons for so many nodes."""
+        """Choose the new numbers.
+
+        Raises:
+            PlanError: if the model has too few neurons for so many nodes.
+        """
         shards = deal_shards(pack.config, units_of(pack), shares)
         parts = [len(shard.ffn.scaled(FFN_UNIT, use.neurons)) for shard in shards]
         orders = [renumber(use.frequency[at], use.active(at), parts) for at in range(use.layers)]
@@ -55,11 +59,11 @@ class Numbering:
         return numbered_path(self.pack.path, self.shares)
 
     def keep(self, cache: Path, progress: Progress) -> None:
-        """Write the renumbered pack with its predictors and its profile, as a whole or not at all, unless it is there.
+        """Write the renumbered pack with its predictors and profile, atomically, unless it exists already.
 
         Raises:
-            WeightsError: if the disk has no room or cannot be written, or a running process uses another one there.
-            ModelError: if the predictors beside the pack are damaged.
+            WeightsError: if the disk is full or cannot be written, or a running process uses another one there.
+            ModelError: if the predictors next to the pack are damaged.
         """
         predictors = files.load_predictors(self.pack.path / files.NAME)
         of = made_from(self.pack.path, np.stack(self.orders))
@@ -71,7 +75,7 @@ class Numbering:
         made(PackRecord(cache, self.path.absolute()))
 
     def figures(self) -> dict[str, Any]:
-        """In how many runs a token's active neurons of a layer lie, before and after."""
+        """Return the mean number of runs that a token's active neurons of a layer form, before and after."""
         before, after = runs_of_active(self.use), runs_of_active(self.use, self.orders)
         return {"path": str(self.path), "shares": list(self.shares), "runs": {"before": before, "after": after}}
 
@@ -84,7 +88,7 @@ class Numbering:
         save_orders(directory / NAME, self.orders, of)
 
     def _is_there(self, cache: Path, of: str, layers: Collection[int]) -> bool:
-        """Whether all of it is, with predictors of these layers."""
+        """Return True if the renumbered pack is complete, with predictors of these layers."""
         try:
             kept = load_orders(self.path / NAME)[1]
             usage.load_use(self.path / usage.NAME)
@@ -96,11 +100,11 @@ class Numbering:
 
 
 def numbering_line(found: dict[str, Any]) -> str:
-    """For people."""
+    """Return the sentence for the user."""
     nodes = len(found["shares"])
     whose = "one node" if nodes == 1 else f"{nodes} nodes"
     runs = found["runs"]
     return (
-        f"neurons are renumbered for {whose}: a token's active ones of a layer lie in {runs['after']:.1f} runs, where "
-        f"they lay in {runs['before']:.1f}; kept in {found['path']}"
+        f"neurons are renumbered for {whose}: a token's active ones of a layer form {runs['after']:.1f} runs, "
+        f"formerly {runs['before']:.1f}; stored in {found['path']}"
     )

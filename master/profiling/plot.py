@@ -1,4 +1,4 @@
-"""PowerInfer's figure 5 as SVG: what share of all activations the most active neurons make."""
+"""PowerInfer's figure 5 as SVG: the share of all activations that the most active neurons have."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ import numpy as np
 from tpi.sparsity.usage import F64, NeuronUse, cumulative
 
 _WIDTH, _HEIGHT, _EDGE = 480, 320, 48
-_POINTS = 200  # of a curve
-_HUES = (210, 20)  # from the first layer to the last
+_POINTS = 200  # points of a curve
+_HUES = (210, 20)  # hues from the first layer to the last
 
 
 def figure(use: NeuronUse) -> str:
-    """One thin curve for each layer, and a thick one for the whole model."""
+    """Return an SVG with one thin curve for each layer, and a thick one for the whole model."""
     hues = np.linspace(*_HUES, use.layers)
     curves = [
         _curve(cumulative(counts), f"hsl({hue:.0f} 70% 50%)", 1, f"layer {at}")

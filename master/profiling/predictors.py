@@ -1,4 +1,4 @@
-"""Predictors trained from a text, and kept beside the pack."""
+"""The training of predictors from a text; they are stored next to the pack."""
 
 from shutil import disk_usage
 from typing import Any
@@ -14,24 +14,24 @@ from tpi.sparsity.files import NAME, save_predictors
 from tpi.sparsity.replay import I32
 from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measured, train_predictors, training_bytes
 
-LIMIT = 0.06  # of the pack's bytes
-TOKENS = 65_536  # of the text, at most
-EXAMPLES = "examples"  # in the pack's directory, until the predictors are there
-STEPS = 3000  # of Adam: after 800 a tenth more neurons are named for the same recall
-LEARNED, VALIDATED = 0.75, 0.15  # shares of the tokens, in this order; the others are for measuring
+LIMIT = 0.06  # most of the pack's bytes that predictors may take
+TOKENS = 65_536  # most tokens of the text that are used
+EXAMPLES = "examples"  # in the pack's directory, until the predictors are stored
+STEPS = 3000  # steps of Adam: after 800, a tenth more neurons are chosen for the same recall
+LEARNED, VALIDATED = 0.75, 0.15  # shares of the tokens, in this order; the rest is for measuring
 _MIB = 1 << 20
 
 Parts = tuple[dict[int, LayerExamples], dict[int, LayerExamples], dict[int, LayerExamples]]
 
 
 def train_beside(pack: Pack, tokens: I32, kernels: Kernels, ahead: int) -> dict[str, Any]:
-    """Train a predictor for each layer of `pack` on `tokens` `[sequences, length]`, and say what they are.
+    """Train a predictor for each layer of `pack` on `tokens` `[sequences, length]`; return their figures.
 
-    They learn from the beginning of the text, are chosen on what follows, and measured on its end.
+    They learn from the beginning of the text, are selected on the next part, and measured on its end.
 
     Raises:
-        ModelError: if activations of the model are never 0, the look-ahead is no layer, or memory is too small.
-        WeightsError: if examples or predictors cannot be kept.
+        ModelError: if activations of the model are never 0, the look-ahead exceeds the layers, or memory is too small.
+        WeightsError: if examples or predictors cannot be stored.
     """
     if not 0 <= ahead < pack.config.layers:
         raise ModelError(f"--ahead {ahead} is beyond this model's {pack.config.layers} layers; give a smaller one")
@@ -51,7 +51,7 @@ def train_beside(pack: Pack, tokens: I32, kernels: Kernels, ahead: int) -> dict[
 
 
 def parted(examples: dict[int, LayerExamples]) -> Parts:
-    """The examples to learn from, to choose thresholds and widths on, and to measure on; by layer."""
+    """Return the examples for learning, for choosing thresholds and widths, and for measuring, each by layer."""
     parts: Parts = ({}, {}, {})
     for layer, one in examples.items():
         first, second = round(LEARNED * len(one)), round((LEARNED + VALIDATED) * len(one))
@@ -89,10 +89,14 @@ def _check_memory(pack: Pack) -> None:
 
 
 def _check_disk(pack: Pack, tokens: I32, files: ExampleFiles) -> None:
-    """Refuse what the disk has no room for, what was collected before counted."""
+    """Check that the disk has room for the examples, counting those that were collected before.
+
+    Raises:
+        WeightsError: if it does not.
+    """
     free = disk_usage(pack.path).free + files.nbytes
     if (needed := tokens.size * token_bytes(pack)) > free:
         raise WeightsError(
-            f"what predictors of {pack.path.name} learn from takes {needed // _MIB} MiB of disk meanwhile, and "
+            f"the training examples for {pack.path.name} take {needed // _MIB} MiB of disk until it is done, and "
             f"{free // _MIB} are free; free some, or give --tokens {max(1, free // token_bytes(pack))}"
         )

@@ -1,4 +1,4 @@
-"""Which experts a model's tokens choose over a text, piece by piece: what is done is kept after each piece."""
+"""The experts that a model's tokens choose over a text, piece by piece: progress is stored after each piece."""
 
 import hashlib
 from pathlib import Path
@@ -16,15 +16,15 @@ from tpi.pack.routing import NAME, U16, RoutingRecord, load_routing, save_routin
 from tpi.progress import Progress
 from tpi.sparsity.replay import I32, replay
 
-_SHARES = (0.125, 0.25, 0.5)  # of all experts, that a memory may hold
+_SHARES = (0.125, 0.25, 0.5)  # shares of all experts that a memory may hold
 
 
 def record_routing(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress) -> RoutingRecord:
-    """Which experts each of `tokens` `[sequences, length]` chose; kept beside the pack after every piece.
+    """Return which experts each of `tokens` `[sequences, length]` chose; store the record after every piece.
 
     Raises:
-        ModelError: if what is kept beside the pack is damaged.
-        WeightsError: if nothing can be kept there.
+        ModelError: if the stored record is damaged.
+        WeightsError: if the record cannot be stored.
     """
     path = pack.path / NAME
     record = _begun(pack, tokens, path)
@@ -40,7 +40,7 @@ def record_routing(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress
 
 
 def routing_figures(record: RoutingRecord) -> dict[str, Any]:
-    """How uneven the choice is, and what a memory for a part of the experts would find there. Shares from 0 to 1."""
+    """Return how uneven the choice is, and the hit rates of caches for a part of the experts. Shares from 0 to 1."""
     layers, count = record.experts.shape[1], int(record.experts.max()) + 1
     counts = [np.bincount(record.experts[:, at].ravel(), minlength=count) for at in range(layers)]
     keys = [(layer, expert) for layer in range(layers) for expert in range(count)]
@@ -59,20 +59,20 @@ def _selected(one: Selected) -> dict[str, Any]:
 
 
 def routing_table(found: dict[str, Any]) -> str:
-    """For people."""
+    """Return the table for the user."""
     lines = ["layer  tokens that choose the expert that is chosen most"]
     lines += [f"{at:5}  {one['most_used']:6.1%}" for at, one in enumerate(found["layers"])]
     lines += [
-        f"memory for {one['experts']:.1%} of the experts finds {one['found']:.1%} of what is used "
+        f"a cache of {one['experts']:.1%} of the experts has a hit rate of {one['found']:.1%} "
         f"(LRU {one['lru']:.1%}, at best {one['belady']:.1%}): {one['policy']}"
         for one in found["held"]
         if one["found"] is not None
     ]
-    return "\n".join([*lines, f"{found['tokens']} tokens, kept in {found['routing']}"])
+    return "\n".join([*lines, f"{found['tokens']} tokens, stored in {found['routing']}"])
 
 
 def _begun(pack: Pack, tokens: I32, path: Path) -> RoutingRecord:
-    """What was done before, if it was with this pack and text; else a beginning."""
+    """Return the stored record of this pack and text, or an empty one."""
     manifest = (pack.path / MANIFEST).read_bytes()
     of = hashlib.sha256(manifest + np.array(tokens.shape, "<i4").tobytes() + tokens.astype("<i4").tobytes()).hexdigest()
     if path.exists() and (kept := load_routing(path)).of == of:
@@ -81,7 +81,7 @@ def _begun(pack: Pack, tokens: I32, path: Path) -> RoutingRecord:
 
 
 def _chosen(pack: Pack, piece: I32, kernels: Kernels) -> U16:
-    """`[tokens, layers, used]`."""
+    """Return the experts that a piece's tokens choose, `[tokens, layers, used]`."""
     found: list[U16] = []
 
     def note(layer: int, routing: Routing) -> None:

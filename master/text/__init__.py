@@ -1,1 +1,1 @@
-"""Text in and out: where prompts come from, the tokenizer, chat templates."""
+"""Text in and out: the sources of prompts, the tokenizer, and chat templates."""

@@ -1,8 +1,8 @@
-"""Harmony, the way in which gpt-oss writes: what it thinks, says and calls in channels, which control tokens begin.
+"""Harmony, the format of gpt-oss's answers: thinking, text and tool calls in channels marked by control tokens.
 
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>`. A channel may name
-who is spoken to: `commentary to=functions.weather`. Here such text, as it comes, becomes pieces of channels; whoever
-shows it decides how.
+a recipient: `commentary to=functions.weather`. This module cuts such text into pieces of channels as it comes; the
+caller decides how to show them.
 """
 
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from master.text.thoughts import ShownThoughts
 START, CHANNEL, MESSAGE, KIND = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>", START)
 SPELLED = (START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", KIND)
-"""Control tokens that must be seen as they are spelled."""
+"""Control tokens that must reach this module as text."""
 THINKING, TOOL = "analysis", "functions."
 _MARKERS = (CHANNEL, MESSAGE, *ENDS)
 
 
 def has_channels(template: str | None) -> bool:
-    """Whether models of this chat template write so."""
+    """Return True if models with this chat template write in channels."""
     return template is not None and CHANNEL in template and MESSAGE in template
 
 
 @dataclass(frozen=True)
 class ChannelText:
-    """More of what stands in a channel.
+    """A further piece of the text in a channel.
 
     Attributes:
-        channel: its name: `analysis`, `commentary`, `final`; empty for text outside of any.
-        to: who is spoken to, such as `functions.weather`; empty for the user.
-        text: what came; may be empty where it ends.
-        ended: nothing more comes in it.
+        channel: its name: `analysis`, `commentary` or `final`; empty for text outside any channel.
+        to: the recipient, such as `functions.weather`; empty for the user.
+        text: the new text; may be empty in the last piece.
+        ended: whether this is the last piece in the channel.
     """
 
     channel: str
@@ -40,23 +40,23 @@ class ChannelText:
 
     @property
     def thought(self) -> bool:
-        """Whether it is thinking, which is not for the user."""
+        """True if it is thinking, which is not for the user."""
         return self.channel == THINKING and not self.to
 
 
 class Channels:
-    """Cuts an answer into channels as it comes. Markers come whole, for each is one token.
+    """Cuts an answer into channels as it comes. Markers come whole, since each is one token.
 
-    What comes before any marker stands in no channel, unless it names who is spoken to.
+    Text before any marker belongs to no channel, unless it names a recipient.
     """
 
     def __init__(self) -> None:
         self._header: str | None = ""  # text before <|message|>; None: inside a message, or before any marker
         self._channel = self._to = ""
-        self._fresh = True  # no marker came
+        self._fresh = True  # no marker has come yet
 
     def push(self, text: str) -> list[ChannelText]:
-        """What `text` adds."""
+        """Return the pieces that `text` adds."""
         found: list[ChannelText] = []
         while text:
             at, marker = _next(text)
@@ -67,7 +67,7 @@ class Channels:
         return found
 
     def flush(self) -> list[ChannelText]:
-        """The end of the answer."""
+        """Return the last pieces, at the end of the answer."""
         header, self._header = self._header, ""
         if header is None:
             return [ChannelText(self._channel, self._to, "", True)]
@@ -87,7 +87,7 @@ class Channels:
         self._fresh = False
         if marker == MESSAGE:
             self._open(self._header or "")
-        elif marker == CHANNEL:  # a recipient may stand before it
+        elif marker == CHANNEL:  # a recipient may come before the marker
             self._header = f"{self._header or ''}{CHANNEL}"
         else:
             self._header, self._channel, self._to = "", "", ""
@@ -102,22 +102,22 @@ class Channels:
 
 
 class ShownChannels:
-    """The text of an answer for people: thinking between tags, the answer after it. Calls are shown as they are."""
+    """The text of an answer for the user: thinking between tags, then the answer. Tool calls are shown unchanged."""
 
     def __init__(self) -> None:
         self._channels, self._thoughts = Channels(), ShownThoughts()
 
     @property
     def said(self) -> str:
-        """The answer without thinking."""
+        """The answer without the thinking."""
         return self._thoughts.said
 
     def push(self, text: str) -> str:
-        """What is to be shown once `text` came."""
+        """Return the text to show for `text`."""
         return "".join(map(self._shown, self._channels.push(text)))
 
     def flush(self) -> str:
-        """The rest, at the end of the answer."""
+        """Return the rest of the text to show, at the end of the answer."""
         return "".join(map(self._shown, self._channels.flush())) + self._thoughts.flush()
 
     def _shown(self, part: ChannelText) -> str:
@@ -125,12 +125,12 @@ class ShownChannels:
 
 
 def _names_somebody(header: str) -> bool:
-    """Whether a text before any marker is `to=` and a name, or may become that."""
+    """Return True if a text before any marker is `to=` and a name, or may become that."""
     words = header.lstrip()
     return words.startswith("to=") or "to=".startswith(words)
 
 
 def _next(text: str) -> tuple[int, str]:
-    """Where the first marker stands, and which it is; the end of `text` and none if there is none."""
+    """Return the position of the first marker, and the marker; the length of `text` and "" if there is none."""
     found = [(at, marker) for marker in _MARKERS if (at := text.find(marker)) >= 0]
     return min(found, default=(len(text), ""))

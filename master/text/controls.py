@@ -1,4 +1,4 @@
-"""Control tokens of a tokenizer, and token ids of text in which only what a template wrote may become one."""
+"""Control tokens of a tokenizer, and encoding in which only text written by the chat template can become one."""
 
 import re
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ _CALLER = b"\x00"
 
 
 class Controls:
-    """Encodes text whose characters are marked: zero for what a caller sent, anything else for what is trusted.
+    """Encodes text whose characters are marked: zero for a caller's text, any other value for trusted text.
 
-    The guarantee is about ids: a control token comes only of characters that are all trusted, whatever the tokenizer's
-    normalizer, merges and added tokens do.
+    The guarantee is about token ids: a control token only ever comes from characters that are all trusted, whatever the
+    tokenizer's normalizer, merges and added tokens do.
     """
 
     def __init__(self, fast: FastTokenizer, template: str | None) -> None:
-        """A token counts as control if it is special, looks like `<|...|>`, or is markup that `template` spells."""
+        """Find the control tokens: special tokens, tokens like `<|...|>`, and markup that `template` contains."""
         self._fast = fast
         self._template = template or ""
 
@@ -43,7 +43,7 @@ class Controls:
         return found + (self.encode(text[at:], marks[at:]) if at < len(text) else [])
 
     def literal(self, text: str) -> list[int]:
-        """Return token ids of `text` as text: none of them is a control token, whatever it spells."""
+        """Return the token ids of `text` as plain text: none is a control token, whatever `text` contains."""
         self._fast.encode_special_tokens = True
         try:
             ids = list(self._fast.encode(text, add_special_tokens=False).ids)
@@ -54,16 +54,16 @@ class Controls:
             return ids
         if len(text) == 1:
             return [token for token in ids if token not in controls]
-        return self.literal(text[:1]) + self.literal(text[1:])  # no longer the token's spelling
+        return self.literal(text[:1]) + self.literal(text[1:])  # the parts no longer spell the token
 
     def prompt(self, text: str) -> list[int]:
-        """Return token ids of `text` as text, with the tokens that the model wants around a prompt."""
+        """Return the token ids of `text` as plain text, with the tokens that the model expects around a prompt."""
         bare, whole = (list(self._fast.encode("a", add_special_tokens=special).ids) for special in (False, True))
         before = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), 0)
         return whole[:before] + self.encode(text, _CALLER * len(text)) + whole[before + len(bare) :]
 
     def _core(self, token: int, text: str, first: int, end: int) -> tuple[int, int]:
-        """Return where the token itself stands; tokens may take the white space around them, too."""
+        """Return the start and end of the token itself, without white space around it that the tokenizer included."""
         spelled = self._spellings[token]
         at = text.find(spelled, first, end)
         if at >= 0:
@@ -73,21 +73,21 @@ class Controls:
         return first, first + len(inner.strip())
 
     def _is_typed(self, token: int, text: str, marks: bytes, first: int, end: int) -> bool:
-        """Return whether a caller's character is part of a control token."""
+        """Return True if a caller's character is part of a control token."""
         if token == self._unknown and text[first:end] != self._spellings[token]:
-            return False  # a character that the vocabulary does not have
+            return False  # a character that is not in the vocabulary
         return marks.find(_CALLER, first, end) >= 0
 
     @cached_property
     def _spellings(self) -> Mapping[int, str]:
-        """How each control token is spelled."""
+        """The text of each control token."""
         added: Mapping[int, AddedToken] = self._fast.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if self._is_control(token)}
 
     @cached_property
     def _unknown(self) -> int | None:
-        """The token of characters that the vocabulary does not have."""
-        named = getattr(self._fast.model, "unk_token", "<unk>")  # Unigram does not say
+        """The token for characters that are not in the vocabulary; None if there is none."""
+        named = getattr(self._fast.model, "unk_token", "<unk>")  # Unigram models do not name it
         return self._fast.token_to_id(named) if isinstance(named, str) else None
 
     def _is_control(self, token: AddedToken) -> bool:

@@ -1,4 +1,4 @@
-"""Where a prompt comes from: the command line, a file, or standard input. Text that cannot be used is refused here."""
+"""Reading a prompt from the command line, a file, or standard input; unusable text is refused."""
 
 import sys
 from pathlib import Path
@@ -7,18 +7,18 @@ from typing import BinaryIO
 from tpi.errors import UsageError
 from tpi.paths import user_path
 
-MOST_BYTES = 64 << 20  # of a prompt; no context has room for more
+MOST_BYTES = 64 << 20  # limit of a prompt; no context is longer
 STDIN = "-"
 _WAYS = 'give it after the model (tpi run MODEL "TEXT"), with -p TEXT, with -f FILE, or on standard input'
 
 
 def read_prompt(prompt: str | None, file: str | None, raw: bool = False) -> str:
-    """The prompt that `-p prompt` or `-f file` means; without both, what is piped in.
+    """Return the prompt given by `-p prompt` or `-f file`; without either, read it from standard input.
 
-    A file's last line end is no part of it, unless `raw`.
+    The last line end is removed, unless `raw`.
 
     Raises:
-        UsageError: if there is none, two are given, or it is empty, not UTF-8, too long or not readable.
+        UsageError: if there is no prompt, two are given, or it is empty, not UTF-8, too long or not readable.
     """
     if prompt is not None and file is not None:
         raise UsageError("a prompt on the command line and -f exclude each other; give one prompt")
@@ -33,7 +33,7 @@ def read_prompt(prompt: str | None, file: str | None, raw: bool = False) -> str:
 
 
 def checked_text(text: str, what: str) -> str:
-    """`text` from the command line, whose bytes may have been anything; `what` names it.
+    """Return `text`, which comes from the command line and may have been any bytes; `what` names it in errors.
 
     Raises:
         UsageError: if the bytes were not UTF-8.
@@ -46,7 +46,11 @@ def checked_text(text: str, what: str) -> str:
 
 
 def decoded(data: bytes, what: str) -> str:
-    """`data` as text, without a byte-order mark; errors as `checked_text`."""
+    """Return `data` decoded from UTF-8, without a byte-order mark; `what` names it in errors.
+
+    Raises:
+        UsageError: if the bytes are not UTF-8.
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

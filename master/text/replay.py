@@ -1,4 +1,4 @@
-"""The very tokens of answers, for when a client sends them back as text: so a further turn finds them computed."""
+"""The exact tokens of earlier answers, so that a conversation that a client sends back is found in the KV cache."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ from hashlib import sha256
 
 from master.text.tokenizer import Message
 
-_MOST = 512  # answers
+_MOST = 512  # answers that are remembered
 
 
 @dataclass(frozen=True)
 class _Said:
     tokens: tuple[int, ...]
-    thought: bool  # there is thinking among them, which templates leave out of earlier turns
+    thought: bool  # whether it has thinking, which templates leave out of earlier turns
 
 
 class Replay:
-    """Remembers the latest answers by their text, or by the id of their first tool call.
+    """The latest answers, by their text or by the id of their first tool call.
 
-    Answers are found by the `salt` alone for which they were made: whether an answer is known tells others nothing.
+    An answer is found only with the `salt` for which it was made, so no client learns what others were answered.
     """
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class Replay:
     def remember(
         self, text: str, calls: Sequence[str], tokens: Sequence[int], thought: bool, salt: bytes = b""
     ) -> None:
-        """An answer of `tokens` (without the end of turn) was given as `text` and calls of these ids."""
+        """Record an answer of `tokens` (without the end of turn) that was sent as `text` and calls with these ids."""
         if calls or not thought:
             self._said[_key(text, calls, salt)] = _Said(tuple(tokens), thought)
         while len(self._said) > _MOST:
             self._said.popitem(last=False)
 
     def find(self, messages: Sequence[Message], salt: bytes = b"") -> dict[int, tuple[int, ...]]:
-        """The tokens of those of `messages` that are answers given before, by their index."""
+        """Return the tokens of those of `messages` that are recorded answers, by their index."""
         last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
         found = {}
         for index, message in enumerate(messages):

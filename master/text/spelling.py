@@ -1,4 +1,4 @@
-"""Tokens as the bytes that they stand for, by the spelling of their vocabulary: they may be parts of characters."""
+"""The bytes that each token stands for, which may be parts of a character."""
 
 import json
 import re
@@ -13,10 +13,10 @@ _AS_IT_IS = range(0x20, 0x7F)
 
 
 def speller(fast: FastTokenizer) -> Callable[[int], bytes]:
-    """What gives the bytes of each token; none for numbers that are no token.
+    """Return a function that returns the bytes of a token; empty for a number that is not a token.
 
-    Byte-level vocabularies write each byte as a letter; SentencePiece writes blanks as U+2581 and bytes as `<0xE2>`.
-    Tokens of others are what they decode to alone.
+    Byte-level vocabularies write each byte as a letter. SentencePiece writes blanks as U+2581 and bytes as `<0xE2>`.
+    Tokens of other vocabularies are decoded one by one.
     """
     steps = list(_steps(json.loads(fast.decoder.__getstate__()) if fast.decoder is not None else {}))
     kinds = {step["type"] for step in steps}
@@ -29,7 +29,7 @@ def speller(fast: FastTokenizer) -> Callable[[int], bytes]:
 
 
 def written(data: bytes) -> str:
-    """A token's bytes as text; where they are none alone as OpenAI's completions write them, `bytes:\\xf0\\x9f`."""
+    r"""Return a token's bytes as text; bytes that are not text become `bytes:\xf0\x9f`, as in OpenAI's completions."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -37,7 +37,7 @@ def written(data: bytes) -> str:
 
 
 def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The steps of a decoder of Hugging Face's tokenizers, as its JSON has them."""
+    """Yield the steps of a decoder of Hugging Face's tokenizers, given as its JSON."""
     for step in decoder.get("decoders", ()):
         yield from _steps(step)
     if "type" in decoder:
@@ -45,7 +45,7 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _replaced(steps: list[dict[str, Any]]) -> dict[str, str]:
-    """What stands in pieces for other text, above all for blanks."""
+    """Return the replacements that pieces need, above all for blanks."""
     patterns = {
         step["pattern"]["String"]: step["content"]
         for step in steps
@@ -63,14 +63,14 @@ def _of_pieces(piece: str, replaced: dict[str, str]) -> bytes:
 
 
 def _of_letters(piece: str) -> bytes:
-    """A control token with other letters is spelled as it is."""
+    """Return the bytes of a piece; a control token with other letters is encoded as it is."""
     letters = _letters()
     return bytes(letters[one] for one in piece) if all(one in letters for one in piece) else piece.encode()
 
 
 @cache
 def _letters() -> dict[str, int]:
-    """GPT-2's letter of each byte (Radford et al. 2019, `bytes_to_unicode`): visible ones are Latin-1's."""
+    """Return the byte of each letter of GPT-2 (Radford et al. 2019, `bytes_to_unicode`): visible ones are Latin-1's."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 
 class StopFilter:
-    """Passes text on, except what could still become a stop text."""
+    """Passes text on, except text that could still become a stop text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.found: str | None = None  # the stop text that was complete first
+        self.found: str | None = None  # the stop text that was completed first
 
     def push(self, text: str) -> str:
-        """The part of the text so far that is safe to show; sets `stopped` when a stop text is complete."""
+        """Return the part of the text so far that is safe to show; set `stopped` when a stop text is complete."""
         self._held += text
         found = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if found:
@@ -26,17 +26,17 @@ class StopFilter:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop text is complete."""
+        """True if a stop text is complete."""
         return self.found is not None
 
     def flush(self) -> str:
-        """What was held back, once it is known that no stop text follows."""
+        """Return the text that was held back, once it is known that no stop text follows."""
         shown, self._held = self._held, ""
         return shown
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    """Return the length of the longest proper prefix of `stop` with which `text` ends."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

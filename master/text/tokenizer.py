@@ -18,18 +18,22 @@ from master.text.values import texts_of
 from tpi.errors import ModelError
 from tpi.pack.reader import Pack
 
-Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else the template knows
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and other fields that the template knows
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an unfinished character decodes to
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # an unfinished character is decoded to this
 _ANSWER = re.compile(b"\x02+")
-_HELD_TOKENS = 16  # more than an unfinished character has
+_HELD_TOKENS = 16  # more tokens than an unfinished character can have
 
 
 class Tokenizer:
     """Encodes prompts and conversations, and decodes token by token."""
 
     def __init__(self, fast: FastTokenizer, info: Mapping[str, Any], model: str = "this model") -> None:
-        """`info`: bos_token, eos_token, bos_id, eos_ids, add_bos, chat_template and tool_template of the manifest."""
+        """Create a tokenizer.
+
+        `info` has these fields of the manifest: bos_token, eos_token, bos_id, eos_ids, add_bos, chat_template and
+        tool_template. `model` is the name in errors.
+        """
         self._fast = fast
         self._model = model
         self.info = info
@@ -39,13 +43,17 @@ class Tokenizer:
 
     @classmethod
     def load(cls, pack: Pack) -> "Tokenizer":
-        """The tokenizer that was packed with the model; raises ModelError if there is none."""
+        """Return the tokenizer that was packed with the model.
+
+        Raises:
+            ModelError: if there is none.
+        """
         return cls(FastTokenizer.from_file(str(pack.tokenizer_file)), pack.tokenizer_info, str(pack.path))
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of `text`; with `special`, the tokens that the model wants around a prompt are added.
+        """Return the token ids of `text`; with `special`, add the tokens that the model expects around a prompt.
 
-        Control tokens that are spelled out in `text` become what they name.
+        Control tokens that are written out in `text` become control tokens.
         """
         return list(self._fast.encode(text, add_special_tokens=special).ids)
 
@@ -59,13 +67,15 @@ class Tokenizer:
     ) -> list[int]:
         """Return the token ids of a conversation, ready for the assistant's answer.
 
-        With `continued`, they end with the text of the last message, which is the assistant's. `tools` have a name
-        each, and perhaps a description and parameters. What the template has no turn for is said in another turn.
+        Control tokens come only from the template: a message or a value of `names` that contains their text stays text,
+        whatever the template does with it. Without a chat template the contents are joined by newlines, as text. A
+        message that the template has no turn for becomes part of another turn.
 
-        Control tokens come from the template alone: what a message or one of `names` spells out stays text, whatever
-        the template does with it. Without a chat template the contents are joined by newlines, and are text, too. In
-        the place of the contents of messages named in `replay`, by their index, stand the tokens given there. `names`
-        are what else the template is given.
+        Args:
+            replay: tokens to use in place of the contents of messages, by their index.
+            names: further values for the template.
+            tools: each has a name, and perhaps a description and parameters.
+            continued: end with the text of the last message, which is the assistant's.
 
         Raises:
             ModelError: if the template fails, or refuses the messages.
@@ -82,48 +92,52 @@ class Tokenizer:
         return ids + self._controls.encode(rendering.text[at:], marks[at:])
 
     def render(self, messages: Sequence[Message], names: Mapping[str, Any] = MappingProxyType({})) -> str:
-        """Return the conversation through the chat template, with the opening of the assistant's turn.
+        """Return the conversation as the chat template writes it, with the opening of the assistant's turn.
 
-        Where `tools` are among `names`, it is the template for these, if the model has one.
+        If `tools` are among `names`, use the model's template for tools, if it has one.
 
         Raises:
-            ModelError: as `encode_chat`.
+            ModelError: if the template fails, or refuses the messages.
         """
         return self._template_for(names).render(messages, names).text
 
     def traits(self, with_tools: bool = False) -> Traits:
-        """Return what can be given to the model's chat template, or to the one that it has for tools."""
+        """Return the traits of the model's chat template, or of its template for tools."""
         return self._tool_traits if with_tools and self.tool_template != self.chat_template else self._traits
 
     def names_read(self, with_tools: bool = False) -> frozenset[str]:
-        """Return the names that the chat template, or the one for tools, reads; raises ModelError if it is wrong."""
+        """Return the names that the chat template, or the one for tools, reads.
+
+        Raises:
+            ModelError: if the template is invalid.
+        """
         if self.chat_template is None:
             return frozenset()
         return (self._tool_template if with_tools else self._template).names_read
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a prompt that is text only: control tokens that it spells out stay text."""
+        """Return the token ids of a prompt that is plain text: control tokens written out in it stay text."""
         return self._controls.prompt(text)
 
     def start(self) -> None:
-        """Start what renders the chat template, so that it loads while other things happen."""
+        """Start the process that renders the chat template, so that it loads in the background."""
         if self.chat_template is not None:
             self._template.start()
 
     def close(self) -> None:
-        """End what renders the chat template; it starts again where it is needed."""
+        """Stop the process that renders the chat template; it is started again when it is needed."""
         if self.chat_template is not None:
             self._template.close()
             self._tool_template.close()
 
     def control(self, text: str) -> int | None:
-        """The control token that is spelled like `text`, if there is one; tokens that are shown as text are none."""
+        """Return the control token with this text, or None; tokens that are shown as text do not count."""
         token = self._fast.token_to_id(text)
         added = self._fast.get_added_tokens_decoder().get(token) if token is not None else None
         return token if added is not None and added.special else None
 
     def spelling(self, tokens: Sequence[int]) -> str:
-        """How tokens are written, control tokens included; what is no whole character is shown as U+FFFD."""
+        """Return the text of tokens, control tokens included; bytes that are not a whole character become U+FFFD."""
         return b"".join(map(self.raw, tokens)).decode(errors="replace")
 
     @property
@@ -132,12 +146,12 @@ class Tokenizer:
         return str(self._fast.to_str())
 
     def stream(self, spelled: Collection[int] = ()) -> "TokenStream":
-        """A decoder for one answer, which shows the control tokens `spelled` as they are spelled, and no others."""
+        """Return a decoder for one answer that writes out the control tokens `spelled` and omits all others."""
         return TokenStream(self._fast, {token: str(self._fast.id_to_token(token)) for token in spelled})
 
     @cached_property
     def raw(self) -> Callable[[int], bytes]:
-        """Gives the bytes that a token stands for, control tokens included: perhaps no whole character."""
+        """A function that returns the bytes of a token, control tokens included; they may be part of a character."""
         return speller(self._fast)
 
     def _rendering(
@@ -168,7 +182,7 @@ class Tokenizer:
             return None
         try:
             rendering = self._template_for(names).render(messages, names, answers)
-        except TemplateRefusal:  # it looks into its own turns
+        except TemplateRefusal:  # the template examines its own turns
             return None
         return rendering if sorted(_answers(rendering)) == sorted(answers) else None
 
@@ -204,26 +218,27 @@ class Tokenizer:
 
 
 def _answers(rendering: Rendering) -> list[int]:
-    """Return the messages, by their index, whose earlier answers are to stand in `rendering`; -1 for a changed one."""
+    """Return the index of each message whose earlier answer belongs in `rendering`, in order; -1 for a changed one."""
     marks, text = rendering.marks, rendering.text
     return [ord(text[found.start()]) - FIRST_ANSWER if len(found[0]) == 1 else -1 for found in _ANSWER.finditer(marks)]
 
 
 class TokenStream:
-    """Decodes one answer token by token, and shows no part of a UTF-8 character before `flush`.
+    """Decodes one answer token by token, and returns no part of a UTF-8 character before `flush`.
 
-    New text is what a window of the last tokens decodes to beyond what it did before: decoders look at neighbours.
+    Decoders look at neighbouring tokens. So a window of the last tokens is decoded, and the text beyond the previous
+    result is new.
     """
 
     def __init__(self, fast: FastTokenizer, spelled: Mapping[int, str] = MappingProxyType({})) -> None:
-        """`spelled`: control tokens that are shown, with how they are spelled."""
+        """Create a decoder that writes the control tokens `spelled`, by id, as the given texts."""
         self._fast = fast
         self._spelled = spelled
         self._shown: list[int] = []  # the tokens of the text that was returned last
         self._held: list[int] = []  # the tokens since
 
     def push(self, token: int) -> str:
-        """The text that `token` completes, empty while a character is unfinished."""
+        """Return the text that `token` completes; empty while a character is unfinished."""
         if token in self._spelled:
             return self.flush() + self._spelled[token]
         self._held.append(token)
@@ -236,11 +251,11 @@ class TokenStream:
 
     @property
     def held(self) -> str:
-        """What would be shown of an unfinished character if nothing came of it."""
+        """The text of an unfinished character, as it would be shown if nothing followed."""
         return self._new_text() if self._held else ""
 
     def flush(self) -> str:
-        """What is still held at the end of an answer; an unfinished character is shown as U+FFFD."""
+        """Return the text still held at the end of an answer; an unfinished character becomes U+FFFD."""
         text = self._new_text()
         self._shown, self._held = self._held, []
         return text

@@ -1,11 +1,11 @@
-"""Strings in values of JSON."""
+"""Strings in JSON values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """All strings in `value`, in whatever they are nested."""
+    """Yield all strings in `value`, at any depth, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,8 +1,9 @@
-"""A table of vocabulary rows that need not be in memory: the master's embedding and head.
+"""Tables of vocabulary rows that need not be in memory: the master's embedding and head.
 
-Rows are gathered by reading the units that hold them. Logits walk over tiles of units, which are the blocks of a memory
-window of their own: as many tiles stay as its budget allows, the others pass through a ring, and the loader runs ahead
-into the next token's tiles while the layers compute. A 128k vocabulary is never in memory as a whole.
+Rows are gathered by reading the units that contain them. Logits are computed tile by tile; the tiles of units are the
+blocks of a memory window of their own. As many tiles are resident as its budget allows, and the others pass through a
+ring. The loader prefetches the next token's tiles while the layers compute. A 128k vocabulary is never in memory as a
+whole.
 """
 
 from collections import deque
@@ -27,7 +28,7 @@ from tpi.pack.layout import RunLayout
 from tpi.trace import EMBEDDING, HEAD, OFF, NoTrace
 
 F32 = npt.NDArray[np.float32]
-_TILE = f"{HEAD} tile"  # what a trace calls one
+_TILE = f"{HEAD} tile"  # name of a tile in a trace
 
 
 class RowTable:
@@ -42,22 +43,22 @@ class RowTable:
         trace: NoTrace = OFF,
         verify: Verify | None = None,
     ) -> None:
-        """`run` is the layout of the whole table, whose units are the bytes of `extent`.
+        """Create a table. `run` is the layout of the whole table, whose units are the bytes of `extent`.
 
-        `verify(unit, data)` is called with the first unit of what was read for the first time, and raises WeightsError
-        if `data` is not what it should be; it is then read once more.
+        When a unit is read for the first time, `verify(unit, data)` is called. If it raises WeightsError, the unit is
+        read once more.
         """
         self._run, self._extent, self._trace, self._verify = run, extent, trace, verify
         self._kernels = kernels
-        self._verified: set[int] = set()  # units
+        self._verified: set[int] = set()  # units that were verified
         self._disk = disk or DirectDisk()
         self._unit = replace(run, units=1)
         self._slot = page_buffer(run.unit_bytes + PAGE)  # a unit may start anywhere in a page
-        self._row_waits = deque[float](maxlen=SAMPLES)  # seconds, of each step
+        self._row_waits = deque[float](maxlen=SAMPLES)  # seconds that each step waited
         self._counted = WindowStats()
 
     def gather(self, rows: Sequence[int]) -> F32:
-        """`[len(rows), hidden]` float32: the named rows, in that order; one read per unit that holds any of them.
+        """Return the rows `rows`, in that order, `[len(rows), hidden]` float32, with one read for each unit involved.
 
         Raises:
             WeightsError: if the file cannot be read; names it.
@@ -81,16 +82,21 @@ class RowTable:
 
     @property
     def waits(self) -> float:
-        """Seconds that a step waited for what is not in memory: the median of the last steps."""
+        """Seconds that a step waited for reads: the median of the last steps."""
         return _median(self._row_waits)
 
     def take(self) -> WindowStats:
-        """See `scheduler.window.window.Window.take`."""
+        """Return the statistics since the last call, and reset them."""
         found, self._counted = self._counted, WindowStats()
         return found
 
     def unit(self, index: int) -> Bytes:
-        """The bytes of one unit, valid until the next read. Errors as `gather`."""
+        """Return the bytes of one unit, valid until the next read.
+
+        Raises:
+            WeightsError: if the file cannot be read; names it.
+            KernelError: if there is no such unit.
+        """
         if not 0 <= index < self._run.units:
             raise KernelError(f"a row is outside 0..{self._run.units * self._run.width - 1}")
         extent = Extent(self._extent.path, self._extent.offset + index * self._run.unit_bytes, self._run.unit_bytes)
@@ -101,7 +107,7 @@ class RowTable:
         return data
 
     def close(self) -> None:
-        """Nothing runs in the background."""
+        """Do nothing, as nothing runs in the background."""
 
 
 class StreamedTable(RowTable):
@@ -119,9 +125,10 @@ class StreamedTable(RowTable):
         tile: int = TILE,
         verify: Verify | None = None,
     ) -> None:
-        """As `RowTable`; tiles are about `tile` bytes, smaller if two of them would not fit into `budget`.
+        """Create a table of tiles with about `tile` bytes, smaller if two of them would not fit into `budget`.
 
-        `reads` is that of the blocks' window, which reads at the same time.
+        `reads` is the read clock of the blocks' window, which reads at the same time. The other arguments are those of
+        `RowTable`.
 
         Raises:
             PlanError: if not even one unit fits into `budget`.
@@ -141,7 +148,11 @@ class StreamedTable(RowTable):
         self._tile_waits = deque[float](maxlen=SAMPLES)
 
     def logits(self, x: F32) -> F32:
-        """`[tokens, units * width]` float32: every row times every `x` `[tokens, hidden]`. Errors as `gather`."""
+        """Return every row times every `x` `[tokens, hidden]`: `[tokens, units * width]` float32.
+
+        Raises:
+            WeightsError: if the file cannot be read; names it.
+        """
         width = self._run.width
         result = np.empty((len(x), self._run.units * width), np.float32)
         for index, ((start, data), tile) in enumerate(zip(self.tiles(), self._tiles, strict=True)):
@@ -153,7 +164,7 @@ class StreamedTable(RowTable):
         return result
 
     def tiles(self) -> Iterator[tuple[int, Bytes]]:
-        """Each tile's first unit and bytes; the bytes are valid until the next tile is asked for."""
+        """Yield each tile's first unit and bytes. The bytes are valid until the next tile is requested."""
         for index, start in enumerate(self._starts):
             with self._window.hold(index) as data:
                 yield start, data
@@ -165,15 +176,15 @@ class StreamedTable(RowTable):
 
     @property
     def waits(self) -> float:
-        """See `RowTable.waits`; for tiles, too."""
+        """Seconds that a step waited for rows and for tiles: the sum of both medians."""
         return super().waits + _median(self._tile_waits)
 
     def take(self) -> WindowStats:
-        """See `scheduler.window.window.Window.take`."""
+        """Return the statistics of rows and tiles since the last call, and reset them."""
         return super().take() + self._window.take()
 
     def close(self) -> None:
-        """Join the loader's threads."""
+        """Stop the loader's threads."""
         self._window.close()
 
 

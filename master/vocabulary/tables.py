@@ -19,14 +19,14 @@ class Rows(Protocol):
     """A table whose rows can be looked up, in memory or on disk."""
 
     def gather(self, rows: Sequence[int]) -> F32:
-        """`[len(rows), hidden]`: the named rows, dequantised."""
+        """Return the rows `rows`, dequantized, `[len(rows), hidden]`."""
 
 
 class Table(Rows, Protocol):
-    """A table of vocabulary rows that a head multiplies with as well."""
+    """A table of vocabulary rows that a head also multiplies with."""
 
     def logits(self, x: F32) -> F32:
-        """`[tokens, padded vocabulary]`: every row times every `x` `[tokens, hidden]`."""
+        """Return every row times every `x` `[tokens, hidden]`: `[tokens, padded vocabulary]`."""
 
 
 class ResidentTable:
@@ -39,12 +39,12 @@ class ResidentTable:
         self._trace = trace
 
     def gather(self, rows: Sequence[int]) -> F32:
-        """See `Table`."""
+        """Return the rows `rows`, dequantized, `[len(rows), hidden]`."""
         with self._trace.span("compute", EMBEDDING):
             return self._kernels.gather(self._run, self._data, np.asarray(rows, np.int32))
 
     def logits(self, x: F32) -> F32:
-        """See `Table`."""
+        """Return every row times every `x` `[tokens, hidden]`: `[tokens, padded vocabulary]`."""
         with self._trace.span("compute", HEAD):
             return self._kernels.logits(self._run, self._data, x)
 
@@ -53,13 +53,16 @@ class Embedding:
     """Token ids to hidden states: table rows, scaled, plus learned positions where the model has them."""
 
     def __init__(self, config: ModelConfig, table: Rows, positions: Rows | None = None) -> None:
-        """`positions`: the table of learned positions (OPT), whose rows begin `position_offset` late; or None."""
+        """Create an embedding. `positions` is the table of learned positions (OPT), or None.
+
+        Position p is row p + `config.position_offset` of that table.
+        """
         self._config = config
         self._table = table
         self._positions = positions
 
     def __call__(self, tokens: Sequence[int], positions: Sequence[int]) -> F32:
-        """`[len(tokens), hidden]` float32 for `tokens` at `positions`."""
+        """Return the hidden states `[len(tokens), hidden]` float32 of `tokens` at `positions`."""
         x = self._table.gather(tokens)
         if self._config.embed_scale != 1.0:
             x = x * np.float32(self._config.embed_scale)
@@ -74,7 +77,10 @@ class Head:
     def __init__(
         self, config: ModelConfig, table: Table, norm: NormSpec, kernels: Kernels, trace: NoTrace = OFF
     ) -> None:
-        """`trace` gets the norm and the cap; the table records its product itself, since it may wait in between."""
+        """Create a head.
+
+        `trace` gets the norm and the cap; the table records its product itself, as it may wait for reads.
+        """
         self._config = config
         self._table = table
         self._norm = norm
@@ -82,7 +88,7 @@ class Head:
         self._trace = trace
 
     def __call__(self, x: F32) -> F32:
-        """`[rows, vocab]` float32 logits of `x` `[rows, hidden]`."""
+        """Return float32 logits `[rows, vocab]` of `x` `[rows, hidden]`."""
         logits, cap = self._table.logits(self.norm(x))[:, : self._config.vocab], self._config.logit_softcap
         if self._config.logit_scale != 1.0:
             logits = logits * np.float32(self._config.logit_scale)
@@ -92,6 +98,6 @@ class Head:
         return logits
 
     def norm(self, x: F32) -> F32:
-        """`x` `[rows, hidden]` after the final norm."""
+        """Return `x` `[rows, hidden]` after the final norm."""
         with self._trace.span("compute", HEAD):
             return self._kernels.norm(self._norm, x)

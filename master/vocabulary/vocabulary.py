@@ -18,7 +18,7 @@ from worker.plan.fit import Tables
 
 
 class Vocabulary:
-    """What stands before the first block and after the last; a context manager that stops what streams."""
+    """The embedding and the head; a context manager that stops streaming at the end."""
 
     def __init__(
         self,
@@ -29,10 +29,11 @@ class Vocabulary:
         verify: bool = False,
         host: HostDevice | None = None,
     ) -> None:
-        """`reads` is that of the blocks' window, which reads at the same time as a head that streams; `host`
-        computes in place of the real one.
+        """Open the tables.
 
-        With `verify` all bytes are compared with their hashes when they are first loaded.
+        `reads` is the read clock of the blocks' window, which reads at the same time as a streamed head. `host`
+        replaces the real host device. With `verify`, all bytes are compared with their hashes when they are first
+        loaded.
 
         Raises:
             WeightsError: if the pack cannot be read, or with `verify` is damaged.
@@ -43,7 +44,7 @@ class Vocabulary:
         self._streams: list[StreamedTable] = []
         self._rows: list[RowTable] = []
         self._streamed = WindowStats()
-        with ExitStack() as self._stack:  # a head that streams ends if the rest fails
+        with ExitStack() as self._stack:  # closes a streamed head if the rest fails
             head = self._head_table(pack.head, budget.head_bytes)
             embedding = head if pack.head is pack.embedding else self._embedding_table(pack.embedding, budget)
             positions = self._resident(pack.positions) if pack.positions else None
@@ -55,13 +56,13 @@ class Vocabulary:
 
     @property
     def waits(self) -> tuple[float, float]:
-        """Seconds that a token waited for the head's tiles, and for rows of an embedding beside it: medians."""
+        """Seconds that a token waited for the head's tiles, and for rows of a separate embedding: medians."""
         return sum(table.waits for table in self._streams), sum(table.waits for table in self._rows)
 
     @property
     def streamed(self) -> WindowStats:
-        """What was read for the tables so far, and waited for; nothing if they are in memory."""
-        for table in (*self._rows, *self._streams):  # sizes of memory are those of the last
+        """Statistics of reads and waits for the tables so far; empty if the tables are in memory."""
+        for table in (*self._rows, *self._streams):  # memory sizes are those of the last table
             self._streamed += table.take()
         return self._streamed
 
@@ -102,13 +103,13 @@ class Vocabulary:
 
 
 def table_bytes(pack: Pack) -> Tables:
-    """Bytes of the tables that the master has to find room for."""
+    """Return the bytes of the tables for which the master needs room."""
     tied = pack.head is pack.embedding
     return Tables(table_block_bytes(pack.head), 0 if tied else table_block_bytes(pack.embedding))
 
 
 def table_block_bytes(block: PackBlock) -> int:
-    """Bytes of memory that a table takes: whole pages."""
+    """Return the bytes of memory that a table takes: whole pages."""
     return _extent(block).slot_bytes
 
 

@@ -1,1 +1,1 @@
-"""A home that is planned for: its machines and links, who is to hold what of a model, and how fast that will be."""
+"""Planning for a home: its machines and links, each machine's part of a model, and how fast that will be."""

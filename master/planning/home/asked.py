@@ -1,4 +1,4 @@
-"""The home of this machine and some workers, who are asked how fast they are and how far away."""
+"""The home of this machine and some workers, which are asked for their speeds; the links to them are measured."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -20,34 +20,44 @@ from tpi.topology.links import Link
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A worker that was asked: where it is, what it is, with its accelerator too, and the link to it."""
+    """A worker that was asked.
+
+    Attributes:
+        machine: its speeds, without its accelerator.
+        link: the link to it.
+        card: its speeds, with its accelerator.
+    """
 
     address: str
     name: str
     machine: NodeMachine
     link: Link
     card: NodeMachine
-    key: bytes = b""  # that it has proved to own; empty on this machine
+    key: bytes = b""  # the key that it has proved to own; empty on this machine
 
     @property
     def id(self) -> WorkerId:
-        """Which worker it is."""
+        """The identity of the worker."""
         return WorkerId(self.address, self.key)
 
 
 def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> list[Neighbour]:
-    """The workers at `addresses`, in that order, asked with the keys of `door`. See `master.joining.measured.Ask`.
+    """Return the workers at `addresses`, in that order, measured over connections with the keys of `door`.
+
+    Stop early once `wanted` returns False. Implements `master.joining.measured.Ask`.
 
     Raises:
-        NodeLost: if one of them does not answer, or does not say how fast it is.
-        TpiError: if nobody can be asked.
+        NodeLost: if a worker does not answer, or does not report its speed.
+        TpiError: if no worker can be asked.
     """
     with closing(Net(door=door)) as net:
         return [_neighbour(one) for one in ask(net, addresses, links=True, wanted=wanted)]
 
 
 def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Home:
-    """This machine, which is the master, and its neighbours. Without any accelerator it has no cards."""
+    """Return the home of this machine, which is the master, and its neighbours; `cards` is empty without
+    accelerators.
+    """
     cards = (own, *(one.card for one in neighbours))
     return Home(
         ("master", *(one.name for one in neighbours)),
@@ -59,12 +69,12 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Hom
 
 
 def home_asked(addresses: Sequence[str], own: NodeMachine, door: Door | None = None) -> Home:
-    """This machine and the workers at `addresses`, less those that serve others now.
+    """Return the home of this machine and the workers at `addresses`, except those that serve other masters now.
 
-    `door` has the keys that they are asked with (None: the user's).
+    `door` has the keys for the connections (None: the user's).
 
     Raises:
-        NodeLost: if one does not answer, or does not say how fast it is.
+        NodeLost: if a worker does not answer, or does not report its speed.
     """
     with closing(Net(door=door)) as net:
         asked = ask(net, addresses, links=True)

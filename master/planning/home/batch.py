@@ -19,27 +19,31 @@ from scheduler.model.roofline.policy import BatchProblem, BatchWork, PolicyLimit
 from scheduler.model.roofline.search import best_policies
 from tpi.text import short_number
 
-_TIMES = 2.0  # as much of a thing is what its gain is told for
-_HELPS, _NAMED = 1.01, 4  # times as fast; things
-_MANY = 512  # tokens of a sum from whose time that of each token is told
-_PROMPTS = 0.05  # of the memory is for the hidden states of a step of prompts
+_TIMES = 2.0  # factor by which a resource is improved to find its gain
+_HELPS, _NAMED = 1.01, 4  # least speed-up that is named; how many are named
+_MANY = 512  # tokens of the larger of two sums from which the time per token is derived
+_PROMPTS = 0.05  # of the memory, for the hidden states of a step of prompts
 _STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
-_HIDDEN = 5 * 4  # bytes of RAM for each value of a hidden state that waits its turn
+_HIDDEN = 5 * 4  # bytes of RAM for each value of a hidden state that waits
 
 
 @dataclass(frozen=True)
 class GroupBatchReport:
-    """What the nodes that take part do with a batch: one size of micro-batch, each its own policy with it."""
+    """The plan of a batch over several nodes: all have the same size of micro-batch, each its own policy."""
 
     names: tuple[str, ...]
     problems: tuple[BatchProblem, ...]
     forecasts: tuple[BatchForecast, ...]
     gains: tuple[Gain, ...]
-    left_out: tuple[str, ...] = ()  # by the split, which is that of requests one by one
+    left_out: tuple[str, ...] = ()  # by the split, which is made for single requests
 
     @classmethod
     def of(cls, model: HomeModel, dealing: Dealing) -> "GroupBatchReport":
-        """For the requests of `model`, dealt like this. PlanError if a node holds not one of them."""
+        """Return the report for the requests of `model`, with the units dealt as in `dealing`.
+
+        Raises:
+            PlanError: if a node cannot hold even one request.
+        """
         problems = tuple(_problems(model, dealing))
         forecasts = _forecasts(problems)
         names = tuple(model.home.names[rank] for rank in dealing.members)
@@ -48,15 +52,15 @@ class GroupBatchReport:
 
     @property
     def rate(self) -> float:
-        """Tokens generated per second, prompts included; everybody waits for the slowest."""
+        """Tokens generated per second, prompts included; all nodes wait for the slowest."""
         return _rate(self.problems, self.forecasts)
 
     def seconds(self, stretch: Stretch) -> float:
-        """Of all prompts, or of one token of every sequence."""
+        """Return the seconds for all prompts, or for one token of every sequence."""
         return _seconds(self.forecasts, stretch)
 
     def fields(self) -> dict[str, Any]:
-        """The object of `--json`: times in seconds."""
+        """Return the object for `--json`: times in seconds."""
         first = self.forecasts[0].policy
         return {
             "batch": first.batch,
@@ -74,7 +78,7 @@ class GroupBatchReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """Sentences."""
+        """Yield the sentences for the user."""
         first, most = self.forecasts[0].policy, self.problems[0].request.most
         yield (
             f"in a batch, of {most} requests: {first.batch} at once (N), {first.micro_batches} micro-batches of "
@@ -129,7 +133,7 @@ def _problems(model: HomeModel, dealing: Dealing) -> Iterator[BatchProblem]:
 
 
 def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
-    """The mean layer of a node with so many units of every block."""
+    """Return the mean layer of a node that has `units` of every block."""
     shares, config = _shares(model, units), model.shape.config
     kinds = {"attention": "heads", "ffn": "neurons", "experts": "experts"}
     runs = [
@@ -151,7 +155,7 @@ def _kv_heads(model: HomeModel, units: dict[str, int]) -> int:
 
 
 def _sums(model: HomeModel, dealing: Dealing) -> SumCost:
-    """Between the nodes that take part; its time is as good as affine in the tokens."""
+    """Return the cost of a sum between the members; its time is nearly affine in the number of tokens."""
     one, many = (model.exchange(dealing.members, tokens)[0] for tokens in (1, _MANY))
     each = max(0.0, many - one) / (_MANY - 1)
     return SumCost(max(0.0, one - each), each)
@@ -172,7 +176,10 @@ def _rate(problems: Sequence[BatchProblem], forecasts: Sequence[BatchForecast]) 
 
 
 def _gains(problems: Sequence[BatchProblem], rate: float) -> list[Gain]:
-    """What twice as much of a thing on every node would bring, or sums in half the time; the most helpful first."""
+    """Return the speed-ups from twice as much of each resource on every node, and from sums in half the time.
+
+    The most helpful comes first.
+    """
     things = [thing for thing, _ in better_machines(problems[0].machine)]
     better = {thing: [_with(problem, thing) for problem in problems] for thing in things}
     sums = problems[0].sums

@@ -1,4 +1,4 @@
-"""A model and a home as the split's problem: bytes of every kind of unit, the master's tables, what sums cost."""
+"""The problem of splitting a model over a home: bytes of each kind of unit, the master's tables, the cost of sums."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from tpi.topology.links import LinkTable
 
 @dataclass(frozen=True)
 class HomeModel:
-    """A model that is to be dealt to a home, for one kind of request."""
+    """A model that is to be split over a home, for one kind of request."""
 
     shape: ModelShape
     home: Home
@@ -29,23 +29,25 @@ class HomeModel:
 
     @property
     def wire(self) -> str:
-        """In which partial sums travel, as `master.deployment.deploy.wire` chooses."""
+        """The format in which partial sums travel, as `master.deployment.deploy.wire` chooses it."""
         return "f32" if default_kv(self.shape) == "f32" else "bf16"
 
     @property
     def sums(self) -> int:
-        """Allreduces of a step: one for each block, or for each layer whose halves are added at once."""
+        """Number of allreduces of a step: one for each block, or for each layer if its halves are added at once."""
         blocks = len(self.shape.blocks)
         return blocks // 2 if self.shape.config.parallel else blocks
 
     @cached_property
     def whole(self) -> Problem:
-        """All of the model on the master alone: what a node takes beside its units is that of any."""
+        """The problem of the whole model on the master alone; what a node needs besides units is the same on any
+        node.
+        """
         return planning_problem(self.shape, self.home.machines[0], self.request, Limits(), self.kv_dtype)
 
     @cached_property
     def problem(self) -> HomeProblem:
-        """What `scheduler.model.home.solve.best_split` solves."""
+        """The problem that `scheduler.model.home.solve.best_split` solves."""
         return HomeProblem(
             tuple(self._node(rank) for rank in range(len(self.home.names))),
             tuple(self._dealt()),
@@ -53,7 +55,7 @@ class HomeModel:
         )
 
     def exchange(self, members: Members, tokens: int) -> tuple[float, str]:
-        """Seconds of one allreduce of so many tokens' partial results, and the algorithm that takes the least."""
+        """Return the seconds of one allreduce of `tokens` tokens' partial results, and the fastest algorithm."""
         links, values = among(self.home.links, members), tokens * self.shape.config.hidden
         if links.size == 1:
             return 0.0, "loopback"
@@ -70,7 +72,7 @@ class HomeModel:
 
     @cached_property
     def everywhere(self) -> int:
-        """Bytes of weights that every node has whole, and reads for every token: what all heads come from."""
+        """Bytes of weights that every node has in full and reads for every token: the latent run, used by all heads."""
         runs = (run for block in self.shape.blocks for run in block.runs)
         return sum(run.units * run.unit_bytes for run in runs if run.name == "latent")
 
@@ -78,7 +80,8 @@ class HomeModel:
         machine, needs = self.home.machines[rank], self.whole.needs
         tables = 0 if rank else unit_bytes(self.shape.head)
         fixed = needs.fixed + self.whole.chunk * needs.token + tables + self.everywhere
-        turn = 0.0 if rank else (tables + self.everywhere) / machine.host.read  # others read it at the same time
+        # the workers read their copies at the same time as the master
+        turn = 0.0 if rank else (tables + self.everywhere) / machine.host.read
         return HomeNode(self.home.names[rank], machine.host.read, machine.disk.read, machine.memory, fixed, turn)
 
     def _dealt(self) -> Iterator[DealtUnits]:
@@ -99,7 +102,9 @@ class HomeModel:
             yield from self._experts(mixed)
 
     def _experts(self, blocks: list[BlockShape]) -> Iterator[DealtUnits]:
-        """Slices of every routed expert, of which a token reads those that it chose; and shared ones."""
+        """Yield slices of every routed expert, of which a token reads only those that it chooses, and the shared
+        experts.
+        """
         mixture = self.shape.config.mixture
         assert mixture is not None
         run = _run(blocks[0], "neuron")
@@ -112,7 +117,7 @@ class HomeModel:
 
 
 def among(links: LinkTable, members: Members) -> LinkTable:
-    """The links between some nodes, who are ranks 0, 1, ... of their own."""
+    """Return the links between the members, which are numbered 0, 1, ... in their order."""
     pairs = ((a, b) for a in range(len(members)) for b in range(a + 1, len(members)))
     return LinkTable(len(members), {(a, b): links.between(members[a], members[b]) for a, b in pairs})
 

@@ -22,7 +22,7 @@ _OPTIONS = (
     click.option(
         "--devices", metavar="SIZES", help="Plan for machines of so much memory, e.g. 8x8GiB or 16GiB,3x8GiB."
     ),
-    click.option("--link", metavar="WORDS", help=f"What joins the machines of --devices (default: {DEFAULT_LINK})."),
+    click.option("--link", metavar="WORDS", help=f"Link between the machines of --devices (default: {DEFAULT_LINK})."),
     click.option("--topology", metavar="FILE", help="Plan for the home of a topology file, or of one that ships."),
     click.option(
         "--workers",
@@ -30,31 +30,33 @@ _OPTIONS = (
         metavar="HOST:PORT",
         help="Plan for this machine and these workers, not those of TPI_WORKERS.",
     ),
-    click.option("--no-keys", is_flag=True, help="With --workers: ask such as were started with --no-keys."),
+    click.option("--no-keys", is_flag=True, help="With --workers: ask workers that were started with --no-keys."),
 )
 
 
 def home_options(command: Command) -> Command:
-    """Flags that name a home."""
+    """Add the flags that name a home."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Path]) -> Home | None:
-    """The home that the flags name, None if they name none; `files` are on the disk that this machine would read.
+    """Return the home that the flags name, or None; `files` are on the disk that this machine would read.
 
-    With a batch, flags of one machine say what each of `--devices` has, or this one beside `--workers`.
+    With a batch, flags of one machine describe each of `--devices`, or this machine next to `--workers`.
 
     Raises:
-        UsageError: if two are named, or one beside flags of a single machine, or a flag that says nothing of it.
+        UsageError: if two homes are named, if flags of a single machine are given too, or if a flag has no effect.
         NodeLost: if a worker does not answer.
     """
     named = [name for name in _HOMES if flags[name]]
     if flags["link"] is not None and named != ["devices"]:
-        raise UsageError("--link says what joins the machines of --devices; give it beside that alone")
+        raise UsageError(
+            "--link describes the links between the machines of --devices; give --devices too, or remove it"
+        )
     if flags["no_keys"] and named != ["workers"]:
-        raise UsageError("--no-keys says how --workers are asked; give it beside those alone")
+        raise UsageError("--no-keys says how --workers are asked; give --workers too, or remove it")
     if not named:
         return None
     if len(named) > 1:
@@ -63,7 +65,7 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
     if given and (flags["batch"] == 1 or named == ["topology"]):
         flag = given[0].replace("_", "-")
         beside = "" if named == ["topology"] else ", or --batch N, for which several may have accelerators"
-        raise UsageError(f"--{flag} is of one machine, and --{named[0]} names several; give one of them{beside}")
+        raise UsageError(f"--{flag} describes one machine, but --{named[0]} names several; give one of them{beside}")
     idle = list(_LIMITS)
     if flags["devices"]:
         idle += ["memory"] if given else ["memory", "remeasure"]
@@ -80,6 +82,10 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
 
 
 def _refuse_idle(home: str, names: list[str], flags: dict[str, Any]) -> None:
-    """Raise UsageError for the first of these flags that was given: it would count for nothing."""
+    """Refuse flags that would have no effect.
+
+    Raises:
+        UsageError: naming the first such flag.
+    """
     if idle := [name for name in names if flags[name] not in (None, False, "auto")]:
-        raise UsageError(f"--{idle[0]} counts for nothing where --{home} names the machines; leave it out")
+        raise UsageError(f"--{idle[0]} has no effect if --{home} names the machines; leave it out")

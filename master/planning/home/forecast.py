@@ -1,4 +1,4 @@
-"""What a split will do, node by node: each has its share of the model on its own machine, and waits for the sums."""
+"""The forecast of a split, node by node: each computes its share on its own machine, and waits for the sums."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +14,12 @@ from scheduler.model.offload.work import NodeWork, SegmentWork, TableWork
 
 @dataclass(frozen=True)
 class MemberForecast:
-    """One node of a split: its units of a block by kind, where its bytes lie, and its times."""
+    """One node of a split: its units of a block by kind, where its bytes are, and its times."""
 
     rank: int
     units: dict[str, int]
     weight_bytes: int
-    disk_bytes: int  # of them, read for every token
+    disk_bytes: int  # part of `weight_bytes` that is read for every token
     memory: MemoryParts
     decode: OffloadForecast
     prompt: OffloadForecast
@@ -27,19 +27,19 @@ class MemberForecast:
 
 @dataclass(frozen=True)
 class HomeForecast:
-    """All nodes of a split, and the seconds of a token and of a prompt, which are those of the slowest."""
+    """All nodes of a split, and the seconds of a token and of a prompt, which are those of the slowest node."""
 
     dealing: Dealing
     members: tuple[MemberForecast, ...]
 
     @property
     def token(self) -> float:
-        """Seconds of a token: sums wait for the slowest node at every block, disks run ahead across them."""
+        """Seconds of a token: sums wait for the slowest node at every block, while disks read ahead."""
         return max(self.dealing.seconds, max(each.decode.decode.seconds for each in self.members))
 
     @property
     def disk(self) -> float:
-        """Seconds of a token that disks are waited for, beside computing and sums."""
+        """Seconds of a token spent waiting for disks, in addition to computing and sums."""
         return self.token - self.dealing.compute - self.dealing.exchange
 
     @property
@@ -49,12 +49,16 @@ class HomeForecast:
 
     @property
     def prompt_rate(self) -> float:
-        """Tokens of prompts per second."""
+        """Prompt tokens per second."""
         return min(each.prompt.prompt.rate for each in self.members)
 
 
 def forecast_home(model: HomeModel, dealing: Dealing) -> HomeForecast:
-    """What `dealing` will do. PlanError if a node's memory does not hold its part in any way."""
+    """Return the forecast for `dealing`.
+
+    Raises:
+        PlanError: if a node's memory cannot hold its part in any way.
+    """
     known: dict[tuple[object, ...], MemberForecast] = {}
     members = []
     for position, rank in enumerate(dealing.members):
@@ -87,7 +91,7 @@ def _member(model: HomeModel, dealing: Dealing, rank: int, units: dict[str, int]
 
 
 def _share(model: HomeModel, units: dict[str, int], master: bool) -> NodeWork:
-    """The part of a model's work that has these units of every block."""
+    """Return the part of a model's work that has these units of every block."""
     shares = {each.kind: units[each.kind] / each.units for each in model.problem.dealt}
     kinds = {"attention": "heads", "ffn": "neurons", "experts": "experts"}
     parts = [shares[kinds[block.kind]] for block in model.shape.blocks]

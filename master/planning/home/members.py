@@ -1,4 +1,4 @@
-"""The machines of a home and the links between them: from words, from a file, or asked of those that are there."""
+"""The machines of a home and the links between them: described in words or in a file, or measured."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from tpi.topology.schema import load_topology
 from tpi.topology.topology import UNLIMITED, Host, Topology
 from tpi.topology.units import parse_rate, parse_time
 
-DEFAULT_LINK = "300 Mbit, 1 ms"  # of TPI-LLM's testbed, section 4
+DEFAULT_LINK = "300 Mbit, 1 ms"  # TPI-LLM's testbed, section 4
 _MOST = 64
 _SOME = re.compile(r"\s*(?:(\d+)\s*x\s*)?([^\s,]+(?: ?[KMGT]i?B)?)\s*", re.IGNORECASE)
 _BITS = 8
@@ -22,9 +22,9 @@ _BITS = 8
 
 @dataclass(frozen=True)
 class Home:
-    """Machines with their names, the user's own first, and the links between them; `told` says where it is from.
+    """Machines with their names, the user's own first, and the links between them; `told` says where they come from.
 
-    `machines` are without accelerators, which compute batches alone; `cards` are the same machines with theirs.
+    `machines` are without accelerators, which only compute batches; `cards` are the same machines with theirs.
     """
 
     names: tuple[str, ...]
@@ -35,23 +35,23 @@ class Home:
 
     @property
     def batching(self) -> tuple[NodeMachine, ...]:
-        """The machines as batches see them."""
+        """The machines with their accelerators, if there are any; used to plan batches."""
         return self.cards or self.machines
 
     def all_like(self, machine: NodeMachine) -> "Home":
-        """The same machines, each as fast as `machine` and with its accelerator, but with its own memory."""
+        """Return the same machines, each as fast as `machine` and with its accelerator, but with its own memory."""
         cards = tuple(replace(machine, memory=each.memory) for each in self.machines)
         hosts = tuple(replace(each, accelerator=None, more=()) for each in cards)
         return replace(self, machines=hosts, cards=cards, told=f"{self.told}, each as described")
 
 
 def described_home(devices: str, link: str) -> Home:
-    """Machines by their memory, such as `8x8GiB` or `16GiB, 3x8GiB`, all joined by links of a rate and a latency.
+    """Return machines with the given memory, such as `8x8GiB` or `16GiB, 3x8GiB`, all joined by equal links.
 
     Everything but memory is a laptop's (`scheduler.model.machine.LAPTOP`), without an accelerator.
 
     Raises:
-        UsageError: if either is not understood, or there are more than 64 machines.
+        UsageError: if `devices` or `link` cannot be parsed, or there are more than 64 machines.
     """
     sizes = [size for part in devices.split(",") for size in _some(devices, part)]
     if len(sizes) > _MOST:
@@ -62,10 +62,10 @@ def described_home(devices: str, link: str) -> Home:
 
 
 def home_in_file(file: str, own: NodeMachine, cores: float) -> Home:
-    """The home of a topology file, or of a shipped one of that name; the first device is the master.
+    """Return the home of a topology file, or of a shipped one of that name; the first device is the master.
 
-    A device's cores are taken to be as fast as those of this machine, `own`, which has `cores`; what the file leaves
-    out is this machine's.
+    A device's cores are assumed to be as fast as those of this machine, `own`, which has `cores`. Values that the file
+    leaves out are this machine's.
 
     Raises:
         UsageError: if it cannot be read; names the line.
@@ -83,7 +83,7 @@ def _some(devices: str, part: str) -> list[int]:
         raise UsageError(f"--devices {devices!r} is not understood; write for example 8x8GiB, or 16GiB,3x8GiB")
     size = parse_size(match[2], "--devices")
     if not size:
-        raise UsageError(f"--devices {devices}: a machine without memory holds nothing; write for example 8x8GiB")
+        raise UsageError(f"--devices {devices}: a machine needs memory; write for example 8x8GiB")
     return [size] * min(count, _MOST + 1)
 
 
@@ -123,7 +123,10 @@ def _links(home: Topology) -> LinkTable:
 
 
 def meeting_at_master(to_workers: Sequence[Link]) -> LinkTable:
-    """Links of which only those to the master are known: in one network two workers are as far as the farther one."""
+    """Return the links of a network in which only those to the master are known.
+
+    The link between two workers is assumed to be as slow as the slower of their links to the master.
+    """
     size = 1 + len(to_workers)
     found = {(0, rank): link for rank, link in enumerate(to_workers, 1)}
     for a, b in combinations(range(1, size), 2):

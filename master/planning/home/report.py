@@ -1,4 +1,4 @@
-"""All that `tpi plan` says of a home, as figures: made once, for the table and for `--json`."""
+"""The report of `tpi plan` on a home, as figures: made once, for the table and for `--json`."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -13,44 +13,48 @@ from scheduler.model.offload.forecast import Gain
 from tpi.partition import Range
 from tpi.topology.links import Link, LinkTable
 
-_TIMES = 2.0  # as much of a thing is what its gain is told for
+_TIMES = 2.0  # factor by which a resource is improved to find its gain
 _PERCENT = 100
 
 
 @dataclass(frozen=True)
 class HomeReport:
-    """A model on a home: the best split, what it will do, and what is left out."""
+    """A model on a home: the best split, its forecast, and the nodes that are left out."""
 
     model: HomeModel
     ahead: HomeForecast
-    everyone: Dealing | None  # the best split over all nodes, where some are left out
+    everyone: Dealing | None  # the best split over all nodes, if some are left out
     gains: tuple[Gain, ...]
 
     @classmethod
     def of(cls, model: HomeModel) -> "HomeReport":
-        """Deal the model, and work out the rest. PlanError if the nodes' memories do not hold it."""
+        """Split the model and forecast it.
+
+        Raises:
+            PlanError: if the nodes' memories cannot hold the model.
+        """
         dealing, all_ranks = best_split(model.problem), tuple(range(len(model.home.names)))
         everyone = split_over(model.problem, all_ranks) if dealing.members != all_ranks else None
         return cls(model, forecast_home(model, dealing), everyone, tuple(_gains(model, dealing)))
 
     @property
     def dealing(self) -> Dealing:
-        """Who holds what."""
+        """The units of each node."""
         return self.ahead.dealing
 
     @property
     def collective(self) -> str:
-        """What sums of single tokens fastest."""
+        """The algorithm that sums single tokens fastest."""
         return self.model.exchange(self.dealing.members, 1)[1]
 
     @property
     def left_out(self) -> list[str]:
-        """Names of the nodes that would slow the rest."""
+        """Names of the nodes that would slow the others."""
         return [name for rank, name in enumerate(self.model.home.names) if rank not in self.dealing.members]
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of a token by what they go to."""
+        """Seconds of a token by resource."""
         return {"compute": self.dealing.compute, "network": self.dealing.exchange, "disk": self.ahead.disk}
 
     @property
@@ -59,11 +63,11 @@ class HomeReport:
         return max(self.ahead.members, key=lambda each: each.decode.decode.seconds)
 
     def name(self, member: MemberForecast) -> str:
-        """What a node is called."""
+        """Return the name of a node."""
         return self.model.home.names[member.rank]
 
     def holds(self, member: MemberForecast) -> dict[str, int]:
-        """Return how many heads and neurons of a layer a node holds: of experts, the neurons of each."""
+        """Return how many heads and neurons of a layer a node holds; for experts, the neurons of each expert."""
         at = self.dealing.members.index(member.rank)
         found = {}
         for kind, counts in self.dealing.units.items():
@@ -72,7 +76,7 @@ class HomeReport:
         return found
 
     def fields(self) -> dict[str, Any]:
-        """The object of `--json`: times in seconds, sizes in bytes."""
+        """Return the object for `--json`: times in seconds, sizes in bytes."""
         shape, ahead = self.model.shape, self.ahead
         return {
             "model": {
@@ -105,7 +109,7 @@ class HomeReport:
 
 
 def _gains(model: HomeModel, dealing: Dealing) -> Iterator[Gain]:
-    """What twice as much of each thing would bring to a token's time, dealt anew; the most helpful first."""
+    """Yield the speed-up of a token from twice as much of each resource, with a new split; the most helpful first."""
     home = model.home
     better: dict[str, HomeModel] = {
         "quicker links": replace(model, home=replace(home, links=_faster(home.links, 1, _TIMES))),

@@ -1,4 +1,4 @@
-"""A home's plan for people: who holds what, how fast it will be, who is left out and why, what would help."""
+"""A home's plan as a table and sentences: the nodes' parts, the forecast, nodes left out, and what would help."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ from master.reporting.report import figures_table, wide_console
 from tpi.text import short_number
 
 _GIB, _MIB, _MS = float(1 << 30), float(1 << 20), 1e3
-_HELPS = 1.01  # times as fast: what helps less is not named
-_NAMED = 4  # things that help
+_HELPS = 1.01  # a smaller speed-up is not named
+_NAMED = 4  # how many of the things that help are named
 _UNITS = {"heads": "heads", "neurons": "neurons", "experts": "of each expert", "shared": "of shared experts"}
-_SHOWN = 0.005  # of a token's time: what takes less is not named
+_SHOWN = 0.005  # share of a token's time; smaller parts are not named
 
 
 def print_home(report: HomeReport) -> None:
-    """The table and the sentences, on stdout."""
+    """Print the table and the sentences on stdout."""
     console = wide_console(stderr=False)
     shape, home = report.model.shape, report.model.home
     weights = _size(weight_bytes(shape))
@@ -61,7 +61,7 @@ def _sentences(report: HomeReport) -> Iterator[str]:
 
 
 def _shown(report: HomeReport) -> list[tuple[str, float]]:
-    """What a token's time goes to, but for what is next to nothing."""
+    """Return the parts of a token's time, except the smallest."""
     return [(what, seconds) for what, seconds in report.parts.items() if seconds > _SHOWN * report.ahead.token]
 
 

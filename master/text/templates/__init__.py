@@ -1,1 +1,1 @@
-"""Chat templates: what a model brings to turn a conversation into a prompt, run within limits."""
+"""Chat templates: the program of a model that turns a conversation into a prompt, run within limits."""

@@ -1,4 +1,4 @@
-"""A last message that is gone on with: the prompt ends with its text, without the end of the turn."""
+"""Continuing the last message: the prompt then ends with its text, without the end of the turn."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,14 +19,14 @@ def unused(texts: Iterable[str]) -> str:
 def with_end(message: Message, end: str) -> dict[str, Any]:
     """Return the message with `end` and a blank after its text."""
     content = message.get("content") or ""
-    if isinstance(content, list):  # of parts
+    if isinstance(content, list):  # a list of parts
         *others, last = content
         return {**message, "content": [*others, {**last, "text": f"{last['text']}{end}{_AFTER}"}]}
     return {**message, "content": f"{content}{end}{_AFTER}"}
 
 
 def up_to_end(rendered: str, text: str, end: str, model: str) -> int:
-    """Return where `end` stands. Where the template trims contents, white space at the end of `text` goes, too.
+    """Return the position of `end`, before white space at the end of `text` if the template trims contents.
 
     Raises:
         TemplateRefusal: if the template does not show the last message.

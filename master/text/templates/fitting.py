@@ -1,4 +1,4 @@
-"""Conversations as a chat template takes them: what it has no turn for is said in another turn, and nothing is lost."""
+"""Fitting a conversation to a chat template: messages that have no turn of their own are moved to another turn."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ _BETWEEN = "\n\n"
 
 @dataclass(frozen=True)
 class Turn:
-    """A message for the template, and the `index` of the message that it is, None if it is made of others."""
+    """A message for the template. `index` is that of the original message, None if it was made from several."""
 
     message: Message
     index: int | None = None
 
     @property
     def role(self) -> str:
-        """The role."""
+        """The role of the message."""
         return str(self.message["role"])
 
     @property
@@ -39,7 +39,7 @@ class Turn:
 def fitted(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], traits: Traits
 ) -> tuple[list[Turn], dict[str, Any]]:
-    """Return the turns that say all of `messages` and `tools`, and the names that the template is given for it."""
+    """Return turns with all of `messages` and `tools`, and the names that the template must be given."""
     turns = list(_with_calls(_one_by_one(messages, traits), traits))
     turns, names = _with_tools(turns, tools, traits)
     turns = list(_alternating(_with_system(turns, traits), traits))
@@ -49,15 +49,16 @@ def fitted(
 
 
 def description(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a model is told of tools where its template has no words for them."""
+    """Return a text that describes the tools to a model whose template has no place for them."""
     listed = "\n".join(json.dumps(dict(tool), ensure_ascii=False) for tool in tools)
-    how = "To call one, answer with a JSON object and nothing else"  # the same whether it must: the prefix is cached
+    # the same whether a call is required, so that the prefix cache can be used
+    how = "To call one, answer with a JSON object and nothing else"
     return f'You can call these tools:\n{listed}\n{how}: {{"name": TOOL, "arguments": {{...}}}}'
 
 
 def _one_by_one(messages: Sequence[Message], traits: Traits) -> Iterator[Turn]:
-    """Yield the messages; of several calls in one, each with its result, where the template takes one at a time."""
-    moved = set[int]()  # results that are behind their calls already
+    """Yield the messages, with one call at a time, followed by its result, if the template cannot show several."""
+    moved = set[int]()  # results that already follow their calls
     for index, message in enumerate(messages):
         calls = message.get("tool_calls") or ()
         if len(calls) < 2 or traits.calls is None or traits.several_calls:
@@ -75,8 +76,8 @@ def _one_by_one(messages: Sequence[Message], traits: Traits) -> Iterator[Turn]:
 
 
 def _with_calls(turns: Iterable[Turn], traits: Traits) -> Iterator[Turn]:
-    """Yield the turns with calls and results as the template takes them, else as text."""
-    spelled = set[str]()  # ids of calls that became text where others do not: so do their results
+    """Yield the turns with calls and results in the template's form, or as text if it has none."""
+    spelled = set[str]()  # ids of calls that became text, so that their results become text too
     for turn in turns:
         message = turn.message
         if message.get("tool_calls"):
@@ -100,7 +101,7 @@ def _with_calls(turns: Iterable[Turn], traits: Traits) -> Iterator[Turn]:
 
 
 def _is_sound(message: Message) -> bool:
-    """Return whether the arguments of all calls are objects: a model that was cut off leaves other text."""
+    """Return True if the arguments of all calls are objects: a model that was cut off leaves other text."""
     return all(isinstance(call["function"]["arguments"], dict) for call in message["tool_calls"])
 
 
@@ -126,7 +127,7 @@ def _call(call: Mapping[str, Any], form: CallForm) -> dict[str, Any]:
 
 
 def _short(id_: str) -> str:
-    """Return an id of nine letters and digits for an id of any other form."""
+    """Return an id of nine letters and digits: `id_` itself if it is one, else a hash of it."""
     return id_ if len(id_) == _ID and id_.isalnum() and id_.isascii() else sha256(id_.encode()).hexdigest()[:_ID]
 
 
@@ -153,9 +154,9 @@ def _with_tools(
 
 
 def _with_system(turns: Sequence[Turn], traits: Traits) -> list[Turn]:
-    """Return the turns with one system message at the beginning, or in the first message of the user.
+    """Return the turns with one system message at the beginning, or as part of the user's first message.
 
-    A later one that the template does not take is said by the user.
+    A later system message that the template does not accept becomes a user message.
     """
     leading = next((place for place, turn in enumerate(turns) if turn.role != "system"), len(turns))
     first, rest = list(turns[:leading]), list(turns[leading:])
@@ -172,7 +173,7 @@ def _with_system(turns: Sequence[Turn], traits: Traits) -> list[Turn]:
 
 
 def _folded(first: Sequence[Turn], rest: Sequence[Turn]) -> list[Turn]:
-    """Return the turns with the system message `first` said by the user."""
+    """Return the turns with the system message `first` as part of the user's first message."""
     said = first[0].content
     if rest and rest[0].role == "user":
         asked = rest[0]
@@ -181,7 +182,7 @@ def _folded(first: Sequence[Turn], rest: Sequence[Turn]) -> list[Turn]:
 
 
 def _alternating(turns: Sequence[Turn], traits: Traits) -> Iterator[Turn]:
-    """Yield the turns, of one role in a row only where the template takes several."""
+    """Yield the turns, merging consecutive turns of the same role unless the template accepts several."""
     leading = next((turn for turn in turns if turn.role != "system"), None)
     silent = leading is not None and leading.role == "assistant" and not traits.assistant_first
     before: Turn | None = None
@@ -203,7 +204,7 @@ def _alternating(turns: Sequence[Turn], traits: Traits) -> Iterator[Turn]:
 
 
 def _is_one(before: Turn, turn: Turn, traits: Traits) -> bool:
-    """Return whether the template takes two turns as one only."""
+    """Return True if the template needs the two turns as one."""
     if before.role != turn.role or before.message.get("tool_calls") or turn.message.get("tool_calls"):
         return False
     return (turn.role == "user" and not traits.repeated_user) or (

@@ -1,4 +1,4 @@
-"""Names in chat templates that a caller may not give: those of the server, of Hugging Face, of Jinja and of Python."""
+"""Names in chat templates that a caller may not set: those of the server, Hugging Face, Jinja and Python."""
 
 _GIVEN = {"messages", "replay", "tools", "bos_token", "eos_token", "add_generation_prompt", "continue_final_message"}
 _GLOBALS = {"raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace"}
@@ -24,5 +24,5 @@ RESERVED = frozenset(_GIVEN | _GLOBALS | _OF_JINJA | _WORDS)
 
 
 def may_be_given(name: str) -> bool:
-    """Return whether a caller may give a chat template a value of this name."""
+    """Return True if a caller may give a chat template a value of this name."""
     return name.isascii() and name.isidentifier() and not name.startswith("_") and name not in RESERVED

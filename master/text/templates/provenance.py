@@ -1,8 +1,9 @@
 """Strings that know which of their characters a chat template wrote itself.
 
-A control token is read only where the template wrote all of its characters. So each character carries a mark, and each
-operation hands the marks on. What an operation here does not know gives a plain `str`, which counts as the caller's:
-a forgotten operation may lose a control token of the template, and never makes one out of what a caller sent.
+A control token is recognised only if the template wrote all of its characters. So each character carries a mark, and
+each operation passes the marks on. An operation that this module does not know returns a plain `str`, which counts as
+the caller's. So a forgotten operation may lose a control token of the template, but never creates one from a caller's
+text.
 """
 
 import re
@@ -59,12 +60,12 @@ class Text(str):
         return agreed(super().__mod__(values), lambda: _converted(self, values))
 
     def join(self, parts: Iterable[str]) -> "Text":
-        """See `str.join`."""
+        """Join `parts` as `str.join` does, with their marks."""
         listed = list(parts)
         return Text(super().join(listed), self._marks.join(map(marks_of, listed)))
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """See `str.split`."""
+        """Split as `str.split` does; the pieces keep their marks."""
         pieces, found, at = super().split(sep, maxsplit), list[str](), 0
         for piece in pieces:
             at = at if sep is not None else self.find(piece, at)
@@ -73,7 +74,7 @@ class Text(str):
         return found
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """See `str.rsplit`."""
+        """Split as `str.rsplit` does; the pieces keep their marks."""
         pieces, found, end = super().rsplit(sep, maxsplit), list[str](), len(self)
         for piece in reversed(pieces):
             end = end if sep is not None else self.rfind(piece, 0, end) + len(piece)
@@ -82,7 +83,7 @@ class Text(str):
         return found[::-1]
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        """See `str.splitlines`."""
+        """Split as `str.splitlines` does; the lines keep their marks."""
         found, at = list[str](), 0
         for whole, line in zip(super().splitlines(True), super().splitlines(keepends), strict=True):
             found.append(self[at : at + len(line)])
@@ -90,35 +91,35 @@ class Text(str):
         return found
 
     def partition(self, sep: str) -> tuple[str, str, str]:
-        """See `str.partition`."""
+        """Split as `str.partition` does; the parts keep their marks."""
         return self._three(super().partition(sep))
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:
-        """See `str.rpartition`."""
+        """Split as `str.rpartition` does; the parts keep their marks."""
         return self._three(super().rpartition(sep))
 
     def strip(self, chars: str | None = None) -> "Text":
-        """See `str.strip`."""
+        """Strip as `str.strip` does; the rest keeps its marks."""
         return self.lstrip(chars).rstrip(chars)
 
     def lstrip(self, chars: str | None = None) -> "Text":
-        """See `str.lstrip`."""
+        """Strip as `str.lstrip` does; the rest keeps its marks."""
         return self[len(self) - len(super().lstrip(chars)) :]
 
     def rstrip(self, chars: str | None = None) -> "Text":
-        """See `str.rstrip`."""
+        """Strip as `str.rstrip` does; the rest keeps its marks."""
         return self[: len(super().rstrip(chars))]
 
     def removeprefix(self, prefix: str) -> "Text":
-        """See `str.removeprefix`."""
+        """Remove a prefix as `str.removeprefix` does; the rest keeps its marks."""
         return self[len(prefix) :] if self.startswith(prefix) else self
 
     def removesuffix(self, suffix: str) -> "Text":
-        """See `str.removesuffix`."""
+        """Remove a suffix as `str.removesuffix` does; the rest keeps its marks."""
         return self[: len(self) - len(suffix)] if self.endswith(suffix) else self
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1) -> "Text":
-        """See `str.replace`."""
+        """Replace as `str.replace` does; the new text has the marks of `new`."""
         if old:
             return as_text(new).join(self.split(old, count))
         most = len(self) + 1
@@ -128,28 +129,28 @@ class Text(str):
         return as_text(new).join([self[:0], *(self[at] for at in range(limit - 1)), self[limit - 1 :]])
 
     def center(self, width: SupportsIndex, fillchar: str = " ") -> "Text":
-        """See `str.center`."""
+        """Pad as `str.center` does; the padding has the marks of `fillchar`."""
         room = max(0, int(width) - len(self))
         left = room // 2 + (room & int(width) & 1)
         return agreed(super().center(width, fillchar), lambda: _filled(fillchar, left, self, room - left))
 
     def ljust(self, width: SupportsIndex, fillchar: str = " ") -> "Text":
-        """See `str.ljust`."""
+        """Pad as `str.ljust` does; the padding has the marks of `fillchar`."""
         room = max(0, int(width) - len(self))
         return agreed(super().ljust(width, fillchar), lambda: _filled(fillchar, 0, self, room))
 
     def rjust(self, width: SupportsIndex, fillchar: str = " ") -> "Text":
-        """See `str.rjust`."""
+        """Pad as `str.rjust` does; the padding has the marks of `fillchar`."""
         room = max(0, int(width) - len(self))
         return agreed(super().rjust(width, fillchar), lambda: _filled(fillchar, room, self, 0))
 
     def zfill(self, width: SupportsIndex) -> "Text":
-        """See `str.zfill`."""
+        """Pad as `str.zfill` does; the zeros are the caller's."""
         value, sign = super().zfill(width), int(self.startswith(("+", "-")))
         return agreed(value, lambda: joined((self[:sign], "0" * (len(value) - len(self)), self[sign:])))
 
     def expandtabs(self, tabsize: SupportsIndex = 8) -> "Text":
-        """See `str.expandtabs`."""
+        """Expand tabs as `str.expandtabs` does; the blanks are the caller's."""
         value, parts, column = super().expandtabs(tabsize), list[str](), 0
         for line in self.split("\n"):
             first, *others = line.split("\t")
@@ -162,38 +163,38 @@ class Text(str):
         return agreed(value, lambda: joined(parts[:-1]))
 
     def translate(self, table: Any) -> "Text":
-        """See `str.translate`."""
+        """Translate as `str.translate` does; changed characters are the caller's."""
         value = super().translate(table)
         changed = (str.translate(character, table) for character in self)
         kept = (old if new == old else new for old, new in zip(self, changed, strict=True))
         return agreed(value, lambda: joined(kept))
 
     def lower(self) -> "Text":
-        """See `str.lower`."""
+        """Return the text in lower case, with its marks."""
         return self.recased(super().lower())
 
     def upper(self) -> "Text":
-        """See `str.upper`."""
+        """Return the text in upper case, with its marks."""
         return self.recased(super().upper())
 
     def casefold(self) -> "Text":
-        """See `str.casefold`."""
+        """Return the case-folded text, with its marks."""
         return self.recased(super().casefold())
 
     def swapcase(self) -> "Text":
-        """See `str.swapcase`."""
+        """Return the text with its cases swapped, with its marks."""
         return self.recased(super().swapcase())
 
     def title(self) -> "Text":
-        """See `str.title`."""
+        """Return the text in title case, with its marks."""
         return self.recased(super().title())
 
     def capitalize(self) -> "Text":
-        """See `str.capitalize`."""
+        """Return the capitalized text, with its marks."""
         return self.recased(super().capitalize())
 
     def recased(self, value: str) -> "Text":
-        """Mark `value`, whose characters are those of this text in another case; one may become up to three."""
+        """Mark `value`, which is this text in another case; one character may become up to three."""
         if len(value) == len(self):
             return Text(value, self._marks)
         marks, at = list[bytes](), 0
@@ -210,32 +211,32 @@ class Text(str):
 
 
 def own(value: str) -> Text:
-    """Return `value` as what the template writes."""
+    """Return `value` marked as written by the template."""
     return Text(value, TEMPLATE * len(value))
 
 
 def marks_of(value: str) -> bytes:
-    """Return the marks of `value`, one for each character; those of a plain string say that it is the caller's."""
+    """Return the marks of `value`, one for each character; a plain string is the caller's."""
     return value._marks if isinstance(value, Text) else CALLER * len(value)
 
 
 class CallerInt(int):
-    """A whole number that a caller sent: written out, it is the caller's text."""
+    """A whole number that a caller sent: as text it is the caller's."""
 
 
 class CallerFloat(float):
-    """A number that a caller sent: written out, it is the caller's text."""
+    """A number that a caller sent: as text it is the caller's."""
 
 
 def as_text(value: Any) -> Text:
-    """Return what `value` is written as; a number that the template made counts as the template's."""
+    """Return `value` as text; a number that the template made counts as the template's."""
     if isinstance(value, Text):
         return value
     return own(str(value)) if type(value) in (int, float) else Text(str(value))
 
 
 def joined(parts: Iterable[Any]) -> Text:
-    """Return all of `parts` in a row."""
+    """Return all of `parts` joined, as text."""
     return Text().join(map(as_text, parts))
 
 
@@ -253,10 +254,10 @@ def from_caller(value: Any) -> Any:
 
 
 def agreed(plain: str, made: Callable[[], Text]) -> Text:
-    """Return `made()` if it spells `plain`, and else `plain` as the caller's text."""
+    """Return `made()` if it equals `plain`, and else `plain` as the caller's text."""
     try:
         found = made()
-    except (LookupError, TypeError, ValueError, StopIteration):  # a form that only the real operation can read
+    except (LookupError, TypeError, ValueError, StopIteration):  # a format that only the real operation can read
         return Text(plain)
     return found if found == plain else Text(plain)
 
@@ -266,7 +267,7 @@ def _filled(fill: str, left: int, text: Text, right: int) -> Text:
 
 
 def _converted(form: Text, values: Any) -> Text:
-    """Return `form % values`."""
+    """Return `form % values`, with marks."""
     parts, at = list[Text](), 0
     given = iter(values if isinstance(values, tuple) else (values,))
     for found in _CONVERSION.finditer(form):
@@ -282,7 +283,7 @@ def _converted(form: Text, values: Any) -> Text:
 
 
 def _one(flags: str, width: str | None, precision: str | None, kind: str, value: Any) -> Text:
-    """Return one value as a conversion writes it."""
+    """Return one value formatted by a `%` conversion, with marks."""
     if kind != "s":
         said = f"%{flags}{width or ''}{'' if precision is None else '.' + precision}{kind}" % (value,)
         return own(said) if kind != "c" and type(value) in (int, float) else Text(said)

@@ -1,4 +1,4 @@
-"""The rendering of one chat template, as the child process of `master.confined` does it."""
+"""The rendering of one chat template, in the child process of `master.confined`."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,15 +10,15 @@ from master.text.templates.provenance import ANSWER, Text, as_text, from_caller,
 from master.text.templates.sandbox import OUTPUT_CHARS, Sandbox
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Roles that the server itself gives; templates make control tokens of them."""
+"""Roles that the server itself sets; templates make control tokens of them."""
 _HALVES = re.compile("[\ud800-\udfff]")
 _RUN = re.compile(rb"\x00+|\x01+|\x02+")
 
 
 def open_work(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Compile the template `source`, which knows the texts `special` as its own; return what renders it.
+    """Compile the template `source`, with the texts `special` counted as its own; return a function that renders it.
 
-    Asked for `names_read`, it returns these instead of a rendering.
+    If it is asked for `names_read`, the function returns those instead of a rendering.
 
     Raises:
         Exception: whatever compiling raises.
@@ -45,7 +45,7 @@ def open_work(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict
 
 
 def _message(message: Mapping[str, Any], answer: str | None) -> dict[str, Any]:
-    """Return a message with its marks; the content of an earlier answer is the character that stands for it."""
+    """Return a message with its marks; the content of an earlier answer becomes the single character for it."""
     role = message.get("role")
     known = {"role": own(role)} if role in ROLES else {}
     if answer is not None:

@@ -1,4 +1,4 @@
-"""jinja2's immutable sandbox with the helpers of Hugging Face's templates, where all text knows where it came from.
+"""jinja2's immutable sandbox with the helpers of Hugging Face's templates, in which all text carries its origin.
 
 The sandbox keeps a template from the machine's files and Python's internals. Limits of time and memory are those of the
 process that runs it, see `master.confined`.
@@ -22,12 +22,12 @@ from jinja2.visitor import NodeTransformer
 
 from master.text.templates.provenance import CALLER, Text, agreed, as_text, joined, marks_of, own
 
-SOURCE_CHARS = 128 << 10  # of a template; published ones have up to 30,000
-OUTPUT_CHARS = 8 << 20  # of a rendering
+SOURCE_CHARS = 128 << 10  # limit of a template; published ones have up to 30,000
+OUTPUT_CHARS = 8 << 20  # limit of a rendering
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Keeps the marks of `master.text.templates.provenance` through everything that a template does with a text."""
+    """A jinja2 environment in which all operations on text keep the marks of `master.text.templates.provenance`."""
 
     concat = staticmethod(joined)
 
@@ -41,7 +41,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
     def compiled(self, source: str) -> Any:
-        """Return the template that `source` is.
+        """Return the compiled template.
 
         Raises:
             TemplateError: if it is too long or not a template; compiling may raise other errors, too.
@@ -51,11 +51,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.from_string(_Literals(self).visit(self.parse(source)))
 
     def names_read(self, source: str) -> frozenset[str]:
-        """Return the names that the template reads and does not set itself; errors as `compiled`."""
+        """Return the names that the template reads and does not set itself.
+
+        Raises:
+            TemplateError: if it is not a template; parsing may raise other errors, too.
+        """
         return frozenset(find_undeclared_variables(self.parse(source)))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return what `form.format` or `form.format_map` is for a template; None where `value` is neither."""
+        """Return a marking version of `form.format` or `form.format_map`; None if `value` is neither."""
         form, name = getattr(value, "__self__", None), getattr(value, "__name__", "")
         if not isinstance(form, str) or name not in ("format", "format_map"):
             return None
@@ -67,7 +71,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return call
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, a macro or a method of a value."""
+        """Call a function, a macro or a method of a value; formatting methods keep marks."""
         return super().call(context, self.wrap_str_format(obj) or obj, *args, **kwargs)
 
     def _formatted(self, form: Text, args: Any, kwargs: Mapping[str, Any]) -> Text:
@@ -90,7 +94,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Literals(NodeTransformer):
-    """Makes each text that stands in the template one that the template wrote, and `~` keep the marks of its sides."""
+    """Marks each literal text of a template as the template's, and makes `~` keep the marks of both sides."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox, self._count = sandbox, 0
@@ -102,11 +106,11 @@ class _Literals(NodeTransformer):
         return nodes.Call(nodes.EnvironmentAttribute("joined_all"), node.nodes, [], None, None, lineno=node.lineno)
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802 - named by jinja2
-        """Return the text between tags as the template's."""
+        """Return the text between tags, marked as the template's."""
         return self._literal(node.data, node.lineno)
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802 - named by jinja2
-        """Return a string as the template's, and anything else as it is."""
+        """Return a string marked as the template's, and any other constant unchanged."""
         return self._literal(node.value, node.lineno) if isinstance(node.value, str) else node
 
     def _literal(self, value: str, line: int) -> nodes.Node:
@@ -117,19 +121,19 @@ class _Literals(NodeTransformer):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it is the text."""
+    """The tag `{% generation %}`, which marks the assistant's text for training; only its contents are used."""
 
     tags = {"generation"}  # noqa: RUF012 - as in jinja2
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what stands between the tags."""
+        """Return the statements between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-@pass_context  # so that jinja2 leaves it to the rendering
+@pass_context  # keeps jinja2 from evaluating it while compiling
 def _written(context: Context, value: Any) -> Text:
-    """Return what an expression writes."""
+    """Return the text of an expression's value."""
     return as_text(value)
 
 
@@ -147,7 +151,7 @@ def _title(value: Any) -> Text:
 
 
 def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> Text:
-    """Return `text` as jinja2's filter of this name indents it."""
+    """Return `text` indented as by jinja2's filter of this name."""
     indention = as_text(width) if isinstance(width, str) else own(" " * width)
     lines = (as_text(text) + own("\n")).splitlines()
     head, *rest = lines
@@ -156,7 +160,7 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
 
 
 def _escape(value: Any) -> Text:
-    """Return `value` for HTML."""
+    """Return `value` escaped for HTML."""
     text = as_text(value)
     for character, name in (("&", "&amp;"), (">", "&gt;"), ("<", "&lt;"), ("'", "&#39;"), ('"', "&#34;")):
         text = text.replace(character, own(name))
@@ -170,7 +174,7 @@ def _to_json(
     nonce, kept = token_hex(16), list[Text]()
 
     def held(part: Any) -> Any:
-        """Put a name that no caller can guess in the place of each text of the template."""
+        """Replace each text of the template by a name that no caller can guess."""
         if isinstance(part, Text) and CALLER * len(part) != marks_of(part):
             kept.append(part)
             return f"{nonce}{len(kept) - 1:08d}"

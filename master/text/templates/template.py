@@ -8,15 +8,15 @@ from typing import Any
 from master.confined.process import ConfinedError, ConfinedProcess, LimitError, Limits
 from tpi.errors import ModelError
 
-SECONDS = 5.0  # of processor time, for compiling and for each rendering
-MEMORY = 256 << 20  # bytes, for the same
+SECONDS = 5.0  # processor time, for compiling and for each rendering
+MEMORY = 256 << 20  # bytes of memory, for each of both
 FIRST_ANSWER = 0xF0000
-"""The character that stands for the answer of message 0, of a private-use plane."""
+"""The character that stands for the answer of message 0, from a private-use plane."""
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """What a template wrote.
+    """The output of a template.
 
     Attributes:
         text: all of it.
@@ -28,7 +28,7 @@ class Rendering:
 
 
 class TemplateRefusal(ModelError):
-    """A chat template that failed or refused a conversation; `reason` is its own sentence."""
+    """The error of a chat template that failed or refused a conversation; `reason` is its own message."""
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"the chat template of {model} failed: {reason}; tpi run --raw does without it")
@@ -36,19 +36,22 @@ class TemplateRefusal(ModelError):
 
 
 class ChatTemplate:
-    """One template, which is compiled where it runs. `render` may be called often, and from several threads."""
+    """One template, compiled in its child process. `render` may be called often, and from several threads."""
 
     def __init__(self, source: str, model: str, special: Mapping[str, str] | None = None) -> None:
-        """`model` is how errors name it; `special` texts, such as `bos_token`, count as written by the template."""
+        """Prepare the child process.
+
+        `model` is the name in errors. The `special` texts, such as `bos_token`, count as written by the template.
+        """
         self._model = model
         limits = Limits(SECONDS, MEMORY, SECONDS, MEMORY)
         settings = {"source": source, "special": dict(special or {})}
         self._works = False  # it has rendered a conversation
-        self._hopeless: str | None = None  # a limit that it went over before it ever worked: it is not tried again
+        self._hopeless: str | None = None  # the limit that it exceeded before it ever rendered; it is not tried again
         self._process = ConfinedProcess("master.text.templates.renderer", settings, limits)
 
     def start(self) -> None:
-        """Start the child process, so that it loads while other things happen."""
+        """Start the child process, so that it loads in the background."""
         self._process.start()
 
     def render(
@@ -56,11 +59,13 @@ class ChatTemplate:
     ) -> Rendering:
         """Return the conversation as the template writes it, with the opening of the assistant's turn.
 
-        `names` are what else it is given. For each message named in `answers`, by its index, one character with the
-        mark `ANSWER` stands in the place of its content.
+        Args:
+            names: further values for the template.
+            answers: indices of messages whose content is replaced by one character with the mark `ANSWER`.
 
         Raises:
-            TemplateRefusal: if the template is wrong, refuses these messages or goes over a limit, whatever it raised.
+            TemplateRefusal: if the template is invalid, refuses these messages, fails in any other way, or exceeds a
+                limit.
         """
         asked = {
             "messages": [dict(message) for message in messages],
@@ -74,11 +79,15 @@ class ChatTemplate:
 
     @cached_property
     def names_read(self) -> frozenset[str]:
-        """The names that the template reads and does not set itself; raises TemplateRefusal as `render`."""
+        """The names that the template reads and does not set itself.
+
+        Raises:
+            TemplateRefusal: if the template is invalid or exceeds a limit.
+        """
         return frozenset(self._ask({"names_read": True})["names_read"])
 
     def close(self) -> None:
-        """End the child process."""
+        """Stop the child process."""
         self._process.close()
 
     def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What a chat template can be given. It is tried with short conversations: names and words in it say nothing for sure.
+"""The abilities of a chat template, found by trying it with short conversations: its source says nothing for sure.
 
-Each trait is found out when it is first asked for.
+Each trait is determined when it is first read.
 """
 
 import json
@@ -24,22 +24,22 @@ _NAME, _KEY, _VALUE = "tpitool", "tpikey", "tpivalue"
 _PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string", "description": "A word."}}, "required": [_KEY]}
 _TOOL = {"name": _NAME, "description": "Looks a word up.", "parameters": _PARAMETERS}
 EFFORT = "reasoning_effort"
-"""The name by which templates are told how much to think."""
+"""The name of the setting for how much to think."""
 SWITCHES = ("enable_thinking", "thinking")
-"""Names by which templates are told whether to think."""
+"""Names of settings for whether to think."""
 _TRIED: Mapping[str, tuple[object, object]] = {EFFORT: ("low", "high"), **dict.fromkeys(SWITCHES, (True, False))}
 LONG_ID, SHORT_ID = "call_0123456789abcdef01234567", "a1b2c3d4e"
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a template takes the calls of an assistant's message.
+    """The form in which a template takes the calls of an assistant's message.
 
     Attributes:
-        as_text: their arguments are JSON, and not objects.
-        null: the content of a message without text is None: an empty one would be a turn, or hide the calls.
-        with_text: a message may have text and calls.
-        short_ids: ids are of nine letters and digits, as Mistral's templates demand.
+        as_text: whether arguments are JSON text rather than objects.
+        null: whether the content of a message without text is None; an empty one would be a turn, or hide the calls.
+        with_text: whether a message may have both text and calls.
+        short_ids: whether ids have nine letters and digits, as Mistral's templates demand.
     """
 
     as_text: bool = False
@@ -56,46 +56,46 @@ class Traits:
 
     @cached_property
     def works(self) -> bool:
-        """Whether it renders a question at all; if not, its refusal of the real conversation says why."""
+        """True if it renders a question at all; if not, its refusal of the real conversation tells why."""
         return self._shows([_turn("user", _USER)], _USER) or self.parts
 
     @cached_property
     def parts(self) -> bool:
-        """Whether contents are lists of parts, and only these."""
+        """True if contents must be lists of parts."""
         asked = _turn("user", _USER)
         return not self._shows([asked], _USER) and self._shows([in_parts(asked)], _USER)
 
     @cached_property
     def system(self) -> bool:
-        """Whether it shows a system message at the beginning."""
+        """True if it shows a system message at the beginning."""
         return self._takes([_turn("system", _SYSTEM), _turn("user", _USER)], _SYSTEM, _USER)
 
     @cached_property
     def system_alone(self) -> bool:
-        """Whether it shows a system message that no other message follows."""
+        """True if it shows a system message that no other message follows."""
         return self._takes([_turn("system", _SYSTEM)], _SYSTEM)
 
     @cached_property
     def later_system(self) -> bool:
-        """Whether it shows further system messages, wherever they stand."""
+        """True if it shows further system messages, at any place."""
         turns = [_turn("system", _SYSTEM), _turn("system", _ANSWER), _turn("user", _USER)]
         later = [_turn("user", _USER), _turn("assistant", _ANSWER), _turn("system", _SYSTEM), _turn("user", _AGAIN)]
         return self._takes(turns, _SYSTEM, _ANSWER) and self._takes(later, _SYSTEM, _AGAIN)
 
     @cached_property
     def repeated_user(self) -> bool:
-        """Whether two messages of the user may follow each other."""
+        """True if two messages of the user may follow each other."""
         return self._takes([_turn("user", _USER), _turn("user", _AGAIN)], _USER, _AGAIN)
 
     @cached_property
     def repeated_assistant(self) -> bool:
-        """Whether two messages of the assistant may follow each other."""
+        """True if two messages of the assistant may follow each other."""
         turns = [_turn("user", _USER), _turn("assistant", _ANSWER), _turn("assistant", _AGAIN), _turn("user", _RESULT)]
         return self._takes(turns, _ANSWER, _AGAIN)
 
     @cached_property
     def assistant_first(self) -> bool:
-        """Whether the assistant may speak first."""
+        """True if the assistant's message may come first."""
         return self._takes([_turn("assistant", _ANSWER), _turn("user", _USER)], _ANSWER, _USER)
 
     def tools(self, with_system: bool) -> ToolPlace:
@@ -104,12 +104,12 @@ class Traits:
 
     @property
     def tells_tools(self) -> bool:
-        """Whether it tells the model of tools, in some conversation."""
+        """True if it tells the model of tools, in some conversation."""
         return (self._tools_alone, self._tools_with_system) != ("nowhere", "nowhere")
 
     @cached_property
     def calls(self) -> CallForm | None:
-        """How it takes calls and their results; None if it does not show them."""
+        """The form in which it takes calls and their results; None if it does not show them."""
         for short, as_text, empty in product((False, True), (False, True), (True, False)):
             form = CallForm(as_text, empty, True, short)
             if self._shows_calls(form, None if empty else ""):
@@ -119,11 +119,13 @@ class Traits:
     def _shows_calls(self, form: CallForm, content: str | None) -> bool:
         shown = self._tried([self._fitted(message) for message in _call(form, content)])
         words = all(word in shown for word in (_NAME, _VALUE, _RESULT, content or ""))
-        return words and f"'{_KEY}'" not in shown and "None" not in shown  # as Python writes an object, and nothing
+        return (
+            words and f"'{_KEY}'" not in shown and "None" not in shown
+        )  # Python's spelling of an object, and of no value
 
     @cached_property
     def several_calls(self) -> bool:
-        """Whether it shows all calls of a message that has several."""
+        """True if it shows all calls of a message that has several."""
         form = self.calls
         if form is None:
             return False
@@ -135,7 +137,7 @@ class Traits:
 
     @cached_property
     def user_after_result(self) -> bool:
-        """Whether the user may speak after a result, before the assistant has answered it."""
+        """True if a user's message may follow a result before the assistant has answered it."""
         if (form := self.calls) is None:
             return True
         turns = [*_call(form, None if form.null else ""), _turn("user", _AGAIN)]
@@ -143,7 +145,7 @@ class Traits:
 
     @cached_property
     def results(self) -> bool:
-        """Whether it shows what a tool answered, as a message of its own."""
+        """True if it shows a tool's result as a message of its own."""
         result = {**_turn("tool", _RESULT), "tool_call_id": SHORT_ID}
         turns = [_turn("user", _USER), _turn("assistant", _ANSWER), result]
         known = self.calls is not None or self.tells_tools
@@ -151,7 +153,7 @@ class Traits:
 
     @cached_property
     def switches(self) -> frozenset[str]:
-        """The names by which it is told how much to think."""
+        """The names of the settings for thinking that it obeys."""
         asked = [self._fitted(_turn("user", _USER))]
         return frozenset(
             name
@@ -179,7 +181,7 @@ class Traits:
         return "nowhere"
 
     def _takes(self, messages: Sequence[Message], *words: str) -> bool:
-        """Return whether a conversation is shown; also if nothing is, for then the true error has to come out."""
+        """Return True if a conversation is shown, or if the template never works: the real one then fails."""
         return not self.works or self._shows([self._fitted(message) for message in messages], *words)
 
     def _shows(self, messages: Sequence[Message], *words: str) -> bool:
@@ -197,12 +199,12 @@ class Traits:
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """Return the conversation of a model without a chat template, which knows no turns of tools."""
+    """Return the conversation for a model without a chat template; tool messages are left out."""
     return "\n".join(message.get("content") or "" for message in messages if message["role"] != "tool")
 
 
 def wrapped(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools as templates take them."""
+    """Return tools in the form that templates take."""
     return [{"type": "function", "function": dict(tool)} for tool in tools]
 
 

@@ -79,7 +79,7 @@ def test_a_profile_records_which_experts_are_chosen_and_a_run_goes_by_it(
     profile = ("profile", "-m", str(pack), "--text", str(text), "--tokens", "2048")
     done = tpi(*profile, cache=cache)
     assert done.returncode == 0, done.stderr
-    assert "memory for 25.0% of the experts finds" in done.stdout
+    assert "a cache of 25.0% of the experts has a hit rate of" in done.stdout
     assert load_routing(pack / NAME).experts.shape == (2048, 4, 2)
     before = (pack / NAME).read_bytes()
     again = json.loads(tpi(*profile, "--json", cache=cache).stdout)

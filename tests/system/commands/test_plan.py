@@ -146,7 +146,7 @@ WRONG = [
     ((*LAPTOP, "--weights", "gpu"), r"--gpu-memory \d+MiB would do"),
     ((*LAPTOP, "--weights", "ram"), r"--memory \d+MiB would do"),
     *(
-        (("--machine", "16GiB RAM", f"--{flag}", value), f"--{flag} is about an accelerator, and this node has none")
+        (("--machine", "16GiB RAM", f"--{flag}", value), f"--{flag} is for an accelerator, and this node has none")
         for flag, value in (
             ("kv", "gpu"),
             ("kv", "ram"),

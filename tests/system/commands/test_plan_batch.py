@@ -75,7 +75,7 @@ def test_without_an_accelerator_the_cpu_computes_the_batch(tmp_path: Path) -> No
         (("--svg", "roofs.svg"), "give --batch"),
         (("--batch", "8", "--svg", "/nowhere/roofs.svg"), "give --svg another file"),
         (("--batch", "8", "--memory", "20MiB"), "--memory or --gpu-memory"),
-        (("--batch", "512", "--pipeline", "memory"), "--pipeline memory is of one request after the other"),
+        (("--batch", "512", "--pipeline", "memory"), "--pipeline memory is for one request at a time"),
         (("--batch", "512", "--pipeline", "demand"), "leave one of them out"),
     ],
 )

@@ -79,13 +79,13 @@ def test_workers_are_asked_how_fast_they_are(model: str, tmp_path: Path) -> None
     ("flags", "said"),
     [
         (("--devices", "2x8GiB", "--topology", "paper-4-laptops"), "exclude each other"),
-        (("--devices", "2x8GiB", "--machine", "8GiB RAM"), "is of one machine"),
-        (("--devices", "2x8GiB", "--memory", "1GiB"), "--memory counts for nothing where --devices names the machines"),
+        (("--devices", "2x8GiB", "--machine", "8GiB RAM"), "describes one machine"),
+        (("--devices", "2x8GiB", "--memory", "1GiB"), "--memory has no effect if --devices names the machines"),
         (
             ("--devices", "2x8GiB", "--memory", "1GiB", "--machine", "t4", "--batch", "9"),
-            "--memory counts for nothing where --devices names the machines",
+            "--memory has no effect if --devices names the machines",
         ),
-        (("--topology", "paper-4-laptops", "--weights", "disk"), "--weights counts for nothing where --topology"),
+        (("--topology", "paper-4-laptops", "--weights", "disk"), "--weights has no effect if --topology"),
         (("--link", "1 Gbit, 1 ms"), "beside that alone"),
         (("--workers", "nowhere"), "HOST:PORT"),
         (("--devices", "2xlarge"), "is not"),

@@ -1,1 +1,1 @@
-"""What computes inside a node: today the CPU."""
+"""The devices that compute inside a node: the host, accelerators through OpenCL or CUDA, and an emulated one."""

@@ -1,4 +1,4 @@
-"""Which models an accelerator's own kernels do not know: they are refused by name before anything is computed."""
+"""The check that refuses, before anything is computed, a model that an accelerator's kernels do not support."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,17 +9,21 @@ from tpi.errors import PlanError
 
 @runtime_checkable
 class PlainModels(Protocol):
-    """Kernels that know neither attention sinks, nor the clamped SwiGLU, nor MXFP4, nor latent vectors."""
+    """Kernels that may lack attention sinks, the clamped SwiGLU, MXFP4 and latent vectors.
+
+    Attributes:
+        plain_models: True if these kernels lack them.
+    """
 
     plain_models: bool
 
 
 def check_model(device: Device, config: ModelConfig) -> None:
-    """Raise a PlanError if `device` does not compute what `config` asks for."""
+    """Raise a PlanError if `device` does not support an operation that `config` needs."""
     limited = isinstance(device.kernels, PlainModels) and device.kernels.plain_models
     if limited and config.activation == "swiglu_clamped":
         raise PlanError(
-            f"{device.name} does not know attention sinks and the experts of {config.family} models; use --device cpu"
+            f"{device.name} does not support attention sinks and experts of {config.family} models; use --device cpu"
         )
     if limited and config.latent is not None:
-        raise PlanError(f"{device.name} does not know the latent vectors of {config.family} models; use --device cpu")
+        raise PlanError(f"{device.name} does not support latent vectors ({config.family} models); use --device cpu")

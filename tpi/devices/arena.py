@@ -1,4 +1,4 @@
-"""The memory of one device, up to a hard limit that is never exceeded."""
+"""The memory of one device, with a hard limit that is never exceeded."""
 
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
@@ -15,37 +15,38 @@ Array = npt.NDArray[Any]
 
 
 class NamedMemory(np.ndarray[Any, np.dtype[Any]]):
-    """Memory that the host cannot reach, and every slice, view and shape of it: an array that says where, never what.
+    """An array that stands for device memory which the host cannot read: only its address, shape and strides are valid.
 
-    Printing it reads nothing, as a test does that fails.
+    Slices, views and reshapes of it are of this class too. Its `repr` reads no memory, so that failed tests can print
+    it.
     """
 
     def __repr__(self) -> str:
-        """Where it is."""
+        """Return the dtype, shape and address."""
         return f"<{self.dtype} {list(self.shape)} of a device, named by {self.ctypes.data:#x}>"
 
     __str__ = __repr__
 
 
 def named(memory: Bytes) -> Bytes:
-    """`memory` as the name of what lies elsewhere."""
+    """Return `memory` as an array that gives addresses only, for memory that the host cannot read."""
     return memory.view(NamedMemory)
 
 
 def drop(memory: Bytes) -> None:
-    """Memory that goes when nothing refers to it any more."""
+    """Do nothing: the memory is released when no array refers to it any more."""
 
 
 def alone(room: int) -> int:
-    """The bytes of a limit that others than the arena take, where nobody does."""
+    """Return 0: only the arena uses the memory under its limit."""
     return 0
 
 
 class Arena:
-    """Whole pages that nobody else has. May be used by several threads.
+    """Device memory, allocated in whole pages up to a limit. Thread-safe.
 
-    An array of an arena says where bytes are, and how many. Where the host cannot reach the device's memory, only the
-    device's own kernels and copies may look at what is there; slices, views and shapes of the array work as anywhere.
+    An array of an arena says where bytes are, and how many. If the host cannot read the device's memory, only the
+    device's own kernels and copies may access the bytes. Slices, views and reshapes of the array work as usual.
     """
 
     def __init__(
@@ -57,11 +58,14 @@ class Arena:
         beside: Callable[[int], int] = alone,
         allocate_cut: Callable[[int, Sequence[int]], Bytes] | None = None,
     ) -> None:
-        """`limit` is in bytes; None: whatever the system gives. `allocate` makes a zeroed buffer of so many bytes.
+        """Create an arena of at most `limit` bytes; None: as much as the system gives.
 
-        `release` is called with each buffer that was freed. `beside` is told how many bytes of the limit are left to
-        others, and says how many they take, when they have given back what they can. `allocate_cut` makes a buffer that
-        may be cut at some offsets: for a device that gives no more than so much in one piece.
+        `allocate` returns a zeroed buffer of the given size in bytes. `release` is called with each buffer that was
+        freed.
+        `beside` is called with the bytes of the limit that other users of the memory may have; it frees what it can and
+        returns the bytes that they still take. `allocate_cut` returns a buffer that may be cut at the given offsets,
+        for
+        a device that limits the size of one buffer.
         """
         self.limit = limit
         self._device = device
@@ -80,17 +84,18 @@ class Arena:
         return self._used
 
     def allocate(self, size: int, cuts: Sequence[int] = ()) -> Bytes:
-        """`size` bytes, 1-D uint8, zeroed, from the start of a page on; the rest of the last page is nobody else's.
+        """Return `size` zeroed bytes, 1-D uint8, aligned to a page; the rest of the last page stays unused.
 
-        `cuts` are offsets, in order, that no array which a kernel or a copy is given reaches across.
+        `cuts` are offsets in ascending order. No array that is passed to a kernel or a copy may span one of them.
 
         Raises:
-            DeviceFullError: if they do not fit beside what is allocated; names the smallest limit that would do.
+            DeviceFullError: if they do not fit in addition to what is allocated; names the smallest limit that would
+            do.
         """
         if not size:
             return self._allocate(0)
         with self._lock:
-            self._used += round_up(size)  # first: what lies beside it may ask meanwhile how much there is left
+            self._used += round_up(size)  # first: `beside` may read meanwhile how much is used
             try:
                 memory = self._within_limit(round_up(size), cuts)
             except BaseException:
@@ -102,30 +107,30 @@ class Arena:
         return memory[:size]
 
     def _within_limit(self, size: int, cuts: Sequence[int]) -> Bytes:
-        """`size` bytes that are counted already."""
+        """Allocate `size` bytes, which `used` already includes; raise DeviceFullError if they do not fit."""
         if self.limit is not None and (used := self._used + self._beside(self.limit - self._used)) > self.limit:
             raise DeviceFullError(self._device, self.limit, used)
         return self._allocate_cut(size, cuts) if cuts and self._allocate_cut else self._allocate(size)
 
     def free(self, memory: Bytes) -> None:
-        """Give back what `allocate` returned; no view of it may be used any more.
+        """Free an array that `allocate` returned; no view of it may be used any more.
 
         Raises:
-            DeviceError: if it is anything else, or was freed before.
+            DeviceError: if it is any other array, or was freed before.
         """
         if not memory.size:
             return
         start = bounds(memory)[0]
         with self._lock:
             if start not in self._held:
-                raise DeviceError(f"this is no memory that {self._device} allocated, or it was freed before")
+                raise DeviceError(f"this memory was not allocated by {self._device}, or was freed before")
             self._starts.remove(start)
             freed = self._held.pop(start)
             self._used -= freed.size
         self._release(freed)
 
     def owns(self, array: Array) -> bool:
-        """Whether every byte of `array` lies in one allocation."""
+        """Return True if every byte of `array` lies in one allocation of this arena."""
         if not array.size:
             return True
         start, end = bounds(array)
@@ -134,17 +139,17 @@ class Arena:
             return at >= 0 and end <= bounds(self._held[self._starts[at]])[1]
 
     def check(self, what: str, array: Array) -> None:
-        """Refuse memory that is not this device's.
+        """Check that `array` lies in this device's memory.
 
         Raises:
-            DeviceError: if any byte of `array` lies elsewhere; `what` names it.
+            DeviceError: if any byte of it lies elsewhere; `what` names the array.
         """
         if not self.owns(array):
             raise DeviceError(f"{what} must lie in the memory of {self._device}; allocate them there and copy them")
 
 
 def cuts_between(slots: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the offsets, in order, at which no slot begins before and ends behind; a slot is its begin and its end."""
+    """Return the offsets, in ascending order, that no slot spans; a slot is a pair of its begin and its end."""
     found: list[int] = []
     end = 0
     for begin, stop in sorted(slots):
@@ -155,7 +160,7 @@ def cuts_between(slots: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def bounds(array: Array) -> tuple[int, int]:
-    """Addresses of the first byte of an array that is not empty, and of the byte after its last."""
+    """Return the addresses of an array's first byte and of the byte after its last; the array must not be empty."""
     start = end = array.ctypes.data
     for length, stride in zip(array.shape, array.strides, strict=True):
         reach = (length - 1) * stride

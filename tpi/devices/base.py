@@ -1,7 +1,7 @@
-"""What computes inside a node: memory with a hard limit, copies into and out of it, and kernels that compute there.
+"""The interface of a device: memory with a hard limit, copies into and out of it, and kernels that compute in it.
 
-Weights, keys and values must lie in the memory of the device that computes with them. Activations cross: operations
-take a block's input from the host's memory and give their result there.
+Weights, keys and values must lie in the memory of the device that computes with them. Activations cross the link: an
+operation reads a block's input from host memory and writes its result to host memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,42 +16,44 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Pending(Protocol[Result_co]):
-    """What a device was told to do, and may still be doing."""
+    """An operation that a device was asked to do and may not have finished."""
 
     @property
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """True if `wait` would return at once."""
         ...
 
     def wait(self) -> Result_co:
-        """The result, when it is there; raises what failed, every time."""
+        """Return the result once the operation has ended; if it failed, raise its error at every call."""
         ...
 
 
 Event = Pending[None]
-"""The end of a copy."""
+"""A pending copy; `wait` returns when the copy has ended."""
 
 
 class Device(Protocol):
-    """One of a node's devices."""
+    """A device of a node: the host or an accelerator."""
 
     @property
     def name(self) -> str:
-        """What messages and traces call it."""
+        """The name that messages and traces use."""
         ...
 
     @property
     def kernels(self) -> Kernels:
-        """What it can compute, on its own memory."""
+        """The operations that it can compute on its own memory."""
         ...
 
     @property
     def memory(self) -> Arena:
-        """What weights and pages are allocated in."""
+        """The arena that weights and pages are allocated in."""
         ...
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
-        """Copy bytes between the host's memory and this device's, or within it; both stay as they are until the end.
+        """Copy bytes between host memory and this device's, or within it.
+
+        Neither array may change until the copy has ended.
 
         Raises:
             DeviceError: if they differ in size, or neither lies in this device's memory.
@@ -59,76 +61,76 @@ class Device(Protocol):
         ...
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """Begin a call of this device's `kernels`, after all that was started here before.
+        """Start a call of this device's `kernels`, after all calls that were started before it.
 
-        The host computes at once, in the thread that asks: start it last.
+        The host computes at once, in the calling thread. If several devices compute, start the host's call last.
         """
         ...
 
     def staging(self, size: int) -> Bytes:
-        """Memory of the host that this device copies from and to at full speed (pinned, where that matters).
+        """Return `size` bytes of host memory that this device copies from and to at full speed (pinned if needed).
 
-        1-D uint8, zeroed, from the start of a page on; it goes when nothing refers to it any more.
+        The array is 1-D uint8, zeroed and aligned to a page. It is released when no array refers to it any more.
         """
         ...
 
     def close(self) -> None:
-        """End its threads when they have done what was started; its memory is gone with it. Idempotent."""
+        """End its threads once they have done what was started, and release its memory. Idempotent."""
         ...
 
 
 @runtime_checkable
 class Identified(Protocol):
-    """A device that tells itself from others, whatever its number is today."""
+    """A device that can be recognised again, whatever its index is in another run."""
 
     @property
     def identity(self) -> str:
-        """Its model, its UUID or place, and the version of its driver: all that its speed depends on."""
+        """Model, UUID or place, and driver version: everything that the device's speed depends on."""
         ...
 
 
 @runtime_checkable
 class Sharing(Protocol):
-    """A device that may lie in the host's memory: what it holds then counts in the host's budget, too."""
+    """A device whose memory may be the host's; its allocations then count in the host's budget too."""
 
     @property
     def shares_memory(self) -> bool:
-        """Whether its memory is the host's, as an integrated chip's is."""
+        """True if its memory is the host's, as with an integrated GPU."""
         ...
 
 
 def shares_memory(device: Device) -> bool:
-    """Return whether the memory of `device` is the host's."""
+    """Return True if the memory of `device` is the host's."""
     return isinstance(device, Sharing) and device.shares_memory
 
 
 def identity_of(device: Device) -> str:
-    """Return what figures of `device` are remembered by: its identity, or its name where it has none."""
+    """Return the key under which measurements of `device` are stored: its identity, or its name if it has none."""
     return device.identity if isinstance(device, Identified) else device.name
 
 
 class Finished(Generic[T]):
-    """What was done at once."""
+    """The result of a call that was made at once."""
 
     __slots__ = ("_error", "_value")
     done = True
 
     def __init__(self, call: Callable[[], T]) -> None:
-        """Make the call; what it raises is for `wait`, but for what is meant to stop the program."""
+        """Make the call. `wait` raises its exception; KeyboardInterrupt and SystemExit are raised at once."""
         self._error: Exception | None = None
         try:
             self._value = call()
-        except Exception as error:  # noqa: BLE001 - it surfaces where the result is awaited
+        except Exception as error:  # noqa: BLE001 - `wait` raises it
             self._error = error
 
     def wait(self) -> T:
-        """See `Pending.wait`."""
+        """Return the result of the call, or raise the error that it raised."""
         if self._error is not None:
             raise self._error
         return self._value
 
 
 def wait_all(pending: Sequence[Pending[T]]) -> list[T]:
-    """The results in order; the first failure is raised when all have ended, so that their memory is free again."""
+    """Return all results in order; if calls failed, raise the first failure once every call has ended."""
     ended = [Finished(each.wait) for each in pending]
     return [each.wait() for each in ended]

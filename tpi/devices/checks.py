@@ -1,4 +1,4 @@
-"""What arrays must be before a kernel of a device may see them: one that reads beyond its memory would not notice."""
+"""Checks of arrays before a device's kernel reads them: it would not notice that it reads beyond its memory."""
 
 from typing import Any
 
@@ -13,42 +13,42 @@ from tpi.pack.layout import RunLayout
 
 
 def check_array(what: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-    """KernelError unless an array is contiguous and of this type and shape."""
+    """Raise KernelError unless an array is contiguous and has this dtype and shape."""
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         raise KernelError(f"{what} must be contiguous {np.dtype(dtype)} {shape}, not {array.dtype} {array.shape}")
 
 
 def kv_format(spec: AttentionSpec, cache: KvArray) -> KvDtype:
-    """The format of a cache.
+    """Return the storage format of a KV cache.
 
     Raises:
-        KernelError: if it has none, or vectors of another size than the heads of `spec`.
+        KernelError: if its dtype is not one of a cache, or its vectors do not fit the heads of `spec`.
     """
     format, bytes_each = kv_dtype_of(cache), cache.shape[-1] * cache.itemsize
     if format is None or bytes_each != vector_bytes(spec.head_dim, format):
-        raise KernelError(f"{bytes_each} bytes of {cache.dtype} are no vector of {spec.head_dim} keys or values")
+        raise KernelError(f"{bytes_each} bytes of {cache.dtype} are not a vector of {spec.head_dim} keys or values")
     return format
 
 
 def check_caches(spec: AttentionSpec, keys: KvArray, values: KvArray) -> KvDtype:
-    """The format of a layer of `tpi.kv.KvPages` for this many heads of this size; KernelError unless they are one."""
+    """Return the format of a layer of `tpi.kv.KvPages`; raise KernelError unless it fits the heads of `spec`."""
     for cache in (keys, values):
         if cache.ndim != 4 or cache.shape[1:3] != (spec.kv_heads, PAGE_TOKENS) or not cache.flags.c_contiguous:
             raise KernelError(f"a cache of {spec.kv_heads} KV heads cannot have the shape {cache.shape}")
         format = kv_format(spec, cache)
     if keys.shape != values.shape or keys.dtype != values.dtype:
-        raise KernelError("keys and values must be stored alike")
+        raise KernelError("keys and values must have the same shape and dtype")
     return format
 
 
 def check_positions(positions: I32, tokens: int) -> None:
-    """KernelError unless each token has a position, which is not negative."""
+    """Raise KernelError unless each token has a position that is not negative."""
     check_array("positions", positions, np.int32, (tokens,))
     check_range("position", positions, 1 << 31)
 
 
 def check_batch(batch: Batch, pages: int) -> None:
-    """KernelError unless every token stands in a sequence, all of whose pages so far are below `pages`."""
+    """Raise KernelError unless each token has a sequence whose pages, up to the token's, are all below `pages`."""
     tokens = len(batch.positions)
     check_positions(batch.positions, tokens)
     check_array("sequence", batch.sequence, np.int32, (tokens,))
@@ -63,14 +63,14 @@ def check_batch(batch: Batch, pages: int) -> None:
 
 
 def check_heads(spec: AttentionSpec, projected: Projected, tokens: int) -> None:
-    """KernelError unless every token has all heads of `spec`."""
+    """Raise KernelError unless every token has all heads of `spec`."""
     check_array("queries", projected.queries, np.float32, (tokens, spec.heads, spec.head_dim))
     for name, heads in (("keys", projected.keys), ("values", projected.values)):
         check_array(name, heads, np.float32, (tokens, spec.kv_heads, spec.head_dim))
 
 
 def check_active(run: RunLayout, active: I32 | None) -> None:
-    """KernelError unless a list of active neurons is of those that a run in records has."""
+    """Raise KernelError unless `active` is None, or lists neurons of a run in the record layout."""
     if active is None:
         return
     if run.layout != "record":
@@ -79,7 +79,7 @@ def check_active(run: RunLayout, active: I32 | None) -> None:
 
 
 def check_rows(run: RunLayout, rows: I32) -> None:
-    """KernelError unless these are numbers of rows of a table."""
+    """Raise KernelError unless `rows` are row numbers of a table."""
     _check_numbers("row", rows, run)
 
 

@@ -1,7 +1,7 @@
-"""A child process that lists the graphics chips, or tries one: a driver that crashes or hangs takes only it along.
+"""A child process that lists the graphics chips, or tries one: a crash of a driver ends only the child.
 
-What is found out is remembered in the cache for the same drivers and libraries. What a driver refuses is not: the user
-may have removed the cause, and it is found out again quickly.
+Results are cached, per version of drivers and libraries. A trial that a driver refused is not cached: the user may have
+removed the cause, and the next trial is quick.
 """
 
 import json
@@ -30,7 +30,7 @@ _DEADLINE_S = 120.0  # compilers of graphics drivers take their time
 _COMMAND = module_command("tpi.devices.child")
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/etc/OpenCL/vendors"))
 _LIBRARIES = ("torch", "triton", "pyopencl")
-_SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)  # by a user or for want of memory: no crash
+_SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)  # not a crash
 
 
 class _LostError(DeviceError):
@@ -47,7 +47,7 @@ def list_chips() -> list[str]:
 
 
 def try_chip(name: str) -> None:
-    """Return if the chip called `name` opens and computes a block.
+    """Check that the chip called `name` opens and computes a block.
 
     Raises:
         DeviceError: if it does not; says why.
@@ -68,7 +68,7 @@ def _remembered(*request: str) -> list[Any]:
 
 
 def _answered(*request: str) -> tuple[dict[str, Any], bool]:
-    """Return what the child answers, and whether that is to be remembered."""
+    """Return the child's answer, and True if the answer should be cached."""
     try:
         answer = _ask(*request)
     except _LostError as error:
@@ -83,7 +83,11 @@ def _result(answer: dict[str, Any]) -> list[Any]:
 
 
 def _ask(*request: str) -> dict[str, Any]:
-    """Run the child; DeviceError if it fails, crashes or hangs. What libraries print is dropped."""
+    """Run the child and return its answer; drop its other output.
+
+    Raises:
+        DeviceError: if it fails, crashes or hangs.
+    """
     try:
         done = subprocess.run(
             [*_COMMAND, *request], capture_output=True, stdin=subprocess.DEVNULL, timeout=_DEADLINE_S, check=False
@@ -110,7 +114,7 @@ def _signal(number: int) -> str:
 
 
 def _drivers() -> list[str]:
-    """What a trial depends on: drivers as far as files tell, libraries, and the kernel."""
+    """Return what a trial depends on: files that tell the driver, versions of libraries, and the kernel's release."""
     return [platform.release(), *map(_stamp, _DRIVERS), *map(_version, _LIBRARIES)]
 
 
@@ -130,7 +134,7 @@ def _version(library: str) -> str:
 
 
 def _load() -> dict[str, Any]:
-    """What is remembered and still fresh; records that cannot be read cost a trial, and nothing else."""
+    """Return the cached results that are still fresh; a file that cannot be read counts as empty."""
     with suppress(OSError, ValueError, AttributeError, LookupError, TypeError, TpiError):
         known = json.loads((default_cache() / _FILE).read_text())
         return {key: each for key, each in known.items() if _good(each)}
@@ -157,7 +161,7 @@ def _opencl_chips() -> list[str]:
 
 
 def _try(name: str) -> list[str]:
-    """Open a chip, and have it compute a small block of 4-bit weights for one token and for a prompt."""
+    """Open a chip and let it compute a small block of 4-bit weights, for one token and for a prompt."""
     from contextlib import closing
 
     import numpy as np
@@ -177,19 +181,19 @@ def _try(name: str) -> list[str]:
             x = np.ones((tokens, 64), np.float32)
             found = device.start(partial(device.kernels.ffn, spec, there, x)).wait()
             if not np.isfinite(found).all():
-                raise DeviceError("it computes what is not a number")
+                raise DeviceError("it computes values that are not finite numbers")
     return []
 
 
 def main(request: str, *names: str) -> None:
-    """Answer on the last line of stdout, as JSON: `result`, or why it failed."""
+    """Answer on the last line of stdout, as JSON: `result`, or `failure` with the reason."""
     try:
         answer: dict[str, Any] = {"result": _opencl_chips() if request == "list" else _try(*names)}
     except Exception as error:  # noqa: BLE001 - any failure is the answer
         answer = {"failure": reason(error)}
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # what a driver does at the end of a process says nothing
+    os._exit(0)  # a driver's errors at the end of a process do not count
 
 
 if __name__ == "__main__":

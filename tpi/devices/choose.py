@@ -1,4 +1,4 @@
-"""Devices by the names that people give them: `opencl:0`, `cuda`, `emu:6GiB,link=2GB/s`."""
+"""Devices by the names that users give them: `opencl:0`, `cuda`, `emu:6GiB,link=2GB/s`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ from tpi.devices.failures import explained
 from tpi.errors import UsageError
 
 Open = Callable[[str, int | None], Device]
-"""Opens a device from what follows the colon, with a limit to its memory in bytes (None: what it has)."""
+"""Opens a device, given the text after the colon and a limit to its memory in bytes (None: all of it)."""
 
 _EMULATED = "emu:"
 _KINDS = {
@@ -21,10 +21,10 @@ _KINDS = {
 
 
 def open_device(name: str, limit: int | None = None) -> Device:
-    """The accelerator called `name`, with at most `limit` bytes of its memory.
+    """Return the accelerator called `name`, with at most `limit` bytes of its memory.
 
     Raises:
-        UsageError: if there is none of this name here, or it has less memory; says which there are.
+        UsageError: if no device has this name, or it has less memory; lists the devices that exist.
         DeviceError: if its driver or a library fails.
     """
     kind, _, argument = name.partition(":")
@@ -36,10 +36,10 @@ def open_device(name: str, limit: int | None = None) -> Device:
 
 
 def open_devices(named: Sequence[tuple[str, int | None]]) -> tuple[Device, ...]:
-    """All accelerators of one node, each with its limit. Those that are emulated share host, disk and time.
+    """Return all accelerators of one node, each with its limit. Emulated ones share host, disk and clock.
 
     Raises:
-        UsageError: as `open_device`, or if one is named twice.
+        UsageError: as in `open_device`, or if a device is named twice.
     """
     if len(named) > 1 and all(name.startswith(_EMULATED) for name, _ in named):
         from tpi.devices.emulated.device import open_beside

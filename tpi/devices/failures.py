@@ -1,4 +1,4 @@
-"""What fails below a device, as one sentence: drivers, compilers and libraries raise errors of every kind."""
+"""Errors below a device as one sentence: drivers, compilers and libraries raise exceptions of every kind."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -7,12 +7,12 @@ from tpi.errors import DeviceError, TpiError
 from tpi.text import plain
 
 _CHARACTERS = 300
-_TELLING = (RuntimeError, OSError, ImportError)  # whose text says enough without their name
+_TELLING = (RuntimeError, OSError, ImportError)  # types whose text is clear without their name
 
 
 @contextmanager
 def explained(what: str, remedy: str) -> Iterator[None]:
-    """Raise whatever fails within as a DeviceError of one sentence; a TpiError passes as it is.
+    """Raise an exception from within the block as a DeviceError of one sentence; a TpiError passes unchanged.
 
     `what` says what failed ("cuda:0 failed") and `remedy` what to do.
     """
@@ -27,7 +27,7 @@ def explained(what: str, remedy: str) -> Iterator[None]:
 def reason(error: BaseException) -> str:
     """Return why something failed, in one line of at most 300 characters.
 
-    It is the first line that says something: CUDA's errors and compilers' go on for pages.
+    The line is the first that is not empty: errors of CUDA and of compilers can go on for pages.
     """
     text = str(getattr(error, "error_message", None) or error)
     line = next((each.strip() for each in text.splitlines() if each.strip()), "")
@@ -37,9 +37,9 @@ def reason(error: BaseException) -> str:
 
 
 def close_all(*steps: Callable[[], object]) -> None:
-    """Take every step of closing a device, whether or not those before it failed.
+    """Run all steps of closing a device, and ignore errors of each.
 
-    A device that has failed says so where a result is awaited; its end adds nothing to that.
+    A device that failed raised its error when a result was awaited; errors while closing add nothing.
     """
     for step in steps:
         with suppress(Exception):

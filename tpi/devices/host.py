@@ -1,4 +1,4 @@
-"""The machine that the process runs on: its cores and its memory."""
+"""The machine that the process runs on, as a device: its cores and its memory."""
 
 import os
 from collections.abc import Callable
@@ -19,37 +19,37 @@ NAME = "host"
 
 @dataclass(frozen=True)
 class HostDevice:
-    """The host as a device: everything is done at once, by whoever asks. See `tpi.devices.base.Device`."""
+    """The host as a device (`tpi.devices.base.Device`): every call is made at once, in the calling thread."""
 
     kernels: Kernels
     memory: Arena = field(default_factory=lambda: Arena(NAME))
     name: str = NAME
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
-        """See `Device.copy`; all memory that there is, is the host's."""
+        """Copy at once; the host reaches all of this memory."""
         check_sizes(source, target)
         return Finished(lambda: np.copyto(target, source))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """See `Device.start`."""
+        """Start a call of this device's kernels, after all calls that were started before it."""
         return Finished(call)
 
     def staging(self, size: int) -> Bytes:
-        """See `Device.staging`."""
+        """Return `size` zeroed bytes of host memory that this device copies from and to at full speed."""
         return page_buffer(size)
 
     def close(self) -> None:
-        """See `Device.close`; it has no threads of its own."""
+        """Do nothing: the host has no threads of its own."""
 
 
 def check_sizes(source: Bytes, target: Bytes) -> None:
-    """DeviceError unless both are 1-D bytes of one size."""
+    """Raise DeviceError unless both are 1-D uint8 arrays of one size."""
     if source.shape != target.shape or source.ndim != 1 or not source.dtype == target.dtype == np.uint8:
-        raise DeviceError(f"a copy is of equal bytes, not of {source.shape} to {target.shape}")
+        raise DeviceError(f"a copy needs two 1-D uint8 arrays of one size, not {source.shape} and {target.shape}")
 
 
 def open_host(limit: int | None = None) -> HostDevice:
-    """The host with the kernels that the user wants, and at most `limit` bytes of memory in its arena.
+    """Return the host with the kernels that the user chose, and at most `limit` bytes of memory in its arena.
 
     `TPI_KERNELS=reference` computes in numpy, slowly; `TPI_ISA=scalar` forces an instruction set.
 

@@ -1,4 +1,4 @@
-"""A thread that makes calls one after the other: how a device computes, or copies, beside the host."""
+"""A thread that makes calls one after the other, so that a device computes or copies while the host goes on."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,23 +8,23 @@ T = TypeVar("T")
 
 
 class InOrder:
-    """Calls in the order in which they were given, by one thread that is joined when this is closed."""
+    """A queue of calls that one thread makes in the order given; `close` joins the thread."""
 
     def __init__(self, name: str) -> None:
-        """`name` is the thread's."""
+        """Create the queue; `name` is the thread's."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def start(self, call: Callable[[], T]) -> "Started[T]":
-        """Have `call` made after those before it; RuntimeError once this is closed."""
+        """Queue `call` behind those before it; raise RuntimeError if the queue is closed."""
         return Started(self._thread.submit(call))
 
     def close(self) -> None:
-        """Wait for what was started, then end. Idempotent."""
+        """Wait for the calls that were started, then end the thread. Idempotent."""
         self._thread.shutdown()
 
 
 class Started(Generic[T]):
-    """A call that may still be going on. See `tpi.devices.base.Pending`."""
+    """A queued call that may still be running (`tpi.devices.base.Pending`)."""
 
     __slots__ = ("_future",)
 
@@ -33,9 +33,9 @@ class Started(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """See `Pending.done`."""
+        """True if `wait` would return at once."""
         return self._future.done()
 
     def wait(self) -> T:
-        """See `Pending.wait`."""
+        """Return the result of the call once it has ended, or raise the error that it raised."""
         return self._future.result()

@@ -1,4 +1,4 @@
-"""How a node is to use its accelerator: what the command line's flags and a worker's profile say of it."""
+"""Options for a node's accelerators, from the command line's flags or a worker's profile."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ Pipelining = Literal["auto", "performance", "memory", "batch", "demand"]
 
 @dataclass(frozen=True)
 class OffloadOptions:
-    """`auto` and None are chosen by predicted time among what fits.
+    """The use of an accelerator. `auto` and None: chosen by predicted time among what fits.
 
     Attributes:
-        weights: gpu: all stay in the accelerator's memory; ram, disk: all come from there for every use.
+        weights: gpu: all weights stay in the accelerator's memory; ram, disk: all are read from there at every use.
         kv: where keys and values live.
-        pipeline: performance: the next segment is loaded while one is computed; memory: one at a time; batch: many
-            sequences in micro-batches (docs/batching.md); demand: experts come as they are wanted (docs/experts.md).
-        crossover: tokens of a step from which on what streams is taken to the accelerator; shorter ones compute it on
-            the host.
-        many: whether many requests wait, none of which anybody watches: then `auto` may mean `batch`.
+        pipeline: performance: load the next segment while one is computed; memory: one segment at a time; batch: many
+            sequences in micro-batches (docs/batching.md); demand: load experts once they are chosen (docs/experts.md).
+        crossover: tokens of a step from which on streamed weights are copied to the accelerator; in shorter steps the
+            host computes with them.
+        many: True if many requests wait and none is interactive; `auto` may then choose `batch`.
     """
 
     weights: Weights = "auto"
@@ -39,27 +39,27 @@ class OffloadOptions:
 
     @property
     def weights_tier(self) -> Literal["gpu", "ram", "disk"] | None:
-        """Where all weights are to lie; None: choose."""
+        """The tier that all weights are to lie in; None: choose."""
         return None if self.weights == "auto" else self.weights
 
     @property
     def kv_tier(self) -> Literal["gpu", "ram"] | None:
-        """Where keys and values are to live; None: choose."""
+        """The tier that keys and values are to live in; None: choose."""
         return None if self.kv == "auto" else self.kv
 
     @property
     def pipeline_kind(self) -> Literal["performance", "memory"] | None:
-        """Which pipeline; None: choose, or it is one of batches, which is planned otherwise."""
+        """The pipeline asked for; None: choose, or a pipeline of batches, which is planned elsewhere."""
         return self.pipeline if self.pipeline in ("performance", "memory") else None
 
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """Which devices compute beside the host, how much of their memory they may use, and for what.
+    """The devices that compute in addition to the host, how much of their memory they may use, and for what.
 
     Attributes:
-        devices: their names; `auto` and `cpu` stand alone.
-        gpu_memory: bytes for each device, or for every one of them; empty: all that they have.
+        devices: their names; `auto` and `cpu` must be the only one.
+        gpu_memory: bytes, one for each device or one for all; empty: all of their memory.
     """
 
     devices: tuple[str, ...] = ("auto",)
@@ -78,11 +78,11 @@ class DeviceOptions:
         check_several(devices, sizes)
         asked = cls(tuple(devices), tuple(parse_size(size, "--gpu-memory") for size in sizes), OffloadOptions(**given))
         if devices == ("cpu",):
-            asked.refuse_flags("--device cpu uses none; drop one of them")
+            asked.refuse_flags("--device cpu uses none; remove one of them")
         return asked
 
     def refuse_flags(self, why: str) -> None:
-        """Refuse flags about an accelerator where there is none; `why` ends the sentence.
+        """Refuse flags about an accelerator if there is none; `why` ends the sentence.
 
         Raises:
             UsageError: if there are such flags.
@@ -92,20 +92,20 @@ class DeviceOptions:
 
     @property
     def about_accelerator(self) -> list[str]:
-        """The flags that say something of an accelerator."""
+        """The flags given that apply to an accelerator only."""
         asked = [name for name in _OF_ACCELERATORS if getattr(self.offload, name) not in (None, "auto")]
         return [*asked, *(["gpu-memory"] if self.gpu_memory else [])]
 
     @property
     def limits(self) -> list[tuple[str, int | None]]:
-        """Each device with the bytes of its memory that may be used; None: all."""
+        """Each device's name with the bytes of its memory that may be used; None: all."""
         memory: tuple[int | None, ...] = self.gpu_memory or (None,)
         every = memory if len(memory) > 1 else memory * len(self.devices)
         return list(zip(self.devices, every, strict=True))
 
     @property
     def arguments(self) -> list[str]:
-        """The flags that say this."""
+        """The command line's flags that give these options."""
         offload = self.offload
         several = [("--device", name) for name in self.devices]
         several += [("--gpu-memory", f"{size}B") for size in self.gpu_memory]
@@ -120,16 +120,20 @@ class DeviceOptions:
 
 
 def check_several(devices: Sequence[str], sizes: Sequence[str]) -> None:
-    """Whether these may be named beside each other, with so many limits.
+    """Check that these devices may be named together, with these limits.
 
     Raises:
         UsageError: if not.
     """
     alone = [name for name in devices if name in ("auto", "cpu")]
     if alone and len(devices) > 1:
-        raise UsageError(f"--device {alone[0]} stands alone; name each card instead, such as cuda:0 and cuda:1")
+        raise UsageError(
+            f"--device {alone[0]} cannot be combined with other devices; name each card, such as cuda:0 and cuda:1"
+        )
     if len({name.startswith("emu") for name in devices}) > 1:
-        raise UsageError("a node is emulated as a whole, or not at all; name real devices alone, or emu:... alone")
+        raise UsageError(
+            "emulated and real devices cannot be combined in one node; name only real ones or only emu:... ones"
+        )
     if len(sizes) > 1 and len(sizes) != len(devices):
         raise UsageError(
             f"--gpu-memory is given {len(sizes)} times and --device {len(devices)}; give it once, or for each device"
@@ -137,7 +141,7 @@ def check_several(devices: Sequence[str], sizes: Sequence[str]) -> None:
 
 
 def device_options(command: Command) -> Command:
-    """Flags that say what computes beside the host."""
+    """Add the flags of the accelerators to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -148,40 +152,40 @@ _OPTIONS = (
         "--device",
         multiple=True,
         metavar="NAME",
-        help="What computes beside the CPU: auto (default), cpu, opencl[:N], cuda[:N], or emu:... (docs/devices.md); "
+        help="Accelerator to use: auto (default), cpu (none), opencl[:N], cuda[:N], or emu:... (docs/devices.md); "
         "repeat it for several cards.",
     ),
     click.option(
         "--gpu-memory",
         multiple=True,
         metavar="SIZE",
-        help="Most of its memory to use, e.g. 6GiB (default: all of it); once for each device, or once for all.",
+        help="Limit to the device's memory, e.g. 6GiB (default: all of it); once for all devices or for each.",
     ),
     click.option(
         "--weights",
         type=click.Choice(get_args(Weights)),
         default="auto",
         show_default=True,
-        help="Keep all weights on the device, in memory or on disk; auto: by predicted time.",
+        help="Where all weights lie: on the device (gpu), in host memory (ram) or on disk; auto: by predicted time.",
     ),
     click.option(
         "--kv",
         type=click.Choice(get_args(KvPlace)),
         default="auto",
         show_default=True,
-        help="Where keys and values live.",
+        help="Where keys and values live: on the device (gpu) or in host memory (ram).",
     ),
     click.option(
         "--pipeline",
         type=click.Choice(get_args(Pipelining)),
         default="auto",
         show_default=True,
-        help="performance: load the next block while one computes; memory: one block at a time; batch: many requests; "
-        "demand: experts as they are wanted.",
+        help="performance: load the next block while one is computed; memory: one block at a time; batch: many "
+        "requests; demand: load experts once they are chosen.",
     ),
     click.option(
         "--crossover",
         type=click.IntRange(min=1),
-        help="Tokens of a step from which on streamed weights go to the device (default: as measured).",
+        help="Tokens in a step from which on the device computes with streamed weights (default: as measured).",
     ),
 )

@@ -1,4 +1,4 @@
-"""Kernels of a device whose memory is the host's underneath: they refuse what a GPU's could not see."""
+"""Kernels of a device that is emulated in host memory: they refuse arrays that a real accelerator could not read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from tpi.pack.layout import RunLayout
 
 @dataclass(frozen=True)
 class OwnedPrepared:
-    """What only the kernels of one device take. See `tpi.kernels.spec.Prepared`."""
+    """A block's input that only the kernels of one device accept (`tpi.kernels.spec.Prepared`)."""
 
     inner: Prepared
     memory: Arena
@@ -44,14 +44,16 @@ class OwnedPrepared:
         return self.inner.shape
 
     def values(self) -> F32:
-        """See `tpi.kernels.spec.Prepared`."""
+        """Return a copy of the normed input, `[tokens, hidden]`."""
         return self.inner.values()
 
 
 class OwnedKernels:
-    """Kernels that look where their arrays are. See `tpi.kernels.Kernels` for what each does.
+    """Kernels that check where their arrays lie before they call the kernels within (`tpi.kernels.Kernels`).
 
-    Weights, keys and values that lie elsewhere raise `DeviceError`; what other kernels prepared, `KernelError`.
+    Weights, keys and values outside of the device's memory raise `DeviceError`; input that other kernels prepared
+    raises
+    `KernelError`.
     """
 
     def __init__(self, kernels: Kernels, memory: Arena) -> None:
@@ -59,85 +61,85 @@ class OwnedKernels:
         self._memory = memory
 
     def isa(self) -> str:
-        """See `tpi.kernels.Kernels`."""
+        """Return the name of the instruction set in use."""
         return self._inner.isa()
 
     def set_threads(self, count: int) -> None:
-        """See `tpi.kernels.Kernels`."""
+        """Use `count` threads, the caller's included, for every later call."""
         self._inner.set_threads(count)
 
     def threads(self) -> int:
-        """See `tpi.kernels.Kernels`."""
+        """Return the number of threads that take part in a call."""
         return self._inner.threads()
 
     def read(self, data: U8) -> None:
-        """See `tpi.kernels.Kernels`."""
+        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
         self._inner.read(self._own("the data", data))
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x`, `[tokens, hidden]`, normed."""
         return self._inner.norm(norm, x)
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> OwnedPrepared:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` normed, and rounded for quantised rows, for use by every segment of the block."""
         return OwnedPrepared(self._inner.prepare(spec, self._made(x) or x, self._made(into)), self._memory)
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of an attention block, `[tokens, hidden]`."""
         self._own("the caches", keys, values)
         return self._inner.attention(spec, self._own("weights", data), self._taken(x), keys, values, batch)
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        """See `tpi.kernels.Kernels`."""
+        """Return the queries, keys and values of the tokens at `positions`."""
         return self._inner.project(spec, self._own("weights", data), self._taken(x), positions)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
         self._own("the caches", keys, values)
         return self._inner.attend(spec, projected, keys, values, batch)
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         return self._inner.output(spec, self._own("weights", data), mixed)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
         return self._inner.ffn(spec, self._own("weights", data), self._taken(x), active)
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
-        """See `tpi.kernels.Kernels`."""
+        """Return the experts that each token chooses, with their weights."""
         return self._inner.route(router, self._taken(x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a block of experts, `[tokens, hidden]`."""
         return self._inner.experts(spec, self._own("weights", data), self._taken(x), routing)
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the share of the pieces whose weights are in `data`, `[tokens, hidden]`."""
         self._own("weights", *data.values())
         return self._inner.expert_pieces(spec, data, self._taken(x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` plus the sum of all nodes' shares of a block, with the bias and norm of `residual`."""
         return self._inner.add_residual(residual, x, total)
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
-        """See `tpi.kernels.Kernels`."""
+        """Return a chain that runs `blocks` in order."""
         for block in blocks:
             self._own("weights", block.data)
             self._own("the caches", *(cache for cache in (block.keys, block.values) if cache is not None))
         return self._inner.open_chain(blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` times every row of a table, `[tokens, units * width]`."""
         return self._inner.logits(run, self._own("weights", data), x)
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return rows of a table, `[len(rows), hidden]` float32."""
         return self._inner.gather(run, self._own("weights", data), rows)
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
         return self._inner.dequantise(run, self._own("weights", data), part)
 
     def _own(self, what: str, *arrays: Any) -> Any:
@@ -146,7 +148,7 @@ class OwnedKernels:
         return arrays[0] if arrays else None
 
     def _made(self, x: object) -> Prepared | None:
-        """What the kernels underneath know it by, if these prepared it."""
+        """Return what the kernels within prepared, if `x` was prepared by these kernels; else None."""
         return x.inner if isinstance(x, OwnedPrepared) and x.memory is self._memory else None
 
     def _taken(self, x: Input) -> Input:
@@ -154,4 +156,4 @@ class OwnedKernels:
             return x
         if made := self._made(x):
             return made
-        raise KernelError("what other kernels prepared is for their weights; prepare it again with these")
+        raise KernelError("this input was prepared by other kernels; call prepare() of these kernels")

@@ -1,24 +1,24 @@
-"""Page-aligned byte buffers that exist once and are reused: what direct reads go into."""
+"""Page-aligned byte buffers that are allocated once and reused, as direct reads (O_DIRECT) need them."""
 
 import mmap
 
 import numpy as np
 import numpy.typing as npt
 
-PAGE = 4096  # bytes: what direct reads must be aligned to, in memory and in the file
-_HUGE = 2 << 20  # bytes of a huge page: one piece of a read instead of 512, which doubles what a fast disk delivers
+PAGE = 4096  # bytes; direct reads must be aligned to it, in memory and in the file
+_HUGE = 2 << 20  # bytes of a huge page: one piece of a read instead of 512, which doubles the speed of a fast disk
 Bytes = npt.NDArray[np.uint8]
 
 
 def round_up(size: int) -> int:
-    """The smallest multiple of `PAGE` that is at least `size`."""
+    """Return the smallest multiple of `PAGE` that is at least `size`."""
     return -(-size // PAGE) * PAGE
 
 
 def page_buffer(size: int) -> Bytes:
-    """A zeroed, page-aligned `uint8` array of `round_up(size)` bytes, whose pages cost nothing until touched.
+    """Return a zeroed, page-aligned uint8 array of `round_up(size)` bytes, whose pages take no memory until touched.
 
-    Huge pages are asked for wherever a whole one fits: never more memory is taken than was asked for.
+    Huge pages are requested only for ranges that fill one, so that no more memory is taken than was asked for.
     """
     if not size:
         return np.empty(0, np.uint8)

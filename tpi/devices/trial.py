@@ -1,7 +1,7 @@
-"""Find a graphics chip for `--device auto`, without loading what only a machine that has one needs.
+"""The search for a graphics chip for `--device auto`, which imports a chip's libraries only if the machine has one.
 
-A chip that was found never ends a run: whatever its driver or a library raises, it is left out with a warning. A driver
-may also crash or hang, so that each chip is tried in a child process first (`tpi.devices.child`).
+A chip never ends a run: if its driver or a library fails, it is left out with a warning. Since a driver may also crash
+or hang, each chip is first tried in a child process (`tpi.devices.child`).
 """
 
 from contextlib import suppress
@@ -14,20 +14,20 @@ from tpi.devices.failures import reason
 from tpi.progress import warn
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
-_CHIPS = Path("/dev/dri")  # where Linux has the graphics chips that programs may compute on
+_CHIPS = Path("/dev/dri")  # where Linux lists graphics chips that can compute
 
 
 def find_accelerator(limit: int | None = None) -> Device | None:
     """Return the first graphics chip that works, with at most `limit` bytes of its memory; None if there is none.
 
-    A processor that OpenCL offers as a device is not taken: the host's own kernels are faster on it.
+    A CPU that OpenCL offers as a device is not used: the host's own kernels are faster.
     """
     opened = (_open(name, limit) for name in _candidates())
     return next((device for device in opened if device is not None), None)
 
 
 def _open(name: str, limit: int | None) -> Device | None:
-    from tpi.devices.child import try_chip  # loads what only machines with a chip need
+    from tpi.devices.child import try_chip  # imports that only machines with a chip need
 
     try:
         try_chip(name)
@@ -38,11 +38,11 @@ def _open(name: str, limit: int | None) -> Device | None:
 
 
 def _leave_out(chip: str, error: Exception) -> None:
-    warn(f"the graphics chip that was found, {chip}, is not used: {reason(error).partition(';')[0]}")
+    warn(f"graphics chip {chip} was found but is not used: {reason(error).partition(';')[0]}")
 
 
 def _candidates() -> list[str]:
-    """Names of the graphics chips that may be tried."""
+    """Return the names of the graphics chips that may be tried."""
     nvidia = _there(_NVIDIA)
     found = ["cuda"] if nvidia and _installed("triton") else []
     if (nvidia or _there(_CHIPS)) and _installed("pyopencl"):
@@ -50,13 +50,13 @@ def _candidates() -> list[str]:
 
         try:
             found += list_chips()
-        except Exception as error:  # noqa: BLE001 - see `_open`
+        except Exception as error:  # noqa: BLE001 - the user did not ask for OpenCL
             _leave_out("opencl", error)
     return found
 
 
 def _there(path: Path) -> bool:
-    """Return whether a driver's file is here, or a folder of chips has one that computes."""
+    """Return True if a driver's file exists, or a folder of chips has one that computes."""
     with suppress(OSError):
         return any(path.glob("renderD*")) if path == _CHIPS else path.exists()
     return False

@@ -1,7 +1,7 @@
 """The arithmetic of a block: one set of operations, `Kernels`, with two implementations.
 
-`NativeKernels` (C++, `tpi.kernels.native`) computes; `ReferenceKernels` (numpy, `tpi.kernels.reference`) says what it
-means. A device has the kernels that compute on it (`tpi.devices`), and hands them to whoever needs them.
+`NativeKernels` (C++, `tpi.kernels.native`) is the fast one; `ReferenceKernels` (numpy, `tpi.kernels.reference`) defines
+the results. Each device has the kernels that compute on it (`tpi.devices`).
 
 Weights are the packed bytes of `tpi.pack`; activations are float32 `[tokens, hidden]`, C-contiguous. Arrays of the
 wrong dtype, shape, alignment or contiguity raise `KernelError`.
@@ -37,94 +37,112 @@ IMPLEMENTATIONS = ("native", "reference")
 
 
 class Chain(Protocol):
-    """The blocks of a node that has the whole model in memory, run in one call."""
+    """All blocks of a node that holds the whole model in memory, run in one call."""
 
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
-        """`x`, `[tokens, hidden]`, after all blocks and their residual connections. Heeds Ctrl-C on the way.
+        """Return `x`, `[tokens, hidden]`, after all blocks and their residual connections. Ctrl-C interrupts it.
 
-        `ended`, `[blocks]`, gets how many nanoseconds after the beginning of the first block each block ended.
+        `ended`, `[blocks]`, is set to each block's end, in nanoseconds since the beginning of the first block.
         """
 
 
 class Kernels(Protocol):
-    """What a device can compute."""
+    """The operations that a device can compute."""
 
     def isa(self) -> str:
-        """Name of the instruction set in use: avx512, avx2, neon_dotprod, neon, scalar, or numpy for the reference."""
+        """Return the name of the instruction set in use.
+
+        It is avx512, avx2, neon_dotprod, neon or scalar; other kernels have a name of their own, such as numpy.
+        """
 
     def set_threads(self, count: int) -> None:
         """Use `count` threads, the caller's included, for every later call."""
 
     def threads(self) -> int:
-        """How many threads take part in a call."""
+        """Return the number of threads that take part in a call."""
 
     def read(self, data: U8) -> None:
-        """Read 1-D bytes with all threads and do nothing else: the bandwidth that the others are compared with."""
+        """Read 1-D bytes with all threads and compute nothing, to measure the bandwidth that bounds the others."""
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """`x` `[tokens, hidden]`, normed."""
+        """Return `x`, `[tokens, hidden]`, normed."""
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
-        """`x` normed, and rounded if the rows of `spec` are quantised: for every segment of the block.
+        """Return `x` normed, and rounded if the rows of `spec` are quantised, for use by every segment of the block.
 
-        What other kernels prepared is not normed again. The memory of `into`, which these kernels made, is used again.
+        An `x` that other kernels prepared is not normed again. The memory of `into`, which these kernels made, is
+        reused.
         """
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """A segment's share of an attention block, `[tokens, hidden]`, before the bias of o and the residual.
+        """Return a segment's share of an attention block, `[tokens, hidden]`, before the bias of o and the residual.
 
-        `data` holds the query units, then the KV units, 1-D; `keys` and `values` are one layer of `tpi.kv.KvPages`, to
-        which this step's keys and values are appended before any token of the same sequence attends. The same bits as
-        `project`, `attend` and `output` one after the other, and faster.
+        `data` is 1-D and holds the query units, then the KV units. `keys` and `values` are one layer of
+        `tpi.kv.KvPages`.
+        This step's keys and values are appended to them before any token of the same sequence attends. The result has
+        the
+        same bits as `project`, `attend` and `output` in sequence, and is faster.
         """
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        """The heads of tokens that stand at `positions`; `data` as for `attention`."""
+        """Return the queries, keys and values of the tokens at `positions`; `data` is laid out as in `attention`."""
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Append keys and values to the cache, then attend: `[tokens, heads * head_dim]`. Reads no weights."""
+        """Append keys and values to the cache, then attend: return `[tokens, heads * head_dim]`. Read no weights."""
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """What `attend` made, times o: `[tokens, hidden]`; `data` as for `attention`."""
+        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """A segment's share of a feed-forward block, `[tokens, hidden]`, before the bias of down and the residual.
+        """Return a segment's share of a feed-forward block, `[tokens, hidden]`.
 
-        `active` lists the local neurons to use, each at most once (record layout only); all of them where it is None.
+        The bias of down and the residual are not added. `active` lists the local neurons to use, each at most once
+        (record layout only); None: all of them.
         """
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
-        """The experts that each token chooses. Near ties may fall otherwise under another instruction set."""
+        """Return the experts that each token chooses, with their weights.
+
+        Near ties may be decided differently by another instruction set.
+        """
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """A segment's share of a block of experts, `[tokens, hidden]`, before the residual: experts that no token
-        chose are not read.
+        """Return a segment's share of a block of experts, `[tokens, hidden]`, before the residual.
+
+        Experts that no token chose are not read.
         """
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """As `experts`, of some of the pieces of `spec` alone; of its shared experts if `data` has `SHARED`.
+        """Return the share of some pieces of `spec`, `[tokens, hidden]`, as `experts` computes it.
 
-        `data` has the weights of each, by its number: they lie anywhere.
+        `data` maps a piece's number to its weights, in any memory of the device; `SHARED` stands for the shared
+        experts.
         """
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """`x` + the sum of all nodes' shares of a block; `x` and `total` are `[tokens, hidden]`."""
+        """Return `x` plus the sum of all nodes' shares of a block; `x` and `total` are `[tokens, hidden]`."""
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
-        """A chain of blocks in the order of use; their arrays are kept and must not move. Bits as one by one."""
+        """Return a chain that runs `blocks` in order, with the same bits as single calls.
+
+        The arrays of the blocks must not move while the chain is used.
+        """
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """`x` times every row of a table run, `[tokens, units * width]`; `x` is `[tokens, hidden]`, already normed."""
+        """Return `x` times every row of a table, `[tokens, units * width]`.
+
+        `x` is `[tokens, hidden]`, already normed.
+        """
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """Rows of a table run, `[len(rows), hidden]` float32."""
+        """Return rows of a table, `[len(rows), hidden]` float32."""
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """The vectors of one part of a run, `[units * width, hidden]` float32."""
+        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
 
 
 def open_kernels(name: str = "native", isa: str = "") -> Kernels:
-    """The implementation called `name`; `isa` forces an instruction set of the native one, for the whole process.
+    """Return the implementation called `name`; `isa` forces the native one's instruction set, for the whole process.
 
     Raises:
         UsageError: if there is no implementation called `name`.

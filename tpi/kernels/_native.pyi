@@ -15,10 +15,10 @@ AttentionVectors = tuple[F32 | None, F32 | None, F32 | None, F32 | None, F32 | N
 
 PAGE_TOKENS: int  # tokens of a page
 GROUP: int  # values that share a scale, of weights and activations
-KV_GROUP: int  # values of a q8 or q4 key or value vector that share one f16 scale
+KV_GROUP: int  # values of a q8 or q4 key or value vector that share a scale
 KV_RUN: int  # values of a q4 key or value vector whose codes lie in 8 bytes
-STREAM_TOKENS: int  # up to here a step reads weights once; beyond, it is a matrix product
-THREADS_MOST: int  # of the pool
+STREAM_TOKENS: int  # steps of up to so many tokens read weights once; longer ones are matrix products
+THREADS_MOST: int  # most threads of the pool
 TILE_OUTPUTS: int  # outputs of a tile
 
 def slices(threads: int) -> int: ...

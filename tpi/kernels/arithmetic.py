@@ -1,6 +1,6 @@
-"""The arithmetic that the reference kernels are made of: norms, rounding, products with packed weights, activations.
+"""The arithmetic of the reference kernels: norms, rounding, products with packed weights, activations.
 
-Slow and simple; each product dequantises what it reads. Whatever does not fit raises `KernelError`.
+Slow and simple; each product dequantises the weights it reads. Arrays that do not fit raise `KernelError`.
 """
 
 from typing import cast
@@ -15,29 +15,29 @@ from tpi.pack.layout import GROUP, RunLayout, is_quantised
 
 
 def apply_norm(norm: NormSpec, x: F32) -> F32:
-    """The norm that `norm` describes, of `[tokens, hidden]`."""
+    """Return `x`, `[tokens, hidden]`, after the norm that `norm` describes."""
     if norm.kind == "rms":
         return rms_norm(x, norm.weight, norm.eps)
     return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last axis; `x` is `[tokens, hidden]`."""
+    """Return `x / sqrt(mean(x^2) + eps) * weight` over the last axis; `x` is `[tokens, hidden]`."""
     mean = np.mean(np.square(x, dtype=np.float32), axis=-1, keepdims=True, dtype=np.float32)
     return np.asarray(x / np.sqrt(mean + np.float32(eps)) * weight, np.float32)
 
 
 def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
-    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis; `x` is `[tokens, hidden]`."""
+    """Return `(x - mean) / sqrt(variance + eps) * weight + bias` over the last axis; `x` is `[tokens, hidden]`."""
     centred = x - np.mean(x, axis=-1, keepdims=True)
     scaled = centred / np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + np.float32(eps)) * weight
     return np.asarray(scaled if bias is None else scaled + bias, np.float32)
 
 
 def round_activations(x: F32, weights: Format) -> F32:
-    """`x` as the integer kernels see it: int8 times one scale (largest magnitude / 127) per 32 values.
+    """Return `x` as the integer kernels round it: int8 times one scale (largest magnitude / 127) per 32 values.
 
-    Where the weights are q8, a second int8 in 1/128 of the unit of the first is added to it.
+    For q8 weights, a second int8 in 1/128 of the unit of the first is added to it.
     """
     steps = np.float32(128 if weights == "q8" else 1)
     groups = x.reshape(*x.shape[:-1], -1, GROUP)
@@ -48,32 +48,32 @@ def round_activations(x: F32, weights: Format) -> F32:
 
 
 def dequantise(run: RunLayout, data: U8, part: str) -> F32:
-    """The vectors of one part, `[units * width, hidden]` float32; `data` is the run's units, 1-D uint8."""
+    """Return the vectors of one part, `[units * width, hidden]` float32; `data` is the run's units, 1-D uint8."""
     check_data(data, run.units * run.unit_bytes)
     return decode_part(run.part(part), run, data.reshape(run.units, run.unit_bytes))
 
 
 def rows(run: RunLayout, data: U8, name: str, x: F32) -> F32:
-    """`x` `[tokens, hidden]` times every row of a part: `[tokens, units * width]`."""
+    """Return `x`, `[tokens, hidden]`, times every row of a part: `[tokens, units * width]`."""
     if is_quantised(run.part(name).format):
         x = round_activations(x, run.part(name).format)
     return np.asarray(x @ dequantise(run, data, name).T, np.float32)
 
 
 def columns(run: RunLayout, data: U8, name: str, inner: F32) -> F32:
-    """`inner` `[tokens, units * width]` times the columns of a part: `[tokens, hidden]`."""
+    """Return `inner`, `[tokens, units * width]`, times the columns of a part: `[tokens, hidden]`."""
     if run.layout == "tiled":
         inner = round_activations(inner, run.part(name).format)
     return np.asarray(inner @ dequantise(run, data, name), np.float32)
 
 
 def biased(values: F32, bias: F32 | None) -> F32:
-    """Values plus the bias, if there is one."""
+    """Return `values` plus the bias, if there is one."""
     return values if bias is None else values + bias
 
 
 def activate(spec: FfnSpec, gate: F32 | None, up: F32) -> F32:
-    """`act(gate) * up`, or `act(up)` where nothing gates; drelu is `relu(gate) * relu(up)` (Bamboo)."""
+    """Return `act(gate) * up`, or `act(up)` without a gate; drelu is `relu(gate) * relu(up)` (Bamboo)."""
     if gate is not None and spec.activation == "swiglu_clamped":
         return _clamped(gate, up, np.float32(spec.threshold), np.float32(spec.slope))
     if gate is None:
@@ -82,7 +82,7 @@ def activate(spec: FfnSpec, gate: F32 | None, up: F32) -> F32:
 
 
 def _clamped(gate: F32, up: F32, limit: np.float32, slope: np.float32) -> F32:
-    """What gpt-oss has in place of SwiGLU."""
+    """Return the clamped SwiGLU of gpt-oss."""
     gate, up, one = np.minimum(gate, limit), np.clip(up, -limit, limit), np.float32(1)
     return np.asarray(gate / (one + np.exp(np.minimum(-slope * gate, np.float32(88)))) * (up + one), np.float32)
 
@@ -106,19 +106,19 @@ def _activation(spec: FfnSpec, x: F32) -> F32:
 
 
 def check_range(what: str, values: I32, limit: int) -> None:
-    """Every value is an index below `limit`."""
+    """Raise KernelError unless every value is an index below `limit`."""
     if len(values) and (values.min() < 0 or values.max() >= limit):
         raise KernelError(f"a {what} is outside 0..{limit - 1}")
 
 
 def check_data(data: U8, expected: int) -> None:
-    """Weights are `expected` contiguous bytes."""
+    """Raise KernelError unless `data` is `expected` contiguous bytes."""
     if data.dtype != np.uint8 or data.ndim != 1 or data.size != expected or not data.flags.c_contiguous:
         raise KernelError(f"weights must be {expected} contiguous bytes, not {data.dtype} of shape {data.shape}")
 
 
 def check_input(x: F32, hidden: int) -> int:
-    """Activations are contiguous float32 `[tokens, hidden]`; how many tokens."""
+    """Return the number of tokens; raise KernelError unless `x` is contiguous float32 `[tokens, hidden]`."""
     if x.dtype != np.float32 or x.ndim != 2 or x.shape[1] != hidden or not x.flags.c_contiguous:
         raise KernelError(f"x must be contiguous float32 [tokens, {hidden}], not {x.dtype} of shape {x.shape}")
     return len(x)

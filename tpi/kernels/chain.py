@@ -1,4 +1,4 @@
-"""A chain of blocks for kernels that have nothing faster than one block after the other."""
+"""A chain of blocks for kernels without a faster way than one block after the other."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from tpi.trace import clock
 
 
 class PlainChain:
-    """Calls of other kernels in order. See `tpi.kernels.Chain`."""
+    """A chain (`tpi.kernels.Chain`) that calls other kernels, block by block."""
 
     def __init__(self, kernels: Kernels, blocks: Sequence[ChainBlock]) -> None:
         self._kernels = kernels
         self._blocks = blocks
 
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
-        """See `tpi.kernels.Chain.run`."""
+        """Return `x`, `[tokens, hidden]`, after all blocks and their residual connections."""
         began = clock()
         for number, block in enumerate(self._blocks):
             x = self._kernels.add_residual(block.residual, x, self._partial(block, x, batch))
@@ -31,6 +31,6 @@ class PlainChain:
             return self._kernels.experts(
                 block.spec, block.data, prepared, self._kernels.route(block.spec.router, prepared)
             )
-        assert block.keys is not None  # attention has both
+        assert block.keys is not None  # an attention block has both caches
         assert block.values is not None
         return self._kernels.attention(block.spec, block.data, x, block.keys, block.values, batch)

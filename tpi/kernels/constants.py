@@ -1,6 +1,6 @@
-"""Numbers that the C++ kernels and Python must agree on. They stand in `native/types.hpp`; here they are only named.
+"""Numbers that the C++ kernels and Python must agree on. `native/types.hpp` defines them; this module imports them.
 
-Raises KernelError when imported where the native module is missing, or was built from other sources.
+Importing it raises KernelError if the native module is missing or cannot be loaded.
 """
 
 from tpi.errors import KernelError

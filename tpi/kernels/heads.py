@@ -1,8 +1,8 @@
-"""Heads that take more than a product: norms over those of all nodes, and keys and values from a latent vector.
+"""Heads that take more than a product: norms over the heads of all nodes, and keys and values from a latent vector.
 
-Norms over all heads wait for sums that a node cannot make alone. Such a node projects heads as the weights make them
-(`raw`), has the sums of their squares added up over all nodes, and finishes its heads with these. Where all heads are
-here, the kernels do it in one call.
+A norm over all heads needs a sum that one node cannot compute. Such a node projects its heads without norms (`raw`),
+has the sums of their squares added up over all nodes, and then finishes its heads with the total. If a node holds all
+heads, the kernels do this in one call.
 """
 
 from dataclasses import replace
@@ -15,29 +15,33 @@ from tpi.kernels.arithmetic import biased, rms_norm, rows
 from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, Input, KvArray, LatentSpec, Projected
 from tpi.pack.layout import GROUP
 
-_RAW = "without norms"  # under which a spec carries the one that projects its heads
+_RAW = "without norms"  # key in a spec's `__dict__` of the cached spec without norms
 
 
 def needs_sums(spec: AttentionSpec) -> bool:
-    """Whether its norms are over heads of which some are on other nodes."""
+    """Return True if the norms of `spec` are over heads of which some are on other nodes."""
     return spec.whole is not None and len(spec.whole.q) < spec.whole.q_values
 
 
 def refuse_sums(spec: AttentionSpec) -> None:
-    """Raise a KernelError if attention is asked for in one call that other nodes' sums are needed for."""
+    """Raise KernelError if `spec` cannot attend in one call, since its norms need the sums of other nodes."""
     if needs_sums(spec):
         raise KernelError(
-            "the norm of these heads is over those of all nodes; project them, and attend when it is known"
+            "the norm of these heads is over the heads of all nodes, so attention cannot be one call; "
+            "call project(), sum the squares over all nodes, then call attend()"
         )
 
 
 def is_plain(spec: AttentionSpec) -> bool:
-    """Whether heads are finished by what all kernels know: biases, norms of each head, and RoPE."""
+    """Return True if heads need only biases, norms of each head, and RoPE, which all kernels support."""
     return spec.whole is None and not spec.clip
 
 
 def raw(spec: AttentionSpec) -> AttentionSpec:
-    """The same heads with their biases, and neither norms, clipping nor RoPE."""
+    """Return a spec of the same heads with their biases, but without norms, clipping and RoPE.
+
+    It is cached in `spec`.
+    """
     found: AttentionSpec | None = vars(spec).get(_RAW)
     if found is None:
         none = np.empty(0, np.float32)
@@ -46,8 +50,10 @@ def raw(spec: AttentionSpec) -> AttentionSpec:
 
 
 def squares(spec: AttentionSpec, projected: Projected) -> F32:
-    """The sums of the squares of this node's queries and keys, as `raw` has them, `[tokens, 2 * GROUP]`: each stands
-    first in a group of zeros, so that the wires that round groups hardly touch it."""
+    """Return the sums of the squares of this node's queries and keys, as `raw` projects them: `[tokens, 2 * GROUP]`.
+
+    Each sum is the first value of a group of zeros, so that wire formats that round groups hardly change it.
+    """
     assert spec.whole is not None
     found = np.zeros((len(projected.queries), 2 * GROUP), np.float32)
     for at, heads in enumerate((projected.queries, projected.keys[:, spec.whole.counted])):
@@ -56,8 +62,10 @@ def squares(spec: AttentionSpec, projected: Projected) -> F32:
 
 
 def finished(spec: AttentionSpec, projected: Projected, positions: I32, sums: F32 | None = None) -> Projected:
-    """Heads that `raw` projected as they are attended with; `sums` are the `squares` of all nodes together, or those of
-    these heads alone, if they are all."""
+    """Return heads that `raw` projected, after norms, clipping and RoPE.
+
+    `sums` are the `squares` of all nodes together; None: these heads are all there are.
+    """
     from tpi.kernels.paged import rope
 
     queries, keys, values = projected.queries, projected.keys, projected.values
@@ -76,8 +84,10 @@ def finished(spec: AttentionSpec, projected: Projected, positions: I32, sums: F3
 
 
 def from_latent(spec: AttentionSpec, latent: LatentSpec, latent_data: U8, kv_data: U8, normed: F32) -> tuple[F32, F32]:
-    """Keys before RoPE, and values, `[tokens, kv_heads, head_dim]` each, by way of the latent vector of the block's
-    normed input `[tokens, hidden]` (DeepSeek-V2, section 2.1)."""
+    """Return keys before RoPE, and values, computed from the latent vector (DeepSeek-V2, section 2.1).
+
+    `normed` is the block's normed input, `[tokens, hidden]`; keys and values are `[tokens, kv_heads, head_dim]`.
+    """
     values = rows(latent.run, latent_data, "latent", normed)[:, : latent.rank + latent.rope]
     values = biased(values, latent.bias)
     ranked = rms_norm(np.ascontiguousarray(values[:, : latent.rank]), latent.norm.weight, latent.norm.eps)
@@ -89,20 +99,20 @@ def from_latent(spec: AttentionSpec, latent: LatentSpec, latent_data: U8, kv_dat
 
 
 class Steps(Protocol):
-    """The kernels that attend in steps."""
+    """Kernels that compute attention in steps."""
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        """See `tpi.kernels.Kernels`."""
+        """Return the queries, keys and values of the tokens at `positions`."""
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
 
 
 def projected_on_host(kernels: Steps, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-    """`Kernels.project` of heads that are not plain, for kernels that know those alone."""
+    """Project heads that are not plain (`is_plain`), with kernels that support only plain ones."""
     heads = kernels.project(raw(spec), data, x, positions)
     return heads if needs_sums(spec) else finished(spec, heads, positions)
 
@@ -110,7 +120,7 @@ def projected_on_host(kernels: Steps, spec: AttentionSpec, data: U8, x: Input, p
 def attention_in_steps(
     kernels: Steps, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch
 ) -> F32:
-    """`Kernels.attention` of such heads."""
+    """Compute `Kernels.attention` of heads that are not plain, in steps."""
     refuse_sums(spec)
     heads = projected_on_host(kernels, spec, data, x, batch.positions)
     return kernels.output(spec, data, kernels.attend(spec, heads, keys, values, batch))

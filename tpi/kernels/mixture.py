@@ -1,6 +1,6 @@
-"""Experts, computed plainly: routing in numpy, and blocks of experts by a feed-forward kernel for each expert.
+"""Blocks of experts in plain numpy: routing, and one call of a feed-forward kernel for each expert.
 
-What the native kernels do in one call is said here; devices without a call of their own compute it so.
+It defines the results of the native kernels' single call. Devices without such a call use these functions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,22 +25,22 @@ from tpi.kernels.spec import (
     Routing,
 )
 
-_PARTS = "its experts"  # under which a spec carries the specs of its pieces
+_PARTS = "its experts"  # key of the cached specs of its pieces in a spec's `__dict__`
 
 
 class FeedForward(Protocol):
-    """The kernels that are needed."""
+    """The kernels that a block of experts is computed with."""
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` normed, and rounded for quantised rows, for use by every segment of the block."""
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Normed:
-    """An input that needs no norm. See `tpi.kernels.spec.Prepared`."""
+    """An input that needs no norm (`tpi.kernels.spec.Prepared`)."""
 
     normed: F32
 
@@ -51,14 +51,14 @@ class Normed:
         return tokens, hidden
 
     def values(self) -> F32:
-        """See `tpi.kernels.spec.Prepared`."""
+        """Return a copy of the normed input, `[tokens, hidden]`."""
         values: F32 = self.normed.copy()
         return values
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """A piece as a feed-forward network of its own; the shared experts have no number."""
+    """A piece as a feed-forward network of its own; `expert` is None for the shared experts."""
 
     expert: int | None
     spec: FfnSpec
@@ -68,7 +68,7 @@ class _Part:
 
 
 def choose(router: RouterSpec, normed: F32) -> Routing:
-    """See `tpi.kernels.Kernels.route`; `normed` is `[tokens, hidden]`."""
+    """Return the experts that each token chooses (`tpi.kernels.Kernels.route`); `normed` is `[tokens, hidden]`."""
     mixture, logits = router.mixture, normed @ router.weight.T
     scores = _scores(logits if router.bias is None else logits + router.bias, mixture.scores)
     ranked = scores if router.choice is None else scores + router.choice
@@ -81,18 +81,21 @@ def choose(router: RouterSpec, normed: F32) -> Routing:
 
 
 def normed_on_host(norm: NormSpec, x: Input) -> F32:
-    """A block's normed input, `[tokens, hidden]`, wherever it was prepared."""
+    """Return a block's normed input in host memory, `[tokens, hidden]`, also if a device prepared it."""
     return apply_norm(norm, x) if isinstance(x, np.ndarray) else x.values()
 
 
 def best(values: F32, count: int) -> I32:
-    """The indices of the `count` largest of each row, the largest first, the lower index where they are equal."""
+    """Return the indices of the `count` largest values of each row, the largest first.
+
+    Of equal values, the one with the lower index comes first.
+    """
     order = np.argsort(-values, axis=1, kind="stable")[:, :count]
     return np.asarray(order, np.int32)
 
 
 def check_routing(spec: ExpertsSpec, routing: Routing, tokens: int) -> None:
-    """Raise a KernelError unless `routing` is of so many tokens and of the experts of `spec`."""
+    """Raise KernelError unless `routing` has the shape of `tokens` tokens and experts of `spec`."""
     mixture = spec.router.mixture
     shape = (tokens, mixture.used)
     if routing.experts.shape != shape or routing.weights.shape != shape:
@@ -102,7 +105,7 @@ def check_routing(spec: ExpertsSpec, routing: Routing, tokens: int) -> None:
 
 
 def experts_by_ffn(kernels: FeedForward, spec: ExpertsSpec, data: U8, normed: F32, routing: Routing) -> F32:
-    """See `tpi.kernels.Kernels.experts`; `normed` is `[tokens, hidden]`."""
+    """Return the share of a block of experts (`tpi.kernels.Kernels.experts`); `normed` is `[tokens, hidden]`."""
     check_routing(spec, routing, len(normed))
     out: F32 = np.zeros_like(normed)
     for part in parts_of(spec):
@@ -113,13 +116,13 @@ def experts_by_ffn(kernels: FeedForward, spec: ExpertsSpec, data: U8, normed: F3
 def pieces_by_ffn(
     kernels: FeedForward, spec: ExpertsSpec, data: Mapping[int, U8], normed: F32, routing: Routing
 ) -> F32:
-    """See `tpi.kernels.Kernels.expert_pieces`; `normed` is `[tokens, hidden]`."""
+    """Return the share of some pieces (`tpi.kernels.Kernels.expert_pieces`); `normed` is `[tokens, hidden]`."""
     check_routing(spec, routing, len(normed))
     parts, before = parts_of(spec), int(spec.shared is not None)  # shared experts come first
     out: F32 = np.zeros_like(normed)
     for number, weights in data.items():
         if not 0 <= before + number < len(parts):
-            raise KernelError(f"there is no piece {number}, but {len(parts) - before} of them from 0 on")
+            raise KernelError(f"there is no piece {number}; this block has {len(parts) - before}, numbered from 0")
         part = parts[before + number]
         check_data(weights, part.end - part.begin)
         _add_part(kernels, out, part, weights, normed, routing)
@@ -127,7 +130,7 @@ def pieces_by_ffn(
 
 
 def parts_of(spec: ExpertsSpec) -> tuple[_Part, ...]:
-    """The shared experts and the pieces of `spec`, each with its own spec and its bytes; made once."""
+    """Return the shared experts and the pieces of `spec`, each with its own spec and its bytes; computed once."""
     parts: tuple[_Part, ...] | None = vars(spec).get(_PARTS)
     if parts is None:
         parts = vars(spec)[_PARTS] = tuple(_parts(spec))
@@ -135,13 +138,13 @@ def parts_of(spec: ExpertsSpec) -> tuple[_Part, ...]:
 
 
 def weights_bytes(spec: ExpertsSpec) -> int:
-    """Bytes of the weights of `spec`."""
+    """Return the bytes of the weights of `spec`."""
     both = [spec.routed.neuron] + ([spec.shared.neuron] if spec.shared else [])
     return sum(run.units * run.unit_bytes for run in both)
 
 
 def check_experts(spec: ExpertsSpec, data: U8) -> None:
-    """Weights are contiguous bytes, as many as `spec` has."""
+    """Raise KernelError unless `data` is contiguous bytes, as many as `spec` has."""
     check_data(data, weights_bytes(spec))
 
 
@@ -162,7 +165,7 @@ def _parts(spec: ExpertsSpec) -> Iterator[_Part]:
 
 
 def _add_part(kernels: FeedForward, out: F32, part: _Part, data: U8, normed: F32, routing: Routing) -> None:
-    """Add what a part comes to for the tokens that use it."""
+    """Add a part's output to `out`, for the tokens that use it."""
     tokens, weights = _of(part, routing, len(normed))
     if len(tokens) and part.end > part.begin:
         x = kernels.prepare(part.spec, Normed(np.ascontiguousarray(normed[tokens])))
@@ -171,7 +174,7 @@ def _add_part(kernels: FeedForward, out: F32, part: _Part, data: U8, normed: F32
 
 
 def _of(part: _Part, routing: Routing, count: int) -> tuple[I32, F32]:
-    """The tokens that use a part, and its weight for each."""
+    """Return the tokens that use a part, and its weight for each."""
     if part.expert is None:
         shared = routing.shared
         return np.arange(count, dtype=np.int32), np.ones(count, np.float32) if shared is None else shared
@@ -191,7 +194,7 @@ def _sigmoid(x: F32) -> F32:
 
 
 def _allowed(ranked: F32, groups: int, used: int, counted: int) -> F32:
-    """`ranked` with minus infinity where an expert's group is not among the best `used`."""
+    """Return `ranked` with minus infinity for experts whose group is not among the best `used` groups."""
     if groups == used:
         return ranked
     grouped = ranked.reshape(len(ranked), groups, -1)

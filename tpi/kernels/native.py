@@ -1,8 +1,8 @@
-"""The C++ kernels as `tpi.kernels.Kernels`: keeps a native plan with each spec and allocates the results.
+"""The C++ kernels as `tpi.kernels.Kernels`: a native plan is cached in each spec, and results are allocated.
 
 All checks of dtype, shape, alignment and contiguity are in C++ and raise `KernelError`. Calls release the interpreter's
-lock. The pool of threads and the instruction set are the process's, whatever instance they are set through: cores are
-not had twice. Calls from several Python threads take turns.
+lock. The thread pool and the instruction set belong to the process, not to an instance. Calls from several Python
+threads take turns, since each uses all cores.
 """
 
 from __future__ import annotations
@@ -42,54 +42,60 @@ from tpi.kernels.spec import (
 from tpi.pack.layout import RunLayout
 from tpi.system.machine import usable_cores
 
-_PLAN = "native plan"  # under which a spec carries its plan, and drops it when it goes
+_PLAN = "native plan"  # key of the native plan in a spec's `__dict__`
 
 
 class NativeKernels:
-    """The kernels in C++. See `tpi.kernels.Kernels` for what each does."""
+    """The kernels (`tpi.kernels.Kernels`) in C++."""
 
     def __init__(self, isa: str = "") -> None:
-        """`isa` is used from now on, by the whole process; the best here unless one was chosen before."""
+        """Start the thread pool, and use `isa` from now on in the whole process.
+
+        If `isa` is empty, the instruction set does not change; it is at first the best that the machine supports.
+        """
         _start_pool()
         if isa:
             self.use_isa(isa)
 
     def isa(self) -> str:
-        """Name of the instruction set in use."""
+        """Return the name of the instruction set in use."""
         return _native.isa()
 
     def available_isas(self) -> list[str]:
-        """Names of the instruction sets that this machine and this build have, the best first."""
+        """Return the names of the instruction sets that this machine and this build support, the best first."""
         return _native.available_isas()
 
     def use_isa(self, name: str) -> None:
-        """Use another instruction set for every later call; KernelError if this machine lacks it."""
+        """Use another instruction set for every later call; raise KernelError if this machine lacks it."""
         _native.use_isa(name)
 
     def set_threads(self, count: int) -> None:
         """Use `count` threads, the caller's included, for every later call.
 
         Raises:
-            KernelError: unless 1 to `THREADS_MOST`, or if the system does not start them; then it is one.
+            KernelError: unless 1 to `THREADS_MOST`, or if the system cannot start them; one thread is then used.
         """
         _native.set_threads(count)
 
     def threads(self) -> int:
-        """How many threads take part in a call."""
+        """Return the number of threads that take part in a call."""
         return _native.threads()
 
     def read(self, data: U8) -> None:
-        """See `tpi.kernels.Kernels`."""
+        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
         _native.read(data)
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x`, `[tokens, hidden]`, normed."""
         out = np.empty(x.shape, np.float32)
         _native.norm(x, _norm(norm), out)
         return out
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> NativePrepared:
-        """See `tpi.kernels.Kernels`; what this class prepared is prepared again for the rows of another spec."""
+        """Return `x` prepared for the segments of a block.
+
+        An `x` that is prepared already is not normed again, but rounded for the rows of `spec`.
+        """
         normed = not isinstance(x, np.ndarray)
         values = x if isinstance(x, np.ndarray) else x.values()
         made = into if isinstance(into, NativePrepared) else NativePrepared()
@@ -98,7 +104,7 @@ class NativeKernels:
         return made
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of an attention block, `[tokens, hidden]`."""
         refuse_sums(spec)
         plan = _plan_attention(spec)
         out = np.empty(x.shape, np.float32)
@@ -106,7 +112,7 @@ class NativeKernels:
         return out
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        """See `tpi.kernels.Kernels`."""
+        """Return the queries, keys and values of the tokens at `positions`."""
         if needs_sums(spec):
             spec = raw(spec)
         queries = np.empty((x.shape[0], spec.heads, spec.head_dim), np.float32)
@@ -115,33 +121,33 @@ class NativeKernels:
         return Projected(queries, keys, values)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
         out = np.empty((len(batch.positions), spec.heads * spec.head_dim), np.float32)
         heads = (projected.queries, projected.keys, projected.values)
         _plan_attention(spec).attend(heads, keys, values, batch.positions, batch.sequence, batch.tables, out)
         return out
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         out = np.empty((len(mixed), spec.hidden), np.float32)
         _plan_attention(spec).output(data, mixed, out)
         return out
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
         plan = _plan_ffn(spec)
         out = np.empty(x.shape, np.float32)
         plan.run(data, _given(x), active, out)
         return out
 
     def ffn_gated(self, spec: FfnSpec, data: U8, x: Input, least: F32) -> tuple[F32, int]:
-        """See `tpi.kernels.gated.GatedKernels`."""
+        """Return a segment's share of a gated block, and the number of neurons that were computed."""
         plan = _plan_ffn(spec)
         out = np.empty(x.shape, np.float32)
         return out, plan.run_gated(data, _given(x), least, out)
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
-        """See `tpi.kernels.Kernels`."""
+        """Return the experts that each token chooses, with their weights."""
         shape = (x.shape[0], router.mixture.used)
         shared = None if router.shared is None else np.empty(x.shape[0], np.float32)
         chosen = Routing(np.empty(shape, np.int32), np.empty(shape, np.float32), shared)
@@ -149,13 +155,13 @@ class NativeKernels:
         return chosen
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a block of experts, `[tokens, hidden]`."""
         out = np.empty(x.shape, np.float32)
         _plan_experts(spec).run(data, _given(x), routing.experts, routing.weights, routing.shared, out)
         return out
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the share of the pieces whose weights are in `data`, `[tokens, hidden]`."""
         out = np.empty(x.shape, np.float32)
         pieces = [(number, weights) for number, weights in data.items() if number != SHARED]
         plan, beside = _plan_experts(spec), data.get(SHARED)
@@ -163,7 +169,7 @@ class NativeKernels:
         return out
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` plus the sum of all nodes' shares of a block, with the bias and norm of `residual`."""
         if residual.bias is not None:
             total = total + residual.bias
         if residual.norm is not None:
@@ -171,30 +177,34 @@ class NativeKernels:
         return x + total
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> NativeChain:
-        """See `tpi.kernels.Kernels`; KernelError if blocks differ in hidden size, or an array does not fit its plan."""
+        """Return a chain of blocks.
+
+        Raises:
+            KernelError: if blocks differ in hidden size, or an array does not fit its plan.
+        """
         return NativeChain(blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` times every row of a table, `[tokens, units * width]`."""
         out = np.empty((len(x), run.units * run.width), np.float32)
         _plan_run(run).rows(data, x, out)
         return out
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return rows of a table, `[len(rows), hidden]` float32."""
         out = np.empty((len(rows), run.hidden), np.float32)
         _plan_run(run).gather(data, rows, out)
         return out
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
         out = np.empty((run.units * run.width, run.hidden), np.float32)
         _plan_run(run).decode(data, part, out)
         return out
 
 
 class NativePrepared:
-    """See `tpi.kernels.spec.Prepared`. Used by one call at a time."""
+    """A block's input, prepared for the C++ kernels (`tpi.kernels.spec.Prepared`). One call may use it at a time."""
 
     __slots__ = ("native",)
 
@@ -207,17 +217,21 @@ class NativePrepared:
         return self.native.shape
 
     def values(self) -> F32:
-        """See `tpi.kernels.spec.Prepared`."""
+        """Return a copy of the normed input, `[tokens, hidden]`."""
         out = np.empty(self.shape, np.float32)
         self.native.copy(out)
         return out
 
 
 class NativeChain:
-    """See `tpi.kernels.Chain`."""
+    """A chain of blocks (`tpi.kernels.Chain`) in C++."""
 
     def __init__(self, blocks: Sequence[ChainBlock]) -> None:
-        """Raises KernelError if blocks differ in hidden size, or an array does not fit its plan."""
+        """Create the chain.
+
+        Raises:
+            KernelError: if blocks differ in hidden size, or an array does not fit its plan.
+        """
         self._native = _native.Chain(blocks[0].spec.hidden if blocks else 0)
         for block in blocks:
             norm = block.residual.norm
@@ -230,7 +244,7 @@ class NativeChain:
                 self._native.attention(_plan_attention(block.spec), block.data, block.keys, block.values, residual)
 
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
-        """See `tpi.kernels.Chain.run`."""
+        """Return `x`, `[tokens, hidden]`, after all blocks and their residual connections."""
         out: F32 = x.copy()
         self._native.run(out, batch.positions, batch.sequence, batch.tables, np.empty_like(out), ended)
         return out
@@ -241,12 +255,12 @@ def _norm(norm: NormSpec) -> _native.NormFields:
 
 
 def _given(x: Input) -> F32 | _native.Prepared:
-    """What the native plans take: an array, or what they prepared."""
+    """Return the argument that native plans take: an array, or the native object of a prepared input."""
     if isinstance(x, np.ndarray):
         return x
     if isinstance(x, NativePrepared):
         return x.native
-    raise KernelError("what other kernels prepared is for their weights; prepare it again with these")
+    raise KernelError("this input was prepared by other kernels; call prepare() of these kernels")
 
 
 def _fields(run: RunLayout) -> _native.RunFields:
@@ -331,7 +345,7 @@ def _plan_experts(spec: ExpertsSpec) -> _native.ExpertsPlan:
 
 @cache
 def _start_pool() -> None:
-    """One thread for each core, or one alone and a word on why: `set_threads` may still ask for fewer."""
+    """Start one thread for each core; if that fails, print the reason and compute with one thread."""
     try:
         _native.set_threads(min(usable_cores(), THREADS_MOST))
     except KernelError as error:

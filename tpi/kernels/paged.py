@@ -1,4 +1,4 @@
-"""Attention over paged keys and values as the reference computes it: heads, rotation, the cache's formats, softmax."""
+"""Attention over paged keys and values in the reference kernels: heads, rotation, the cache's formats, softmax."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from tpi.kernels.spec import F32, I32, KV_GROUP, KV_RUN, PAGE_TOKENS, AttentionS
 
 
 def heads_of(values: F32, bias: F32 | None, heads: int, head_dim: int) -> F32:
-    """`[tokens, units * width]` without padding, as `[tokens, heads, head_dim]`, plus the bias."""
+    """Return `[tokens, units * width]` without padding, as `[tokens, heads, head_dim]`, plus the bias."""
     return biased(values[:, : heads * head_dim], bias).reshape(-1, heads, head_dim)
 
 
 def rope(spec: AttentionSpec, heads: F32, positions: I32) -> F32:
-    """`[tokens, heads, head_dim]`, each rotated by its token's position."""
+    """Return `[tokens, heads, head_dim]`, each head rotated by its token's position (RoPE)."""
     half = len(spec.inv_freq)
     if half == 0:
         return heads
@@ -34,10 +34,11 @@ def append(cache: KvArray, heads: F32, batch: Batch) -> None:
 
 
 def spread(heads: F32) -> F32:
-    """`[..., head_dim]` with each whole group of 32 times the Hadamard matrix / sqrt(32), which is its own inverse.
+    """Return `[..., head_dim]` with each whole group of 32 times the Hadamard matrix / sqrt(32).
 
-    Keys in q4 are stored so, and meet queries that are spread alike: products stay as they are, but what is large in a
-    few dimensions of all keys no longer sets the step of its group (as in QuaRot, arXiv:2404.00456).
+    This transform is its own inverse. Keys in q4 are stored so, and their queries are transformed alike, so that
+    products stay the same. A dimension that is large in all keys then no longer sets the scale of its group (as in
+    QuaRot, arXiv:2404.00456).
     """
     whole = heads.shape[-1] // KV_GROUP * KV_GROUP
     values = heads[..., :whole]
@@ -49,14 +50,14 @@ def spread(heads: F32) -> F32:
 
 
 def encode_kv(heads: F32, element: np.dtype[Any]) -> KvArray:
-    """Vectors `[..., head_dim]` as a cache of such elements stores them: see `tpi.kv.KvPages`."""
+    """Return vectors `[..., head_dim]` as a cache of dtype `element` stores them (`tpi.kv.KvPages`)."""
     if element == np.int8:
         return _encode_q8(heads)
     return _encode_q4(heads) if element == np.uint8 else heads.astype(element)
 
 
 def decode_kv(stored: KvArray, head_dim: int) -> F32:
-    """What `encode_kv` stored: `[..., head_dim]`."""
+    """Return the vectors that `encode_kv` stored: `[..., head_dim]`."""
     if stored.dtype == np.int8:
         return _decode_q8(stored, head_dim)
     return _decode_q4(stored, head_dim) if stored.dtype == np.uint8 else np.asarray(stored, np.float32)
@@ -99,25 +100,25 @@ def _decode_q4(stored: KvArray, head_dim: int) -> F32:
 
 
 def _grouped(heads: F32) -> F32:
-    """`[..., groups, 32]`; a last group that is not whole repeats its last value, which leaves its range as it is."""
+    """Return `[..., groups, 32]`; an incomplete last group repeats its last value, which leaves its range unchanged."""
     whole = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, -heads.shape[-1] % KV_GROUP)], mode="edge")
     return whole.reshape(*heads.shape[:-1], -1, KV_GROUP)
 
 
 def _inverse(scales: npt.NDArray[np.float16]) -> F32:
-    """1 / scale, 0 for 0."""
+    """Return 1 / scale, and 0 for a scale of 0."""
     wide = scales.astype(np.float32)
     return np.asarray(np.where(wide > 0, 1 / np.where(wide > 0, wide, 1), 0), np.float32)
 
 
 def _read_kv(cache: KvArray, table: I32, head_dim: int) -> F32:
-    """The vectors of one sequence, `[tokens, kv_heads, head_dim]`, from the blocks in `table`."""
+    """Return the vectors of one sequence, `[tokens, kv_heads, head_dim]`, from the pages in `table`."""
     stored = cache[table].swapaxes(1, 2)
     return decode_kv(stored.reshape(-1, *stored.shape[2:]), head_dim)
 
 
 def attend(spec: AttentionSpec, queries: F32, k: KvArray, v: KvArray, batch: Batch) -> F32:
-    """Softmax attention of `[tokens, heads, head_dim]` queries, one token after the other."""
+    """Return softmax attention of `[tokens, heads, head_dim]` queries, one token after the other."""
     mixed = np.empty_like(queries)
     for row in np.unique(batch.sequence):
         members = np.flatnonzero(batch.sequence == row)

@@ -1,9 +1,9 @@
-"""Every kernel in plain numpy: the meaning of the native ones.
+"""Every kernel in plain numpy; it defines the results of the native ones.
 
 Weights in q8, q4 and q4s meet activations rounded in groups of 32 (to int8; for q8 to 15 bits), as in the native
 kernels: row parts always, column parts where the layout is tiled. (In records the native 4-bit columns round activation
 times scale to int8 over 8 neurons at a time; the reference does not follow that.) Slow and simple; each call
-dequantises what it reads.
+dequantises the weights it reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,39 +51,39 @@ from tpi.pack.layout import RunLayout
 
 
 class ReferenceKernels:
-    """The kernels in numpy. See `tpi.kernels.Kernels` for what each does."""
+    """The kernels (`tpi.kernels.Kernels`) in numpy."""
 
     def set_threads(self, count: int) -> None:
-        """The reference leaves threads to BLAS; `count` is ignored."""
+        """Ignore `count`: numpy's BLAS chooses its threads."""
 
     def threads(self) -> int:
-        """One, as far as anybody here knows."""
+        """Return 1; the threads of BLAS are not counted."""
         return 1
 
     def isa(self) -> str:
-        """There is one way to compute in numpy."""
+        """Return "numpy"."""
         return "numpy"
 
     def read(self, data: U8) -> None:
-        """See `tpi.kernels.Kernels`."""
+        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
         data.max(initial=0)
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x`, `[tokens, hidden]`, normed."""
         return apply_norm(norm, x)
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Normed:
-        """See `tpi.kernels.Kernels`; each product rounds for itself."""
+        """Return `x` normed, not rounded: each product rounds for itself."""
         return Normed(_normed(spec, x))
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of an attention block, `[tokens, hidden]`."""
         refuse_sums(spec)
         projected = self.project(spec, data, x, batch.positions)
         return self.output(spec, data, self.attend(spec, projected, keys, values, batch))
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        """See `tpi.kernels.Kernels`."""
+        """Return the queries, keys and values of the tokens at `positions`."""
         normed, (latent_data, query_data, kv_data) = _normed(spec, x), _runs(spec, data)
         q = heads_of(rows(spec.query, query_data, "q", normed), spec.q_bias, spec.heads, spec.head_dim)
         if spec.latent is not None:
@@ -95,7 +95,7 @@ class ReferenceKernels:
         return heads if needs_sums(spec) else finished(spec, heads, positions)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
         met = spread if kv_dtype_of(keys) == "q4" else np.asarray
         append(keys, met(projected.keys), batch)
         append(values, projected.values, batch)
@@ -103,14 +103,14 @@ class ReferenceKernels:
         return mixed.reshape(len(mixed), spec.heads * spec.head_dim)
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         tokens = check_input(mixed, spec.heads * spec.head_dim)
         padded = np.zeros((tokens, spec.query.units * spec.query.width), np.float32)
         padded[:, : spec.heads * spec.head_dim] = mixed
         return columns(spec.query, _runs(spec, data)[1], "o", padded)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
         run, normed = spec.neuron, _normed(spec, x)
         if spec.gate is not None:
             return gated_ffn(spec, data, normed, active)
@@ -121,51 +121,51 @@ class ReferenceKernels:
         return columns(run, data, "down", inner if active is None else only_active(run, active, inner))
 
     def ffn_gated(self, spec: FfnSpec, data: U8, x: Input, least: F32) -> tuple[F32, int]:
-        """See `tpi.kernels.gated.GatedKernels`."""
+        """Return a segment's share of a gated block, and the number of neurons that were computed."""
         normed = _normed(spec, x)
         active = called_for(spec, data, normed, least)
         return gated_ffn(spec, data, normed, active), len(active)
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
-        """See `tpi.kernels.Kernels`."""
+        """Return the experts that each token chooses, with their weights."""
         return choose(router, _normed(router, x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a block of experts, `[tokens, hidden]`."""
         check_experts(spec, data)
         return experts_by_ffn(self, spec, data, _normed(spec, x), routing)
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the share of the pieces whose weights are in `data`, `[tokens, hidden]`."""
         return pieces_by_ffn(self, spec, data, _normed(spec, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` plus the sum of all nodes' shares of a block, with the bias and norm of `residual`."""
         total = biased(total, residual.bias)
         if residual.norm is not None:
             total = apply_norm(residual.norm, total)
         return x + total
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> PlainChain:
-        """See `tpi.kernels.Kernels`."""
+        """Return a chain that runs `blocks` in order."""
         return PlainChain(self, blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` times every row of a table, `[tokens, units * width]`."""
         return rows(run, data, run.parts[0].name, x)
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return rows of a table, `[len(rows), hidden]` float32."""
         check_range("row", rows, run.units * run.width)
         return np.ascontiguousarray(dequantise(run, data, run.parts[0].name)[rows])
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
         return dequantise(run, data, part)
 
 
 def _normed(spec: BlockSpec | RouterSpec, x: Input) -> F32:
-    """The normed input, `[tokens, hidden]`."""
+    """Return the normed input, `[tokens, hidden]`."""
     hidden = len(spec.norm.weight)
     if isinstance(x, np.ndarray):
         check_input(x, hidden)
@@ -176,8 +176,7 @@ def _normed(spec: BlockSpec | RouterSpec, x: Input) -> F32:
 
 
 def _runs(spec: AttentionSpec, data: U8) -> tuple[U8, U8, U8]:
-    """The bytes of what keys and values come from, if they do not come from the input, of the query units, and of the
-    KV units."""
+    """Split weights into the units of the latent vector (empty without one), the query units, and the KV units."""
     runs = (spec.latent.run if spec.latent else None, spec.query, spec.kv)
     begin, first, end = accumulate(0 if run is None else run.units * run.unit_bytes for run in runs)
     check_data(data, end)

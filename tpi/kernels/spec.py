@@ -1,4 +1,4 @@
-"""What a kernel is told about a block, once: its layouts, its small vectors, and which tokens a step holds.
+"""The static description of a block for a kernel (layouts and small vectors), and of the tokens of a step.
 
 A spec is static for one layer on one node and is compared by identity, so that an implementation may keep what it
 derives from one. Head counts, units and biases are this node's own; `hidden` vectors are whole on every node.
@@ -49,12 +49,12 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 KvArray = npt.NDArray[np.generic]
 SHARED = -1
-"""The number of shared experts among the pieces of a block of experts."""
+"""The number that stands for the shared experts among the pieces of a block of experts."""
 
 
 @dataclass(frozen=True, eq=False)
 class NormSpec:
-    """The norm of a block's input: one for all of its segments, and for whatever chooses among them.
+    """The norm of a block's input, shared by all of its segments, its router and its predictors.
 
     Attributes:
         kind: `rms`: `x / sqrt(mean(x^2) + eps) * weight`; `layer`: `(x - mean) / sqrt(variance + eps) * weight + bias`.
@@ -72,9 +72,9 @@ class WholeNorms:
     """RMS norms of a token's queries, and of its keys, over the heads of all nodes at once, before RoPE (OLMoE).
 
     Attributes:
-        q: `[heads * head_dim]`; k: `[kv_heads * head_dim]`: of this node's heads.
-        counted: `[kv_heads]`: whether a KV head counts here. One that is kept on two nodes counts on one.
-        q_values, k_values: how many there are on all nodes together.
+        q: `[heads * head_dim]`; k: `[kv_heads * head_dim]`: weights of this node's heads.
+        counted: `[kv_heads]`: False for a KV head that another node counts; a head that lies on two nodes counts once.
+        q_values, k_values: number of values on all nodes together.
     """
 
     q: F32
@@ -86,16 +86,16 @@ class WholeNorms:
 
 @dataclass(frozen=True, eq=False)
 class LatentSpec:
-    """The vector that a token's keys and values come from, whole on every node (DeepSeek-V2).
+    """The latent vector that a token's keys and values come from, whole on every node (DeepSeek-V2).
 
-    Of its values the first are normed, and are what the parts of the KV run are multiplied with; the others, rotated,
-    are the first of the key of every head. The rest of a head's key comes from its `k`, its value from its `v`, with
-    zeros up to `head_dim`.
+    Its first values are normed; the parts of the KV run multiply them. The remaining values are rotated (RoPE) and are
+    the first part of the key of every head. The rest of a head's key comes from its `k`, its value from its `v`, padded
+    with zeros to `head_dim`.
 
     Attributes:
         run: layout of the run with the part `latent` (rows); its units come first in a segment's weights.
-        norm: of the first values; its weight says how many they are.
-        rope: how many are shared by all keys.
+        norm: norm of the first values; the length of its weight is their number.
+        rope: number of values that all keys share.
         width: vectors of each part that a KV head has in the KV run.
         bias: `[values]` or None; added before the norm.
     """
@@ -108,30 +108,30 @@ class LatentSpec:
 
     @property
     def rank(self) -> int:
-        """How many values are normed."""
+        """Number of values that are normed."""
         return len(self.norm.weight)
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionSpec:
-    """This node's heads of one layer's attention.
+    """The heads of this node in one layer's attention.
 
     Attributes:
         query: layout of the query run, parts `q` (rows) and `o` (columns); its units are padded to whole query heads.
         kv: layout of the KV run, parts `k` and `v` (rows).
         heads, kv_heads, head_dim: local heads; `units * width` of a run may exceed `heads * head_dim` by padding.
         kv_index: `[heads]` int32, the local KV head that each local query head attends to.
-        norm: of the input; its eps is also that of `q_norm` and `k_norm`.
+        norm: norm of the input; its eps is also that of `q_norm` and `k_norm`.
         q_bias: `[heads * head_dim]` or None; k_bias, v_bias: `[kv_heads * head_dim]` or None.
         q_norm, k_norm: `[head_dim]` or None; RMS norm of each head before RoPE (Qwen 3).
         inv_freq: `[rotary/2]`, rotary frequencies, halves rotated against each other; empty for no RoPE.
-        rope_scale: multiplies cosine and sine.
-        attention_scale: multiplies q.k; then softcap: `c * tanh(score / c)`, 0 for none.
+        rope_scale: factor of cosine and sine.
+        attention_scale: factor of q.k; then softcap: `c * tanh(score / c)`, 0 for none.
         window: tokens that a token attends to, itself included; 0 for all.
-        clip: the largest magnitude of queries, keys and values, before RoPE; 0 for any.
-        whole: in place of `q_norm` and `k_norm`, norms of all heads at once.
-        sinks: `[heads]` or None: a score of each head that is in its softmax and stands for no value (gpt-oss).
-        latent: what keys and values come from, in place of the block's input.
+        clip: largest magnitude of queries, keys and values, before RoPE; 0 for no limit.
+        whole: norms of all heads at once, in place of `q_norm` and `k_norm`.
+        sinks: `[heads]` or None: a score of each head that takes part in its softmax without a value (gpt-oss).
+        latent: source of keys and values in place of the block's input, or None.
     """
 
     query: RunLayout
@@ -164,19 +164,20 @@ class AttentionSpec:
 
 @dataclass(frozen=True, eq=False)
 class FfnSpec:
-    """This node's neurons of one layer's feed-forward network (or of one expert).
+    """The neurons of this node in one layer's feed-forward network (or in one expert).
 
     Attributes:
         neuron: layout of the neuron run, parts `gate` (rows, if gated, unless it is a run of its own), `up` (rows),
             `down` (columns).
-        activation: relu2 is ReLU squared, fatrelu x where x > `threshold` and else 0; drelu is ReLU of gate and of up;
-            swiglu_clamped is gate * sigmoid(`slope` * gate) * (up + 1) of a gate of at most `threshold`, and an up of
-            at most that magnitude (gpt-oss).
-        gated: down(act(gate) * up) rather than down(act(up)).
-        norm: of the input.
+        activation: relu2 is ReLU squared. fatrelu is x where x > `threshold`, else 0. drelu is ReLU of gate and of up.
+            swiglu_clamped is gate * sigmoid(`slope` * gate) * (up + 1), with gate at most `threshold` and the
+            magnitude of up at most `threshold` (gpt-oss).
+        gated: True for down(act(gate) * up), False for down(act(up)).
+        norm: norm of the input.
         gate_bias, up_bias: `[units * width]` or None.
-        gate: layout of the gate's run, where that is one of its own: its units come before the neurons' in the weights,
-            and the neurons are records. Then some can be left out for what their gate comes to (`GatedKernels`).
+        gate: layout of the gate's run if that is a run of its own, else None. Its units then come before the neurons'
+            in the weights, and the neurons are records, so that neurons with a small gate can be left out
+            (`GatedKernels`).
     """
 
     neuron: RunLayout
@@ -197,15 +198,15 @@ class FfnSpec:
 
 @dataclass(frozen=True, eq=False)
 class RouterSpec:
-    """How the tokens of one block choose their experts: the same on every node.
+    """How the tokens of one block choose their experts; equal on every node.
 
     Attributes:
-        mixture: the settings.
-        norm: of the block's input.
+        mixture: the model's settings of experts.
+        norm: norm of the block's input.
         weight: `[experts, hidden]`.
         bias: `[experts]` or None; added to the logits.
-        choice: `[experts]` or None; added to the scores where experts are chosen, and only there.
-        shared: `[hidden]` or None: the sigmoid of its product multiplies what shared experts come to.
+        choice: `[experts]` or None; added to the scores for choosing experts, but not for their weights.
+        shared: `[hidden]` or None; the sigmoid of its product with the input multiplies the shared experts' output.
     """
 
     mixture: Mixture
@@ -218,12 +219,12 @@ class RouterSpec:
 
 @dataclass(frozen=True, eq=False)
 class Routing:
-    """What the tokens of a block chose.
+    """The experts that the tokens of a block chose.
 
     Attributes:
         experts: `[tokens, used]`, the best first.
-        weights: `[tokens, used]`: what each expert's output is multiplied by.
-        shared: `[tokens]` or None (1): the same for shared experts.
+        weights: `[tokens, used]`: factor of each expert's output.
+        shared: `[tokens]` or None (1): factor of the shared experts' output.
     """
 
     experts: I32
@@ -233,7 +234,7 @@ class Routing:
 
 @dataclass(frozen=True)
 class ExpertPiece:
-    """Some units of one routed expert; `begins`: its first is among them, and with it what is added once for all."""
+    """Some units of one routed expert; `begins` is True if they include its first, and the piece then adds its bias."""
 
     expert: int
     units: int
@@ -242,16 +243,16 @@ class ExpertPiece:
 
 @dataclass(frozen=True, eq=False)
 class ExpertsSpec:
-    """This node's neurons of one block of experts.
+    """The neurons of this node in one block of experts.
 
     The units of shared experts come first in its weights, then those of `pieces`, in their order.
 
     Attributes:
-        routed: of all pieces' units together.
-        pieces: whose they are.
-        shared: of the shared experts' units, or None.
-        router: what chooses among all experts of the block.
-        down_bias: `[experts, hidden]` or None: what is added to the output of an expert, by the piece that begins it.
+        routed: spec of all pieces' units together.
+        pieces: the expert and the units of each piece.
+        shared: spec of the shared experts' units, or None.
+        router: choice among all experts of the block.
+        down_bias: `[experts, hidden]` or None; added to an expert's output by the piece that begins it.
     """
 
     routed: FfnSpec
@@ -272,7 +273,7 @@ class ExpertsSpec:
 
     @property
     def units(self) -> int:
-        """Units of all of it."""
+        """Units of all pieces and of the shared experts."""
         return self.routed.neuron.units + (self.shared.neuron.units if self.shared else 0)
 
 
@@ -280,9 +281,9 @@ BlockSpec = AttentionSpec | FfnSpec | ExpertsSpec
 
 
 class Prepared(Protocol):
-    """A block's input, normed, and rounded as its weights want it: made once, used by all of the block's segments.
+    """A block's input, normed, and rounded as its weights need it: made once, used by all of the block's segments.
 
-    Belongs to the kernels that made it, on whose device it lies.
+    It lies on the device of the kernels that made it, and only they can use it.
     """
 
     @property
@@ -290,15 +291,15 @@ class Prepared(Protocol):
         """`(tokens, hidden)`."""
 
     def values(self) -> F32:
-        """A copy of what was normed, `[tokens, hidden]`: for routers, predictors, and the kernels of another device."""
+        """Return a copy of the normed input, `[tokens, hidden]`, for routers, predictors and other devices."""
 
 
-Input = F32 | Prepared  # of a block: `[tokens, hidden]` as it is, or what was prepared of it
+Input = F32 | Prepared  # a block's input: raw `[tokens, hidden]`, or prepared
 
 
 @dataclass(frozen=True, eq=False)
 class Projected:
-    """The heads of some tokens, float32, with biases and norms, queries and keys rotated.
+    """The heads of some tokens in float32, after biases and norms; queries and keys are rotated (RoPE).
 
     Attributes:
         queries: `[tokens, heads, head_dim]`.
@@ -312,11 +313,11 @@ class Projected:
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """What every node does with the sum of all partials: bias, optional norm (Gemma 2), and the residual connection.
+    """The end of a block on every node, after the allreduce: bias, optional norm (Gemma 2) and residual connection.
 
     Attributes:
         bias: `[hidden]` or None.
-        norm: of sum and bias, or None.
+        norm: norm of sum plus bias, or None.
     """
 
     bias: F32 | None = None
@@ -325,7 +326,7 @@ class Residual:
 
 @dataclass(frozen=True, eq=False)
 class ChainBlock:
-    """A block of a node that has the whole model in memory: what a chain is made of.
+    """A block of a chain (`Kernels.open_chain`), on a node that holds the whole model in memory.
 
     Attributes:
         data: the block's weights, which must stay where they are.
@@ -341,13 +342,14 @@ class ChainBlock:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Which tokens a step holds, and where their keys and values live.
+    """The tokens of a step, and the pages of their keys and values.
 
     Attributes:
         positions: `[tokens]` int32, each token's position in its sequence.
         sequence: `[tokens]` int32, each token's row of `tables`.
-        tables: `[sequences, max_blocks]` int32, page ids in order; entries past a sequence's end are not read. The
-            blocks that a sequence's new tokens go into stand in no other row.
+        tables: `[sequences, max_blocks]` int32, page ids in order; entries past a sequence's end are not read. Pages
+        that
+            a sequence's new tokens are written to may not occur in another row.
     """
 
     positions: I32
@@ -355,7 +357,7 @@ class Batch:
     tables: I32
 
     def cut(self, tokens: slice) -> "Batch":
-        """Some of the tokens; what they attend to before them must have been computed."""
+        """Return the batch of some of its tokens; earlier tokens that they attend to must have been computed."""
         return Batch(self.positions[tokens], self.sequence[tokens], self.tables)
 
 

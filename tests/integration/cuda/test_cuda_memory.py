@@ -141,7 +141,7 @@ def test_memory_that_cannot_be_pinned_is_ordinary_and_that_is_said_once(
     for _ in range(2):
         assert staging.allocate(3 << 20).size == 3 << 20
     assert capsys.readouterr().err == (
-        "tpi: cuda (emulated): its driver does not pin 3MiB of memory; copies from there and to it are slower\n"
+        "tpi: cuda (emulated): the driver cannot pin 3MiB of memory, so copies are slower\n"
     )
 
 

@@ -27,14 +27,14 @@ def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=r"no CUDA card can be used here by torch .*; choose another device, or cpu"):
+    with pytest.raises(UsageError, match=r"torch .* finds no CUDA card; choose another device, or cpu"):
         open_device("cuda")
 
 
 @pytest.mark.usefixtures("two_cards")
 @pytest.mark.parametrize("name", ["cuda:2", "cuda:-1", "cuda:first"])
 def test_a_card_that_is_not_there(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"no card called {name}; there are cuda:0 \(Card 0\), cuda:1 \(Card 1\)"):
+    with pytest.raises(UsageError, match=rf"no card called {name}; choose one of cuda:0 \(Card 0\), cuda:1 \(Card 1\)"):
         open_device(name)
 
 
@@ -49,7 +49,7 @@ def test_a_card_that_is_too_old() -> None:
 @pytest.mark.usefixtures("two_cards")
 def test_more_memory_than_the_card_has_free() -> None:
     room = 2 * GIB - (256 << 20)
-    with pytest.raises(UsageError, match=f"cuda:0 has room for {room} bytes, not for {room + 1}"):
+    with pytest.raises(UsageError, match=f"cuda:0 has {room} bytes free, not {room + 1}"):
         open_device("cuda", room + 1)
 
 

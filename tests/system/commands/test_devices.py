@@ -68,8 +68,8 @@ def test_local_workers_get_the_flags_too(model: tuple[str, ...], tmp_path: Path)
         (("--pipeline", "memory"), "--pipeline is about an accelerator, and none was found here; name one"),
         (("--gpu-memory", "1GiB"), "--gpu-memory is about an accelerator, and none was found here"),
         (("--device", "emu:100KiB", "--weights", "gpu"), "--gpu-memory"),
-        (("--device", "auto", "--device", "cuda:0"), "--device auto stands alone"),
-        (("--device", "emu:1GiB", "--device", "opencl"), "a node is emulated as a whole"),
+        (("--device", "auto", "--device", "cuda:0"), "--device auto cannot be combined with other devices"),
+        (("--device", "emu:1GiB", "--device", "opencl"), "emulated and real devices cannot be combined in one node"),
         (("--device", "emu:1GiB,name=a", "--device", "emu:2GiB,name=a"), "two emulated devices are called a"),
         (
             ("--device", "emu:1GiB", "--gpu-memory", "1MiB", "--gpu-memory", "2MiB"),

@@ -65,7 +65,7 @@ def test_whatever_it_raises_it_is_left_out_in_one_line(
 ) -> None:
     monkeypatch.setattr(place, refuse(error))
     assert trial.find_accelerator() is None
-    assert capsys.readouterr().err == f"tpi: the graphics chip that was found, cuda, is not used: {said}\n"
+    assert capsys.readouterr().err == f"tpi: graphics chip cuda was found but is not used: {said}\n"
 
 
 @pytest.mark.usefixtures("one_chip")

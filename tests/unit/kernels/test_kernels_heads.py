@@ -82,5 +82,5 @@ def test_one_call_needs_all_heads(kernels: Kernels) -> None:
     assert norms is not None
     some = replace(case, spec=replace(case.spec, whole=replace(norms, q_values=2 * norms.q_values)))
     assert needs_sums(some.spec)
-    with pytest.raises(KernelError, match="over those of all nodes"):
+    with pytest.raises(KernelError, match="over the heads of all nodes"):
         attend(kernels, some)

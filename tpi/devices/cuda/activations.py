@@ -1,4 +1,4 @@
-"""Activations on the card: as they are, and rounded to int8 as quantised weights want them, once."""
+"""Activations on the card: as floats, and rounded once to int8 for quantised weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +15,10 @@ _AT_ONCE = 32  # groups that one program rounds
 
 @dataclass(frozen=True)
 class Rounded:
-    """int8 `codes` `[tokens, length]` times one of `scales` `[tokens, length / 32]` per group; 1/128 of `rest` more."""
+    """int8 `codes` and `rest` `[tokens, length]`, and `scales` `[tokens, length / 32]`, one for each group of 32.
+
+    The values are (codes + rest / 128) * scales.
+    """
 
     codes: Tensor
     rest: Tensor | None
@@ -24,18 +27,18 @@ class Rounded:
 
 @dataclass
 class Activations:
-    """`values` is float32 `[tokens, length]`; what is rounded of it is kept."""
+    """Float32 `values` `[tokens, length]`, with their roundings cached."""
 
     values: Tensor
     _kept: dict[bool, Rounded] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
-        """How many tokens they are of."""
+        """Number of tokens."""
         return int(self.values.shape[0])
 
     def rounded(self, rest: bool) -> Rounded:
-        """See `tpi.kernels.arithmetic.round_activations`; with `rest` for q8."""
+        """Return the values rounded as `tpi.kernels.arithmetic.round_activations`; `rest` is True for q8 weights."""
         if rest not in self._kept:
             self._kept[rest] = _round(self.values, rest)
         return self._kept[rest]
@@ -56,7 +59,7 @@ def _round(values: Tensor, rest: bool) -> Rounded:
 
 @dataclass(frozen=True)
 class CudaPrepared:
-    """See `tpi.kernels.spec.Prepared`."""
+    """A block's input, prepared on the card (`tpi.kernels.spec.Prepared`)."""
 
     input: Activations
     bring_back: Callable[[Tensor], F32]  # a method of the kernels that made it
@@ -68,11 +71,11 @@ class CudaPrepared:
         return tokens, hidden
 
     def values(self) -> F32:
-        """See `tpi.kernels.spec.Prepared`."""
+        """Return a copy of the normed input, `[tokens, hidden]`."""
         return self.bring_back(self.input.values)
 
 
 def to_host(values: Tensor) -> F32:
-    """float32 of the card as an array that is the caller's own; waits until it is computed, in the lane in use."""
+    """Return a float32 tensor as an array that the caller owns; wait for the lane in use to compute it."""
     found: F32 = values.cpu().numpy()
     return found if values.is_cuda else found.copy()

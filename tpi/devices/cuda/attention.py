@@ -1,4 +1,7 @@
-"""Heads and pages: launches what finishes heads, appends them to the cache and attends. Arrays have been checked."""
+"""Launches of the kernels that finish heads, append them to the cache, and attend.
+
+The caller has checked all arrays.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +17,18 @@ from tpi.kernels.spec import I32, KV_GROUP, PAGE_TOKENS, AttentionSpec, Batch
 from tpi.kv import KvDtype
 
 _BLOCK = 16  # tokens that attend together: the fewest that `tl.dot` takes
-_PROGRAMS = 512  # of attention at once: a long past is split until there are about so many
+_PROGRAMS = 512  # programs of attention at once: a long context is split until there are about so many
 
 
 @dataclass(frozen=True)
 class CardBatch:
-    """A batch on the card."""
+    """A batch on the card.
+
+    Attributes:
+        positions, sequence, tables: as in `tpi.kernels.spec.Batch`.
+        pages: most pages that one token attends to.
+        blocks: `[blocks, 2]`, first token and count of runs of one sequence; None if runs are too short to gain.
+    """
 
     positions: Tensor
     sequence: Tensor
@@ -29,7 +38,7 @@ class CardBatch:
 
     @classmethod
     def bring(cls, batch: Batch, bring: Callable[[I32], Tensor]) -> "CardBatch":
-        """A batch that has been checked; `bring` copies an array there."""
+        """Copy a checked batch to the card; `bring` copies one array."""
         pages = int(batch.positions.max(initial=0)) // PAGE_TOKENS + 1
         blocks = blocks_of(batch.sequence)
         worth = len(batch.sequence) >= _BLOCK and len(batch.sequence) >= 4 * len(blocks)
@@ -47,7 +56,7 @@ class Pages:
 
 
 def blocks_of(sequence: I32) -> I32:
-    """Runs of at most 16 tokens of one sequence: `[blocks, 2]` int32, the first token of each and their number."""
+    """Return runs of at most 16 tokens of one sequence: `[blocks, 2]` int32, first token and count of each."""
     changes = np.flatnonzero(np.diff(sequence)) + 1
     runs = zip([0, *changes.tolist()], [*changes.tolist(), len(sequence)], strict=True)
     found = [(at, min(_BLOCK, end - at)) for begin, end in runs for at in range(begin, end, _BLOCK)]
@@ -58,7 +67,7 @@ def finish_heads(
     x: Tensor, bias: Tensor | None, weight: Tensor | None, rotary: tuple[Tensor, Tensor, float] | None,
     shape: tuple[int, int], eps: float,
 ) -> Tensor:  # fmt: skip
-    """`x` `[tokens, units * width]` as `[tokens, *shape]`: bias, head norm and rotation, as far as there are any.
+    """Return `x`, `[tokens, units * width]`, as `[tokens, *shape]`, after bias, head norm and rotation, if given.
 
     `rotary` is positions, frequencies and the scale; `shape` is `(heads, head_dim)`.
     """
@@ -75,7 +84,7 @@ def finish_heads(
 
 
 def spread(heads: Tensor) -> Tensor:
-    """`tpi.kernels.paged.spread` of `[tokens, heads, head_dim]`, contiguous."""
+    """Return `tpi.kernels.paged.spread` of `[tokens, heads, head_dim]`, contiguous."""
     out, head_dim = torch.empty_like(heads), heads.shape[-1]
     launch(
         storing.spread, (heads.shape[0] * heads.shape[1],), heads, out, head_dim, GROUPS=power(-(-head_dim // KV_GROUP))
@@ -84,7 +93,7 @@ def spread(heads: Tensor) -> Tensor:
 
 
 def append(cache: Tensor, format: KvDtype, new: Tensor, step: CardBatch) -> None:
-    """Store `new` `[tokens, kv_heads, head_dim]` at each token's place."""
+    """Store `new`, `[tokens, kv_heads, head_dim]`, at each token's place in the cache."""
     tokens, count, head_dim = new.shape
     launch(
         storing.append, (tokens, count), cache, new, step.positions, step.sequence, step.tables, head_dim,
@@ -93,7 +102,7 @@ def append(cache: Tensor, format: KvDtype, new: Tensor, step: CardBatch) -> None
 
 
 def mix(spec: AttentionSpec, kv_index: Tensor, queries: Tensor, pages: Pages, step: CardBatch) -> Tensor:
-    """`[tokens, heads * head_dim]` of queries `[tokens, heads, head_dim]` over pages."""
+    """Return attention of queries `[tokens, heads, head_dim]` over pages: `[tokens, heads * head_dim]`."""
     tokens, count, head_dim = queries.shape
     out = queries.new_empty(tokens, count * head_dim)
     programs = (tokens if step.blocks is None else len(step.blocks)) * count

@@ -1,4 +1,4 @@
-"""What a CUDA device needs of torch, so little that torch on the CPU has it too: there it is tested without a card."""
+"""The part of torch that a CUDA device uses, with a second implementation on the CPU for tests without a card."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -13,42 +13,42 @@ import torch
 Tensor = Any  # torch is not typed here
 _DRIVER = Path("/proc/driver/nvidia/version")
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every card
-WORKSPACE = 256 << 20  # bytes of a card that are left to activations, and to CUDA itself
+WORKSPACE = 256 << 20  # bytes of a card that are left to activations and to CUDA itself
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run `grid` programs of a Triton kernel in the lane that is in use; none where it is empty."""
+    """Run `grid` programs of a Triton kernel in the lane in use; do nothing if a dimension is 0."""
     if 0 not in grid:
         kernel[grid](*arguments, enable_fp_fusion=True, **constants)
 
 
 def power(count: int) -> int:
-    """The smallest power of two that is at least `count`, or 1."""
+    """Return the smallest power of two that is at least `count` and at least 1."""
     return 1 << max(0, count - 1).bit_length()
 
 
 class TorchMark(Protocol):
-    """A point in a lane."""
+    """A point in a lane (a CUDA event)."""
 
     @property
     def done(self) -> bool:
-        """Whether all before it has been done."""
+        """True if all work before the mark has been done."""
         ...
 
     def wait(self) -> None:
-        """Return when it has; RuntimeError if the card failed."""
+        """Wait for the work before the mark; raise RuntimeError if the card failed."""
         ...
 
 
 class TorchLane(Protocol):
-    """Where one thing is done after the other, beside other lanes: a stream."""
+    """A queue of work that runs in order and in parallel to other lanes (a CUDA stream)."""
 
     def use(self) -> AbstractContextManager[None]:
-        """What this thread tells torch and Triton within it is done in this lane."""
+        """Put the work that this thread gives torch and Triton within the context into this lane."""
         ...
 
     def mark(self) -> TorchMark:
-        """The point behind all that the lane has been told."""
+        """Return a mark after all work that the lane was given."""
         ...
 
 
@@ -57,42 +57,43 @@ class TorchBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name that messages use."""
         ...
 
     @property
     def identity(self) -> str:
-        """See `tpi.devices.base.Identified`."""
+        """Model, UUID or bus address, and driver version: everything that the device's speed depends on."""
         ...
 
     @property
     def shares_memory(self) -> bool:
-        """See `tpi.devices.base.Sharing`."""
+        """True if the device's memory is the host's."""
         ...
 
     @property
     def device(self) -> Any:
-        """The `torch.device` on which tensors are made."""
+        """The `torch.device` on which tensors are created."""
         ...
 
     def lane(self) -> TorchLane:
-        """A new lane."""
+        """Return a new lane."""
         ...
 
     def zeros(self, size: int) -> Tensor:
-        """`size` bytes of the device, 1-D uint8, zeroed by now. MemoryError if it has no more."""
+        """Return `size` zeroed bytes of the device, 1-D uint8; raise MemoryError if it has too few left."""
         ...
 
     def pin(self, address: int, size: int) -> Callable[[], object] | None:
-        """Have the device read and write whole pages of the host at full speed, where they are.
+        """Pin whole pages of host memory in place, so that the device reads and writes them at full speed.
 
-        Returns what ends that; None if the driver refuses.
+        Returns:
+            The function that unpins them, or None if the driver refuses.
         """
         ...
 
 
 class CudaBackend:
-    """A card. See `TorchBackend`."""
+    """A CUDA card (`TorchBackend`)."""
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
@@ -100,7 +101,7 @@ class CudaBackend:
 
     @cached_property
     def identity(self) -> str:
-        """See `tpi.devices.base.Identified`; the driver's version, and those of what compiles its programs."""
+        """Model, UUID or bus address, and versions of the driver and of the compilers."""
         known = torch.cuda.get_device_properties(self.device)
         place = (getattr(known, name, None) for name in ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id"))
         where = " ".join(str(each) for each in place if each is not None)
@@ -109,15 +110,15 @@ class CudaBackend:
 
     @cached_property
     def shares_memory(self) -> bool:
-        """See `tpi.devices.base.Sharing`: so do Jetson's boards."""
+        """True if the card's memory is the host's, as on Jetson boards."""
         return bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
 
     def lane(self) -> TorchLane:
-        """See `TorchBackend.lane`."""
+        """Return a new stream."""
         return CudaLane(torch.cuda.Stream(self.device))
 
     def zeros(self, size: int) -> Tensor:
-        """See `TorchBackend.zeros`."""
+        """Return `size` zeroed bytes of the card, 1-D uint8; raise MemoryError if it has too few left."""
         try:
             made = torch.zeros(size, dtype=torch.uint8, device=self.device)
         except torch.cuda.OutOfMemoryError as error:
@@ -126,78 +127,78 @@ class CudaBackend:
         return made
 
     def pin(self, address: int, size: int) -> Callable[[], object] | None:
-        """See `TorchBackend.pin`."""
+        """Pin host memory for every card; return the function that unpins it, or None if the driver refuses."""
         runtime = torch.cuda.cudart()
         if int(runtime.cudaHostRegister(address, size, _PORTABLE)) == 0:
             return partial(runtime.cudaHostUnregister, address)
-        with suppress(RuntimeError):  # CUDA has kept the error for the next launch to report: this one
+        with suppress(RuntimeError):  # CUDA reports the error again at the next launch: let that be this one
             torch.ones(1, device=self.device).add_(1)
         return None
 
     def room(self) -> int:
-        """Bytes that an arena may have: what is free now, without `WORKSPACE`."""
+        """Return the bytes that an arena may have: what is free now, less `WORKSPACE`."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return max(0, int(free) - WORKSPACE)
 
 
 def _driver() -> str:
-    """The driver's version, as its file says."""
+    """Return the driver's version, from its file in /proc."""
     with suppress(OSError):
         return " ".join(_DRIVER.read_text().split()[:16])
     return "unknown"
 
 
 class CudaLane:
-    """A stream of a card. See `TorchLane`."""
+    """A stream of a card (`TorchLane`)."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def use(self) -> AbstractContextManager[None]:
-        """See `TorchLane.use`."""
+        """Put the work of this thread within the context into the stream."""
         within: AbstractContextManager[None] = torch.cuda.stream(self._stream)
         return within
 
     def mark(self) -> TorchMark:
-        """See `TorchLane.mark`."""
-        event = torch.cuda.Event(blocking=True)  # the host's cores compute meanwhile
+        """Return an event after all work that the stream was given."""
+        event = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, so that the host's cores can compute
         event.record(self._stream)
         return CudaMark(event)
 
 
 class CudaMark:
-    """An event of a card. See `TorchMark`."""
+    """An event of a card (`TorchMark`)."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
 
     @property
     def done(self) -> bool:
-        """See `TorchMark.done`."""
+        """True if all work before the event has been done."""
         return bool(self._event.query())
 
     def wait(self) -> None:
-        """See `TorchMark.wait`."""
+        """Wait for the work before the event; raise RuntimeError if the card failed."""
         self._event.synchronize()
 
 
 class CpuBackend:
-    """Torch on the CPU: everything is done at once. Kernels need Triton's interpreter (`TRITON_INTERPRET=1`)."""
+    """Torch on the CPU: all work is done at once. Kernels need Triton's interpreter (`TRITON_INTERPRET=1`)."""
 
     name = identity = "cuda (emulated)"
     shares_memory = False
     device = torch.device("cpu")
 
     def lane(self) -> TorchLane:
-        """See `TorchBackend.lane`."""
+        """Return a lane that does all work at once."""
         return CpuLane()
 
     def zeros(self, size: int) -> Tensor:
-        """See `TorchBackend.zeros`."""
+        """Return `size` zeroed bytes, 1-D uint8."""
         return torch.zeros(size, dtype=torch.uint8)
 
     def pin(self, address: int, size: int) -> Callable[[], object] | None:
-        """See `TorchBackend.pin`; all memory is the device's."""
+        """Return a function that does nothing: the device reads all host memory at full speed."""
         return nothing
 
 
@@ -206,20 +207,23 @@ def nothing() -> None:
 
 
 class CpuLane:
-    """What is told it is done at once, by one thread at a time: Triton's interpreter has one state for all."""
+    """A lane that does all work at once.
+
+    One thread uses it at a time: Triton's interpreter has a single global state.
+    """
 
     done = True
     _turn = RLock()
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """See `TorchLane.use`."""
+        """Lock the interpreter for the caller."""
         with self._turn:
             yield
 
     def mark(self) -> TorchMark:
-        """See `TorchLane.mark`."""
+        """Return a mark whose work is done already."""
         return self
 
     def wait(self) -> None:
-        """See `TorchMark.wait`."""
+        """Return at once."""

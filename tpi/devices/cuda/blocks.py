@@ -1,4 +1,4 @@
-"""The steps of a block on tensors of the card; arrays have been checked. Small vectors of specs are brought once."""
+"""The steps of a block on tensors of the card. The caller has checked all arrays; vectors of specs are copied once."""
 
 from dataclasses import fields
 from typing import Any
@@ -15,20 +15,20 @@ from tpi.devices.cuda.products import multiply
 from tpi.devices.cuda.programs import activate, norms
 from tpi.kernels.spec import AttentionSpec, FfnSpec, NormSpec
 
-_NEURONS = 1024  # that one program activates
+_NEURONS = 1024  # neurons that one program activates
 Heads = tuple[Tensor, Tensor, Tensor]
 """Queries `[tokens, heads, head_dim]`, keys and values `[tokens, kv_heads, head_dim]`."""
 
 
 class SpecVectors:
-    """Keeps the arrays of a spec on a device for as long as the spec lives."""
+    """The arrays of specs on a device, each copied once and cached for as long as the spec lives."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
         self._kept: WeakKeyDictionary[Any, dict[str, Tensor]] = WeakKeyDictionary()
 
     def of(self, spec: Any) -> dict[str, Tensor]:
-        """The arrays among the fields of a dataclass, by their names; what is None there is missing here."""
+        """Return the arrays among the fields of a spec, by field name; fields that are None are left out."""
         found = self._kept.get(spec)
         if found is None:
             values = {each.name: getattr(spec, each.name) for each in fields(spec)}
@@ -37,16 +37,16 @@ class SpecVectors:
         return found
 
     def bring(self, array: Any) -> Tensor:
-        """A copy of an array on the device, contiguous."""
+        """Return a contiguous copy of an array on the device."""
         return torch.tensor(np.ascontiguousarray(array), device=self._device)
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Release all cached arrays."""
         self._kept.clear()
 
 
 def norm(vectors: SpecVectors, spec: NormSpec, x: Tensor) -> Tensor:
-    """`x` `[tokens, hidden]`, normed."""
+    """Return `x`, `[tokens, hidden]`, normed."""
     own, out = vectors.of(spec), torch.empty_like(x)
     tokens, hidden = x.shape
     launch(
@@ -59,7 +59,7 @@ def norm(vectors: SpecVectors, spec: NormSpec, x: Tensor) -> Tensor:
 def project(
     vectors: SpecVectors, spec: AttentionSpec, runs: tuple[Tensor, Tensor], x: Activations, positions: Tensor
 ) -> Heads:
-    """The heads of what is normed; `runs` are the bytes of the query units and of the KV units."""
+    """Return the heads of a normed input; `runs` are the bytes of the query units and of the KV units."""
     own, rotary = vectors.of(spec), None
     query, kv = runs
     if len(spec.inv_freq):
@@ -75,7 +75,7 @@ def project(
 
 
 def attend(vectors: SpecVectors, spec: AttentionSpec, heads: Heads, pages: Pages, batch: CardBatch) -> Tensor:
-    """Append keys and values to the pages, then `[tokens, heads * head_dim]` of the queries."""
+    """Append keys and values to the pages, then attend; return `[tokens, heads * head_dim]`."""
     queries, keys, values = heads
     if pages.format == "q4":
         queries, keys = spread(queries), spread(keys)
@@ -85,7 +85,7 @@ def attend(vectors: SpecVectors, spec: AttentionSpec, heads: Heads, pages: Pages
 
 
 def output(spec: AttentionSpec, query: Tensor, mixed: Tensor) -> Tensor:
-    """`mixed` `[tokens, heads * head_dim]` times o; the units' padding is zeros."""
+    """Return `mixed`, `[tokens, heads * head_dim]`, padded with zeros to whole units, times the weights of o."""
     weights = matrix(spec.query, "o")
     padding = weights.inputs - mixed.shape[1]
     padded = torch.nn.functional.pad(mixed, (0, padding)) if padding else mixed
@@ -93,7 +93,10 @@ def output(spec: AttentionSpec, query: Tensor, mixed: Tensor) -> Tensor:
 
 
 def feed_forward(vectors: SpecVectors, spec: FfnSpec, data: Tensor, x: Activations, index: Tensor | None) -> Tensor:
-    """What is normed through the neurons of `index` (all without): `[tokens, hidden]`."""
+    """Return the share of a feed-forward block for a normed input, `[tokens, hidden]`.
+
+    `index` lists the neurons to use.
+    """
     run = spec.neuron
     up = multiply(data, matrix(run, "up"), x, index)
     gate = multiply(data, matrix(run, "gate"), x, index) if spec.gated else up

@@ -1,4 +1,4 @@
-"""Copies in one direction, in the order in which they are asked for, beside those of other directions."""
+"""Copies in one direction, in the order of the requests, in parallel to those of the other direction."""
 
 from collections import deque
 from threading import Lock
@@ -9,36 +9,36 @@ from tpi.devices.failures import close_all, explained
 
 
 class CudaCopy:
-    """The end of a copy. See `tpi.devices.base.Pending`."""
+    """A pending copy (`tpi.devices.base.Pending`)."""
 
     __slots__ = ("_device", "_error", "_kept", "_mark")
 
     def __init__(self, device: str, kept: tuple[Array, Array]) -> None:
-        """Holds on to both ends: they must not go before the copy has ended."""
+        """Create the copy; it refers to both arrays, so that their memory is not released before it ends."""
         self._device = device
         self._kept = kept
         self._mark: TorchMark | None = None
         self._error: Exception | None = None
 
     def begin(self, lane: TorchLane, source: Tensor, target: Tensor) -> None:
-        """Tell `lane` to copy; what fails is for `wait`."""
+        """Start copying in `lane`; an error is stored for `wait` to raise."""
         try:
             with lane.use():
                 target.copy_(source, non_blocking=True)
                 self._mark = lane.mark()
-        except Exception as error:  # noqa: BLE001 - it surfaces where the copy is awaited
+        except Exception as error:  # noqa: BLE001 - `wait` raises it
             self._error = error
 
     @property
     def done(self) -> bool:
-        """See `Pending.done`."""
+        """True if `wait` would return at once."""
         try:
             return self._mark is None or self._mark.done
-        except Exception:  # noqa: BLE001 - the card failed, as `wait` will say
+        except Exception:  # noqa: BLE001 - the card failed; `wait` raises
             return True
 
     def wait(self) -> None:
-        """See `Pending.wait`.
+        """Wait for the end of the copy.
 
         Raises:
             DeviceError: if the copy failed.
@@ -51,16 +51,16 @@ class CudaCopy:
 
 
 class CudaCopies:
-    """One direction. May be used by several threads."""
+    """The copies of one direction. Thread-safe."""
 
     def __init__(self, device: str, lane: TorchLane) -> None:
         self._device = device
         self._lane = lane
         self._lock = Lock()
-        self._begun: deque[CudaCopy] = deque()  # may still be going on, though nobody waits for it
+        self._begun: deque[CudaCopy] = deque()  # copies that may still be running, even if no thread waits for them
 
     def copy(self, source: Tensor, target: Tensor, kept: tuple[Array, Array]) -> CudaCopy:
-        """Begin a copy between 1-D uint8 tensors of one size; `kept` are the arrays that they are the memory of."""
+        """Start a copy between 1-D uint8 tensors of one size; `kept` are the arrays over their memory."""
         made = CudaCopy(self._device, kept)
         with self._lock:
             while self._begun and self._begun[0].done:
@@ -70,7 +70,7 @@ class CudaCopies:
         return made
 
     def close(self) -> None:
-        """Wait until every copy has ended, well or not."""
+        """Wait until every copy has ended, even if some failed."""
         with self._lock:
             while self._begun:
                 close_all(self._begun.popleft().wait)

@@ -1,4 +1,4 @@
-"""A card as a device, and how it is opened. It has never run on one: experimental."""
+"""A CUDA card as a device of a node, and the function that opens it. Experimental."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -20,19 +20,20 @@ from tpi.errors import DeviceError, UsageError
 from tpi.kernels import Kernels
 
 T = TypeVar("T")
-OLDEST = (7, 5)  # compute capability of the oldest cards (Turing) that every program is compiled for in tests
+OLDEST = (7, 5)  # compute capability of the oldest cards (Turing) for which tests compile every program
 
 
 class CudaDevice:
-    """Memory, copies and kernels of one card. See `tpi.devices.base.Device`.
+    """Memory, copies and kernels of one card (`tpi.devices.base.Device`).
 
-    Results cross to the host within a call, so that one that has ended has computed. Copies have streams of their own,
-    one for each direction; they overlap with computing where the host's end is of `staging`.
+    A call ends when its result is in host memory. Copies have a stream for each direction. They overlap with computing
+    if
+    the host's array is from `staging`.
     """
 
     def __init__(self, backend: TorchBackend, limit: int | None = None) -> None:
-        """`limit` is of the arena, in bytes; what kernels make on the way comes on top of it."""
-        from tpi.devices.cuda.kernels import CudaKernels  # loads Triton
+        """Create the device; `limit` bytes are for the arena only, not for the kernels' temporary values."""
+        from tpi.devices.cuda.kernels import CudaKernels  # imports Triton
 
         self.name = backend.name
         self._backend = backend
@@ -46,53 +47,53 @@ class CudaDevice:
 
     @property
     def identity(self) -> str:
-        """See `tpi.devices.base.Identified`."""
+        """Model, UUID or place, and driver version: everything that the device's speed depends on."""
         return self._backend.identity
 
     @property
     def shares_memory(self) -> bool:
-        """See `tpi.devices.base.Sharing`."""
+        """True if the device's memory is the host's."""
         return self._backend.shares_memory
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
-        """See `Device.copy`; both ends must be contiguous."""
+        """Start copying contiguous bytes between host and device memory, or within the device's."""
         check_sizes(source, target)
         inward, outward = self.memory.owns(target), self.memory.owns(source)
         if not (inward or outward):
             raise DeviceError(f"one end of a copy must lie in the memory of {self.name}")
         if not (inward or target.flags.writeable):
-            raise DeviceError(f"a copy from {self.name} needs memory that may be written")
+            raise DeviceError(f"a copy from {self.name} needs writable memory")
         lane = self._inward if inward else self._outward
         return lane.copy(self._end(source, outward), self._end(target, inward), (source, target))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """See `Device.start`."""
+        """Start a call of this device's kernels, after all calls that were started before it."""
         return self._calls.start(call)
 
     def staging(self, size: int) -> Bytes:
-        """See `Device.staging`."""
+        """Return `size` zeroed bytes of host memory that this device copies from and to at full speed."""
         return self._staging.allocate(size)
 
     def close(self) -> None:
-        """See `Device.close`."""
+        """Wait for what was started, then end the device's threads."""
         close_all(self._calls.close, self._inward.close, self._outward.close, self._computing.close, self._names.clear)
 
     def _end(self, array: Bytes, ours: bool) -> Tensor:
         if ours:
             return self._names.tensor(array)
         if not array.flags.c_contiguous:
-            raise DeviceError(f"a copy to or from {self.name} is of contiguous bytes; copy them together first")
-        return torch.from_numpy(bytes_at(array.ctypes.data, array.size))  # torch warns of what is read-only
+            raise DeviceError(f"a copy to or from {self.name} needs contiguous bytes; use np.ascontiguousarray")
+        return torch.from_numpy(bytes_at(array.ctypes.data, array.size))  # torch warns of arrays that are read-only
 
 
 def open_cuda(argument: str, limit: int | None = None) -> CudaDevice:
-    """The card whose index is `argument` ("": the first), with an arena of `limit` bytes, or of what is free on it.
+    """Return the card with index `argument` ("": the first), with an arena of `limit` bytes (None: what is free).
 
     Raises:
-        UsageError: if there is no such card, or no Triton, or less memory, or it is too old; says what there is.
+        UsageError: if there is no such card, no Triton, or less free memory, or if the card is too old.
     """
     if not torch.cuda.is_available():
-        raise UsageError(f"no CUDA card can be used here by torch {torch.__version__}; choose another device, or cpu")
+        raise UsageError(f"torch {torch.__version__} finds no CUDA card; choose another device, or cpu")
     if find_spec("triton") is None:
         raise UsageError("the kernels for CUDA cards need Triton; run `pip install triton`, or choose another device")
     index = _card(argument, torch.cuda.device_count())
@@ -101,18 +102,18 @@ def open_cuda(argument: str, limit: int | None = None) -> CudaDevice:
         card, (major, minor) = f"cuda:{index} ({torch.cuda.get_device_name(index)})", capability
         raise UsageError(
             f"{card} has compute capability {major}.{minor}, and the kernels need {'.'.join(map(str, OLDEST))}"
-            " (RTX 20, T4) or later; use it with --device opencl, or leave it out with --device cpu"
+            " (RTX 20, T4) or later; use it with --device opencl, or use --device cpu"
         )
     backend = CudaBackend(index)
     room = backend.room()
     if limit is not None and limit > room:
-        raise UsageError(f"{backend.name} has room for {room} bytes, not for {limit}; give it a smaller limit")
+        raise UsageError(f"{backend.name} has {room} bytes free, not {limit}; use a smaller limit")
     return CudaDevice(backend, room if limit is None else limit)
 
 
 def _card(argument: str, count: int) -> int:
-    """The index that the user named, of `count` cards."""
+    """Return the index of the card that the user named, among `count` cards."""
     if argument in {str(index) for index in range(count)} | {""}:
         return int(argument or 0)
     cards = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(count))
-    raise UsageError(f"no card called cuda:{argument}; there are {cards}")
+    raise UsageError(f"no card called cuda:{argument}; choose one of {cards}")

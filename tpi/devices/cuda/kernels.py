@@ -1,7 +1,8 @@
-"""The kernels of a card as `tpi.kernels.Kernels`: checks what comes, brings it there, launches, brings back results.
+"""The kernels of a card as `tpi.kernels.Kernels`.
 
-Weights, keys and values are named by arrays of the device's arena; all else is the host's. Calls may come from several
-threads; all are computed in one lane, in the order in which they come.
+Each call checks its arguments, copies them to the card, launches, and copies its result back. Weights, keys and values
+are named by arrays of the device's arena; all other arrays are in host memory. Several threads may call; all calls are
+computed in one lane, in order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,52 +50,58 @@ from tpi.pack.layout import RunLayout
 
 
 class CudaKernels:
-    """The kernels in Triton. See `tpi.kernels.Kernels` for what each does, and raises."""
+    """The kernels (`tpi.kernels.Kernels`) in Triton."""
 
     plain_models = True  # see `tpi.devices.abilities`
 
     def __init__(self, backend: TorchBackend, memory: Arena, names: TensorNames) -> None:
-        """`memory` and `names` say which arrays are here, and what they are."""
+        """Create the kernels of a card.
+
+        Weights, keys and values must lie in `memory`, and `names` maps arrays to tensors.
+        """
         self._name = backend.name
         self._lane = backend.lane()
         self._memory = CardMemory(memory, names)
         self._vectors = SpecVectors(backend.device)
 
     def close(self) -> None:
-        """Let go of what was kept of specs, when all that was launched has ended."""
+        """Wait for all launches, then release the cached vectors of specs."""
         close_all(lambda: self._lane.mark().wait(), self._vectors.clear)
 
     def isa(self) -> str:
-        """See `tpi.kernels.Kernels`."""
+        """Return "cuda"."""
         return "cuda"
 
     def set_threads(self, count: int) -> None:
-        """A card has its own threads; `count` is ignored."""
+        """Ignore `count`: the card has its own threads."""
 
     def threads(self) -> int:
-        """One: the host's, which launches."""
+        """Return 1, the host thread that launches."""
         return 1
 
     def read(self, data: U8) -> None:
-        """See `tpi.kernels.Kernels`."""
+        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
         with self._working():
             words = self._memory.bytes("the data", data)[: data.size // 8 * 8]
             if len(words):
                 words.view(torch.int64).amax().item()
 
     def norm(self, spec: NormSpec, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x`, `[tokens, hidden]`, normed."""
         check_input(x, len(spec.weight))
         with self._working():
             return to_host(norm(self._vectors, spec, self._vectors.bring(x)))
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> CudaPrepared:
-        """See `tpi.kernels.Kernels`; torch's allocator gives the memory of what is gone again, `into` is not needed."""
+        """Return `x` prepared for the segments of a block.
+
+        `into` is not needed, since torch's allocator reuses memory.
+        """
         with self._working():
             return CudaPrepared(self._prepared(spec, x), self._bring_back)
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of an attention block, `[tokens, hidden]`."""
         if not is_plain(spec):
             return attention_in_steps(self, spec, data, x, keys, values, batch)
         with self._working():
@@ -104,7 +111,7 @@ class CudaKernels:
             return to_host(output(spec, runs[0], attend(self._vectors, spec, heads, pages, there)))
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        """See `tpi.kernels.Kernels`."""
+        """Return the queries, keys and values of the tokens at `positions`."""
         if not is_plain(spec):
             return projected_on_host(self, spec, data, x, positions)
         check_positions(positions, x.shape[0])
@@ -114,7 +121,7 @@ class CudaKernels:
             return Projected(*map(to_host, heads))
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
         check_heads(spec, projected, len(batch.positions))
         bring = self._vectors.bring
         with self._working():
@@ -123,13 +130,13 @@ class CudaKernels:
             return to_host(attend(self._vectors, spec, heads, pages, CardBatch.bring(batch, bring)))
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         check_array("heads", mixed, np.float32, (len(mixed), spec.heads * spec.head_dim))
         with self._working():
             return to_host(output(spec, self._memory.runs(spec, data)[0], self._vectors.bring(mixed)))
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
         check_active(spec.neuron, active)
         with self._working():
             index = None if active is None else self._vectors.bring(active)
@@ -137,49 +144,49 @@ class CudaKernels:
             return to_host(feed_forward(self._vectors, spec, weights, prepared, index))
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
-        """See `tpi.kernels.Kernels`; on the host."""
+        """Return the experts that each token chooses; computed on the host."""
         return choose(router, normed_on_host(router.norm, x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`; one expert after the other."""
+        """Return a segment's share of a block of experts, `[tokens, hidden]`, one expert after the other."""
         return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`; one expert after the other."""
+        """Return the share of the pieces in `data`, `[tokens, hidden]`, one expert after the other."""
         return pieces_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """See `tpi.kernels.Kernels`; by the host, where both are."""
+        """Return `x` plus the sum of all nodes' shares of a block; computed on the host, which has both arrays."""
         total = biased(total, residual.bias)
         return x + (total if residual.norm is None else apply_norm(residual.norm, total))
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> PlainChain:
-        """See `tpi.kernels.Kernels`."""
+        """Return a chain that runs `blocks` in order."""
         return PlainChain(self, blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` times every row of a table, `[tokens, units * width]`."""
         check_input(x, run.hidden)
         with self._working():
             table = matrix(run, run.parts[0].name)
             return to_host(multiply(self._memory.weights(run, data), table, Activations(self._vectors.bring(x))))
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return rows of a table, `[len(rows), hidden]` float32."""
         check_rows(run, rows)
         with self._working():
             table = matrix(run, run.parts[0].name)
             return to_host(decode(self._memory.weights(run, data), table, self._vectors.bring(rows)))
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
         with self._working():
             return to_host(decode(self._memory.weights(run, data), matrix(run, part)))
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Work in the lane of these kernels; whatever the card or a compiler refuses is a DeviceError."""
-        with explained(f"{self._name} failed", "give it less to hold, or choose another device"), self._lane.use():
+        """Use the lane of these kernels; raise errors of the card or a compiler as DeviceError."""
+        with explained(f"{self._name} failed", "use a smaller limit, or choose another device"), self._lane.use():
             yield
 
     def _bring_back(self, values: Tensor) -> F32:
@@ -187,7 +194,7 @@ class CudaKernels:
             return to_host(values)
 
     def _prepared(self, spec: BlockSpec, x: Input) -> Activations:
-        """The normed input; what was normed elsewhere only comes here."""
+        """Return the normed input on the card; an `x` that other kernels prepared is copied there."""
         if isinstance(x, CudaPrepared) and x.bring_back == self._bring_back:
             return x.input
         if isinstance(x, np.ndarray):
@@ -198,10 +205,15 @@ class CudaKernels:
         return Activations(self._vectors.bring(values))
 
     def _input(self, spec: BlockSpec, x: Input) -> Activations:
-        """The normed input; KernelError if other kernels prepared it, or for another hidden size."""
+        """Return the normed input on the card.
+
+        Raise KernelError if other kernels prepared it, or its hidden size differs.
+        """
         if not isinstance(x, np.ndarray):
             if not (isinstance(x, CudaPrepared) and x.bring_back == self._bring_back):
-                raise KernelError("what other kernels prepared is for their weights; prepare it again with these")
+                raise KernelError("this input was prepared by other kernels; call prepare() of these kernels")
             if x.shape[1] != spec.hidden:
-                raise KernelError(f"what was prepared has the hidden size {x.shape[1]}, not {spec.hidden}")
+                raise KernelError(
+                    f"the prepared input has a hidden size of {x.shape[1]}, but the block has {spec.hidden}"
+                )
         return self._prepared(spec, x)

@@ -1,4 +1,4 @@
-"""One part of a run as the kernels are told of it: format, layout, and where its bytes are."""
+"""The description of one part of a run for the kernels: format, layout, and the place of its bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from tpi.pack.layout import GROUP, GROUP_BYTES, TILE_OUTPUTS, RunLayout, is_quan
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """Packed weights of `vectors` vectors of `length` values. See `tpi.devices.cuda.programs.weights` for the strides.
+    """Packed weights of `vectors` vectors of `length` values.
 
     Attributes:
-        column: whether the vectors are columns: each belongs to one input, not to one output.
+        column: True if each vector is a column and belongs to one input; False for rows, which belong to one output.
+        offset, unit, tall, deep: place of the bytes, see `tpi.devices.cuda.programs.weights`.
     """
 
     format: Format
@@ -30,22 +31,22 @@ class PackedMatrix:
 
     @property
     def grouped(self) -> bool:
-        """Whether it is multiplied group by group with rounded inputs: its groups run along them."""
+        """True if groups of weights run along the inputs, so that products use rounded inputs group by group."""
         return is_quantised(self.format) and (self.tiled or not self.column)
 
     @property
     def outputs(self) -> int:
-        """Values that a product has."""
+        """Number of values that a product results in."""
         return self.length if self.column else self.vectors
 
     @property
     def inputs(self) -> int:
-        """Values that are multiplied."""
+        """Number of values that are multiplied."""
         return self.vectors if self.column else self.length
 
     @property
     def constants(self) -> Mapping[str, Any]:
-        """What kernels know of the format when they are compiled; floats have no groups."""
+        """Compile-time constants of the format for kernels; floats have no groups."""
         if not is_quantised(self.format):
             return {"FORMAT": self.format, "BYTES": 0, "CODES": 1}
         return {"FORMAT": self.format, "BYTES": GROUP_BYTES[self.format], "CODES": CODE_BYTES[self.format]}
@@ -53,7 +54,7 @@ class PackedMatrix:
 
 @lru_cache(maxsize=256)
 def matrix(run: RunLayout, name: str) -> PackedMatrix:
-    """The part of `run` called `name`."""
+    """Return the part of `run` called `name`."""
     part, tiled = run.part(name), run.layout == "tiled"
     column = part.axis == "column"
     high, wide = (run.hidden, run.width) if column else (run.width, run.hidden)

@@ -1,4 +1,4 @@
-"""Weights and pages in a card's memory, once they are what a kernel takes them for."""
+"""Checked access to weights and pages in a card's memory."""
 
 from tpi.devices.arena import Arena
 from tpi.devices.checks import check_batch, check_caches
@@ -12,31 +12,34 @@ from tpi.pack.layout import RunLayout, is_quantised
 
 
 class CardMemory:
-    """Arrays of a card's arena as tensors, once they are what a kernel takes them for."""
+    """Arrays of a card's arena as tensors, after checks that kernels rely on."""
 
     def __init__(self, memory: Arena, names: TensorNames) -> None:
         self._memory = memory
         self._names = names
 
     def bytes(self, what: str, array: KvArray) -> Tensor:
-        """A contiguous array that lies here; `what` names it where it does not."""
+        """Return the tensor of a contiguous array.
+
+        Raise DeviceError, which names it `what`, if it is not in the arena.
+        """
         self._memory.check(what, array)
         return self._names.tensor(array)
 
     def weights(self, run: RunLayout, data: U8) -> Tensor:
-        """All units of a run."""
+        """Return the bytes of all units of a run; raise KernelError if they are too few, too many, or not aligned."""
         check_data(data, run.units * run.unit_bytes)
         check_aligned(run, data.ctypes.data)
         return self.bytes("weights", data)
 
     def runs(self, spec: AttentionSpec, data: U8) -> tuple[Tensor, Tensor]:
-        """The query units and the KV units."""
+        """Return the bytes of the query units and of the KV units."""
         split = spec.query.units * spec.query.unit_bytes
         check_data(data, split + spec.kv.units * spec.kv.unit_bytes)
         return self.weights(spec.query, data[:split]), self.weights(spec.kv, data[split:])
 
     def pages(self, spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch) -> Pages:
-        """Keys and values that have every page of `batch`."""
+        """Return keys and values of one layer; raise KernelError if their pages do not suffice for `batch`."""
         format = check_caches(spec, keys, values)
         if format == "q8" and spec.head_dim % 2:
             raise KernelError(f"q8 keys and values need heads of even size on a card, not of {spec.head_dim}")
@@ -45,7 +48,7 @@ class CardMemory:
 
 
 def check_aligned(run: RunLayout, address: int) -> None:
-    """Floats stand at multiples of their size, scales at even addresses."""
+    """Raise KernelError unless floats are aligned to their size, and scales to 2 bytes."""
     for part in run.parts:
         size = 4 if part.format == "f32" else 2
         stride = run.unit_bytes if run.layout == "tiled" else run.record_bytes

@@ -1,4 +1,4 @@
-"""Products of activations with packed weights, and weights as floats: chooses kernels and their sizes."""
+"""Products of activations with packed weights, and weights as floats: the choice of kernels and block sizes."""
 
 from functools import lru_cache
 from typing import Any
@@ -11,16 +11,16 @@ from tpi.devices.cuda.matrix import PackedMatrix
 from tpi.devices.cuda.programs import few, many
 from tpi.pack.layout import GROUP
 
-FEW = 16  # tokens: from here on whole squares of tokens x outputs are worth computing
+FEW = 16  # tokens from which on squares of tokens x outputs are faster
 _SPLIT = 128  # columns that one program adds up
-_TOKENS, _OUTPUTS = 32, 64  # of a square
+_TOKENS, _OUTPUTS = 32, 64  # tokens and outputs of a square
 INT8_FROM = (8, 0)  # compute capability from which on Triton multiplies int8 on tensor cores
 
 
 def multiply(data: Tensor, weights: PackedMatrix, x: Activations, index: Tensor | None = None) -> Tensor:
-    """`x` `[tokens, inputs]` times packed weights: `[tokens, outputs]` float32.
+    """Return `x`, `[tokens, inputs]`, times packed weights: `[tokens, outputs]` float32.
 
-    `index`, int32, names the vectors to use, in this order (record layout, or rows); all without it.
+    `index`, int32, lists the vectors to use, in this order (record layout, or rows); None: all of them.
     """
     outputs, inputs = _sizes(weights, index)
     if not (x.tokens and outputs and inputs):
@@ -33,7 +33,7 @@ def multiply(data: Tensor, weights: PackedMatrix, x: Activations, index: Tensor 
 
 
 def decode(data: Tensor, weights: PackedMatrix, index: Tensor | None = None) -> Tensor:
-    """Vectors as float32, `[vectors, length]`; those that `index` names, in this order."""
+    """Return vectors as float32, `[vectors, length]`; `index` lists the vectors, in this order (None: all)."""
     vectors = weights.vectors if index is None else len(index)
     out = torch.empty(vectors, weights.length, dtype=torch.float32, device=data.device)
     across = weights.tiled and weights.column  # squares are in the order of outputs
@@ -106,12 +106,12 @@ def _few_columns(data: Tensor, weights: PackedMatrix, x: Tensor, index: Tensor |
 
 @lru_cache
 def _multiplies_int8(device: Any) -> bool:
-    """Return whether Triton multiplies int8 on the tensor cores of `device`; on others float16 gives the same sums."""
+    """Return True if Triton multiplies int8 on the tensor cores of `device`; on others float16 gives the same sums."""
     return bool(device.type != "cuda" or torch.cuda.get_device_capability(device) >= INT8_FROM)
 
 
 def _sizes(weights: PackedMatrix, index: Tensor | None) -> tuple[int, int]:
-    """Outputs and inputs of a product with the vectors of `index`."""
+    """Return the outputs and inputs of a product with the vectors of `index`."""
     if index is None:
         return weights.outputs, weights.inputs
     return (weights.length, len(index)) if weights.column else (len(index), weights.length)
@@ -126,5 +126,5 @@ def _squares(tokens: int, outputs: int) -> tuple[int, int]:
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A kernel takes something in place of what it will not read."""
+    """Return `tensor`, or `other` as a placeholder that the kernel does not read."""
     return other if tensor is None else tensor

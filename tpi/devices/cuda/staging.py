@@ -1,6 +1,6 @@
-"""Memory of the host that a card copies from and to at full speed: pages of our own that its driver pins in place.
+"""Host memory that a card copies from and to at full speed: ordinary pages that its driver pins in place.
 
-Torch's own pinned allocations are rounded up to a power of two and never given back, which no budget knows of.
+Torch's own pinned allocations are rounded up to a power of two and never released, which no budget accounts for.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tpi.progress import warn
 
 
 class _Owner:
-    """What every array over some pages refers to in the end: the pages are unpinned before they go."""
+    """The base object of every array over some pages; once no array is left, a finalizer unpins the pages."""
 
     def __init__(self, memory: Bytes) -> None:
         self._memory = memory
@@ -23,7 +23,7 @@ class _Owner:
 
 
 class Staging:
-    """The pinned memory of one card. May be used by several threads."""
+    """The pinned memory of one card. Thread-safe."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self._backend = backend
@@ -32,9 +32,9 @@ class Staging:
         self._refused = False
 
     def allocate(self, size: int) -> Bytes:
-        """Return `round_up(size)` zeroed bytes from the start of a page on, pinned until nothing refers to them.
+        """Return `round_up(size)` zeroed, page-aligned bytes, pinned until no array refers to them.
 
-        Where the driver refuses to pin them they are ordinary memory, which is said once.
+        If the driver refuses to pin them, they are ordinary memory, and the first refusal is reported.
         """
         memory = page_buffer(size)
         if not memory.size:
@@ -51,7 +51,7 @@ class Staging:
         return found
 
     def close(self) -> None:
-        """Unpin everything, when no copy uses it any more; it stays as ordinary memory. Idempotent."""
+        """Unpin everything; no copy may use it any more. It stays ordinary memory. Idempotent."""
         with self._lock:
             pins, self._pins = self._pins, []
         for pin in pins:
@@ -60,10 +60,10 @@ class Staging:
     def _pinned(self, memory: Bytes) -> Callable[[], object] | None:
         try:
             unpin = self._backend.pin(memory.ctypes.data, memory.size)
-        except Exception:  # noqa: BLE001 - copies work without, and a card that failed says so where they are awaited
+        except Exception:  # noqa: BLE001 - copies work without pinning; a failed card raises when they are awaited
             unpin = None
         if unpin is None and not self._refused:
             self._refused = True
             name, size = self._backend.name, memory.size >> 20
-            warn(f"{name}: its driver does not pin {size}MiB of memory; copies from there and to it are slower")
+            warn(f"{name}: the driver cannot pin {size}MiB of memory, so copies are slower")
         return unpin

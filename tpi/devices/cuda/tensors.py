@@ -1,7 +1,7 @@
-"""Tensors of a device, named by numpy arrays at their addresses.
+"""Tensors of a device, and numpy arrays that stand for them at the same addresses.
 
-CUDA's addresses are unified: no byte of the host has the address of a byte of a card. So an array may name memory that
-the host cannot reach, be sliced, viewed and reshaped, and be found again; only its bytes must not be touched.
+CUDA's addresses are unified: no byte of the host has the address of a byte of a card. So an array may stand for memory
+that the host cannot reach. It may be sliced, viewed and reshaped, but its bytes must not be accessed.
 """
 
 import ctypes
@@ -26,19 +26,19 @@ _TYPES = {
 
 
 class TensorNames:
-    """Which tensor an array names. May be used by several threads."""
+    """The tensors of one device, by the addresses of the arrays that stand for them. Thread-safe."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self._backend = backend
         self._lock = Lock()
         self._tensors: dict[int, Tensor] = {}  # by address
-        self._starts: list[int] = []  # in order
+        self._starts: list[int] = []  # ascending
 
     def allocate(self, size: int) -> Bytes:
-        """The name of `size` new bytes, zeroed, from the start of a page on. For `Arena`.
+        """Allocate `size` zeroed bytes, aligned to a page; return the array that stands for them.
 
         Raises:
-            DeviceError: if the device has no more.
+            DeviceError: if the device has no memory left.
         """
         if not size:
             return np.empty(0, np.uint8)
@@ -47,7 +47,9 @@ class TensorNames:
                 memory = self._backend.zeros(size + PAGE)
         except DeviceError as error:
             if isinstance(error.__cause__, MemoryError):
-                raise DeviceError(f"{self._backend.name} has no {size} bytes left; give it a smaller limit") from error
+                raise DeviceError(
+                    f"{self._backend.name} does not have {size} bytes left; use a smaller limit"
+                ) from error
             raise
         begin = -memory.data_ptr() % PAGE
         start = memory.data_ptr() + begin
@@ -57,23 +59,23 @@ class TensorNames:
         return bytes_at(start, size)
 
     def release(self, name: Bytes) -> None:
-        """Let go of what `allocate` made, if it is still there."""
+        """Release the memory of an array that `allocate` returned; do nothing if it was released."""
         start = name.ctypes.data
         with self._lock:
             if self._tensors.pop(start, None) is not None:
                 self._starts.remove(start)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Release all memory."""
         with self._lock:
             self._tensors.clear()
             self._starts.clear()
 
     def tensor(self, array: Array) -> Tensor:
-        """What a contiguous array names, in its shape and dtype: uint8, int8, float16 or float32.
+        """Return the tensor of a contiguous array, with its shape and dtype: uint8, int8, float16 or float32.
 
         Raises:
-            DeviceError: if it is not contiguous, or nothing here has such an address.
+            DeviceError: if it is not contiguous, or not in the memory of this device.
         """
         if array.dtype not in _TYPES or not array.flags.c_contiguous:
             raise DeviceError(f"memory of {self._backend.name} must be contiguous uint8, int8, float16 or float32")
@@ -85,11 +87,11 @@ class TensorNames:
             at = bisect_right(self._starts, start) - 1
             held = self._tensors[self._starts[at]] if at >= 0 else None
         if held is None or start + array.nbytes > held.data_ptr() + held.numel():
-            raise DeviceError(f"this lies not in the memory of {self._backend.name}, or was freed")
+            raise DeviceError(f"this array is not in the memory of {self._backend.name}, or was freed")
         begin = start - held.data_ptr()
         return held[begin : begin + array.nbytes].view(kind).reshape(array.shape)
 
 
 def bytes_at(address: int, size: int) -> Bytes:
-    """`size` bytes at an address, as an array that keeps nothing alive."""
+    """Return an array over `size` bytes at an address; it keeps no memory alive."""
     return named(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))

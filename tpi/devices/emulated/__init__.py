@@ -1,4 +1,4 @@
-"""An accelerator that is not there: memory with a hard limit, and a model of the time that everything takes.
+"""An accelerator that does not exist: memory with a hard limit, and a model of the time that every operation takes.
 
-It judges schedules, never kernels: docs/emulation.md.
+It measures schedules, not kernels: docs/emulation.md.
 """

@@ -1,9 +1,10 @@
-"""Where each thread stands in emulated time, which real time is always somewhat ahead of.
+"""The emulated time of each thread, which is never ahead of real time.
 
-A thread that slept until its task's end wakes up later than that, by as much as the system likes. Were its next task to
-begin when it woke, delays would add up to more than the tasks of a long run take. So a thread stands where its last
-task ended, plus the time that it has run since; tasks that follow each other take the sum of their times. A task that
-a thread was given begins no sooner than the one who gave it stood; and who awaits a task is then no earlier than it.
+A thread that sleeps until its task's end wakes up a little late. If its next task began when it woke, the delays of a
+long run could add up to more than its tasks take. So a thread's emulated time is the end of its last task plus the
+time that it has run since. Tasks in sequence take exactly the sum of their times. A task that was handed to a thread
+begins no sooner than the emulated time of the thread that handed it over. Waiting for a task advances the waiting
+thread to the task's end.
 """
 
 import time
@@ -12,7 +13,7 @@ from threading import local
 
 
 class EmulatedClock:
-    """Seconds, by thread. Moments are real ones of `real`; a thread is at most as far as that."""
+    """Emulated seconds, by thread, on the scale of `real`; a thread is never ahead of `real`."""
 
     def __init__(
         self, real: Callable[[], float] = time.perf_counter, sleep: Callable[[float], object] = time.sleep
@@ -22,11 +23,11 @@ class EmulatedClock:
         self._threads = local()
 
     def now(self) -> float:
-        """Where the calling thread stands."""
+        """Return the calling thread's emulated time."""
         return self.real() - self._late
 
     def be_at(self, moment: float) -> None:
-        """Return when `moment` is over; the calling thread then stands there."""
+        """Sleep until `moment`, then set the calling thread's emulated time to it."""
         while (left := moment - self.real()) > 0:
             self._sleep(left)
         self._threads.late = self.real() - moment

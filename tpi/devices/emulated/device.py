@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class EmulatedDevice:
-    """See `tpi.devices.base.Device`. A thread computes, one copies each way, and one inside its memory."""
+    """The emulated accelerator as a device: one thread computes, one copies each way, and one copies within."""
 
     def __init__(self, emulation: Emulation, kernels: Kernels, limit: int | None = None) -> None:
-        """`kernels` compute, on the host; `limit` is in bytes (None: the capacity)."""
+        """Create the device; `kernels` compute on the host, and `limit` is in bytes (None: the machine's capacity)."""
         machine = emulation.machine
         self.name = machine.name
         self.emulation = emulation
@@ -35,34 +35,34 @@ class EmulatedDevice:
         )
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
-        """See `Device.copy`."""
+        """Start copying bytes between host and device memory, or within the device's; return an event for the end."""
         check_sizes(source, target)
         thread, link = self._way(source, target)
         return thread.start(lambda: link.move(source.size, lambda: np.copyto(target, source)))
 
     def cross(self, nbytes: int, up: bool) -> Event:
-        """So many bytes of activations that kernels leave here, or find here, on their way over the link.
+        """Start the transfer of `nbytes` bytes of activations over the link, and return an event for its end.
 
-        They wait their turn behind copies that were asked for before them.
+        `up` is True towards the device. The transfer waits for copies in its direction that were requested before it.
         """
         thread, link = (self._up, self.emulation.up) if up else (self._down, self.emulation.down)
         return thread.start(lambda: link.move(nbytes, _nothing))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """See `Device.start`."""
+        """Start a call of this device's kernels, after all calls that were started before it."""
         return self._computing.start(call)
 
     def staging(self, size: int) -> Bytes:
-        """See `Device.staging`."""
+        """Return `size` zeroed bytes of host memory that this device copies from and to at full speed."""
         return page_buffer(size)
 
     def close(self) -> None:
-        """See `Device.close`."""
+        """Wait for what was started, then end the device's threads."""
         for thread in (self._computing, self._up, self._down, self._within):
             thread.close()
 
     def _way(self, source: Bytes, target: Bytes) -> tuple[TimedThread, TimedLink]:
-        """Who copies, and what that takes."""
+        """Return the thread and the link that copy between these arrays."""
         here, there = self.memory.owns(source), self.memory.owns(target)
         if here and there:
             return self._within, self.emulation.within
@@ -74,16 +74,16 @@ class EmulatedDevice:
 
 
 def _nothing() -> None:
-    """Activations are where they are used: the host's memory is the device's underneath."""
+    """Do nothing: device memory is host memory underneath, so that activations need no copy."""
 
 
 def open_emulated(argument: str, limit: int | None = None, beside: Emulation | None = None) -> EmulatedDevice:
-    """The accelerator that `argument` describes (`tpi.devices.emulated.machine`), with at most `limit` bytes of memory.
+    """Return the accelerator that `argument` describes (`tpi.devices.emulated.machine`), with at most `limit` bytes.
 
-    `beside` is the emulation of another accelerator of the same node.
+    `beside` is the emulation of another accelerator of the same node, or None.
 
     Raises:
-        UsageError: if the description is wrong, or `limit` is beyond the capacity.
+        UsageError: if the description is wrong, or `limit` exceeds the capacity.
     """
     machine = parse_emulated(argument)
     if limit is not None and limit > machine.capacity:
@@ -95,9 +95,12 @@ def open_emulated(argument: str, limit: int | None = None, beside: Emulation | N
 
 
 def open_beside(described: Sequence[tuple[str, int | None]]) -> tuple[EmulatedDevice, ...]:
-    """The accelerators of one emulated node, each with its limit: host, disk and stretch are those of the first.
+    """Return the accelerators of one emulated node, each with its limit; host, disk and stretch are the first one's.
 
-    One without a name of its own is numbered. Errors as `open_emulated`, or if two have one name.
+    A device without a name of its own is numbered.
+
+    Raises:
+        UsageError: as in `open_emulated`, or if two devices have one name.
     """
     opened: list[EmulatedDevice] = []
     for number, (argument, limit) in enumerate(described, 1):

@@ -1,4 +1,4 @@
-"""The times of one emulated node: what does one thing after the other in it, and by how much all is stretched."""
+"""The model of time of one emulated node: its serial resources, and the factor by which all times are stretched."""
 
 import time
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from tpi.kernels import Kernels
 
 
 class Emulation:
-    """The lanes of an accelerator and its host; each is a serial resource, and all run beside each other.
+    """The lanes of an accelerator and its host; each is a serial resource, and all run in parallel.
 
     Attributes:
         compute, processor: lanes of the accelerator's kernels and of the host's.
         up, down, within: copies to the accelerator, from it, and inside its memory.
-        disk: reads; `scheduler.storage.timed.TimedDisk` takes it.
+        disk: reads; used by `scheduler.storage.timed.TimedDisk`.
     """
 
     def __init__(
@@ -31,7 +31,10 @@ class Emulation:
         real: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`beside` is another accelerator's of the same node: host, disk, clock and stretch are its own."""
+        """Create the lanes; those of host and disk, the clock and the stretch are shared with `beside`, if given.
+
+        `beside` is the emulation of another accelerator of the same node.
+        """
         self.machine = machine
         self.clock: EmulatedClock = beside.clock if beside else EmulatedClock(real, sleep)
         self.pace: Pace = beside.pace if beside else Pace(machine.stretch)
@@ -44,44 +47,44 @@ class Emulation:
 
     @property
     def lanes(self) -> list[TimedLane]:
-        """All of them."""
+        """All lanes of the node."""
         return [self.compute, self.processor, *(link.lane for link in (self.up, self.down, self.within, self.disk))]
 
     @property
     def stretch(self) -> float:
-        """How many real seconds an emulated one takes."""
+        """Real seconds that one emulated second takes."""
         return self.pace.stretch
 
     @property
     def overruns(self) -> int:
-        """Tasks whose real work took more than half of their slot since the stretch was settled."""
+        """Tasks since calibration whose real work took more than half of their time slot."""
         return self.pace.overruns
 
     def modelled(self, seconds: float) -> float:
-        """Real seconds of a run as seconds of the emulated machine."""
+        """Return real seconds of a run as seconds of the emulated machine."""
         return seconds / self.stretch
 
     def calibrate(self) -> float:
-        """See `tpi.devices.emulated.pace.Pace.calibrate`; call it after a rehearsal, before anything is measured."""
+        """Choose the stretch from the tasks so far and return it; call this after a rehearsal, before measuring."""
         return self.pace.calibrate()
 
     def check(self, allowed: float = 0.0) -> None:
-        """See `tpi.devices.emulated.pace.Pace.check`; call it after a run."""
+        """Raise EmulationError if more than the share `allowed` of the tasks overran; call this after a run."""
         self.pace.check(allowed)
 
     def host(self, device: HostDevice) -> EmulatedHost:
-        """The host of the emulated node, with the memory and the results of `device`."""
+        """Return the host of the emulated node, with the memory and the results of `device`."""
         rates = Roofline(self.machine.host_memory, self.machine.host_flops, self.machine.launch)
         kernels = TimedKernels(device.kernels, self.processor, rates)
         copies = TimedLink(self.processor, self.machine.host_memory / 2)  # read and written
         return EmulatedHost(kernels, device.memory, device.name, copies)
 
     def thread(self, name: str) -> TimedThread:
-        """A thread more that lives in this time; whoever asks for it closes it."""
+        """Return another thread that runs in emulated time; the caller must close it."""
         return TimedThread(f"{self.machine.name}-{name}", self.clock)
 
     def accelerate(self, kernels: Kernels) -> TimedKernels:
-        """`kernels` at the speed of the accelerator."""
+        """Return `kernels` at the speed of the accelerator."""
         machine = self.machine
         rates = Roofline(machine.memory, machine.flops, machine.launch, machine.up, machine.down, machine.latency)
         return TimedKernels(kernels, self.compute, rates)

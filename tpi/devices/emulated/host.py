@@ -1,4 +1,4 @@
-"""The host of an emulated node: its own arithmetic, in the time of another processor and another memory."""
+"""The host of an emulated node: the real host's results, in the time of the emulated processor and memory."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from tpi.devices.pages import Bytes
 
 @dataclass(frozen=True)
 class EmulatedHost(HostDevice):
-    """See `tpi.devices.host.HostDevice`; its `kernels` are timed, and so is what it copies along `copies`."""
+    """A host whose `kernels` are timed; its copies take the time of the link `copies`."""
 
     copies: TimedLink | None = None
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
-        """See `Device.copy`."""
+        """Copy at once, in the emulated time of `copies`."""
         check_sizes(source, target)
         if self.copies is None:
             return super().copy(source, target)

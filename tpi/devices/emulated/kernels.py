@@ -36,104 +36,104 @@ _F32 = 4  # bytes
 
 
 class TimedKernels:
-    """The results of other kernels, when a lane has had the time for them. See `tpi.kernels.Kernels`.
+    """The results of other kernels (`tpi.kernels.Kernels`), returned when a lane has had the time for the call.
 
-    What a call takes is `tpi.devices.emulated.work`'s to say.
+    `tpi.devices.emulated.work` counts the bytes and operations of each call.
     """
 
     def __init__(self, kernels: Kernels, lane: TimedLane, rates: Roofline) -> None:
         self._inner, self._lane, self._rates = kernels, lane, rates
 
     def isa(self) -> str:
-        """See `tpi.kernels.Kernels`."""
+        """Return the name of the instruction set in use."""
         return self._inner.isa()
 
     def set_threads(self, count: int) -> None:
-        """See `tpi.kernels.Kernels`; emulated time does not depend on it."""
+        """Use `count` threads for every later call; emulated time does not depend on it."""
         self._inner.set_threads(count)
 
     def threads(self) -> int:
-        """See `tpi.kernels.Kernels`."""
+        """Return the number of threads that take part in a call."""
         return self._inner.threads()
 
     def read(self, data: U8) -> None:
-        """See `tpi.kernels.Kernels`."""
+        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
         self._run("read", KernelWork(data.nbytes), lambda: self._inner.read(data))
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x`, `[tokens, hidden]`, normed."""
         todo = KernelWork(2 * x.nbytes, up=x.nbytes, down=x.nbytes)
         return self._run("norm", todo, lambda: self._inner.norm(norm, x))
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
-        """See `tpi.kernels.Kernels`; what is prepared stays on the device."""
+        """Return `x` prepared for the segments of a block; the result stays on the device."""
         size = _size(x)
         return self._run("prepare", KernelWork(2 * size, up=size), lambda: self._inner.prepare(spec, x, into))
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of an attention block, `[tokens, hidden]`."""
         tokens = x.shape[0]
         todo = work.projecting(spec, tokens) + work.attending(spec, keys, values, batch)
         todo += product(spec.query, tokens, "o") + _crossing(x)
         return self._run("attention", todo, lambda: self._inner.attention(spec, data, x, keys, values, batch))
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        """See `tpi.kernels.Kernels`; heads stay on the device."""
+        """Return the heads of the tokens at `positions`; they stay on the device."""
         todo = work.projecting(spec, x.shape[0]) + KernelWork(up=_crossing(x).up)
         return self._run("project", todo, lambda: self._inner.project(spec, data, x, positions))
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`; so does what comes of them."""
+        """Append keys and values to the cache, then attend; the result stays on the device."""
         todo = work.attending(spec, keys, values, batch)
         return self._run("attend", todo, lambda: self._inner.attend(spec, projected, keys, values, batch))
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         todo = product(spec.query, len(mixed), "o") + KernelWork(down=_F32 * len(mixed) * spec.hidden)
         return self._run("output", todo, lambda: self._inner.output(spec, data, mixed))
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
         todo = work.ffn(spec, x.shape[0], active) + _crossing(x)
         return self._run("ffn", todo, lambda: self._inner.ffn(spec, data, x, active))
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
-        """See `tpi.kernels.Kernels`; what was chosen goes to the host."""
+        """Return the experts that each token chooses; the choice is transferred to the host."""
         todo = work.routing(router, x.shape[0]) + KernelWork(up=_crossing(x).up)
         return self._run("route", todo, lambda: self._inner.route(router, x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a block of experts, `[tokens, hidden]`."""
         todo = work.experts(spec, x.shape[0], routing) + _crossing(x)
         return self._run("experts", todo, lambda: self._inner.experts(spec, data, x, routing))
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the share of the pieces whose weights are in `data`, `[tokens, hidden]`."""
         todo = work.pieces(spec, data, x.shape[0], routing) + _crossing(x)
         return self._run("experts", todo, lambda: self._inner.expert_pieces(spec, data, x, routing))
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` plus the sum of all nodes' shares of a block, with the bias and norm of `residual`."""
         todo = KernelWork(3 * x.nbytes, up=2 * x.nbytes, down=x.nbytes)
         return self._run("residual", todo, lambda: self._inner.add_residual(residual, x, total))
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
-        """See `tpi.kernels.Kernels`."""
+        """Return a chain that runs `blocks` in order."""
         return TimedChain(self._inner.open_chain(blocks), blocks, self._lane, self._rates)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` times every row of a table, `[tokens, units * width]`."""
         out = _F32 * len(x) * run.units * run.width
         todo = product(run, len(x)) + KernelWork(up=x.nbytes, down=out)
         return self._run("logits", todo, lambda: self._inner.logits(run, data, x))
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return rows of a table, `[len(rows), hidden]` float32."""
         todo = KernelWork(len(rows) * run.record_bytes, down=_F32 * len(rows) * run.hidden)
         return self._run("gather", todo, lambda: self._inner.gather(run, data, rows))
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
         out = _F32 * run.units * run.width * run.hidden
         todo = KernelWork(product(run, 0, part).nbytes, down=out)
         return self._run("dequantise", todo, lambda: self._inner.dequantise(run, data, part))
@@ -143,13 +143,13 @@ class TimedKernels:
 
 
 class TimedChain:
-    """See `tpi.kernels.Chain`; all blocks are one task."""
+    """A chain of blocks (`tpi.kernels.Chain`), timed as one task."""
 
     def __init__(self, chain: Chain, blocks: Sequence[ChainBlock], lane: TimedLane, rates: Roofline) -> None:
         self._chain, self._blocks, self._lane, self._rates = chain, blocks, lane, rates
 
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
-        """See `tpi.kernels.Chain.run`; `ended` is when emulated blocks do."""
+        """Return `x` after all blocks; set `ended` to the emulated end of each block."""
         seconds = [self._rates.seconds(work.block(block, batch)) for block in self._blocks]
         out = self._lane.run("chain", sum(seconds), lambda: self._chain.run(x, batch, ended))
         if ended is not None:
@@ -158,11 +158,14 @@ class TimedChain:
 
 
 def _size(x: Input) -> int:
-    """Bytes of the values of a block's input."""
+    """Return the bytes of the values of a block's input."""
     tokens, hidden = x.shape
     return _F32 * int(tokens) * int(hidden)
 
 
 def _crossing(x: Input) -> KernelWork:
-    """What comes to the device and leaves it: an input that was not prepared there, and an output as large."""
+    """Return the activations that cross the link: the input and an output of the same size.
+
+    An input that was prepared on the device does not cross.
+    """
     return KernelWork(up=_size(x) if isinstance(x, np.ndarray) else 0, down=_size(x))

@@ -1,4 +1,4 @@
-"""What does one emulated task after the other: a processor, one direction of a link, a disk."""
+"""The serial resources of an emulated node: a processor, one direction of a link, or a disk."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -11,26 +11,27 @@ T = TypeVar("T")
 
 
 class TimedLane:
-    """A serial resource. May be used by several threads, who are served in the order in which they ask."""
+    """A serial resource, which serves threads in the order of their requests. Thread-safe."""
 
     def __init__(self, name: str, clock: EmulatedClock, pace: Pace) -> None:
         self.name = name
         self.busy = 0.0  # seconds of tasks since the start, not stretched
         self.tasks = 0
-        self.slowed = 1.0  # by which factor its tasks take longer: another process has a part of it
+        self.slowed = 1.0  # factor by which its tasks take longer, as if another process used it too
         self._clock, self._pace = clock, pace
         self._lock = Lock()
         self._free_at = 0.0
 
     @property
     def stretch(self) -> float:
-        """What the seconds of tasks are multiplied by."""
+        """Factor by which the seconds of tasks are multiplied."""
         return self._pace.stretch
 
     def run(self, what: str, seconds: float, call: Callable[[], T]) -> T:
-        """What `call` returns, no sooner than `seconds` (to be stretched) after the lane was free and this was asked.
+        """Return the result of `call` once its emulated task of `seconds` has ended.
 
-        The real work is done first. Where it takes longer than the task may, the lane is busy for as long as it took.
+        The task begins once it is requested and the lane is free; it takes `seconds` times `slowed` and the stretch.
+        The real work is done first. If it takes longer than the task should, the lane is busy for as long as it took.
         """
         begins, slot = self._take(seconds)
         real = self._clock.real
@@ -46,7 +47,7 @@ class TimedLane:
         return result
 
     def _take(self, seconds: float) -> tuple[float, float]:
-        """When the task begins, and how long it takes."""
+        """Reserve the lane; return when the task begins and how long it takes, in stretched seconds."""
         seconds *= self.slowed
         slot = seconds * self.stretch
         with self._lock:
@@ -58,7 +59,7 @@ class TimedLane:
 
 
 class TimedLink:
-    """A lane that bytes move along: `seconds` after its `latency`, one begins to move `bytes_per_second`."""
+    """A lane that moves bytes: a transfer of n bytes takes `latency + n / bytes_per_second` seconds."""
 
     def __init__(self, lane: TimedLane, bytes_per_second: float, latency: float = 0.0) -> None:
         self.lane = lane
@@ -66,9 +67,9 @@ class TimedLink:
         self.latency = latency
 
     def seconds(self, nbytes: int) -> float:
-        """How long a move of so many bytes takes alone, not stretched."""
+        """Return the seconds that a transfer of `nbytes` bytes takes by itself, not stretched."""
         return self.latency + nbytes / self.bytes_per_second
 
     def move(self, nbytes: int, call: Callable[[], T]) -> T:
-        """What `call` returns, which moves so many bytes, when they are there."""
+        """Call `call`, which moves `nbytes` bytes, and return its result when the emulated transfer has ended."""
         return self.lane.run("move", self.seconds(nbytes), call)

@@ -1,4 +1,4 @@
-"""The machine that is emulated, as text: `6GiB,link=2GB/s,host=0.25`, or a preset with other figures after it."""
+"""The description of an emulated machine: `6GiB,link=2GB/s,host=0.25`, or a preset with changes after it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,19 +19,19 @@ _NAME = re.compile(r"[A-Za-z][\w-]{0,31}")
 
 @dataclass(frozen=True)
 class EmulatedMachine:
-    """An accelerator and the host around it; what is not said is the laptop of the PIPO paper.
+    """An accelerator and the host around it; the defaults are the laptop of the PIPO paper.
 
     Attributes:
         capacity: bytes of the accelerator's memory.
         up, down: bytes per second of a copy to the accelerator, and from it.
-        memory, flops: bytes per second of the accelerator's memory; operations per second.
+        memory, flops: bytes per second of the accelerator's memory; its operations per second.
         host_memory, host_flops: the same of the host.
         disk: bytes per second of a read.
-        ram: bytes of the host's memory; for planning alone, nothing here keeps it.
+        ram: bytes of the host's memory, for planning; the emulation does not enforce it.
         latency: seconds before a copy's first byte.
-        launch: seconds before a kernel computes, on either.
-        stretch: what all durations are multiplied by; None: found by calibration.
-        name: of the device, in messages and traces; must differ where a node has several.
+        launch: seconds before a kernel computes, on the accelerator or the host.
+        stretch: factor by which all durations are multiplied; None: found by calibration.
+        name: name of the device in messages and traces; unique within a node.
     """
 
     capacity: int
@@ -49,7 +49,7 @@ class EmulatedMachine:
     name: str = "emu"
 
     def text(self) -> str:
-        """What `parse_emulated` makes this of."""
+        """Return the text that `parse_emulated` parses to this machine."""
         stretch = "auto" if self.stretch is None else repr(self.stretch)
         rates = (f"{name}={getattr(self, name)!r}" for name in ("up", "down", "memory", "host_memory", "disk"))
         others = (f"flops={self.flops!r},host_flops={self.host_flops!r},ram={self.ram}B,latency={self.latency!r}s",)
@@ -58,10 +58,12 @@ class EmulatedMachine:
 
 
 def parse_emulated(text: str) -> EmulatedMachine:
-    """The machine that `text` means: a capacity or a preset, then `name=value` in any order, a later one over all.
+    """Return the machine that `text` describes: a capacity or a preset, then `name=value` pairs in any order.
+
+    A specific name (`up`) overrides a general one (`link`).
 
     Raises:
-        UsageError: if a name is unknown or given twice, a value is none, or the first word is neither.
+        UsageError: if a name is unknown or given twice, a value is malformed, or the first word is neither.
     """
     first, *words = (word.strip() for word in text.split(","))
     if first in PRESETS:
@@ -87,7 +89,7 @@ def _changed(machine: EmulatedMachine, words: list[str]) -> EmulatedMachine:
 
 
 def _resolved(machine: EmulatedMachine, read: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are meant: a link is both ways, the host's share is of what the accelerator then does."""
+    """Return the fields, with `link` as both directions and `host` as its share of the accelerator's speeds."""
     fields = {name: value for name, value in read.items() if name not in ("link", "host")}
     if "link" in read:
         fields = {"up": read["link"], "down": read["link"], **fields}
@@ -100,25 +102,25 @@ def _resolved(machine: EmulatedMachine, read: Mapping[str, Any]) -> dict[str, An
 def _size(name: str, text: str) -> int:
     size = parse_size(text, f"{name} of an emulated device")
     if size <= 0:
-        raise UsageError(f"{name} of an emulated device must be more than nothing; {_EXAMPLE}")
+        raise UsageError(f"{name} of an emulated device must be positive, not {text}; {_EXAMPLE}")
     return size
 
 
 def _speed(name: str, text: str) -> float:
-    """Bytes per second: `2GB/s`."""
+    """Parse bytes per second: `2GB/s`."""
     digits, slash, _ = text.lower().partition("b/s")
     match = _RATE.fullmatch(digits) if slash else None
     if match is None and not re.fullmatch(rf"{_NUMBER}[kmgt]i", digits):
-        raise UsageError(f"{name}={text} of an emulated device is no speed; write for example {name}=2GB/s")
+        raise UsageError(f"{name}={text} of an emulated device is not a speed; write for example {name}=2GB/s")
     value = _scaled(*match.groups()) if match else float(parse_size(digits + "B"))
     return _positive(name, text, value)
 
 
 def _operations(name: str, text: str) -> float:
-    """Operations per second: `12T`, `12TFLOPS`."""
+    """Parse operations per second: `12T`, `12TFLOPS`."""
     match = _RATE.fullmatch(text)
     if match is None:
-        raise UsageError(f"{name}={text} of an emulated device is no speed; write for example {name}=12TFLOPS")
+        raise UsageError(f"{name}={text} of an emulated device is not a speed; write for example {name}=12TFLOPS")
     return _positive(name, text, _scaled(*match.groups()))
 
 
@@ -129,20 +131,20 @@ def _scaled(number: str, prefix: str) -> float:
 def _seconds(name: str, text: str) -> float:
     match = _SECONDS.fullmatch(text)
     if match is None:
-        raise UsageError(f"{name}={text} of an emulated device is no time; write for example {name}=10us")
+        raise UsageError(f"{name}={text} of an emulated device is not a time; write for example {name}=10us")
     return float(match[1]) / _PER_SECOND[match[2].lower()]
 
 
 def _share(name: str, text: str) -> float:
     match = re.fullmatch(_NUMBER, text)
     if match is None:
-        raise UsageError(f"{name}={text} of an emulated device is no number; write for example {name}=0.25")
+        raise UsageError(f"{name}={text} of an emulated device is not a number; write for example {name}=0.25")
     return _positive(name, text, float(text))
 
 
 def _positive(name: str, text: str, value: float) -> float:
     if not 0 < value < float("inf"):
-        raise UsageError(f"{name}={text} of an emulated device must be more than nothing and less than infinite")
+        raise UsageError(f"{name}={text} of an emulated device must be positive and finite")
     return value
 
 
@@ -152,7 +154,7 @@ def _stretch(name: str, text: str) -> float | None:
 
 def _named(name: str, text: str) -> str:
     if _NAME.fullmatch(text) is None:
-        raise UsageError(f"{name}={text} is no name of a device; use at most 32 letters, digits, - and _")
+        raise UsageError(f"{name}={text} is not a device name; use at most 32 letters, digits, - and _")
     return text
 
 

@@ -1,4 +1,4 @@
-"""By how much emulated time is stretched, so that real computing never decides how long a task takes."""
+"""The factor that stretches emulated time, so that real computing never decides how long a task takes."""
 
 from collections import defaultdict, deque
 from math import frexp
@@ -8,26 +8,26 @@ from threading import Lock
 from tpi.errors import EmulationError
 from tpi.text import short_number
 
-HALF = 0.5  # of its slot is what a task's real work may take
-_MARGIN = 2.0  # real work may become that much slower than it was while it was measured
-_SAMPLES = 64  # the last of each kind are kept
+HALF = 0.5  # share of its slot that a task's real work may take
+_MARGIN = 2.0  # factor by which real work may be slower than during calibration
+_SAMPLES = 64  # per kind of task; older ones are dropped
 
 
 class Pace:
-    """One factor for all that is emulated in a node. May be used by several threads."""
+    """One stretch factor for all emulated devices of a node. Thread-safe."""
 
     def __init__(self, stretch: float | None = None) -> None:
-        """`stretch` is the factor; None: 1 until `calibrate` finds it."""
+        """Create the pace with the factor `stretch`; None: 1 until `calibrate` finds it."""
         self.stretch = 1.0 if stretch is None else stretch
         self.settled = stretch is not None
-        self.tasks = 0  # since it is settled
-        self.overruns = 0  # of them, whose real work took more than half of their slot
-        self.worst = 0.0  # share of its slot that real work took
+        self.tasks = 0  # since calibration
+        self.overruns = 0  # tasks whose real work took more than half of their slot
+        self.worst = 0.0  # largest share of a slot that real work took
         self._lock = Lock()
         self._ratios: defaultdict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=_SAMPLES))
 
     def note(self, what: str, real: float, modelled: float) -> None:
-        """A task called `what`, of `modelled` seconds before they are stretched, took `real` ones of work."""
+        """Record that a task called `what`, of `modelled` unstretched seconds, took `real` seconds of work."""
         ratio = real / modelled
         with self._lock:
             if self.settled:
@@ -38,13 +38,13 @@ class Pace:
                 self._ratios[what, frexp(modelled)[1]].append(ratio)
 
     def calibrate(self) -> float:
-        """Settle the factor by what was noted so far, unless it was given; returns it. Nothing may be under way.
+        """Choose the factor from the tasks noted so far, unless it was given, and return it.
 
-        Of tasks that are alike (one name, durations within a factor of two) the median counts, of the others the worst:
-        one that was interrupted while it was measured does not slow down everything.
+        No task may be running. Tasks are alike if they have one name, and durations within a factor of two. The median
+        of each kind counts, and the slowest kind decides, so that one interrupted task does not slow down everything.
 
         Raises:
-            EmulationError: if nothing has been noted.
+            EmulationError: if no task was noted.
         """
         with self._lock:
             if not self.settled:
@@ -56,10 +56,10 @@ class Pace:
             return self.stretch
 
     def check(self, allowed: float = 0.0) -> None:
-        """Reject what ran since the factor was settled, if more than the share `allowed` of its tasks overran.
+        """Reject the run since calibration if more than the share `allowed` of its tasks overran.
 
         Raises:
-            EmulationError: if they did; says what would help.
+            EmulationError: if so; says what would help.
         """
         with self._lock:
             if self.overruns > allowed * self.tasks:

@@ -1,8 +1,8 @@
-"""Machines of the papers, as the text that `tpi.devices.emulated.machine` reads.
+"""The machines of the papers, as text for `tpi.devices.emulated.machine`.
 
-What a paper says of its machine is in its comment; the rest is from the makers' data sheets. A card computes as fast as
-its tensor cores multiply float16 and sum in float32, without sparsity. Links and disks are what is reached, not what is
-printed: 0.8 of PCIe's rate after its encoding.
+Each comment quotes what the paper says of its machine; other figures are from data sheets. A card's FLOPS are those of
+its tensor cores, float16 products summed in float32, without sparsity. Links and disks have the speed that is reached
+in practice: 0.8 of PCIe's rate after its encoding.
 """
 
 PRESETS = {

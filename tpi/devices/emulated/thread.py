@@ -1,4 +1,4 @@
-"""A thread that makes calls in order, and stands in emulated time where they and who gave them say."""
+"""A thread that makes calls in order, in emulated time."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -11,15 +11,15 @@ T = TypeVar("T")
 
 
 class TimedThread:
-    """See `tpi.devices.inorder.InOrder`."""
+    """A queue of calls (`tpi.devices.inorder.InOrder`) whose thread follows emulated time."""
 
     def __init__(self, name: str, clock: EmulatedClock) -> None:
         self._thread = InOrder(name)
         self._clock = clock
-        self._ended = 0.0  # the call before
+        self._ended = 0.0  # the end of the call before
 
     def start(self, call: Callable[[], T]) -> "TimedStart[T]":
-        """Have `call` made after those before it; RuntimeError once this is closed."""
+        """Queue `call` behind those before it; raise RuntimeError if the queue is closed."""
         asked = self._clock.now()
 
         def run() -> tuple[float, Finished[T]]:
@@ -31,12 +31,12 @@ class TimedThread:
         return TimedStart(self._thread.start(run), self._clock)
 
     def close(self) -> None:
-        """Wait for what was started, then end. Idempotent."""
+        """Wait for the calls that were started, then end the thread. Idempotent."""
         self._thread.close()
 
 
 class TimedStart(Generic[T]):
-    """A call that may still be going on. See `tpi.devices.base.Pending`."""
+    """A queued call that may still be running (`tpi.devices.base.Pending`)."""
 
     __slots__ = ("_clock", "_started")
 
@@ -46,11 +46,11 @@ class TimedStart(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """See `Pending.done`."""
+        """True if `wait` would return at once."""
         return self._started.done
 
     def wait(self) -> T:
-        """See `Pending.wait`; who waits is then no earlier than the call's end."""
+        """Return the call's result; advance the calling thread's emulated time to the call's end."""
         asked = self._clock.now()
         ended, result = self._started.wait()
         self._clock.be_at(max(asked, ended))

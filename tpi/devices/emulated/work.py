@@ -1,4 +1,4 @@
-"""What a kernel has to do, in bytes and operations, from the shapes that it is called with.
+"""The work of a kernel, in bytes and operations, from the shapes of its arguments.
 
 A product of `tokens` inputs with a matrix takes two operations per weight and token, and reads each weight once. Norms
 and sums are counted by their bytes alone. The cache is read once for each sequence of a step.
@@ -28,7 +28,7 @@ _F32 = 4  # bytes
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Of one call.
+    """The work of one kernel call.
 
     Attributes:
         nbytes: read from and written to the memory of the device.
@@ -52,11 +52,14 @@ class KernelWork:
 
 @dataclass(frozen=True)
 class Roofline:
-    """How fast a device does it (Williams et al., 2009), with what lies before and after it.
+    """A device's speed as a roofline model (Williams et al., 2009), plus launch and transfers.
 
     Attributes:
-        memory: bytes per second; operations: per second; launch: seconds before it begins.
-        up, down: bytes per second of activations from the host's memory and to it; latency: seconds of each crossing.
+        memory: bytes per second of its memory.
+        operations: operations per second.
+        launch: seconds before a kernel begins.
+        up, down: bytes per second of activations from the host's memory and to it.
+        latency: seconds of each crossing.
     """
 
     memory: float
@@ -67,13 +70,13 @@ class Roofline:
     latency: float = 0.0
 
     def seconds(self, work: KernelWork) -> float:
-        """Of a call: either bytes or operations decide; activations cross before and after."""
+        """Return the seconds of a call: the larger of memory and compute time, plus launch and transfers."""
         crossing = work.up / self.up + work.down / self.down + self.latency * ((work.up > 0) + (work.down > 0))
         return self.launch + crossing + max(work.nbytes / self.memory, work.operations / self.operations)
 
 
 def product(run: RunLayout, tokens: int, *parts: str) -> KernelWork:
-    """`tokens` vectors times these parts of a run, or all of them."""
+    """Return the work of `tokens` vectors times these parts of a run; all parts if none is named."""
     vectors = run.units * run.width
     chosen = [part for part in run.parts if not parts or part.name in parts]
     nbytes = sum(vectors * part.vector_bytes(run.hidden) for part in chosen)
@@ -81,13 +84,13 @@ def product(run: RunLayout, tokens: int, *parts: str) -> KernelWork:
 
 
 def projecting(spec: AttentionSpec, tokens: int) -> KernelWork:
-    """Of `Kernels.project`."""
+    """Return the work of `Kernels.project`."""
     latent = product(spec.latent.run, tokens) if spec.latent else KernelWork()
     return latent + product(spec.query, tokens, "q") + product(spec.kv, tokens, "k", "v")
 
 
 def attending(spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch) -> KernelWork:
-    """Of `Kernels.attend`: scores and sums of each token with all that it attends to; `keys` as for `attend`."""
+    """Return the work of `Kernels.attend`: scores and sums of each token with every token that it attends to."""
     first = np.maximum(batch.positions - spec.window + 1, 0) if spec.window else np.zeros_like(batch.positions)
     pairs = int((batch.positions - first + 1).sum())
     begins, ends = np.full(len(batch.tables), np.iinfo(np.int32).max), np.full(len(batch.tables), -1)
@@ -100,7 +103,7 @@ def attending(spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch)
 
 
 def ffn(spec: FfnSpec, tokens: int, active: I32 | None) -> KernelWork:
-    """Of `Kernels.ffn`; neurons that are not active are neither read nor computed."""
+    """Return the work of `Kernels.ffn`; inactive neurons are neither read nor computed."""
     whole = product(spec.neuron, tokens)
     if active is None:
         return whole
@@ -109,18 +112,24 @@ def ffn(spec: FfnSpec, tokens: int, active: I32 | None) -> KernelWork:
 
 
 def routing(router: RouterSpec, tokens: int) -> KernelWork:
-    """Of `Kernels.route`, which is left on the device for another call; choosing counts for nothing."""
+    """Return the work of `Kernels.route`; choosing the experts counts as nothing.
+
+    The input is on the device already, and stays there for the next call.
+    """
     crossing = 2 * _F32 * tokens * router.mixture.used
     return KernelWork(router.weight.nbytes, 2.0 * tokens * router.weight.size, down=crossing)
 
 
 def experts(spec: ExpertsSpec, tokens: int, chosen: Routing | None) -> KernelWork:
-    """Of `Kernels.experts`: each piece is read once if a token chose it. Without a routing all tokens choose others."""
+    """Return the work of `Kernels.experts`: each chosen piece is read once.
+
+    Without a routing, as if no two tokens chose the same expert.
+    """
     return pieces(spec, [*range(len(spec.pieces)), SHARED], tokens, chosen)
 
 
 def pieces(spec: ExpertsSpec, numbers: Iterable[int], tokens: int, chosen: Routing | None) -> KernelWork:
-    """As `experts`, of the pieces of these numbers alone."""
+    """Return the work of `Kernels.expert_pieces` for the pieces of these numbers."""
     todo, every = KernelWork(), spec.router.mixture.experts
     counts = np.bincount(chosen.experts.ravel(), minlength=every) if chosen else np.arange(every) < tokens * _used(spec)
     for number in numbers:
@@ -136,7 +145,7 @@ def _used(spec: ExpertsSpec) -> int:
 
 
 def block(each: ChainBlock, batch: Batch) -> KernelWork:
-    """Of a block of a chain with its residual connection; its activations do not cross."""
+    """Return the work of a block of a chain with its residual connection; its activations do not cross the link."""
     tokens, spec = len(batch.positions), each.spec
     residual = KernelWork(3.0 * _F32 * tokens * spec.hidden)
     if isinstance(spec, FfnSpec):

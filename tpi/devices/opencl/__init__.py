@@ -1,1 +1,1 @@
-"""A graphics chip through OpenCL: what laptops have, from Intel, AMD and NVIDIA alike."""
+"""Graphics chips through OpenCL, as laptops have them from Intel, AMD and NVIDIA."""

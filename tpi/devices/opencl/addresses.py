@@ -1,9 +1,9 @@
-"""Arrays that name memory of an OpenCL device: addresses of the host that nobody can read stand for its buffers.
+"""Numpy arrays that stand for memory of an OpenCL device, over host addresses that cannot be read.
 
-All code that moves weights and pages slices, views and reshapes numpy arrays. So an allocation reserves as many
-addresses of the host as it has bytes on the device, without any memory behind them, and the array over them is its
-name: what an address is worth, `Addresses.locate` tells. Looking at what such an array holds ends the process, so that
-no mistake is taken for zeros.
+All code that moves weights and pages slices, views and reshapes numpy arrays. An allocation therefore reserves as many
+host addresses as it has bytes on the device, without memory behind them. The array over these addresses stands for the
+device's bytes, and `Addresses.locate` maps it to a buffer. Reading such an array crashes the process, so that a
+mistake cannot pass for zeros.
 """
 
 import mmap
@@ -20,32 +20,38 @@ from tpi.devices.pages import Bytes, round_up
 from tpi.errors import DeviceError
 
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-_NO_ACCESS = 0  # PROT_NONE, which the module mmap does not name
+_NO_ACCESS = 0  # PROT_NONE, for which the module mmap has no name
 
 
 def reserve(size: int) -> Bytes:
-    """Addresses for `size` bytes, in whole pages, as a 1-D uint8 array that must not be looked at."""
+    """Reserve addresses for `size` bytes, in whole pages; return a 1-D uint8 array that must not be read."""
     return named(np.frombuffer(mmap.mmap(-1, round_up(size), flags=_FLAGS, prot=_NO_ACCESS), np.uint8))
 
 
 class Addresses:
-    """The buffers of one device by the addresses that stand for them. May be used by several threads."""
+    """The buffers of one device, by the addresses that stand for them. Thread-safe."""
 
     def __init__(self, device: str, create: Callable[[int], Any], most: Callable[[], int] = lambda: 1 << 62) -> None:
-        """`create` makes a zeroed `pyopencl.Buffer` of so many bytes, or raises; `most`: of one buffer."""
+        """Create the table; `create` returns a zeroed `pyopencl.Buffer` of the given bytes, or raises.
+
+        `most` returns the most bytes that one buffer may have.
+        """
         self._device = device
         self._create = create
         self._most = most
         self._lock = Lock()
         self._buffers: dict[int, Any] = {}  # by first address
-        self._starts: list[int] = []  # in order
+        self._starts: list[int] = []  # ascending
 
     def allocate(self, size: int) -> Bytes:
-        """A new buffer's name; for `Arena`."""
+        """Allocate `size` bytes in one buffer; return the array that stands for it."""
         return self.allocate_cut(size, ())
 
     def allocate_cut(self, size: int, cuts: Sequence[int]) -> Bytes:
-        """The name of new memory; where one buffer may not be so large, of several that end at some of `cuts`."""
+        """Allocate `size` bytes; return the array that stands for them.
+
+        If one buffer may not be so large, several are created, which meet at some of the offsets `cuts`.
+        """
         if not size:
             return np.empty(0, np.uint8)
         with ExitStack() as stack:
@@ -63,7 +69,7 @@ class Addresses:
         return memory
 
     def release(self, memory: Bytes) -> None:
-        """Give buffers back; their addresses stay taken for as long as an array refers to them."""
+        """Release the buffers of `memory`; their addresses stay reserved until no array refers to them."""
         start, end = bounds(memory)
         with self._lock:
             mine = self._starts[bisect_left(self._starts, start) : bisect_left(self._starts, end)]
@@ -73,10 +79,12 @@ class Addresses:
             buffer.release()
 
     def locate(self, array: Array) -> tuple[Any, int]:
-        """The buffer that holds an array's bytes, which are not none, and the offset of the first in it.
+        """Return the buffer that holds an array's bytes, and the offset of the first byte in it.
+
+        The array must not be empty.
 
         Raises:
-            DeviceError: if the array names nothing here.
+            DeviceError: if no buffer holds all of its bytes.
         """
         start, end = bounds(array)
         with self._lock:
@@ -84,11 +92,11 @@ class Addresses:
             first = self._starts[at] if at >= 0 else end
             buffer = self._buffers.get(first)
         if buffer is None or end - first > buffer.size:
-            raise DeviceError(f"an array names no memory of {self._device}, or memory that was freed")
+            raise DeviceError(f"an array is not in the memory of {self._device}, or was freed")
         return buffer, start - first
 
     def close(self) -> None:
-        """Give back every buffer that is left. Idempotent."""
+        """Release every buffer that is left. Idempotent."""
         with self._lock:
             buffers = list(self._buffers.values())
             self._buffers.clear()
@@ -98,7 +106,7 @@ class Addresses:
 
 
 def _parts(size: int, cuts: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-    """Begins and ends of as few parts as there can be, of `most` bytes each as far as `cuts` allow."""
+    """Yield begins and ends of as few parts as possible, each of at most `most` bytes as far as `cuts` allow."""
     begin = last = 0
     for cut in (*cuts, size):
         if cut - begin > most and last > begin:

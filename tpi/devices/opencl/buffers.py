@@ -1,4 +1,4 @@
-"""Buffers for what kernels make on the way, within the memory that weights and pages leave: held to be used again."""
+"""A pool of buffers for the kernels' temporary values, in the memory that weights and pages leave free."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,45 +7,46 @@ from typing import Any
 from tpi.devices.arena import Arena
 from tpi.errors import DeviceFullError
 
-_STEP = 256  # bytes: sizes are multiples of it
+_STEP = 256  # bytes; sizes are multiples of it
 
 
 class PooledBuffer:
-    """A buffer that goes back to its pool when nothing refers to it any more."""
+    """A buffer that returns to its pool when no object refers to it any more."""
 
     __slots__ = ("_returned", "buffer")
 
     def __init__(self, buffer: Any, returned: deque[Any]) -> None:
-        """`buffer` is a `pyopencl.Buffer`, which is put into `returned` at the end, by whichever thread that is."""
+        """Wrap `buffer`, a `pyopencl.Buffer`, which is appended to `returned` at the end, by any thread."""
         self.buffer = buffer
         self._returned = returned
 
     def __del__(self) -> None:
-        """See the class."""
+        """Return the buffer to its pool."""
         self._returned.append(self.buffer)
 
 
 class BufferPool:
-    """Buffers of one card, each of the size that was asked for, in whole steps. Used by one thread at a time.
+    """Buffers of one card, each of the size that was asked for, rounded up to a whole step. Not thread-safe.
 
-    Those that are held are used again for the same size. They are no more than the most that was in use at once: for
-    more, those go that were let go longest ago. So what the pool has, is what kernels need, whatever they need next.
+    Free buffers are reused for the same size. All buffers together never exceed the most bytes that were in use at
+    once:
+    to create one beyond that, the longest unused are released. So the pool has what kernels need, and no more.
     """
 
     def __init__(self, device: str, create: Callable[[int], Any], finish: Callable[[], None]) -> None:
-        """`create` makes a buffer of so many bytes of `device`; `finish` waits for all that uses one."""
+        """Create the pool; `create` returns a buffer of the given bytes, `finish` waits for all calls that use one."""
         self._device, self._create, self._finish = device, create, finish
         self._returned: deque[Any] = deque()
-        self._held: deque[Any] = deque()  # let go longest ago first
-        self._most = 0  # bytes in use at once so far
+        self._held: deque[Any] = deque()  # the longest unused first
+        self._most = 0  # most bytes in use at once so far
         self._held_bytes = 0
-        self.nbytes = 0  # of all buffers, in use or held
+        self.nbytes = 0  # bytes of all buffers, in use or free
 
     def take(self, size: int, arena: Arena) -> PooledBuffer:
-        """A buffer of at least `size` bytes, with anything in it, beside what is in the card's `arena`.
+        """Return a buffer of at least `size` bytes with any content; it must fit in addition to the card's `arena`.
 
         Raises:
-            DeviceFullError: if that leaves no room for it; names the smallest limit that would do.
+            DeviceFullError: if there is no room for it; names the smallest limit that would do.
         """
         size = -(-max(1, size) // _STEP) * _STEP
         self._collect()
@@ -58,7 +59,7 @@ class BufferPool:
         return PooledBuffer(found, self._returned)
 
     def trim(self, most: int = 0) -> int:
-        """Let held buffers go until there are `most` bytes in all, or none is held; returns how many there are."""
+        """Release free buffers until at most `most` bytes are left, or none is free; return the bytes left."""
         self._collect()
         if self.nbytes > most and self._held:
             self._finish()
@@ -81,7 +82,7 @@ class BufferPool:
         return buffer
 
     def _collect(self) -> None:
-        """What was let go is held from now on."""
+        """Move buffers that were returned to the free ones."""
         while self._returned:
             buffer = self._returned.popleft()
             self._held.append(buffer)

@@ -1,4 +1,4 @@
-"""An OpenCL device as its kernels and copies use it: a queue to compute on, programs, an arena, and activations."""
+"""An OpenCL device as its kernels and copies use it: compute queue, programs, arena, and buffers of activations."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,14 +18,17 @@ from tpi.devices.pages import PAGE
 from tpi.errors import DeviceError
 from tpi.kernels.spec import F32
 
-LANES = 64  # work-items of a work-group, as common.cl has it
+LANES = 64  # work-items of a work-group, as in common.cl
 
 
 class OpenClCard:
-    """One device: an in-order queue, and buffers that come from a pool. Takes its users one after the other."""
+    """One device: an in-order queue, and buffers from a pool. `working` lets one thread use it at a time."""
 
     def __init__(self, name: str, device: Any, limit: int) -> None:
-        """`device` is a `pyopencl.Device`; `limit` in bytes is of its arena and of buffers for activations together."""
+        """Open `device`, a `pyopencl.Device`.
+
+        `limit` bytes are for its arena and the buffers of activations together.
+        """
         cl = opencl()
         self.name = name
         self.device = device
@@ -41,38 +44,38 @@ class OpenClCard:
         )
 
     def largest(self) -> int:
-        """Return the bytes that the device gives in one piece."""
+        """Return the most bytes that the device allocates in one piece."""
         with self.explained():
             return int(self.device.max_mem_alloc_size) // PAGE * PAGE
 
     @property
     def working_bytes(self) -> int:
-        """Bytes beside the arena: activations of the calls under way, what is held for the next, and vectors."""
+        """Bytes in addition to the arena: activations of running calls, free buffers of the pool, vectors of specs."""
         return self._pool.nbytes
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """The caller alone uses the queue; what OpenCL refuses is a DeviceError."""
+        """Lock the queue for the caller; raise errors of OpenCL as DeviceError."""
         with self._lock, self.explained():
             yield
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise whatever OpenCL or its driver refuses as a DeviceError that names the device."""
+        """Raise errors of OpenCL or its driver as a DeviceError that names the device."""
         try:
-            with explained(f"{self.name} failed", "give it less to hold, or choose another device"):
+            with explained(f"{self.name} failed", "use a smaller limit, or choose another device"):
                 yield
         except DeviceError as error:
             if isinstance(error.__cause__, opencl().MemoryError):
                 raise DeviceError(
-                    f"{self.name} has no memory left ({reason(error.__cause__)}): give it less to hold"
+                    f"{self.name} has no memory left ({reason(error.__cause__)}): use a smaller limit"
                 ) from error
             raise
 
     def launch(self, program: Program, kernel: str, groups: Sequence[int], *arguments: Any) -> None:
-        """Enqueue a kernel over so many work-groups of LANES work-items; none where there are no groups.
+        """Enqueue a kernel over `groups` work-groups of LANES work-items; do nothing if a dimension is 0.
 
-        Integers become int, floats float, and arrays of the device what `located` says: a buffer and an offset.
+        Integers are passed as int, floats as float; an array of the device must be passed as `located` returns it.
         """
         if 0 in groups:
             return
@@ -81,53 +84,53 @@ class OpenClCard:
         self._programs.kernel(program, kernel)(self._queue, size, local, *map(_argument, arguments))
 
     def empty(self, *shape: int) -> PooledBuffer:
-        """A buffer for 4-byte values of this shape; it goes back to the pool when nothing refers to it."""
+        """Return a pooled buffer for 4-byte values of this shape, with any content."""
         return self._pool.take(4 * int(np.prod(shape, dtype=np.int64)), self.memory)
 
     def zeros(self, *shape: int) -> PooledBuffer:
-        """As `empty`, with zeros."""
+        """Return a pooled buffer for 4-byte values of this shape, filled with zeros."""
         taken = self.empty(*shape)
         opencl().enqueue_fill_buffer(self._queue, taken.buffer, np.uint8(0), 0, taken.buffer.size)
         return taken
 
     def upload(self, array: Array) -> PooledBuffer:
-        """A buffer with an array's values, which may change again at once; any contiguous array of 4-byte values."""
+        """Return a buffer with the values of a contiguous array of 4-byte values; the array may change at once."""
         taken = self.empty(array.size)
         if array.size:
             opencl().enqueue_copy(self._queue, taken.buffer, np.ascontiguousarray(array), is_blocking=True)
         return taken
 
     def download(self, taken: PooledBuffer, *shape: int) -> F32:
-        """A buffer's floats, when all that was enqueued is done."""
+        """Return a buffer's floats as an array, once all that was enqueued is done."""
         out = np.empty(shape, np.float32)
         if out.size:
             opencl().enqueue_copy(self._queue, out, taken.buffer, is_blocking=True)
         return out
 
     def located(self, array: Array) -> tuple[Any, np.uint64]:
-        """The buffer and the offset of an array of the device, as kernels take them."""
+        """Return the buffer and the offset of an array of the device, as kernels take them."""
         if not array.size:
             return None, np.uint64(0)
         buffer, offset = self.addresses.locate(array)
         return buffer, np.uint64(offset)
 
     def close(self) -> None:
-        """Wait for what was enqueued and give all memory back. Idempotent."""
+        """Wait for what was enqueued and release all memory. Idempotent."""
         with self._lock:
             close_all(self._queue.finish, self._pool.trim, self.addresses.close)
 
     def _trimmed(self, room: int) -> int:
-        """Bytes that buffers of kernels take, after those are let go that are held and have no place in `room`."""
+        """Release free buffers beyond `room` bytes; return the bytes that the kernels' buffers still take."""
         with self.working():
             return self._pool.trim(room)
 
     def _create(self, size: int) -> Any:
-        """A zeroed buffer: writing to it shows whether it is there."""
+        """Return a zeroed buffer; writing the zeros shows that the memory exists."""
         cl = opencl()
         most = self.largest()
         if size > most:
             raise DeviceError(
-                f"{self.name} gives at most {most} bytes in one piece, not {size}: hold less at once on it"
+                f"{self.name} allocates at most {most} bytes in one piece, not {size}: use a smaller limit"
             )
         with self.explained():
             buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size)

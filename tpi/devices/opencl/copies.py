@@ -1,4 +1,4 @@
-"""Copies between the host and an OpenCL device, or within it: queues of their own, beside the one that computes."""
+"""Copies between the host and an OpenCL device, or within it, on queues of their own next to the compute queue."""
 
 from contextlib import suppress
 from typing import Any
@@ -15,7 +15,7 @@ from tpi.errors import DeviceError
 
 
 class CopyEvent:
-    """The end of a copy, as an OpenCL event tells it. See `tpi.devices.base.Pending`."""
+    """A pending copy as an OpenCL event (`tpi.devices.base.Pending`)."""
 
     __slots__ = ("_card", "_event")
 
@@ -25,20 +25,20 @@ class CopyEvent:
 
     @property
     def done(self) -> bool:
-        """See `Pending.done`; what failed has ended."""
+        """True if `wait` would return at once; a copy that failed has ended."""
         try:
             return int(self._event.command_execution_status) <= 0
-        except Exception:  # noqa: BLE001 - the device failed, as `wait` will say
+        except Exception:  # noqa: BLE001 - the device failed; `wait` raises
             return True
 
     def wait(self) -> None:
-        """See `Pending.wait`; DeviceError if the copy failed."""
+        """Wait for the end of the copy; raise DeviceError if it failed."""
         with self._card.explained():
             self._event.wait()
 
 
 class Copies:
-    """A queue for each direction, so that weights may come while keys and values go. May be used by several threads."""
+    """A queue for each direction, so that weights can come in while keys and values go out. Thread-safe."""
 
     def __init__(self, card: OpenClCard) -> None:
         cl = opencl()
@@ -48,18 +48,18 @@ class Copies:
             self._going = cl.CommandQueue(card.context)
 
     def start(self, source: Bytes, target: Bytes, from_here: bool, to_here: bool) -> Event:
-        """Begin a copy of contiguous bytes; at least one end is on the device.
+        """Start a copy of contiguous bytes; `from_here` and `to_here` say which ends are on the device.
 
         Raises:
-            DeviceError: if they differ in size, are not contiguous, or no end is on the device.
+            DeviceError: if the arrays differ in size, are not contiguous, or neither is on the device.
         """
         check_sizes(source, target)
         if not (from_here or to_here):
             raise DeviceError(f"one end of a copy must lie in the memory of {self._card.name}")
         if not (source.flags.c_contiguous and target.flags.c_contiguous):
-            raise DeviceError(f"a copy to or from {self._card.name} is of contiguous bytes")
+            raise DeviceError(f"a copy to or from {self._card.name} needs contiguous bytes")
         if not (to_here or target.flags.writeable):
-            raise DeviceError(f"a copy from {self._card.name} needs memory that may be written")
+            raise DeviceError(f"a copy from {self._card.name} needs writable memory")
         if not source.size:
             return Finished(lambda: None)
         try:
@@ -88,7 +88,10 @@ class Copies:
         return event
 
     def staging(self, size: int) -> Bytes:
-        """See `Device.staging`: pinned where the card has memory of its own, and its driver pins so much."""
+        """Return `size` zeroed bytes of host memory.
+
+        They are pinned if the card has its own memory and the driver allows.
+        """
         device = self._card.device
         if size and is_gpu(device) and not device.host_unified_memory:
             with suppress(DeviceError), self._card.explained():
@@ -97,12 +100,14 @@ class Copies:
 
 
 def pinned(context: Any, queue: Any, size: int) -> Bytes:
-    """Host memory that the driver has pinned: `round_up(size)` zeroed bytes from the start of a page on."""
+    """Return `round_up(size)` zeroed, page-aligned bytes of host memory that the driver has pinned."""
     cl = opencl()
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
     buffer = cl.Buffer(context, flags, round_up(size) + PAGE)
     access = cl.map_flags.READ | cl.map_flags.WRITE
-    area, _ = cl.enqueue_map_buffer(queue, buffer, access, 0, (buffer.size,), np.uint8)  # unmapped with its last view
+    area, _ = cl.enqueue_map_buffer(
+        queue, buffer, access, 0, (buffer.size,), np.uint8
+    )  # unmapped when its last view is gone
     start = -area.ctypes.data % PAGE
     found: Bytes = area[start : start + round_up(size)]
     found.fill(0)

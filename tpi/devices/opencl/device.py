@@ -16,14 +16,14 @@ from tpi.errors import UsageError
 from tpi.kernels import Kernels
 
 T = TypeVar("T")
-_MARGIN = 8  # a part in so many of the memory is left to programs and the screen
+_MARGIN = 8  # one part in so many of the memory is left to programs and the screen
 
 
 class OpenClDevice:
-    """See `tpi.devices.base.Device`."""
+    """A graphics chip as a device of a node (`tpi.devices.base.Device`), through OpenCL."""
 
     def __init__(self, name: str, device: Any, limit: int) -> None:
-        """`device` is a `pyopencl.Device`; `limit` in bytes is of its arena and of what kernels have beside it."""
+        """Open `device`, a `pyopencl.Device`; `limit` bytes are for its arena and its kernels' buffers together."""
         self.name = name
         self._card = OpenClCard(name, device, limit)
         self.memory = self._card.memory
@@ -33,41 +33,42 @@ class OpenClDevice:
 
     @cached_property
     def identity(self) -> str:
-        """See `tpi.devices.base.Identified`."""
+        """Model, UUID or place, and driver version: everything that the device's speed depends on."""
         with self._card.explained():
             return identity(self._card.device)
 
     @cached_property
     def shares_memory(self) -> bool:
-        """See `tpi.devices.base.Sharing`."""
+        """True if the device's memory is the host's."""
         with self._card.explained():
             return bool(self._card.device.host_unified_memory)
 
     @property
     def used(self) -> int:
-        """Bytes of its memory that are taken: the arena's, and what kernels have beside it."""
+        """Bytes of its memory in use: the arena's, and those of the kernels' buffers."""
         return self.memory.used + self._card.working_bytes
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
-        """See `Device.copy`."""
+        """Start copying bytes between host and device memory, or within the device's; return an event for the end."""
         return self._copies.start(source, target, self.memory.owns(source), self.memory.owns(target))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """See `Device.start`."""
+        """Start a call of this device's kernels, after all calls that were started before it."""
         return self._computing.start(call)
 
     def staging(self, size: int) -> Bytes:
-        """See `Device.staging`."""
+        """Return `size` zeroed bytes of host memory that this device copies from and to at full speed."""
         return self._copies.staging(size)
 
     def close(self) -> None:
-        """See `Device.close`."""
+        """Wait for what was started, then end the device's threads."""
         close_all(self._computing.close, self._copies.close, self._card.close)
 
 
 def open_opencl(argument: str, limit: int | None) -> OpenClDevice:
-    """The OpenCL device with index `argument` (empty: the first GPU, or else the first) and `limit` bytes of its
-    memory.
+    """Return the OpenCL device with index `argument`, with `limit` bytes of its memory (None: most of it).
+
+    If `argument` is empty: the first GPU, or the first device if there is no GPU.
 
     Raises:
         UsageError: if there is no such device, or it has less memory than `limit`.
@@ -75,5 +76,5 @@ def open_opencl(argument: str, limit: int | None) -> OpenClDevice:
     index, device = choose_device(argument)
     name, size = f"opencl:{index} ({device.name.strip()})", int(device.global_mem_size)
     if limit is not None and limit > size:
-        raise UsageError(f"{name} has {size} bytes of memory, not {limit}: limit it to {size} at most")
+        raise UsageError(f"{name} has {size} bytes of memory, not {limit}: use a limit of at most {size}")
     return OpenClDevice(name, device, (size - size // _MARGIN) // PAGE * PAGE if limit is None else limit)

@@ -1,4 +1,4 @@
-"""Which OpenCL devices this machine has, and the one that a user means."""
+"""The OpenCL devices of this machine, and the one that a user names."""
 
 from contextlib import suppress
 from typing import Any
@@ -10,7 +10,7 @@ _INSTALL = "OpenCL devices need pyopencl: install it with `pip install 'tpi[open
 
 
 def opencl() -> Any:
-    """The module pyopencl.
+    """Return the module pyopencl.
 
     Raises:
         UsageError: if it is not installed, or finds no OpenCL library.
@@ -23,7 +23,7 @@ def opencl() -> Any:
 
 
 def find_devices() -> list[Any]:
-    """Every `pyopencl.Device` of every platform; an index into this list is what `opencl:INDEX` means.
+    """Return every `pyopencl.Device` of every platform; `opencl:INDEX` is an index into this list.
 
     Raises:
         UsageError: if pyopencl is missing.
@@ -31,39 +31,39 @@ def find_devices() -> list[Any]:
     cl = opencl()
     try:
         platforms = cl.get_platforms()
-    except cl.Error:  # there is none
+    except cl.Error:  # there is no platform
         return []
     return [device for platform in platforms for device in _of(platform)]
 
 
 def choose_device(argument: str) -> tuple[int, Any]:
-    """The device with index `argument`, with its index; the first GPU where it is empty, or else the first.
+    """Return the device with index `argument`, and the index; if empty, the first GPU, or the first device without one.
 
     Raises:
-        UsageError: if there is none such; says which there are.
+        UsageError: if there is no such device; lists the devices that exist.
     """
     devices = find_devices()
     if not devices:
-        raise UsageError("there is no OpenCL device here: install the OpenCL driver of your graphics chip")
+        raise UsageError("no OpenCL device was found: install the OpenCL driver of your graphics chip")
     if not argument:
         gpus = [index for index, device in enumerate(devices) if is_gpu(device)]
         index = gpus[0] if gpus else 0
         return index, devices[index]
     if not (argument.isdecimal() and int(argument) < len(devices)):
         there = ", ".join(f"opencl:{index} ({device.name.strip()})" for index, device in enumerate(devices))
-        raise UsageError(f"there is no device opencl:{argument}; there is {there}")
+        raise UsageError(f"there is no device opencl:{argument}; choose one of {there}")
     return int(argument), devices[int(argument)]
 
 
 def is_gpu(device: Any) -> bool:
-    """Whether an OpenCL device is a graphics chip."""
+    """Return True if an OpenCL device is a graphics chip."""
     return bool(device.type & opencl().device_type.GPU)
 
 
 def identity(device: Any) -> str:
-    """Return a device's model, vendor, driver, and its UUID or place where an extension tells one.
+    """Return a device's model, vendor and driver, and its UUID or bus address if an extension reports one.
 
-    Devices of which no extension tells that are numbered among their like.
+    Devices without either are numbered among devices of the same model.
     """
     known = _model(device)
     where = " ".join(filter(None, (_told(device, name) for name in _PLACES)))
@@ -82,7 +82,7 @@ def _model(device: Any) -> str:
 
 
 def _told(device: Any, name: str) -> str:
-    """What a device says of itself, as text; "" if it does not, or pyopencl does not know how to ask."""
+    """Return an attribute of a device as text, or "" if the device or pyopencl does not support it."""
     with suppress(Exception):
         value = getattr(device, name)
         if isinstance(value, bytes):

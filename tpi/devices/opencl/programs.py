@@ -1,4 +1,4 @@
-"""OpenCL C sources as kernels: each program is built once for a device, with its constants as definitions."""
+"""Kernels from OpenCL C sources: each program is built once for a device, with its constants as definitions."""
 
 import warnings
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from tpi.errors import KernelError
 
 _SOURCES = Path(__file__).parent / "sources"
 _OPTIONS = ["-cl-mad-enable"]
-# PoCL asks clang for "generic" where its LLVM does not know the processor, which clang does not know (pocl/pocl#1049)
+# PoCL asks clang for the CPU "generic" if its LLVM does not know the processor, and clang refuses it (pocl/pocl#1049)
 _NO_SUCH_CPU = "unknown target CPU 'generic'"
 _NEWER = "install a newer one (Debian and Ubuntu: apt install pocl-opencl-icd), or leave --device opencl out"
 
 
 @dataclass(frozen=True)
 class Program:
-    """Sources that make up one program, without their ending, and what is defined for them (`NAME` or `NAME=VALUE`)."""
+    """The sources of one program, without their file ending, and its definitions (`NAME` or `NAME=VALUE`)."""
 
     sources: tuple[str, ...]
     defined: tuple[str, ...] = ()
 
 
 class Programs:
-    """The kernels of one device. Used by one thread at a time."""
+    """The compiled kernels of one device. Not thread-safe."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -32,7 +32,7 @@ class Programs:
         self._kernels: dict[tuple[Program, str], Any] = {}
 
     def kernel(self, program: Program, name: str) -> Any:
-        """The `pyopencl.Kernel` called `name`.
+        """Return the `pyopencl.Kernel` called `name`.
 
         Raises:
             KernelError: if the device's compiler refuses the program.
@@ -49,7 +49,7 @@ class Programs:
             options = [*_OPTIONS, *(f"-D{each}" for each in program.defined)]
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # compilers that have something to say to a program that they took
+                    warnings.simplefilter("ignore")  # compilers may warn about a program that they accept
                     self._built[program] = cl.Program(self._context, text).build(options)
             except cl.Error as error:
                 raise KernelError(_refusal(program, str(error))) from error

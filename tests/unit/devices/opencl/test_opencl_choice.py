@@ -25,7 +25,7 @@ def test_by_its_index_or_without(card: OpenClDevice) -> None:
 
 @pytest.mark.parametrize("argument", ["99", "x", "-1", "0:1"])
 def test_one_that_is_not_there(card: OpenClDevice, argument: str) -> None:
-    with pytest.raises(UsageError, match=rf"no device opencl:{argument}; there is opencl:0 \("):
+    with pytest.raises(UsageError, match=rf"no device opencl:{argument}; choose one of opencl:0 \("):
         open_device(f"opencl:{argument}")
 
 
@@ -42,7 +42,7 @@ def test_no_pyopencl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discover, "find_devices", list)
-    with pytest.raises(UsageError, match="no OpenCL device here"):
+    with pytest.raises(UsageError, match="no OpenCL device was found"):
         open_device("opencl")
 
 

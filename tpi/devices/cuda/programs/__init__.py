@@ -1,4 +1,4 @@
-"""What runs on the card, in Triton's language: each file is a kind of kernel; `tpi.devices.cuda` launches them.
+"""Triton kernels that run on the card, a file for each kind; `tpi.devices.cuda` launches them.
 
-A program is one instance of a kernel. Names in capitals are known when it is compiled.
+A program is one instance of a kernel. Parameters in capitals are compile-time constants.
 """

@@ -1,4 +1,4 @@
-"""The activations of a feed-forward block: see `tpi.kernels.arithmetic.activate`."""
+"""The activations of a feed-forward block, as `tpi.kernels.arithmetic.activate` defines them."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def tanh(x):
-    """From the exponential of -2|x|, which cannot overflow."""
+    """Return tanh(x), computed from exp(-2|x|), which cannot overflow."""
     small = tl.exp(-2.0 * tl.abs(x))
     size = (1.0 - small) / (1.0 + small)
     return tl.where(x < 0, -size, size)
@@ -14,13 +14,16 @@ def tanh(x):
 
 @triton.jit
 def relu(x):
-    """Of what is no number, no number."""
+    """Return max(x, 0); NaN in, NaN out."""
     return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def activation(x, threshold, KIND: tl.constexpr):
-    """relu and its kin, silu, gelu (by the error function) or gelu_tanh of float32; `threshold` is fatrelu's."""
+    """Return the activation KIND of float32 `x`.
+
+    `threshold` is fatrelu's. gelu uses erf, gelu_tanh its approximation.
+    """
     if KIND == "relu" or KIND == "drelu":
         return relu(x)
     elif KIND == "relu2":
@@ -41,9 +44,9 @@ def activate(
     KIND: tl.constexpr, GATED: tl.constexpr, GATE_BIAS: tl.constexpr, UP_BIAS: tl.constexpr, INDEXED: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """`out` = act(gate) * up (drelu: * act(up)), or act(up), of `[tokens, neurons]`.
+    """Set `out`, `[tokens, neurons]`, to act(gate) * up, or act(up) without a gate; drelu: act(gate) * act(up).
 
-    The biases are those of the neurons that `index` names if INDEXED.
+    The biases are those of the neurons that `index` lists if INDEXED.
     """
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * SIZE + tl.arange(0, SIZE)

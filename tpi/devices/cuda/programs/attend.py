@@ -1,4 +1,4 @@
-"""Attention over pages by an online softmax, a long past shared out to several programs (as in FlashDecoding)."""
+"""Attention over pages with an online softmax; a long context is split over several programs (as in FlashDecoding)."""
 
 import triton
 import triton.language as tl
@@ -12,10 +12,11 @@ def attend(
     queries, keys, values, kv_index, positions, sequence, tables, mixed, largest, weight, head_dim, kv_heads, vector,
     longest, span, scale, softcap, window, FORMAT: tl.constexpr, CAPPED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """One query head of one token, and `span` pages of what it attends to, to a program.
+    """Attend with one query head of one token over `span` pages; one program for each head, token and split.
 
-    Writes the weighted values before they are divided by the weights' sum, that sum (`weight`) and the largest score,
-    relative to which they are. `window` 0: all tokens before. See `append` for `vector` and `longest`.
+    Store the weighted sum of values (`mixed`, not normalised), the sum of weights (`weight`), and the largest score
+    (`largest`), to which the weights are relative. `window` 0: all tokens before. `vector` and `longest` are those of
+    `append`.
     """
     token, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position, at = tl.load(positions + token), tl.arange(0, SIZE)
@@ -55,9 +56,9 @@ def attend_many(
     vector, longest, span, scale, softcap, window,
     FORMAT: tl.constexpr, CAPPED: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """As `attend`, for up to TOKENS tokens of one sequence to a program, which read each page once.
+    """Attend as `attend`, with up to TOKENS tokens of one sequence per program, so that each page is read once.
 
-    `blocks` `[blocks, 2]` has the first token of each program, and how many follow one another from there on.
+    `blocks`, `[blocks, 2]`, has the first token of each program, and the number of consecutive tokens from there on.
     """
     block, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begun, count, number = tl.load(blocks + 2 * block), tl.load(blocks + 2 * block + 1), tl.arange(0, TOKENS)
@@ -84,7 +85,7 @@ def attend_many(
         seen = (other[None, :] >= first[:, None]) & (other[None, :] <= position[:, None])
         score = tl.where(seen, score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # of a token that has seen nothing yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # 0 for a token that has not seen any other yet
         shrunk, share = tl.exp(top - base), tl.exp(score - base[:, None])
         value = load_vectors(values, vectors, at[None, :], inside, head_dim, FORMAT)
         total = total * shrunk[:, None] + tl.dot(share, value, input_precision="ieee")
@@ -98,7 +99,7 @@ def attend_many(
 
 @triton.jit
 def merge(mixed, largest, weight, out, head_dim, splits, SIZE: tl.constexpr, SPLITS: tl.constexpr):
-    """The parts of one head of one token, `[splits, head_dim]`, as one; a part that saw no token has no weight."""
+    """Merge the splits of one head of one token, `[splits, head_dim]`; a split that saw no token has no weight."""
     place, at, split = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE), tl.arange(0, SPLITS)
     there = split < splits
     tops = tl.load(largest + place * splits + split, mask=there, other=float("-inf"))

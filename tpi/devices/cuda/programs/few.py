@@ -1,4 +1,4 @@
-"""A few tokens (under 16) times packed weights: each weight is read once, by one program, and used for all tokens."""
+"""A few tokens (under 16) times packed weights: one program reads each weight once and uses it for all tokens."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from tpi.devices.cuda.programs.weights import code_step, factor, first_byte, fir
 
 @triton.jit
 def rounded(codes, rest, scales, tokens, groups, at, known, width, FORMAT: tl.constexpr):
-    """Rounded activations in units of their scales, float32, of tokens x groups x values `at` in a group."""
+    """Return rounded activations in units of their scales, float32, of tokens x groups x values `at` in a group."""
     place = tokens * width + groups * 32 + at
     x = tl.load(codes + place, mask=known, other=0).to(tl.float32)
     if FORMAT == "q8":
@@ -22,9 +22,9 @@ def few_grouped(
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr,
     CODES: tl.constexpr, TILED: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """`out` `[tokens, outputs]` = rounded activations (`codes` + `rest` / 128) * `scales` times quantised weights.
+    """Set `out`, `[tokens, outputs]`, to activations (`codes` + `rest` / 128) * `scales` times quantised weights.
 
-    Outputs are those of `index` if INDEXED. Sums of codes are made group by group, then scaled.
+    Outputs are those that `index` lists if INDEXED. Sums of codes are computed group by group, then scaled.
     """
     place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.load(index + place, mask=place < outputs, other=0) if INDEXED else place
@@ -68,7 +68,7 @@ def few_rows(
     data, x, index, out, tokens, outputs, groups, length, offset, unit,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """`out` `[tokens, outputs]` = `x` `[tokens, length]` times rows of f32 or bf16, those of `index` if INDEXED."""
+    """Set `out`, `[tokens, outputs]`, to `x`, `[tokens, length]`, times rows of f32 or bf16 (of `index` if INDEXED)."""
     place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.load(index + place, mask=place < outputs, other=0) if INDEXED else place
     token, within = tl.arange(0, TOKENS), tl.arange(0, 32)
@@ -95,9 +95,10 @@ def few_columns(
     TOKENS: tl.constexpr, VECTORS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr,
     CODES: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Parts of `x` `[tokens, vectors]` times columns in records: `out` is `[splits, tokens, length]`, to be added.
+    """Multiply parts of `x`, `[tokens, vectors]`, with columns in records.
 
-    A split is `span` vectors, of those that `index` names if INDEXED.
+    `out` is `[splits, tokens, length]`; the caller adds its splits. A split is `span` vectors, of those that `index`
+    lists if INDEXED.
     """
     group, within = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS), tl.arange(0, 32)
     split, token = tl.program_id(1), tl.arange(0, TOKENS)

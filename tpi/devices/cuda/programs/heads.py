@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def scaled(x, bias, weight, at, inside, head, head_dim, eps, BIASED: tl.constexpr, NORMED: tl.constexpr):
-    """Values `at` of a head, with its bias and norm, which is over all of `head_dim` wherever `at` points."""
+    """Return values `at` of a head after bias and norm; the norm is over all of `head_dim`, in any order of `at`."""
     values = tl.load(x + at, mask=inside, other=0.0)
     if BIASED:
         values += tl.load(bias + head * head_dim + at, mask=inside, other=0.0)
@@ -21,9 +21,10 @@ def finish_heads(
     x, bias, weight, positions, inv_freq, out, width, head_dim, half, eps, rope_scale,
     BIASED: tl.constexpr, NORMED: tl.constexpr, ROTATED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token to a program: `x` is `[tokens, width]`, heads one after the other, `out` without padding.
+    """Finish one head of one token per program: bias, norm and rotation.
 
-    The first `half` values are rotated against the next `half`; SIZE is at least `head_dim`.
+    `x` is `[tokens, width]`, with the heads in sequence; `out` has no padding. The first `half` values are rotated
+    against the next `half`; SIZE is at least `head_dim`.
     """
     token, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     at = tl.arange(0, SIZE)

@@ -10,7 +10,7 @@ from tpi.devices.cuda.programs.weights import code_step, factor, first_byte, fir
 def code_products(x, w, INT8: tl.constexpr):
     """Multiply int8 codes exactly; return float32.
 
-    Without INT8 they are multiplied as float16: every code is a float16, and a sum of 32 products is below 2^24.
+    Without INT8 they are multiplied as float16: it represents every code, and a sum of 32 products is below 2^24.
     """
     if INT8:
         return tl.dot(x, w).to(tl.float32)
@@ -24,7 +24,10 @@ def many_grouped(
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr,
     CODES: tl.constexpr, TILED: tl.constexpr, INDEXED: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
-    """As `few_grouped`; the codes of a group are multiplied exactly, then scaled. INT8: see `code_products`."""
+    """Compute what `few_grouped` does.
+
+    Codes of a group are multiplied exactly, then scaled. INT8: see `code_products`.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     place = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.load(index + place, mask=place < outputs, other=0) if INDEXED else place
@@ -64,9 +67,9 @@ def many_plain(
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr,
     COLUMNS: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """`out` `[tokens, outputs]` = `x` `[tokens, inputs]` times vectors of `length` in records, in float32.
+    """Set `out`, `[tokens, outputs]`, to `x`, `[tokens, inputs]`, times vectors of `length` in records, in float32.
 
-    Vectors are rows (one for each output), or with COLUMNS columns (one for each input); those of `index` if INDEXED.
+    With COLUMNS, vectors belong to inputs, else to outputs; they are those that `index` lists if INDEXED.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     place = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -100,7 +103,10 @@ def decode(
     VECTORS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr, TILED: tl.constexpr,
     INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Weights as float32: value v of vector n goes to `out[n * to_vector + v * to_value]`; 4 groups to a program."""
+    """Decode weights to float32: value v of vector n goes to `out[n * to_vector + v * to_value]`.
+
+    4 groups per program.
+    """
     place = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     group, within = tl.program_id(1) * 4 + tl.arange(0, 4), tl.arange(0, 32)
     vector = tl.load(index + place, mask=place < vectors, other=0) if INDEXED else place

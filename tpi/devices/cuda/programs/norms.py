@@ -1,4 +1,4 @@
-"""Norms of hidden states, and activations rounded to int8: see `tpi.kernels.arithmetic` for their meaning."""
+"""Norms of hidden states, and rounding of activations to int8, as `tpi.kernels.arithmetic` defines them."""
 
 import triton
 import triton.language as tl
@@ -6,13 +6,16 @@ import triton.language as tl
 
 @triton.jit
 def nearest(x):
-    """`x` rounded to the nearest whole number, ties to even; magnitudes under 2^22."""
-    return (x + 12582912.0) - 12582912.0  # 1.5 * 2^23: float32 has no digits behind the point there
+    """Return `x` rounded to the nearest integer, ties to even; magnitudes must be under 2^22."""
+    return (x + 12582912.0) - 12582912.0  # 1.5 * 2^23: float32 has no fractions there
 
 
 @triton.jit
 def norm(x, weight, bias, out, hidden, eps, LAYER: tl.constexpr, BIASED: tl.constexpr, SIZE: tl.constexpr):
-    """One token of `[tokens, hidden]` to a program; RMS norm, or LayerNorm where LAYER; SIZE is at least `hidden`."""
+    """Compute the norm of one token of `[tokens, hidden]` per program: LayerNorm if LAYER, else RMS norm.
+
+    SIZE is at least `hidden`.
+    """
     token, at = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
     inside = at < hidden
     values = tl.load(x + token * hidden + at, mask=inside, other=0.0)
@@ -27,9 +30,10 @@ def norm(x, weight, bias, out, hidden, eps, LAYER: tl.constexpr, BIASED: tl.cons
 
 @triton.jit
 def round_groups(x, codes, rest, scales, groups, GROUPS: tl.constexpr, REST: tl.constexpr):
-    """`x` `[tokens, groups * 32]` as int8 `codes` times one of `scales` `[tokens, groups]`; REST: and 1/128 of `rest`.
+    """Round `x`, `[tokens, groups * 32]`, to int8 `codes` times `scales`, `[tokens, groups]`.
 
-    A group that holds no number gets a scale that is none, so that it is seen in the result.
+    With REST, the values are (codes + rest / 128) * scales. A group with NaN or infinity gets the scale NaN, so that
+    the result shows it.
     """
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)

@@ -1,4 +1,4 @@
-"""Keys and values as pages hold them: `[pages, kv_heads, 32 tokens, vector]`. Every format stands here, and only here.
+"""The formats of keys and values in pages, `[pages, kv_heads, 32 tokens, vector]`; no other Triton code knows them.
 
 FORMAT is a `tpi.kv.KvDtype`; `tpi.kv.KvPages` says how each stores a vector.
 """
@@ -11,7 +11,10 @@ from tpi.devices.cuda.programs.norms import nearest
 
 @triton.jit
 def load_vectors(cache, begin, at, mask, head_dim, FORMAT: tl.constexpr):
-    """float32 values `at` of vectors that begin `begin` elements into the cache; the two shapes are broadcast."""
+    """Return float32 values `at` of the vectors that begin `begin` elements into the cache.
+
+    The shapes are broadcast.
+    """
     if FORMAT == "q8":
         codes = tl.load(cache + (begin + at), mask=mask, other=0)
         place = (cache + (begin + head_dim + at // 32 * 2)).to(tl.pointer_type(tl.float16))
@@ -28,7 +31,7 @@ def load_vectors(cache, begin, at, mask, head_dim, FORMAT: tl.constexpr):
 
 @triton.jit
 def store_q4(cache, begin, values, at, head_dim):
-    """As `store_vector`."""
+    """Store one vector in q4; the parameters are those of `store_vector`."""
     inside, groups = at < head_dim, tl.arange(0, values.shape[0])
     known = groups * 32 < head_dim
     least = tl.where(known, tl.min(tl.where(inside, values, float("inf")), axis=1), 0.0)
@@ -38,7 +41,9 @@ def store_q4(cache, begin, values, at, head_dim):
     inverse = tl.where(wide > 0, 1.0 / tl.where(wide > 0, wide, 1.0), 0.0)
     codes = nearest((values - low.to(tl.float32)[:, None]) * inverse)
     codes = tl.where(inside, tl.minimum(tl.maximum(codes, 0.0), 15.0), 0.0).to(tl.int32)
-    halves = tl.reshape(codes << (at & 8) // 2, (values.shape[0] * 2, 2, 8))  # those that share bytes share no bits
+    halves = tl.reshape(
+        codes << (at & 8) // 2, (values.shape[0] * 2, 2, 8)
+    )  # two codes that share a byte share no bits
     runs, byte = tl.arange(0, values.shape[0] * 2)[:, None], tl.arange(0, 8)[None, :]
     tl.store(cache + (begin + runs * 8 + byte), tl.sum(halves, axis=1).to(tl.uint8), mask=runs * 16 < head_dim)
     place = (cache + (begin + (head_dim + 15) // 16 * 8 + groups * 4)).to(tl.pointer_type(tl.float16))
@@ -48,7 +53,7 @@ def store_q4(cache, begin, values, at, head_dim):
 
 @triton.jit
 def store_vector(cache, begin, values, at, head_dim, FORMAT: tl.constexpr):
-    """One vector to its place: `values` and their numbers `at` are `[groups, 32]`."""
+    """Store one vector at `begin`: `values` and their indices `at` are `[groups, 32]`."""
     inside = at < head_dim
     if FORMAT == "q8":
         scale = (tl.max(tl.abs(values), axis=1) / 127.0).to(tl.float16)
@@ -67,11 +72,14 @@ def store_vector(cache, begin, values, at, head_dim, FORMAT: tl.constexpr):
 
 @triton.jit
 def spread(heads, out, head_dim, GROUPS: tl.constexpr):
-    """`tpi.kernels.paged.spread` of one head of `head_dim` values to a program; GROUPS * 32 is at least `head_dim`."""
+    """Spread one head of `head_dim` values per program (`tpi.kernels.paged.spread`).
+
+    GROUPS * 32 is at least `head_dim`.
+    """
     begin, group, one = tl.program_id(0).to(tl.int64) * head_dim, tl.arange(0, GROUPS), tl.arange(0, 32)
     at = group[:, None] * 32 + one[None, :]
     values = tl.load(heads + begin + at, mask=at < head_dim, other=0.0)
-    common = one[:, None] & one[None, :]  # signs: the parity of the bits that two places share
+    common = one[:, None] & one[None, :]  # signs: the parity of the bits that two indices share
     common = common ^ common >> 4
     common = common ^ common >> 2
     signs = 1.0 - 2.0 * ((common ^ common >> 1) & 1).to(tl.float32)
@@ -85,9 +93,10 @@ def append(
     cache, heads, positions, sequence, tables, head_dim, vector, longest,
     FORMAT: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token to a program: `heads` `[tokens, kv_heads, head_dim]` to each token's place in the cache.
+    """Store one head of one token per program.
 
-    `vector` is elements from one vector to the next, `longest` the pages in a row of `tables`; GROUPS * 32 is at least
+    `heads` is `[tokens, kv_heads, head_dim]`; each head goes to its token's place in the cache. `vector` is the number
+    of elements from one vector to the next, `longest` the pages in a row of `tables`. GROUPS * 32 is at least
     `head_dim`.
     """
     token, head, count = tl.program_id(0), tl.program_id(1), tl.num_programs(1)

@@ -1,9 +1,9 @@
-"""Packed weights as a kernel reads them, in both layouts; `tpi.pack.builder.quantise` says where each byte is.
+"""Reading of packed weights in both layouts; `tpi.pack.builder.quantise` defines the place of each byte.
 
 A matrix is read by outputs and groups of 32 inputs. A group of an output begins `first` + `step` bytes into the data:
-the first depends on the output alone, the second on the group alone. In the record layout an "output" is a vector, and
-`unit` is the stride between vectors; in the tiled layout `unit` is a unit's bytes, and a unit has `tall` squares above
-one another and `deep` side by side.
+`first` depends on the output alone, `step` on the group alone. In the record layout an "output" is a vector, and `unit`
+is the stride between vectors. In the tiled layout `unit` is the bytes of a unit, which has `tall` squares above one
+another and `deep` side by side.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def first_byte(outputs, offset, unit, tall, deep, BYTES: tl.constexpr, TILED: tl.constexpr):
-    """Where the first group of `outputs` (int32) begins, or the square that it is in, in int64."""
+    """Return the offset (int64) of the first group of `outputs` (int32), or of the square that contains it."""
     if TILED:
         rows = outputs // 8
         return offset + (rows // tall).to(tl.int64) * unit + ((rows % tall) * deep).to(tl.int64) * (8 * BYTES)
@@ -22,7 +22,7 @@ def first_byte(outputs, offset, unit, tall, deep, BYTES: tl.constexpr, TILED: tl
 
 @triton.jit
 def group_step(groups, unit, deep, BYTES: tl.constexpr, TILED: tl.constexpr):
-    """How far group number `groups` (int32) is behind an output's first, in int64."""
+    """Return the distance (int64) in bytes of group number `groups` (int32) from an output's first group."""
     if TILED:
         return (groups // deep).to(tl.int64) * unit + (groups % deep) * (8 * BYTES)
     else:
@@ -31,7 +31,10 @@ def group_step(groups, unit, deep, BYTES: tl.constexpr, TILED: tl.constexpr):
 
 @triton.jit
 def first_code(outputs, BYTES: tl.constexpr, CODES: tl.constexpr, TILED: tl.constexpr):
-    """How far an output's codes are behind what `first_byte` and `group_step` give; `CODES`: bytes of a group's."""
+    """Return the distance in bytes of an output's first code from `first_byte` + `group_step`.
+
+    CODES is the number of bytes of a group's codes.
+    """
     if TILED:
         return outputs % 8 * 4
     else:
@@ -40,7 +43,7 @@ def first_code(outputs, BYTES: tl.constexpr, CODES: tl.constexpr, TILED: tl.cons
 
 @triton.jit
 def code_step(at, TILED: tl.constexpr):
-    """How far byte `at` of a group's codes is behind its first."""
+    """Return the distance in bytes of byte `at` of a group's codes from the first one."""
     if TILED:
         return at // 4 * 32 + at % 4
     else:
@@ -49,7 +52,7 @@ def code_step(at, TILED: tl.constexpr):
 
 @triton.jit
 def factor(data, begin, outputs, number: tl.constexpr, mask, CODES: tl.constexpr, TILED: tl.constexpr):
-    """Scale (`number` 0) or minimum (1) of groups that begin at `begin`, as float32."""
+    """Return the scale (`number` 0) or minimum (1) of the groups at `begin`, as float32."""
     if TILED:
         at = begin + 8 * CODES + outputs % 8 * 2 + 16 * number
     else:
@@ -62,9 +65,9 @@ def weights_at(
     data, outputs, groups, within, known, length, offset, unit, tall, deep,
     FORMAT: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
-    """float32 weights of outputs x groups x values within a group (0..31); the three shapes are broadcast.
+    """Return float32 weights of outputs x groups x values within a group (0..31); the three shapes are broadcast.
 
-    `known`, of the shape of outputs x groups, is where there are any: elsewhere they are 0, as beyond `length` inputs.
+    Weights are 0 where `known` (outputs x groups) is False, and beyond `length` inputs.
     """
     first = first_byte(outputs, offset, unit, tall, deep, BYTES, TILED)
     if FORMAT == "f32":
@@ -93,5 +96,5 @@ def weights_at(
 
 @triton.jit
 def nibble(codes, high):
-    """The low half of each byte, or the high one where `high` is 1; int8."""
+    """Return the low half of each byte as int8, or the high half where `high` is 1."""
     return ((codes.to(tl.int32) >> (high * 4)) & 15).to(tl.int8)

@@ -1,4 +1,4 @@
-"""Activations on an OpenCL device: floats, and their roundings to int8 as products with quantised weights want them."""
+"""Activations on an OpenCL device: floats, and their roundings to int8 for products with quantised weights."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,33 +13,36 @@ NORMS = Program(("norms",))
 
 
 class Form(NamedTuple):
-    """How values are rounded: `fine` to 15 bits (for q8) and not 8; for squares as codes, for records as floats."""
+    """How values are rounded: `fine` to 15 bits (for q8), else 8.
+
+    `codes` to integers (tiled layout), else to floats.
+    """
 
     fine: bool
     codes: bool
 
 
 def form_of(run: RunLayout, part: Part) -> Form | None:
-    """The form in which a part's products take their input, None as it is: columns in records take floats."""
+    """Return the rounding of a part's input; None: not rounded, as columns in records take floats."""
     if not is_quantised(part.format) or (run.layout == "record" and part.axis == "column"):
         return None
     return Form(fine_for(part.format), run.layout == "tiled")
 
 
 def fine_for(format: Format) -> bool:
-    """Whether a format's codes are worth 15 bits of the activations; see `tpi.kernels.arithmetic.round_activations`."""
+    """Return True if weights of a format take 15-bit activations (`tpi.kernels.arithmetic.round_activations`)."""
     return format == "q8"
 
 
 @dataclass(frozen=True)
 class RoundedBuffers:
-    """Buffers of what was rounded.
+    """Buffers of rounded activations.
 
     Attributes:
-        codes, fine: `[tokens, width]` int8, the second in 1/128 of the unit of the first; or None.
-        scales: `[tokens, width / 32]` float32, of the last unit.
-        sums: the same: scale times the sum of the group's codes.
-        floats: `[tokens, width]` float32, where the form is not of codes.
+        codes, fine: `[tokens, width]` int8 or None; `fine` is in 1/128 of the unit of `codes`.
+        scales: `[tokens, width / 32]` float32, the size of the smaller unit.
+        sums: `[tokens, width / 32]` float32, scale times the sum of the group's codes.
+        floats: `[tokens, width]` float32, if the form is not of codes.
     """
 
     codes: Any = None
@@ -50,7 +53,7 @@ class RoundedBuffers:
 
 
 class CardActivations:
-    """`[tokens, width]` float32 in a buffer; each form is made when it is first asked for."""
+    """`[tokens, width]` float32 in a buffer; each rounding is computed when it is first asked for."""
 
     def __init__(self, card: OpenClCard, values: Any, tokens: int, width: int) -> None:
         self._card = card
@@ -60,7 +63,7 @@ class CardActivations:
         self._forms: dict[Form, RoundedBuffers] = {}
 
     def rounded(self, form: Form) -> RoundedBuffers:
-        """The values in a form; `width` is a multiple of 32."""
+        """Return the values in a form; `width` is a multiple of 32."""
         if form not in self._forms:
             self._forms[form] = self._round(form)
         return self._forms[form]
@@ -73,13 +76,13 @@ class CardActivations:
         else:
             made = RoundedBuffers(floats=card.empty(values))
         buffers = (made.codes, made.fine, made.scales, made.sums, made.floats)
-        work = [-(-groups * 8 // LANES)]  # eight work-items a group
+        work = [-(-groups * 8 // LANES)]  # eight work-items per group
         card.launch(NORMS, "round_groups", work, self.values, groups, form.fine, *buffers)
         return made
 
 
 class OpenClPrepared:
-    """See `tpi.kernels.spec.Prepared`; lies on the card."""
+    """A block's input, prepared on the card (`tpi.kernels.spec.Prepared`)."""
 
     def __init__(self, card: OpenClCard, activations: CardActivations) -> None:
         self.card = card
@@ -91,7 +94,7 @@ class OpenClPrepared:
         return self.activations.tokens, self.activations.width
 
     def values(self) -> F32:
-        """See `tpi.kernels.spec.Prepared`."""
+        """Return a copy of the normed input, `[tokens, hidden]`."""
         with self.card.working():
             return self.card.download(self.activations.values, *self.shape)
 
@@ -105,12 +108,12 @@ class NormVectors:
 
 
 def upload_norm(card: OpenClCard, norm: NormSpec) -> NormVectors:
-    """The vectors of `norm`, on the card."""
+    """Copy the vectors of `norm` to the card."""
     return NormVectors(card.upload(norm.weight), None if norm.bias is None else card.upload(norm.bias))
 
 
 def normed(card: OpenClCard, norm: NormSpec, vectors: NormVectors, x: F32) -> Any:
-    """A buffer with the norm of `x`, `[tokens, hidden]`."""
+    """Return a buffer with the norm of `x`, `[tokens, hidden]`."""
     tokens, hidden = x.shape
     out, kind = card.empty(tokens, hidden), norm.kind == "layer"
     given = (card.upload(x), vectors.weight, vectors.bias, kind, float(norm.eps), hidden, out)

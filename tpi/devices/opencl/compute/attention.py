@@ -1,4 +1,4 @@
-"""An attention block on an OpenCL device, in steps: heads of the input, attending over pages, the output's product."""
+"""An attention block on an OpenCL device, in steps: project heads, attend over pages, multiply with o."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ _HEADS = Program(("heads",))
 
 @dataclass(frozen=True)
 class HeadBuffers:
-    """Buffers of float32 as in `tpi.kernels.spec.Projected`."""
+    """Buffers of float32 with the fields of `tpi.kernels.spec.Projected`."""
 
     queries: Any
     keys: Any
@@ -25,16 +25,16 @@ class HeadBuffers:
 
 
 class AttentionBlock:
-    """The vectors of one spec on the card, and what is done with them."""
+    """An attention block: the vectors of its spec on the card, and its computation."""
 
     def __init__(self, card: OpenClCard, spec: AttentionSpec) -> None:
-        """`spec` is read here and again in each call."""
+        """Copy the vectors of `spec` to the card; each call needs the same `spec` again."""
         self._card = card
         names = ("q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "inv_freq")
         self._vectors = {name: _uploaded(card, getattr(spec, name)) for name in names}
 
     def project(self, spec: AttentionSpec, data: U8, x: CardActivations, positions: Any) -> HeadBuffers:
-        """See `Kernels.project`; `positions` is a buffer."""
+        """Return the queries, keys and values of the tokens; `positions` is a buffer."""
         split = spec.query.units * spec.query.unit_bytes
         query, kv = data[:split], data[split:]
         q = rows(self._card, matrix_of(self._card, spec.query, "q", query), x)
@@ -49,7 +49,10 @@ class AttentionBlock:
     def attend(
         self, spec: AttentionSpec, heads: HeadBuffers, keys: KvArray, values: KvArray, step: AttentionStep
     ) -> Any:
-        """See `Kernels.attend`; a buffer of `[tokens, query units * width]` with zeros behind the last head."""
+        """Append keys and values to the cache, then attend.
+
+        Return a buffer of `[tokens, query units * width]`, with zeros after the last head.
+        """
         card, program = self._card, _attending(spec, keys, step.rows_each)
         paged = (step.tables, step.table_width)
         heads = self._spread(spec, heads, keys, step)
@@ -67,12 +70,12 @@ class AttentionBlock:
         return mixed
 
     def output(self, spec: AttentionSpec, data: U8, mixed: Any, tokens: int) -> Any:
-        """See `Kernels.output`; `mixed` as `attend` leaves it."""
+        """Return a buffer with `mixed`, the buffer that `attend` returned, times the weights of o."""
         o = matrix_of(self._card, spec.query, "o", data[: spec.query.units * spec.query.unit_bytes])
         return columns(self._card, o, CardActivations(self._card, mixed, tokens, o.vectors))
 
     def _finish(self, spec: AttentionSpec, which: str, product: Any, tokens: int, positions: Any) -> Any:
-        """Bias, norm and rotation of the heads in a product; values are not turned."""
+        """Return the heads of a product with bias, norm and rotation; values are not rotated."""
         card, dim = self._card, spec.head_dim
         heads, run = (spec.heads, spec.query) if which == "q" else (spec.kv_heads, spec.kv)
         half, out = 0 if which == "v" else len(spec.inv_freq), card.empty(tokens, heads, dim)
@@ -84,7 +87,7 @@ class AttentionBlock:
         return out
 
     def _spread(self, spec: AttentionSpec, heads: HeadBuffers, cache: KvArray, step: AttentionStep) -> HeadBuffers:
-        """The heads as this cache's format wants them: queries and keys spread for q4."""
+        """Return the heads as this cache's format stores them: for q4, queries and keys are spread."""
         if kv_format(spec, cache) != "q4":
             return heads
         card, program = self._card, _attending(spec, cache, step.rows_each)
@@ -106,7 +109,7 @@ class AttentionBlock:
 
 
 def _attending(spec: AttentionSpec, cache: KvArray, rows_each: int) -> Program:
-    """The program for these heads over a cache of this format."""
+    """Return the program for these heads over a cache of this format."""
     constants = (f"KV_{kv_format(spec, cache).upper()}", f"HEAD_DIM={spec.head_dim}", f"ROWS={rows_each}")
     return Program(("kv", "attention"), constants)
 

@@ -10,22 +10,22 @@ from tpi.devices.opencl.programs import Program
 from tpi.kernels.spec import I32, U8, FfnSpec
 
 _ELEMENTWISE = Program(("elementwise",))
-_NUMBERS: dict[Activation, int] = {  # as elementwise.cl has them
+_NUMBERS: dict[Activation, int] = {  # as in elementwise.cl
     "silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "fatrelu": 5, "drelu": 6,
 }  # fmt: skip
 
 
 class FeedForwardBlock:
-    """The vectors of one spec on the card, and what is done with them."""
+    """A feed-forward block: the vectors of its spec on the card, and its computation."""
 
     def __init__(self, card: OpenClCard, spec: FfnSpec) -> None:
-        """`spec` is read here and again in each call."""
+        """Copy the vectors of `spec` to the card; each call needs the same `spec` again."""
         self._card = card
         self._gate_bias = None if spec.gate_bias is None else card.upload(spec.gate_bias)
         self._up_bias = None if spec.up_bias is None else card.upload(spec.up_bias)
 
     def run(self, spec: FfnSpec, data: U8, x: CardActivations, active: I32 | None) -> Any:
-        """See `Kernels.ffn`: a buffer of `[tokens, hidden]`."""
+        """Return a buffer with the block's share, `[tokens, hidden]`; `active` lists the neurons to use (None: all)."""
         card, run = self._card, spec.neuron
         count = run.units * run.width if active is None else len(active)
         listed = None if active is None else card.upload(active)

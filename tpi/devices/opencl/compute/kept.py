@@ -1,4 +1,4 @@
-"""What an OpenCL device keeps of the specs and batches it has seen: vectors, and who attends to what."""
+"""A cache on the card for specs and batches: their vectors, and the tables of attention."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,7 +25,7 @@ from tpi.pack.layout import RunLayout
 
 
 class Kept:
-    """Goes with the specs and batches themselves. Used by one thread at a time."""
+    """The cached vectors and tables; each entry lives as long as its spec or batch. Not thread-safe."""
 
     def __init__(self, card: OpenClCard) -> None:
         self._card = card
@@ -35,22 +35,22 @@ class Kept:
         self._steps: WeakKeyDictionary[Batch, dict[tuple[int, int, bytes], AttentionStep]] = WeakKeyDictionary()
 
     def attention(self, spec: AttentionSpec) -> AttentionBlock:
-        """The block that `spec` describes."""
+        """Return the attention block that `spec` describes."""
         if spec not in self._attention:
             self._attention[spec] = AttentionBlock(self._card, spec)
         return self._attention[spec]
 
     def feed_forward(self, spec: FfnSpec) -> FeedForwardBlock:
-        """The block that `spec` describes."""
+        """Return the feed-forward block that `spec` describes."""
         if spec not in self._feed_forward:
             self._feed_forward[spec] = FeedForwardBlock(self._card, spec)
         return self._feed_forward[spec]
 
     def step(self, spec: AttentionSpec, batch: Batch, pages: int) -> AttentionStep:
-        """Who attends to what: once for all layers of a step whose heads are alike, and that have so many pages.
+        """Return the tables of attention for a step, computed once for all layers with such heads and `pages` pages.
 
         Raises:
-            KernelError: if a token stands in no sequence, or in one with a page that is not there.
+            KernelError: if a token has no sequence, or its sequence has a page that does not exist.
         """
         steps = self._steps.setdefault(batch, {})
         key = spec.heads, pages, spec.kv_index.tobytes()
@@ -60,29 +60,29 @@ class Kept:
         return steps[key]
 
     def normed(self, norm: NormSpec, x: F32) -> Any:
-        """A buffer with the norm of `x`, `[tokens, hidden]`."""
+        """Return a buffer with the norm of `x`, `[tokens, hidden]`."""
         if norm not in self._norms:
             self._norms[norm] = upload_norm(self._card, norm)
         return normed(self._card, norm, self._norms[norm], x)
 
     def taken(self, spec: BlockSpec, x: Input) -> CardActivations:
-        """A block's input on the card, normed.
+        """Return a block's normed input on the card.
 
         Raises:
-            KernelError: if it does not fit `spec`, or others than these kernels prepared it.
+            KernelError: if it does not fit `spec`, or other kernels prepared it.
         """
         if isinstance(x, np.ndarray):
             tokens = check_input(x, spec.hidden)
             return CardActivations(self._card, self.normed(spec.norm, x), tokens, spec.hidden)
         if not self._own(x):
-            raise KernelError("what other kernels prepared is for their weights; prepare it again with these")
+            raise KernelError("this input was prepared by other kernels; call prepare() of these kernels")
         assert isinstance(x, OpenClPrepared)
         if x.shape[1] != spec.hidden:
-            raise KernelError(f"what was prepared has a hidden size of {x.shape[1]}, and the block {spec.hidden}")
+            raise KernelError(f"the prepared input has a hidden size of {x.shape[1]}, but the block has {spec.hidden}")
         return x.activations
 
     def prepared(self, spec: BlockSpec, x: Input) -> OpenClPrepared:
-        """See `Kernels.prepare`; what was normed, by these kernels or others, is not normed again."""
+        """Return a block's input, prepared; an `x` that any kernels have prepared is not normed again."""
         made = self.taken(spec, x) if isinstance(x, np.ndarray) or self._own(x) else self._brought(spec, x)
         for run, name in _row_parts(spec):
             form = form_of(run, run.part(name))
@@ -100,7 +100,7 @@ class Kept:
 
 
 def _row_parts(spec: BlockSpec) -> list[tuple[RunLayout, str]]:
-    """The parts that all of a block's input is multiplied with."""
+    """Return the parts that the whole input of a block is multiplied with."""
     if isinstance(spec, AttentionSpec):
         return [(spec.query, "q"), (spec.kv, "k"), (spec.kv, "v")]
     if isinstance(spec, FfnSpec):

@@ -1,6 +1,7 @@
-"""`tpi.kernels.Kernels` on an OpenCL device: checks, what is kept of each spec, and activations that cross.
+"""`tpi.kernels.Kernels` on an OpenCL device: checks, cached vectors of specs, and transfers of activations.
 
-Calls from several threads take turns. Results are there when a call returns; what `prepare` makes stays on the card.
+Calls from several threads take turns. A call returns when its result is in host memory; what `prepare` returns stays on
+the card.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,33 +43,33 @@ from tpi.kernels.spec import (
 )
 from tpi.pack.layout import RunLayout
 
-_READERS = 64  # work-groups a compute unit that read memory and do nothing else
+_READERS = 64  # work-groups per compute unit that `read` starts
 
 
 class OpenClKernels:
-    """The kernels in OpenCL C. See `tpi.kernels.Kernels` for what each does."""
+    """The kernels (`tpi.kernels.Kernels`) in OpenCL C."""
 
     plain_models = True  # see `tpi.devices.abilities`
 
     def __init__(self, card: OpenClCard, memory: Arena) -> None:
-        """`memory` is the card's: weights, keys and values must lie in it."""
+        """Create the kernels of `card`; weights, keys and values must lie in `memory`, the card's arena."""
         self._card = card
         self._memory = memory
         self._kept = Kept(card)
 
     def isa(self) -> str:
-        """One name for whatever the driver makes of OpenCL C."""
+        """Return "opencl", whatever the driver compiles OpenCL C to."""
         return "opencl"
 
     def set_threads(self, count: int) -> None:
-        """The device has as many as it has; `count` is ignored."""
+        """Ignore `count`: the device decides on its threads."""
 
     def threads(self) -> int:
-        """The device's compute units."""
+        """Return the number of the device's compute units."""
         return int(self._card.device.max_compute_units)
 
     def read(self, data: U8) -> None:
-        """See `tpi.kernels.Kernels`."""
+        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
         self._memory.check("the data", data)
         with self._card.working():
             groups = _READERS * self.threads()
@@ -77,18 +78,21 @@ class OpenClKernels:
             self._card.download(out, 1)
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x`, `[tokens, hidden]`, normed."""
         check_input(x, len(norm.weight))
         with self._card.working():
             return self._card.download(self._kept.normed(norm, x), *x.shape)
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> OpenClPrepared:
-        """See `tpi.kernels.Kernels`; memory is used again through the card's pool, when `into` is let go."""
+        """Return `x` prepared for the segments of a block.
+
+        `into` is not needed, since the card's pool reuses memory.
+        """
         with self._card.working():
             return self._kept.prepared(spec, x)
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of an attention block, `[tokens, hidden]`."""
         if not is_plain(spec):
             return attention_in_steps(self, spec, data, x, keys, values, batch)
         self._check_weights(spec, data)
@@ -101,7 +105,7 @@ class OpenClKernels:
             return self._card.download(block.output(spec, data, mixed, step.tokens), *x.shape)
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        """See `tpi.kernels.Kernels`."""
+        """Return the queries, keys and values of the tokens at `positions`."""
         if not is_plain(spec):
             return projected_on_host(self, spec, data, x, positions)
         self._check_weights(spec, data)
@@ -114,7 +118,7 @@ class OpenClKernels:
             return Projected(queries, card.download(heads.keys, *kv_shape), card.download(heads.values, *kv_shape))
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
         self._check_caches(spec, keys, values)
         tokens, width = len(batch.positions), spec.heads * spec.head_dim
         check_heads(spec, projected, tokens)
@@ -126,7 +130,7 @@ class OpenClKernels:
         return np.ascontiguousarray(padded[:, :width])
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         self._check_weights(spec, data)
         width = spec.heads * spec.head_dim
         tokens = check_input(mixed, width)
@@ -137,7 +141,7 @@ class OpenClKernels:
             return self._card.download(out, tokens, spec.hidden)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
         self._memory.check("weights", data)
         check_data(data, spec.neuron.units * spec.neuron.unit_bytes)
         check_active(spec.neuron, active)
@@ -146,30 +150,30 @@ class OpenClKernels:
             return self._card.download(out, *x.shape)
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
-        """See `tpi.kernels.Kernels`; on the host."""
+        """Return the experts that each token chooses; computed on the host."""
         return choose(router, normed_on_host(router.norm, x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`; one expert after the other."""
+        """Return a segment's share of a block of experts, `[tokens, hidden]`, one expert after the other."""
         return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """See `tpi.kernels.Kernels`; one expert after the other."""
+        """Return the share of the pieces in `data`, `[tokens, hidden]`, one expert after the other."""
         return pieces_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """See `tpi.kernels.Kernels`; on the host, where both are."""
+        """Return `x` plus the sum of all nodes' shares of a block; computed on the host, which has both arrays."""
         total = biased(total, residual.bias)
         return x + (total if residual.norm is None else apply_norm(residual.norm, total))
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
-        """See `tpi.kernels.Kernels`; one block after the other."""
+        """Return a chain that runs `blocks` one after the other."""
         for block in blocks:
             self._memory.check("weights", block.data)
         return PlainChain(self, blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return `x` times every row of a table, `[tokens, units * width]`."""
         self._check_run(run, data)
         tokens = check_input(x, run.hidden)
         with self._card.working():
@@ -178,14 +182,14 @@ class OpenClKernels:
             return self._card.download(rows(self._card, matrix, given), tokens, matrix.vectors)
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return rows of a table, `[len(rows), hidden]` float32."""
         self._check_run(run, data)
         check_rows(run, rows)
         with self._card.working():
             return decode(self._card, matrix_of(self._card, run, run.parts[0].name, data), rows)
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """See `tpi.kernels.Kernels`."""
+        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
         self._check_run(run, data)
         with self._card.working():
             return decode(self._card, matrix_of(self._card, run, part, data))

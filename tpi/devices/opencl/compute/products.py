@@ -1,4 +1,4 @@
-"""Products of activations with packed weights, straight on the packed bytes: rows and columns, tiled and in records."""
+"""Products of activations with packed weights, without unpacking them: rows and columns, tiled and in records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +13,19 @@ from tpi.errors import KernelError
 from tpi.kernels.spec import STREAM_TOKENS, U8
 from tpi.pack.layout import GROUP, GROUP_BYTES, TILE_OUTPUTS, Part, RunLayout
 
-_SIDE = 32  # tokens, and outputs, of a work-group in a prompt
-_PASSES = (1, 4, 8)  # tokens for which weights are read once, where a step is short
-_SPLIT = 32  # vectors that a work-group adds, at least, in columns of records
+_SIDE = 32  # tokens and outputs of a work-group's square, for prompts
+_PASSES = (1, 4, 8)  # tokens for which weights are read once, for short steps
+_SPLIT = 32  # least vectors that a work-group adds, for columns of records
 _MOST_SPLITS = 32
 
 
 @dataclass(frozen=True)
 class PackedPart:
-    """One part of a run of units that lies on the card.
+    """One part of a run of units on the card.
 
     Attributes:
-        buffer, offset: where the part begins in the first unit; the offset in bytes.
+        buffer: the buffer that holds the run.
+        offset: bytes from the buffer's begin to the part in the first unit.
     """
 
     run: RunLayout
@@ -34,32 +35,35 @@ class PackedPart:
 
     @property
     def vectors(self) -> int:
-        """How many vectors of `run.hidden` values there are."""
+        """Number of vectors of `run.hidden` values."""
         return self.run.units * self.run.width
 
     @property
     def defined(self) -> str:
-        """What its sources call its format."""
+        """The name of its format in the OpenCL sources."""
         return self.part.format.upper()
 
 
 def matrix_of(card: OpenClCard, run: RunLayout, name: str, data: U8) -> PackedPart:
-    """A part of a run whose units are `data`, of the card.
+    """Return a part of a run whose units are `data`, an array of the card.
 
     Raises:
-        KernelError: if the units do not lie as the format needs them: at multiples of 4 bytes in tiles and for float32.
+        KernelError: if the units are not aligned for the format: to 4 bytes in tiles and for float32, else to 2.
     """
     buffer, start = card.located(data)
     part, offset = run.part(name), int(start) + run.part_offset(name)
     steps = (offset, run.unit_bytes, run.record_bytes if run.layout == "record" else 0)
     multiple = 4 if run.layout == "tiled" or part.format == "f32" else 2
     if any(step % multiple for step in steps):
-        raise KernelError(f"{name} in {part.format} must lie at multiples of {multiple} bytes")
+        raise KernelError(f"{name} in {part.format} must be aligned to {multiple} bytes")
     return PackedPart(run, part, buffer, np.uint64(offset))
 
 
 def rows(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
-    """`x` times every vector, `[tokens, vectors]`; `active`: a buffer of the `count` vectors to use, in records."""
+    """Return `x` times every vector, `[tokens, vectors]`.
+
+    `active` is a buffer of the `count` vectors to use (records).
+    """
     if matrix.run.layout == "tiled":
         return _tiled(card, matrix, x)
     form, vectors = form_of(matrix.run, matrix.part), matrix.vectors if active is None else count
@@ -74,7 +78,7 @@ def rows(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any =
 
 
 def columns(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
-    """`x` `[tokens, vectors]` times the vectors, `[tokens, hidden]`; `active` as for `rows`."""
+    """Return `x`, `[tokens, vectors]`, times the vectors: `[tokens, hidden]`; `active` and `count` as for `rows`."""
     if matrix.run.layout == "tiled":
         return _tiled(card, matrix, x)
     hidden, vectors = matrix.run.hidden, matrix.vectors if active is None else count
@@ -90,7 +94,7 @@ def columns(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: An
 def _columns_in_splits(
     card: OpenClCard, matrix: PackedPart, x: CardActivations, given: Sequence[Any], vectors: int
 ) -> Any:
-    """Vectors dealt to work-groups, so that all of the card reads; then their sums, added."""
+    """Split the vectors over work-groups, so that the whole card reads, then add the partial sums."""
     hidden, splits = matrix.run.hidden, max(1, min(vectors // _SPLIT, _MOST_SPLITS))
     program, passes = _pass(matrix, "records", x.tokens)
     partial, out = card.empty(splits, x.tokens, hidden), card.empty(x.tokens, hidden)
@@ -103,7 +107,7 @@ def _columns_in_splits(
 def _tiled(card: OpenClCard, matrix: PackedPart, x: CardActivations) -> Any:
     outputs, groups, where = _squares(matrix)
     form = form_of(matrix.run, matrix.part)
-    assert form is not None  # what is tiled is quantised
+    assert form is not None  # tiled parts are quantised
     rounded, out = x.rounded(form), card.empty(x.tokens, outputs)
     given = (rounded.codes, rounded.fine, rounded.scales, rounded.sums, x.tokens, out)
     if x.tokens >= STREAM_TOKENS:
@@ -116,7 +120,7 @@ def _tiled(card: OpenClCard, matrix: PackedPart, x: CardActivations) -> Any:
 
 
 def _squares(matrix: PackedPart) -> tuple[int, int, tuple[Any, ...]]:
-    """Outputs, groups of inputs, and where squares lie (see `Squares` in tiles.cl)."""
+    """Return the outputs, the groups of inputs, and the place of the squares (`Squares` in tiles.cl)."""
     run, row = matrix.run, matrix.part.axis == "row"
     outputs, inputs = (matrix.vectors, run.hidden) if row else (run.hidden, matrix.vectors)
     side = run.hidden if row else run.width  # inputs of a unit
@@ -135,11 +139,11 @@ def _tiles(outputs: int, x: CardActivations) -> list[int]:
 
 
 def _pass(matrix: PackedPart, source: str, tokens: int) -> tuple[Program, int]:
-    """The program for a short step, and how often it goes through the weights."""
+    """Return the program for a short step, and how many times it reads the weights."""
     each = next((size for size in _PASSES if size >= tokens), _PASSES[-1])
     return Program((source,), (matrix.defined, f"TOKENS={each}")), -(-tokens // each)
 
 
 def _program(source: str, matrix: PackedPart) -> Program:
-    """The program for a prompt, which short steps of 1 have too."""
+    """Return the program for a prompt; the one of short steps with one token contains it."""
     return Program((source,), (matrix.defined, "TOKENS=1"))

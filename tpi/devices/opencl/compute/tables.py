@@ -1,4 +1,4 @@
-"""What the kernels of attention are told of a step: where its tokens stand, and which query rows share their reads."""
+"""Tables of a step for the attention kernels: its tokens' positions, and the query rows that share reads."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,8 +9,8 @@ import numpy as np
 from tpi.devices.opencl.card import OpenClCard
 from tpi.kernels.spec import I32, STREAM_TOKENS, AttentionSpec, Batch
 
-_CHUNK = 256  # positions of a work-group, where a few tokens attend to many
-_ROWS = (2, 8)  # query rows of a work-group: the fewest that do
+_CHUNK = 256  # positions per work-group if few tokens attend to many
+_ROWS = (2, 8)  # query rows per work-group; the smallest that suffices is used
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class AttentionStep:
 
     Attributes:
         positions, sequence: `[tokens]`; tables: `[sequences, table_width]`; as in `tpi.kernels.spec.Batch`.
-        rows: `[tokens * heads]`, token * heads + head, those of one task together.
-        tasks: `[task_count, 4]`: first row, how many (`rows_each` at most), KV head, sequence.
-        chunk, chunks: positions of a chunk, and how many chunks the longest sequence is cut into.
+        rows: `[tokens * heads]`, token * heads + head, with the rows of one task together.
+        tasks: `[task_count, 4]`: first row, number of rows (at most `rows_each`), KV head, sequence.
+        chunk, chunks: positions of a chunk, and the number of chunks of the longest sequence.
     """
 
     tokens: int
@@ -38,7 +38,7 @@ class AttentionStep:
 
 
 def step_of(card: OpenClCard, spec: AttentionSpec, batch: Batch) -> AttentionStep:
-    """What `spec`'s heads do in a step."""
+    """Return the tables of a step for the heads of `spec`."""
     tokens, runs = len(batch.positions), _runs(batch.sequence)
     most = max((end - first for first, end in runs), default=1) * max(np.bincount(spec.kv_index), default=1)
     each = next((rows for rows in _ROWS if rows >= most), _ROWS[-1])
@@ -61,13 +61,13 @@ def step_of(card: OpenClCard, spec: AttentionSpec, batch: Batch) -> AttentionSte
 
 
 def _runs(sequence: I32) -> list[tuple[int, int]]:
-    """Tokens of one sequence that follow one another: first, and one past the last."""
+    """Return runs of consecutive tokens of one sequence: the first token, and one past the last."""
     edges = np.flatnonzero(np.diff(sequence)) + 1
     return [(int(a), int(b)) for a, b in pairwise([0, *edges, len(sequence)]) if b > a]
 
 
 def _deal(spec: AttentionSpec, batch: Batch, runs: list[tuple[int, int]], each: int) -> tuple[I32, I32]:
-    """Rows in the order of their tasks, and tasks."""
+    """Return the query rows in the order of their tasks, and the tasks."""
     rows: list[I32] = [np.empty(0, np.int32)]
     tasks: list[tuple[int, int, int, int]] = []
     at = 0

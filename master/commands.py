@@ -40,7 +40,7 @@ from tpi.text import json_text
     "-n",
     "tokens",
     type=click.IntRange(min=1),
-    help="Most tokens to make (default: until it or the context ends).",
+    help="Most tokens to generate (default: to the end of the answer or of the context).",
 )
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it is, without the chat template.")
@@ -65,12 +65,14 @@ def run(
     messages = prompt_messages(read_prompt(prompt, file, raw), system, raw)
     with Session(placement) as session:
         asked = encode_prompt(session.tokenizer, messages, raw)
-        session.tokenizer.close()  # the memory of the process that renders is the model's now
+        session.tokenizer.close()  # frees the memory of the process that renders the chat template
         screen = AnswerWriter()
         show = _nothing if as_json else screen.write
         limits = AnswerLimits(tokens or session.engine.context, stops)
         sampler = session.sampler(sampling)
-        keyboard = _quiet_keyboard() if at_terminal() else nullcontext()  # a pager would have the keyboard
+        keyboard = (
+            _quiet_keyboard() if at_terminal() else nullcontext()
+        )  # without a terminal a pager may own the keyboard
         with keyboard, session.answering() as engine:
             result = stream_answer(session, engine, asked, sampler, limits, show)
         nodes = session.report()
@@ -90,15 +92,15 @@ def run(
     "--prompt-tokens", default=128, show_default=True, type=click.IntRange(min=1), help="Length of the prompt."
 )
 @click.option(
-    "--gen-tokens", default=64, show_default=True, type=click.IntRange(min=2), help="Tokens to make after it."
+    "--gen-tokens", default=64, show_default=True, type=click.IntRange(min=2), help="Tokens to generate after it."
 )
-@click.option("--repeat", default=3, show_default=True, type=click.IntRange(min=1), help="How often.")
+@click.option("--repeat", default=3, show_default=True, type=click.IntRange(min=1), help="How often to measure.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @quiet_option
 def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Measure prefill (pp) and decode (tg) speed, medians over the repeats; node figures are means over all of them.
 
-    Shows what the automatic choice of collective saw, too.
+    Also shows the measurements behind the automatic choice of collective.
     """
     placement = RunOptions.from_flags(flags)
     with Session(placement) as session:
@@ -123,7 +125,7 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
 
 
 def _measure(session: Session, engine: EngineThread, prompt: list[int], limits: AnswerLimits) -> tuple[Answer, Span]:
-    """Return one answer, and what the nodes did while it was decoded; nothing of the prompt is found computed."""
+    """Return one answer, and the nodes' figures while it was decoded. The prefix cache is not used."""
     greedy, alone = Sampler(Sampling(temperature=0)), Client(salt=token_bytes(8))
     mark = session.figures.mark
     result = answer(engine, session.tokenizer, prompt, greedy, limits, mark=mark, client=alone)
@@ -156,7 +158,7 @@ def _cut(limit: int | None, used: int, session: Session) -> str:
 
 @contextmanager
 def _quiet_keyboard() -> Iterator[None]:
-    """Keep what is typed for the program that reads next; the terminal's settings survive SIGTERM and SIGHUP."""
+    """Keep typed keys for the next program that reads, and restore the terminal even after SIGTERM and SIGHUP."""
     with ending(), typing_kept(lines=True):
         yield
 

@@ -151,13 +151,13 @@ class _ShownText:
 
 
 class _Answering:
-    """Makes an answer of the tokens of one request, on the engine's thread; its text is shown by another thread."""
+    """Builds an answer from the tokens of one request, on the engine's thread; another thread shows its text."""
 
     def __init__(
         self, tokenizer: Tokenizer, limits: AnswerLimits, begun: SequenceOf[int], mark: Callable[[], None]
     ) -> None:
         self.result = Answer(prompt_tokens=0)
-        self.over = False  # the text has ended, rather than been cut
+        self.over = False  # a token ended the text: it was not cut off
         self.error: TpiError | None = None
         self._pieces: SimpleQueue[str | None] = SimpleQueue()  # None: the end
         self._text = _ShownText(tokenizer, limits, self.result, self._pieces.put)
@@ -178,7 +178,7 @@ class _Answering:
         return not self.over
 
     def ended(self, error: TpiError | None) -> None:
-        """Take note of the end, and of the error that caused it."""
+        """Record the end, and the error that caused it."""
         if not self.over:
             self._text.flush()
         self.error = error

@@ -242,7 +242,7 @@ class EngineThread:
             self.problem = None
         except TpiError as error:
             self._fail(error)
-        except Exception as error:  # each listener has to hear of it
+        except Exception as error:  # each listener must be told
             logger.exception("a step failed")
             self._fail(TpiError(f"a step failed: {error}; see the log"))
         for ticket in [ticket for ticket in self._live if ticket.request and ticket.request.finished]:

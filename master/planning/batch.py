@@ -59,9 +59,7 @@ class BatchReport:
 
     @property
     def points(self) -> TurningPoints | None:
-        """The turning points for neurons on the accelerator whose weights come from RAM; None without an
-        accelerator.
-        """
+        """The turning points for computing neurons in RAM on the accelerator; None without an accelerator."""
         hierarchy, layer = Hierarchy.of(self.problem.machine), self.problem.layer
         if self.problem.machine.accelerator is None:
             return None

@@ -74,7 +74,7 @@ class Channels:
         return [ChannelText("", "", header, True)] if self._fresh and header else []
 
     def _take(self, text: str) -> list[ChannelText]:
-        if self._fresh and self._header is not None and not _names_somebody(self._header + text):
+        if self._fresh and self._header is not None and not _names_recipient(self._header + text):
             text, self._header = self._header + text, None
         if self._header is None:
             return [ChannelText(self._channel, self._to, text)] if text else []
@@ -124,7 +124,7 @@ class ShownChannels:
         return (self._thoughts.think if part.thought else self._thoughts.say)(part.text)
 
 
-def _names_somebody(header: str) -> bool:
+def _names_recipient(header: str) -> bool:
     """Return True if a text before any marker is `to=` and a name, or may become that."""
     words = header.lstrip()
     return words.startswith("to=") or "to=".startswith(words)

@@ -1,7 +1,6 @@
 """The workers of one run, together: connect, assign, step, watch, count, leave.
 
-A cluster is used by one thread. Meanwhile a `master.workers.keeper.Keeper` takes in what the workers send and serves
-them weights. Errors that it finds are raised by the next call.
+One thread uses a cluster. Meanwhile a `Keeper` takes in messages and serves weights; the next call raises its errors.
 """
 
 import os
@@ -69,8 +68,8 @@ class Cluster:
     ) -> "Cluster":
         """Connect to the workers at `addresses` (`HOST:PORT`), all at once.
 
-        If `without` is given, it is called with the error of each worker that fails, and the others are used; otherwise
-        every worker is needed.
+        If `without` is given, it is called with the error of each worker that fails, and the run goes on without that
+        one.
 
         Raises:
             NodeLost: if a worker does not answer within `timeout_s`; earlier if the system reports why.
@@ -101,9 +100,7 @@ class Cluster:
         return sum(worker.ready.fetched_bytes for worker in self.workers if worker.ready)
 
     def peers(self, master: str = "master", address: str = "") -> tuple[PeerAddress, ...]:
-        """Return all nodes in rank order, as `Assign.peers` has them; rank 0 is the master, with this name and
-        address.
-        """
+        """Return all nodes in rank order, as in `Assign.peers`; rank 0 is the master, with this name and address."""
         workers = [each.peer(rank) for rank, each in enumerate(self.workers, 1)]
         return (PeerAddress(0, master, address), *workers)
 
@@ -184,17 +181,12 @@ class Cluster:
         self._broken_off = True
 
     def check(self) -> None:
-        """Raise an error if `break_off` was called.
-
-        Raises:
-            TpiError: if it was.
-        """
+        """Raise TpiError if `break_off` was called."""
         if self._broken_off:
             raise TpiError("the run ends early")
 
     def watch(self, rank: int) -> bool:
-        """Return True if the worker of `rank` has made progress since the last call; see
-        `allreduce.base.Endpoints.watch`.
+        """Return True if the worker of `rank` has made progress since the last call; for `Endpoints.watch`.
 
         Raises:
             NodeError: if any worker failed, was stopped, or is lost.
@@ -206,9 +198,7 @@ class Cluster:
         return progress is not None and progress != self._watched[rank]
 
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
-        """Return every worker's totals, rank 1 first.
-
-        With `waits`, one for each worker, the totals include `steady`, which takes longer to work out.
+        """Return every worker's totals, rank 1 first; with `waits`, one for each, also `steady`, which takes longer.
 
         Raises:
             NodeError: if a worker is lost, or does not answer.
@@ -224,21 +214,14 @@ class Cluster:
         return [worker.heartbeats.window for worker in self.workers]
 
     def spans(self, worker: RemoteWorker, first: int = 0, count: int = PAGE_SPANS) -> Spans:
-        """Return a worker's clock, and at most `count` of its spans from number `first` on.
-
-        Raises:
-            NodeError: if a worker is lost, or does not answer.
-        """
+        """Return a worker's clock, and at most `count` of its spans from number `first` on; errors as for `stats`."""
         self._ask(AskSpans(self.session, self.epoch, first, count), worker)
         self._wait(lambda: worker.spans is not None, STATS_S, lambda: worker.lost("it does not answer with its spans"))
         assert worker.spans
         return worker.spans
 
     def read_clock(self, worker: RemoteWorker) -> tuple[int, int, int]:
-        """Return this process's clock before the question, the worker's clock, and this process's after the answer.
-
-        All are in `tpi.trace.clock` nanoseconds.
-        """
+        """Return, in `tpi.trace.clock` nanoseconds, this process's clock, a worker's, and this process's afterwards."""
         asked = clock()
         theirs = self.spans(worker, count=0).clock
         return asked, theirs, clock()
@@ -252,8 +235,7 @@ class Cluster:
     def part(self, error: NodeError) -> list[RemoteWorker]:
         """Drop the worker that `error` names, and all others that are gone; return them.
 
-        The remaining workers forget their plan. Dropped workers that were lost, rather than failed, are called again in
-        the background.
+        The others forget their plan. Workers that were lost, rather than failed, are called again in the background.
         """
         with self._keeper.lock:
             self._take_in()
@@ -299,9 +281,8 @@ class Cluster:
                 self.recruits.seek(worker.address, since_boot() + RETRY_S, above=int(enough), key=worker.key)
 
     def seek(self, address: str, key: bytes = b"") -> None:
-        """Call the worker at `address` in the background; with a `key`, only its owner.
-
-        May be called from any thread.
+        """Call the worker at `address`, or only the owner of `key`, in the background. May be called from any
+        thread.
         """
         with self._keeper.lock:
             self.recruits.seek(address, key=key)
@@ -314,8 +295,6 @@ class Cluster:
 
     def await_recruits(self, seconds: float) -> bool:
         """Wait up to `seconds` for a worker that may join; return True if there is one.
-
-        Workers that are lost meanwhile are reported by later calls.
 
         Raises:
             TpiError: if `break_off` was called.
@@ -354,10 +333,7 @@ class Cluster:
             worker.heartbeats.ask(now)
 
     def _take_in(self) -> bool:
-        """Take in what has arrived; return True if an answer is awaited whose time is measured.
-
-        Errors are stored in the `RemoteWorker`s.
-        """
+        """Take in what has arrived, storing errors; return True if an answer is awaited whose time is measured."""
         for worker in self.workers:
             worker.serve()
         now = since_boot()

@@ -13,8 +13,8 @@ from tpi.system.clocks import PAUSE_S
 SILENCE_S = 2.5  # without a heartbeat (one is due every 0.25 s); longer on far links and on links that have stuttered
 _STUTTER = 3  # a silence of 3 times the longest recent pause is tolerated
 _FORGET = 0.98  # factor per heartbeat
-# TCP sends what was lost again after a round trip and this, and then after twice, four and eight times as long (RFC
-# 6298, 2 and 5.5; Linux: TCP_RTO_MIN)
+# TCP retransmits a lost packet after a round trip plus this time, and then after twice, four and eight times as long
+# (RFC 6298, 2 and 5.5; Linux: TCP_RTO_MIN)
 _TCP_VARIANCE_S, _TCP_TRIES = 0.2, 1 + 2 + 4 + 8
 _FAR_S = 0.05  # a longer round trip means that packets may be lost: a house has none, and WiFi retransmits
 _FARTHEST_S = 1.0  # the longest round trip that is believed: a worker may also answer late for other reasons

@@ -119,9 +119,8 @@ class Traits:
     def _shows_calls(self, form: CallForm, content: str | None) -> bool:
         shown = self._tried([self._fitted(message) for message in _call(form, content)])
         words = all(word in shown for word in (_NAME, _VALUE, _RESULT, content or ""))
-        return (
-            words and f"'{_KEY}'" not in shown and "None" not in shown
-        )  # Python's spelling of an object, and of no value
+        # a template that takes another form writes Python's spelling of an object, or of None
+        return words and f"'{_KEY}'" not in shown and "None" not in shown
 
     @cached_property
     def several_calls(self) -> bool:

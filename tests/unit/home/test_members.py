@@ -31,7 +31,7 @@ def test_machines_by_their_memory() -> None:
         ("8y8GiB", "1 Gbit, 1 ms", "is not a size"),
         ("", "1 Gbit, 1 ms", "--devices '' is not understood"),
         ("0x8GiB", "1 Gbit, 1 ms", "not understood"),
-        ("2x0GiB", "1 Gbit, 1 ms", "holds nothing"),
+        ("2x0GiB", "1 Gbit, 1 ms", "needs memory"),
         ("65x8GiB", "1 Gbit, 1 ms", "more than the 64"),
         ("2x8GiB", "1 Gbit", "--link '1 Gbit'"),
         ("2x8GiB", "fast, 1 ms", "--link 'fast, 1 ms'"),

@@ -82,7 +82,7 @@ def test_a_network_that_cannot_be_listened_to_is_said_and_ends_no_run(
     tmp_path: Path, busy: type[Busy], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(busy, "fails", "open")
-    with pytest.raises(TpiError, match="cannot be heard"):
+    with pytest.raises(TpiError, match="cannot listen for announcements"):
         find_workers(locked(tmp_path / "here"))
     assert workers_at_home(locked(tmp_path / "here"), lambda text: None) == []
     said = "cannot listen for announcements of workers (NotRunningException); name workers with --workers"

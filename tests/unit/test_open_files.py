@@ -19,7 +19,11 @@ def test_too_many_open_files_are_the_cause_of_what_they_prevent(number: int) -> 
 
 @pytest.mark.parametrize(
     ("number", "way"),
-    [(errno.EACCES, "give this user permission to read it"), (errno.ENOMEM, "free memory"), (errno.EIO, "remove the pack")],
+    [
+        (errno.EACCES, "give this user permission to read it"),
+        (errno.ENOMEM, "free memory"),
+        (errno.EIO, "remove the pack"),
+    ],
 )
 def test_only_a_file_that_may_be_damaged_is_to_be_removed(number: int, way: str) -> None:
     assert way_to_read(OSError(number, os.strerror(number)), "remove the pack") == way

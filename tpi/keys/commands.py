@@ -127,8 +127,10 @@ def _address(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     if not separator or (text.startswith("[") and text.endswith("]")):
         return text, PORT
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{text!r} is not an address; write HOST or HOST:PORT, for example 192.168.1.7:{PORT}")
+    if not host or (":" in host and not host.startswith("[")) or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(
+            f"{text!r} is not an address; write HOST, HOST:PORT or [IPV6]:PORT, for example 192.168.1.7:{PORT}"
+        )
     return host, int(port)
 
 

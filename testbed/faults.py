@@ -26,7 +26,7 @@ def inflict(
         latency: for slow: additional seconds each way.
 
     Raises:
-        UsageError: for slow without figures, or figures without slow.
+        UsageError: for slow without figures or with a bandwidth of 0, or figures without slow.
         TestbedError: if there is no such testbed or device, or nothing runs on it.
     """
     if (action == "slow") != (bandwidth is not None or latency is not None):
@@ -34,6 +34,8 @@ def inflict(
             "slow needs --bandwidth, --latency or both, and other faults take neither: for example slow DEVICE "
             "--bandwidth '10 Mbit'"
         )
+    if bandwidth == 0:
+        raise UsageError("a link of rate 0 carries nothing; give a higher --bandwidth, or use `tpi testbed fault cut`")
     record = state.read(folder)
     host = record.host(device)
     if action in _SIGNALS:

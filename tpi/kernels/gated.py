@@ -71,9 +71,7 @@ def only_active(run: RunLayout, active: I32, inner: F32) -> F32:
 def _split(spec: FfnSpec, data: U8) -> tuple[RunLayout, U8, U8]:
     """Return the gate's run, its bytes, and the bytes of the neurons."""
     if spec.gate is None:
-        raise KernelError(
-            "neurons can be chosen by their gate only if it is a run of its own; call ffn() for this block"
-        )
+        raise KernelError("neurons can be chosen by their gate only if it is a run of its own; call ffn() instead")
     end = spec.gate.units * spec.gate.unit_bytes
     check_data(data, end + spec.neuron.units * spec.neuron.unit_bytes)
     return spec.gate, data[:end], data[end:]

@@ -79,7 +79,7 @@ def test_views_keep_their_dtype_and_shape() -> None:
 def test_memory_that_the_card_does_not_have() -> None:
     names = TensorNames(FullBackend())
     arena = Arena("card", None, names.allocate, names.release)
-    with pytest.raises(DeviceError, match=f"has no {PAGE} bytes left"):
+    with pytest.raises(DeviceError, match=f"does not have {PAGE} bytes left"):
         arena.allocate(5)
     assert arena.used == 0
 

@@ -1,4 +1,5 @@
-// Python's arrays as checked pointers: whatever is not contiguous, aligned, and of the expected type and shape raises.
+// Python's arrays as checked pointers: an array that is not contiguous, aligned, or of the expected type and shape
+// raises.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +15,7 @@ namespace tpi {
 
 namespace nb = nanobind;
 
-// Becomes tpi.errors.KernelError.
+// Python sees it as tpi.errors.KernelError.
 struct KernelError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -82,13 +83,13 @@ private:
     char type_ = '?';
 };
 
-// The same on the heap, where arrays are kept.
+// The same on the heap, for arrays that are kept.
 inline std::unique_ptr<Array> keep_array(nb::handle object, const char* name, const char* types,
                                          std::initializer_list<Py_ssize_t> shape, bool writable = false) {
     return std::make_unique<Array>(object, name, types, shape, writable);
 }
 
-// A small float32 vector that a plan keeps a copy of; empty for None.
+// A small float32 vector that a plan copies; empty for None.
 inline std::vector<float> keep_vector(nb::handle object, const char* name, size_t length) {
     if (object.is_none()) return {};
     Array array(object, name, "f", {static_cast<Py_ssize_t>(length)});
@@ -97,7 +98,7 @@ inline std::vector<float> keep_vector(nb::handle object, const char* name, size_
 
 inline const float* or_null(const std::vector<float>& vector) { return vector.empty() ? nullptr : vector.data(); }
 
-// Every value is an index below `limit`.
+// Throws unless every value is an index below `limit`.
 inline void check_indices(const Array& array, const char* name, size_t limit) {
     const auto* values = array.as<int32_t>();
     for (size_t i = 0; i < array.total(); ++i)

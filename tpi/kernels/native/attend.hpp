@@ -1,7 +1,7 @@
-// Softmax attention over the paged cache, and the rotation of what goes into it.
-// Works page by page with a running maximum, so the context may be of any length. Query rows that share a KV head go over
-// a page together, a few at a time: a key or value is loaded and widened once for all of these, in registers. What comes
-// to a row does not depend on the others.
+// Softmax attention over the paged cache, and the rotation of queries and keys. Works page by page with a running
+// maximum, so that the context may be of any length. Query rows that share a KV head process a page together, a few at
+// a time: a key or value is loaded and widened once for all of them, in registers. A row's result does not depend on
+// the other rows.
 #pragma once
 
 #include "kv_formats.hpp"
@@ -29,9 +29,9 @@ inline void rotate(float* head, const float* cosine, const float* sine, size_t h
 
 // ---- some query rows against one page ----
 
-constexpr size_t kBlockRows = 4;  // query rows that meet a page together
-constexpr size_t kSums = 8;       // that are under way at once: what two units begin until the first is done
-constexpr size_t kInPlace = 8;    // query rows up to which vectors are widened in registers; for more in memory, once
+constexpr size_t kBlockRows = 4;  // query rows that process a page together
+constexpr size_t kSums = 8;       // sums under way at once: two units start that many before the first is done
+constexpr size_t kInPlace = 8;    // most query rows that widen vectors in registers, not in memory
 
 // One query head of one token, and its softmax so far.
 struct Row {
@@ -42,12 +42,12 @@ struct Row {
     float most, total;       // largest score, sum of weights
 };
 
-// The next page's vectors, which are asked for bit by bit while this page's are used, so that memory never rests.
+// The next page's vectors, prefetched in parts while this page is computed, so that memory is always busy.
 struct Ahead {
     const uint8_t* data;  // of the first token; or null
-    size_t bytes;         // of all
+    size_t bytes;         // of all tokens
 
-    // `count` of `of` equal parts, from number `part` on
+    // Prefetch `count` of `of` equal parts, beginning with number `part`.
     void fetch(size_t part, size_t count, size_t of) const {
         if (data) prefetch_bytes(data + part * bytes / of, count * bytes / of);
     }
@@ -57,16 +57,16 @@ inline Ahead ahead_of(const Kv& cache, size_t row) {
     return {cache.data + row * cache.vector_bytes, kPageTokens * cache.vector_bytes};
 }
 
-// A page of one sequence and KV head: its first position, how many tokens of it are there, its first row of the caches.
+// A page of one sequence and KV head: its first position, its number of tokens, and its first row in the caches.
 struct Page {
     size_t base, count, row;
-    Ahead keys, values;  // of the page after it
+    Ahead keys, values;  // of the next page
 };
 
 // Tokens [from, to) of a page.
 struct Span { size_t from, to; };
 
-// What a row attends to of a page.
+// The tokens of a page that a row attends to.
 inline Span span_of(const Row& row, const Page& page) {
     size_t from = row.first > page.base ? row.first - page.base : 0;
     size_t to = row.last < page.base ? 0 : smaller(row.last + 1 - page.base, page.count);
@@ -75,7 +75,7 @@ inline Span span_of(const Row& row, const Page& page) {
 
 using Scores = float[kPageTokens];
 
-// scores[r][j] of the span's tokens, and of what makes up whole blocks with them
+// Set scores[r][j] for the span's tokens, and for the tokens that fill up its blocks.
 template <KvFormat F, size_t R>
 inline void score_page(const Row* rows, const Vectors& keys, size_t padded, const Span& span, const Ahead& ahead,
                        Scores* scores) {
@@ -102,13 +102,13 @@ inline void score_page(const Row* rows, const Vectors& keys, size_t padded, cons
     }
 }
 
-// What lies outside a span becomes `value`.
+// Set scores outside of a span to `value`.
 inline void cover(const Span& span, float value, float* scores) {
     for (size_t j = 0; j < span.from; ++j) scores[j] = value;
     for (size_t j = span.to; j < kPageTokens; ++j) scores[j] = value;
 }
 
-// A row's scores become weights, 0 outside its span. Returns what is left of each weight so far.
+// Turn a row's scores into weights, 0 outside its span. Returns the factor for the weights so far.
 inline float weigh(Row& row, const Span& span, float softcap, float* scores) {
     cover(span, 0.0f, scores);
     if (softcap > 0)
@@ -127,7 +127,7 @@ inline float weigh(Row& row, const Span& span, float softcap, float* scores) {
     return kept[0];
 }
 
-// V registers of the span's values, from `d` on, into what the rows have mixed.
+// Add V registers of the span's values, from `d` on, to the rows' mixed values.
 template <KvFormat F, size_t R, size_t V>
 inline void mix_lanes(Row* rows, const Vectors& values, size_t d, const Span& span, const Scores* weights,
                       const float* keep) {
@@ -158,7 +158,7 @@ inline void mix_page(Row* rows, const Vectors& values, size_t padded, const Span
     for (; d < padded; d += kWide) mix_lanes<F, R, 1>(rows, values, d, span, weights, keep);
 }
 
-// R rows take in a page.
+// R rows process a page.
 template <size_t R>
 inline void attend_block(Row* rows, const Page& page, const Vectors& keys, const Vectors& values, size_t padded,
                          float softcap) {
@@ -185,11 +185,11 @@ inline void attend_page(Row* rows, size_t count, Page page, const Vectors& keys,
             case 3: attend_block<3>(rows + r, page, keys, values, padded, softcap); break;
             default: attend_block<kBlockRows>(rows + r, page, keys, values, padded, softcap);
         }
-        page.keys = page.values = {};  // were asked for
+        page.keys = page.values = {};  // prefetched already
     }
 }
 
-// The vectors of a page for so many query rows: as they are, or widened into `buffer`.
+// The vectors of a page for so many query rows: as stored, or widened into `buffer`.
 inline Vectors page_vectors(const Kv& cache, const Page& page, size_t dim, size_t padded, size_t rows, float* buffer) {
     if (has_lanes(cache.format, dim) && (rows <= kInPlace || cache.format == KvFormat::f32))
         return {cache.data + page.row * cache.vector_bytes, cache.format, cache.vector_bytes, dim};

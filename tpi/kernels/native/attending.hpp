@@ -1,5 +1,5 @@
-// Attending over the cache, cut into tasks for the team: runs of tokens by KV head by chunk of the context.
-// What is shorter than a meeting (the one new token of a sequence) is placed by whoever needs it.
+// Attention over the cache, cut into tasks for the team: runs of tokens by KV head by chunk of the context. If each
+// sequence has one new token, the task that needs its query, key and value computes them: that is faster than a sync.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,17 @@
 namespace tpi {
 namespace {
 
-constexpr size_t kChunk = 128;     // positions of a chunk, at least
-constexpr size_t kWhole = SIZE_MAX / 2;  // the chunk of a token that has but one
-constexpr size_t kParts = 512;     // chunks that the tokens of a step have together, about, where they are few
-constexpr size_t kTaskRows = 32;   // query rows per task, about, when many tokens attend
-constexpr size_t kTurns = 16;      // tasks per thread, at least, where there are chunks enough
+constexpr size_t kChunk = 128;     // least positions of a chunk
+constexpr size_t kWhole = SIZE_MAX / 2;  // the chunk of a token whose context is not cut
+constexpr size_t kParts = 512;     // approximate number of chunks of all tokens of a step, if they are few
+constexpr size_t kTaskRows = 32;   // approximate query rows per task, if many tokens attend
+constexpr size_t kTurns = 16;      // least tasks per thread, if there are enough chunks
 
 // Tokens of one sequence that share their reads of the cache, and attend to it in chunks of so many positions.
 struct TokenRun { size_t first, count, chunk; };
 
-// A task, for each KV head: what a run attends to in the chunks [begin, end). Every chunk has a result of its own, so that
-// who computes which makes no difference.
+// A task, for each KV head: attention of a run over its chunks [begin, end). Every chunk has a result of its own, so
+// that results do not depend on the thread that computes them.
 struct Piece { const TokenRun* run; size_t begin, end, work; };
 
 struct Attending {
@@ -29,7 +29,7 @@ struct Attending {
     size_t padded;                        // head_dim rounded up to whole registers
     bool direct;                          // one token of each sequence, projected in the same call
     float* queries;                       // [tokens, heads, padded], rotated and scaled; direct: in the scratch
-    size_t* part_start;                   // [tokens + 1]: chunks of the tokens before
+    size_t* part_start;                   // [tokens + 1]: number of chunks of all tokens before
     float* partial;                       // [chunks of all tokens, heads, padded + 8]: mixed, largest score, total
     Piece* pieces;
     size_t piece_count;
@@ -58,7 +58,7 @@ inline void place_query(const Attending& job, size_t token, size_t head, float* 
     for (size_t d = call.head_dim; d < job.padded; ++d) to[d] = 0.0f;
 }
 
-// `head` is scratch of one head.
+// `head` is scratch for one head.
 inline void place_kv(const Attending& job, float* head, size_t token, size_t kv_head) {
     const AttentionCall& call = job.call;
     size_t row = own_row(call, token, kv_head), dim = call.head_dim;
@@ -71,7 +71,7 @@ inline void place_kv(const Attending& job, float* head, size_t token, size_t kv_
     write_kv(call.values, row, head, dim);
 }
 
-// Queries in place and keys and values in the cache, for every token.
+// Place the queries in the buffer, and keys and values in the cache, for every token.
 inline void place(const Attending& job, float* scratch, Team& team) {
     each_head(job.call, team, [&](size_t token, size_t head) {
         if (head < job.call.heads) place_query(job, token, head, job.query_of(token, head));
@@ -83,7 +83,7 @@ inline size_t first_attended(const AttentionCall& call, size_t position) {
     return call.window && position + 1 > call.window ? position + 1 - call.window : 0;
 }
 
-// The query rows of one run and KV head, which are placed in `own` where the job is direct. Returns how many.
+// Collect the query rows of one run and KV head; they are placed in `own` if the job is direct. Returns their number.
 inline size_t gather_rows(const Attending& job, const TokenRun& run, size_t kv_head, float* own, Row* rows) {
     const AttentionCall& call = job.call;
     size_t count = 0;
@@ -115,7 +115,7 @@ inline void end_chunk(const Attending& job, const Row* rows, size_t count) {
     }
 }
 
-// A page of one sequence and KV head: where its vectors are, and the next page's, if that is used too.
+// A page of one sequence and KV head, with the place of its vectors, and of the next page's if that is used too.
 inline Page page_at(const Attending& job, size_t sequence, size_t kv_head, size_t base, size_t last) {
     const AttentionCall& call = job.call;
     size_t row = cache_row(call, sequence, base, kv_head), have = smaller(last + 1 - base, kPageTokens);
@@ -137,7 +137,7 @@ inline void attend_task(const Attending& job, const Piece& piece, size_t kv_head
     auto sequence = static_cast<size_t>(call.sequence[run.first]);
     size_t first = rows[0].first, last = smaller(rows[count - 1].last, piece.end * run.chunk - 1);
     for (size_t chunk = piece.begin; chunk < piece.end; ++chunk) {
-        for (; count && rows->last / run.chunk < chunk; --count) ++rows;  // of tokens that end before
+        for (; count && rows->last / run.chunk < chunk; --count) ++rows;  // without tokens that end before this chunk
         begin_chunk(job, chunk, rows, count);
         size_t start = larger(first / kPageTokens * kPageTokens, chunk * run.chunk);
         size_t stop = smaller(last + 1, (chunk + 1) * run.chunk);
@@ -163,7 +163,7 @@ inline void attend_all(const Attending& job, uint8_t* scratch, Team& team) {
     });
 }
 
-// One head's result from its chunks.
+// Merge one head's result from its chunks.
 inline void merge_chunks(const Attending& job, size_t token, size_t head, float* out) {
     size_t dim = job.call.head_dim, chunks = job.chunks_of(token);
     const float* sinks = job.call.sinks;
@@ -184,15 +184,15 @@ inline void merge_chunks(const Attending& job, size_t token, size_t head, float*
     for (size_t d = 0; d < dim; ++d) out[d] /= total;
 }
 
-// All heads of a token, [heads * head_dim].
+// Merge all heads of a token, [heads * head_dim].
 inline void merge_heads(const Attending& job, size_t token, float* to) {
     for (size_t head = 0; head < job.call.heads; ++head) merge_chunks(job, token, head, to + head * job.call.head_dim);
 }
 
 // ---- set-up ----
 
-// Positions of a chunk for a token: by its own position, that no other request changes its result, and by how many tokens
-// there are, that no step has many more chunks than kParts.
+// Positions of a chunk for a token. They depend on the token's own position, so that other requests do not change its
+// result, and on the number of tokens, so that no step has many more chunks than kParts.
 inline size_t chunk_of(size_t tokens, size_t position) {
     size_t most = kParts / larger(tokens, kStreamTokens), chunk = kChunk;
     if (most < 2) return kWhole;
@@ -215,7 +215,7 @@ inline size_t cut_runs(const AttentionCall& call, TokenRun* runs) {
     return count;
 }
 
-// Whether each sequence has one token, so that nobody needs the keys and values that another task appends.
+// Return true if each sequence has one token, so that no task needs keys and values that another one appends.
 inline bool is_direct(const AttentionCall& call) {
     for (size_t token = 1; token < call.tokens; ++token)
         if (call.sequence[token] <= call.sequence[token - 1]) return false;
@@ -232,7 +232,7 @@ inline void sort_members(const AttentionCall& call, int32_t* members, size_t* st
     start[call.kv_heads] = count;
 }
 
-// Bounds of every token's chunks in `start`.
+// Set `start` to the bounds of every token's chunks.
 inline void count_parts(const AttentionCall& call, size_t* start) {
     start[0] = 0;
     for (size_t token = 0; token < call.tokens; ++token) {
@@ -241,7 +241,7 @@ inline void count_parts(const AttentionCall& call, size_t* start) {
     }
 }
 
-// Cut what the runs attend to into tasks that are worth about the same, those that take longest first. Returns how many.
+// Cut the attention of the runs into tasks of about the same size, the longest first. Returns their number.
 inline size_t cut_pieces(const Attending& job, const TokenRun* runs, size_t run_count, size_t threads, Piece* pieces) {
     const AttentionCall& call = job.call;
     size_t all = 0, count = 0;

@@ -1,5 +1,5 @@
-// The attention block in one call (norm, q/k/v, rotation, append to the cache, attend, o) and in three: project,
-// attend, output, which have its bits. The team meets between the phases.
+// The attention block in one call (norm, q/k/v, rotation, append to the cache, attend, o) and in three with the same
+// bits: project, attend, output. The team syncs between the phases.
 #pragma once
 
 #include "attending.hpp"
@@ -7,7 +7,7 @@
 namespace tpi {
 namespace {
 
-// Scratch of each thread of the pool.
+// The scratch of each thread of the pool.
 struct Scratch {
     uint8_t* data;
     size_t bytes;
@@ -36,7 +36,7 @@ inline OutputJob take_output(const AttentionCall& call, Pool& pool) {
             take_slices(arena, pool.size(), call.o.vectors(), streams(call.tokens) ? call.tokens : 0, call.hidden)};
 }
 
-// out = o times what `fill(token, to)` writes for each token, [heads * head_dim].
+// out = o times the vectors that `fill(token, to)` writes for each token, [heads * head_dim].
 template <class Fill>
 inline void multiply_output(const OutputJob& job, uint8_t* scratch, Team& team, const Fill& fill) {
     const AttentionCall& call = job.call;

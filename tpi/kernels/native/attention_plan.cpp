@@ -58,7 +58,7 @@ void AttentionPlan::check_latent() const {
     if (heads_ && !latent_->run.units()) throw KernelError("heads need all of the latent run");
     if (latent_->rope != 2 * inv_freq_.size() || latent_->rope >= head_dim_ || latent_->width > head_dim_ ||
         latent_->rope + latent_->width < head_dim_)
-        throw KernelError("what all keys share does not fit their heads");
+        throw KernelError("the shared part of the keys is larger than a head");
     if (whole_norms_ || clip_ > 0 || !k_norm_.empty() || !k_bias_.empty() || !v_bias_.empty())
         throw KernelError("keys and values from a latent vector have neither biases nor norms");
 }
@@ -101,7 +101,7 @@ std::unique_ptr<Array> AttentionPlan::weights(nb::handle data) const {
 
 namespace {
 
-// What the elements of a cache say of its format.
+// The format of a cache, by the type of its elements.
 KvFormat kv_format(char element) {
     switch (element) {
         case 'f': return KvFormat::f32;
@@ -152,7 +152,7 @@ void AttentionPlan::check_batch(const BatchArrays& batch, const Array& keys, con
         const int32_t* row = table + static_cast<size_t>(sequence[t]) * width;
         size_t first = window_ && position + 1 > window_ ? position + 1 - window_ : 0;
         bool follows = t && sequence[t] == sequence[t - 1] && positions[t] == positions[t - 1] + 1;
-        if (follows) first = position;  // the others were checked with the token before
+        if (follows) first = position;  // the token before checked the other pages
         for (size_t b = first / kPageTokens; b <= position / kPageTokens; ++b)
             if (row[b] < 0 || static_cast<size_t>(row[b]) >= blocks)
                 throw KernelError("page " + std::to_string(row[b]) + " is outside the " + std::to_string(blocks) +

@@ -7,11 +7,11 @@ namespace tpi {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kDeaf{50};  // how long Ctrl-C may wait, but for the block that is running
+constexpr std::chrono::milliseconds kDeaf{50};  // the most that Ctrl-C waits, in addition to the running block
 
 template <class Plan> void check_plan(const Plan& plan, size_t hidden) {
     if (plan.hidden() != hidden) throw KernelError("a block differs from its chain in hidden size");
-    if (plan.empty()) throw KernelError("a chain is of whole blocks; this one has no units here");
+    if (plan.empty()) throw KernelError("a chain needs blocks with units; this block has none on this node");
 }
 
 // Let Python handle the signals that have arrived; throws what a handler raises.

@@ -1,5 +1,5 @@
-// Half-blocks one after the other in one call, for a node that has the whole model in memory: between two of them there
-// is only the residual connection, and going back to Python for it costs more than many of them take.
+// Half-blocks in sequence in one call, for a node that holds the whole model in memory. Between two of them there is
+// only the residual connection, and returning to Python for it costs more than many of the half-blocks.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace tpi {
 
-// What follows a block: bias, optional norm of the output (Gemma 2), and the residual connection.
+// The end of a block: bias, optional norm of the output (Gemma 2), and the residual connection.
 struct Residual {
     std::vector<float> bias;  // empty for none
     std::optional<NormPlan> norm;
@@ -22,12 +22,12 @@ class Chain {
 public:
     explicit Chain(size_t hidden) : hidden_(hidden) {}
     Chain(const Chain&) = delete;
-    // Append a block; its plan and its arrays are kept. `residual` is (bias, norm); either may be None.
+    // Append a block; the chain keeps its plan and its arrays. `residual` is (bias, norm); either may be None.
     void attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual);
     void ffn(nb::object plan, nb::handle data, nb::tuple residual);
     void experts(nb::object plan, nb::handle data, nb::tuple residual);
-    // Run all of them on x, in place; `partial` is as large and is overwritten. `ended` is None, or [blocks] int64, which
-    // get the nanoseconds from the beginning of the first block to the end of each.
+    // Run all blocks on x, in place; `partial` has the same size and is overwritten. `ended` is None or [blocks] int64,
+    // which is set to the nanoseconds from the beginning of the first block to the end of each.
     void run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial,
              nb::handle ended) const;
 

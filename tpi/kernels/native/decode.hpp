@@ -1,4 +1,4 @@
-// Weights in the record layout as floats. A quantised vector is GGUF's blocks one after the other.
+// Weights in the record layout as floats. A quantised vector is a sequence of GGUF blocks.
 #pragma once
 
 #include "elementwise.hpp"
@@ -34,7 +34,7 @@ template <Format F> inline F8 load_plain(const uint8_t* vector, size_t i) {
     }
 }
 
-// Scales, and what is added to scale * code, of 8 consecutive blocks.
+// Scales of 8 consecutive blocks, and the terms that are added to scale * code.
 template <Format F> inline void load_lines(const uint8_t* block, F8& scale, F8& offset) {
     load_factors(block, group_bytes(F), scale, offset);
     if constexpr (F == Format::q4s) offset = scale * splat(-8.0f);
@@ -54,7 +54,7 @@ template <Format F> inline void load_codes(const uint8_t* codes, F8* out) {
 
 constexpr size_t factor_bytes(Format format) { return format == Format::q4 ? 4 : 2; }
 
-// what is added to scale * code
+// the term that is added to scale * code
 template <Format F> inline float offset_of(const uint8_t* block, float scale) {
     if constexpr (F == Format::q4) return read_half(block + 2);
     if constexpr (F == Format::q4s) return -8.0f * scale;

@@ -1,4 +1,4 @@
-// Functions of single values, norms, and the rounding of activations to int8. Needs a simd_*.hpp before it.
+// Functions of single values, norms, and the rounding of activations to int8. Include a simd_*.hpp before it.
 #pragma once
 
 #include <cmath>
@@ -27,7 +27,7 @@ inline F8 tanh(F8 x) {
     F8 magnitude = min(abs(x), splat(20.0f));
     F8 decay = exp(magnitude * splat(-2.0f));
     F8 value = (splat(1.0f) - decay) / (splat(1.0f) + decay);
-    // the sign by multiplying with x / |x|, kept finite at 0
+    // take the sign from x / |x|, kept finite at 0
     return value * (x / max(abs(x), splat(1e-30f)));
 }
 
@@ -38,7 +38,7 @@ inline F8 erf_by_lane(F8 x) {
     return load(lanes);
 }
 
-// 0 where x is not above the threshold; NaN stays
+// 0 if x is not above the threshold; NaN stays NaN
 inline F8 above_by_lane(F8 x, float threshold) {
     float lanes[8];
     store(lanes, x);
@@ -65,12 +65,12 @@ inline F8 activate(Activation kind, float threshold, F8 x) {
     }
 }
 
-// Ask for memory that the processor could not guess will be read next.
+// Prefetch memory that the processor cannot predict.
 inline void prefetch_bytes(const uint8_t* p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) prefetch(p + i);
 }
 
-// Lanes [0, count) of p, zeros behind.
+// Load lanes [0, count) of p, zeros after them.
 inline F8 load_some(const float* p, size_t count) {
     if (count >= 8) return load(p);
     float lanes[8] = {};
@@ -121,7 +121,7 @@ inline void normalise(const Norm& norm, const float* x, size_t count, float* out
 
 constexpr float kFine = 128.0f;  // units of `Rounded::fine` in one of its codes
 
-// One group of 32 floats; x is left as the rounded values where `keep` is set.
+// Round one group of 32 floats; if `keep`, replace x by the rounded values.
 inline void round_group(float* x, const Rounded& to, size_t token, size_t group, bool keep = false) {
     F8 a = load(x), b = load(x + 8), c = load(x + 16), d = load(x + 24);
     float most = largest(max(max(abs(a), abs(b)), max(abs(c), abs(d))));
@@ -159,12 +159,12 @@ inline void round_vector(float* x, const Rounded& to, size_t token) {
     for (size_t group = 0; group < to.groups(); ++group) round_group(x + group * kGroup, to, token, group);
 }
 
-// x as the integer products would see it, in float.
+// Round x as the integer products do, but to float.
 inline void round_in_place(float* x, size_t width) {
     for (size_t i = 0; i < width; i += kGroup) round_group(x + i, Rounded{}, 0, 0, true);
 }
 
-// Where a few tokens' sums are: one behind the other.
+// The sums of a few tokens, one after the other.
 struct Rows {
     float* sums;
     size_t stride;

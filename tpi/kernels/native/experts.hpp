@@ -1,6 +1,6 @@
-// A block's experts in one call. A pair is a token and a part that it uses: a piece of one of its experts, or the shared
-// ones. A few tokens stream the units of all their parts as if they were one feed-forward network, what each comes to
-// multiplied by the pair's weight; many tokens take one part after the other.
+// A block's experts in one call. A pair is a token and a part that it uses: a piece of one of its experts, or the
+// shared experts. A few tokens stream the units of all their parts like one feed-forward network, and each result is
+// multiplied by the pair's weight. Many tokens take one part after the other.
 #pragma once
 
 #include "gated.hpp"
@@ -8,7 +8,7 @@
 namespace tpi {
 namespace {
 
-// The inputs of all pairs, copied from their tokens'. Of a single token its own serve.
+// The inputs of all pairs, copied from their tokens'. With a single token, the token's input is used in place.
 inline Prepared take_pairs(const ExpertsCall& call, Arena& arena) {
     const Prepared& from = *call.prepared;
     if (call.tokens == 1) return from;
@@ -68,7 +68,7 @@ struct ExpertsJob {
     size_t scratch_bytes;
 };
 
-// Pieces of a part that are shared out: units, or neurons of a record pack by kNeurons.
+// Pieces of a part as work items: units, or kNeurons neurons of a record pack.
 inline size_t items_of(const ExpertPart& part) {
     return part.call.up.tiled ? part.call.up.units : part.call.up.vectors() / kNeurons;
 }
@@ -135,7 +135,7 @@ struct ScatterJob {
     const float* from;  // [tokens, hidden]
 };
 
-// Tokens of one part are all different, so that no two threads add to one.
+// All tokens of one part are different, so that no two threads add to the same output.
 inline void scatter_job(const ScatterJob& job, Team& team) {
     size_t hidden = job.call.hidden;
     team.each(job.tokens, [&](size_t t) {

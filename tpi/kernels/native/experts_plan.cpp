@@ -18,7 +18,7 @@ void check(const RouterSettings& s) {
         throw KernelError("so many experts cannot be chosen by their groups");
 }
 
-// Room for what a token chose, in arrays of Python.
+// Space for the experts that a token chose, in Python's arrays.
 struct RoutingArrays {
     Array experts, weights;
     std::optional<Array> shared;
@@ -73,7 +73,8 @@ void RouterPlan::route(nb::handle x, nb::handle experts, nb::handle weights, nb:
     if (!input.prepared()) run_prepare(norm_.view(), x, hidden_, forms_, own);
     const Prepared& in = input.prepared() ? *input.prepared() : own.view(hidden_, forms_.of(input.tokens()));
     RoutingArrays out(experts, weights, shared, in.tokens, settings_.used, true);
-    if (shared_.empty() == out.shared.has_value()) throw KernelError("shared weights are for routers that have a gate");
+    if (shared_.empty() == out.shared.has_value())
+        throw KernelError("shared weights need a router with a gate for shared experts, and such a router needs them");
     nb::gil_scoped_release unlocked;
     Routed chosen = route(in);
     std::copy(chosen.experts.begin(), chosen.experts.end(), out.experts.as<int32_t>());
@@ -99,15 +100,17 @@ ExpertsPlan::ExpertsPlan(nb::object router, nb::object routed, nb::object shared
       shared_(shared.is_none() ? nullptr : nb::cast<const FfnPlan*>(shared)),
       pieces_(std::move(pieces)),
       begins_(std::move(begins)) {
-    if (begins_.size() != pieces_.size()) throw KernelError("each piece begins its expert or does not");
+    if (begins_.size() != pieces_.size())
+        throw KernelError("the list of pieces that begin their expert must be as long as the list of pieces");
     if (!down_bias.is_none())
         down_bias_ = keep_array(down_bias, "the bias of down", "f", {length(router_->settings().experts), length(hidden())});
     size_t units = 0;
     for (auto [expert, count] : pieces_) {
-        if (expert >= router_->settings().experts) throw KernelError("a piece is of an expert that there is not");
+        if (expert >= router_->settings().experts)
+            throw KernelError("a piece belongs to an expert that does not exist");
         units += count;
     }
-    if (units != routed_->run_layout().units()) throw KernelError("the pieces have other units than their run");
+    if (units != routed_->run_layout().units()) throw KernelError("the pieces and their run differ in units");
     if (routed_->hidden() != hidden() || (shared_ && shared_->hidden() != hidden()))
         throw KernelError("experts differ from their router in hidden size");
     forms_ = shared_ ? routed_->forms() | shared_->forms() : routed_->forms();
@@ -143,13 +146,13 @@ void ExpertsPlan::run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb
     std::vector<std::unique_ptr<Array>> held;
     Weights places{nullptr, std::vector<const uint8_t*>(pieces_.size(), nullptr)};
     for (const auto& [piece, bytes] : data) {
-        if (piece >= pieces_.size()) throw KernelError("weights are of a piece that there is not");
+        if (piece >= pieces_.size()) throw KernelError("weights were given for a piece that does not exist");
         size_t size = pieces_[piece].second * routed_->run_layout().unit_bytes();
         held.push_back(keep_array(bytes, "the weights of a piece", "B", {length(size)}));
         places.pieces[piece] = held.back()->as<uint8_t>();
     }
     if (!beside.is_none()) {
-        if (!shared_) throw KernelError("weights are of shared experts that there are not");
+        if (!shared_) throw KernelError("weights were given for shared experts, but this block has none");
         held.push_back(keep_array(beside, "the weights of the shared experts", "B", {length(shared_bytes())}));
         places.shared = held.back()->as<uint8_t>();
     }

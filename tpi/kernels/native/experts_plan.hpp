@@ -1,4 +1,4 @@
-// A block of experts as Python holds on to it: its router, its pieces, and what a routing makes of them.
+// A block of experts as a Python object: its router, its pieces, and the computation for a routing.
 #pragma once
 
 #include "plans.hpp"
@@ -6,7 +6,7 @@
 
 namespace tpi {
 
-// What the tokens of a step chose; `shared` is empty where shared experts are not weighted.
+// The experts that the tokens of a step chose; `shared` is empty if shared experts have no weights.
 struct Routed {
     std::vector<int32_t> experts;  // [tokens, used]
     std::vector<float> weights;    // [tokens, used]
@@ -19,7 +19,7 @@ public:
     RouterPlan(nb::tuple settings, nb::tuple norm, nb::handle weight, nb::object bias, nb::object choice,
                nb::object shared);
     void route(nb::handle x, nb::handle experts, nb::handle weights, nb::object shared) const;
-    // Without the interpreter's lock.
+    // Call without the interpreter's lock.
     Routed route(const Prepared& in) const;
 
     const RouterSettings& settings() const { return settings_; }
@@ -30,7 +30,7 @@ private:
     Matrix matrix() const;
 
     RouterSettings settings_;
-    std::unique_ptr<Array> weight_;  // [experts, hidden], where Python has it
+    std::unique_ptr<Array> weight_;  // [experts, hidden], in Python's memory
     size_t hidden_;
     NormPlan norm_;
     std::vector<float> bias_, choice_, shared_;
@@ -39,18 +39,19 @@ private:
 
 class ExpertsPlan {
 public:
-    // pieces: (expert, units) in the order of their weights, which those of the shared experts precede
+    // pieces: (expert, units) in the order of their weights, which come after those of the shared experts
     // down_bias: [experts, hidden] or None, added by the pieces that begin their experts
     ExpertsPlan(nb::object router, nb::object routed, nb::object shared, std::vector<std::pair<size_t, size_t>> pieces,
                 nb::object down_bias, std::vector<bool> begins);
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
     void run(nb::handle data, nb::handle x, nb::handle experts, nb::handle weights, nb::object shared,
              nb::handle out) const;
-    // Of some pieces alone, (number, weights) each: those lie anywhere. Of the shared experts if `beside` has theirs.
+    // Compute only some pieces, (number, weights) each, whose weights lie anywhere; the shared experts if `beside` has
+    // theirs.
     void run_pieces(std::vector<std::pair<size_t, nb::object>> data, nb::object beside, nb::handle x,
                     nb::handle experts, nb::handle weights, nb::object shared, nb::handle out) const;
 
-    // For a chain: all of a block, from its input to its result.
+    // For a chain: the whole block, from its input to its result.
     size_t hidden() const { return router_->hidden(); }
     bool empty() const { return bytes() == 0; }
     std::unique_ptr<Array> weights(nb::handle data) const;
@@ -58,7 +59,7 @@ public:
 
 private:
     struct Parts;
-    // Where weights are: of the shared experts or null, and of each piece or null; what is null is left out.
+    // Places of the weights: of the shared experts, and of each piece; null leaves them out.
     struct Weights {
         const uint8_t* shared;
         std::vector<const uint8_t*> pieces;
@@ -78,7 +79,7 @@ private:
     const FfnPlan *routed_, *shared_;  // shared: or null
     std::vector<std::pair<size_t, size_t>> pieces_;
     std::vector<bool> begins_;          // of each piece
-    std::unique_ptr<Array> down_bias_;  // where Python has it; or null
+    std::unique_ptr<Array> down_bias_;  // in Python's memory; or null
     RowForms forms_{};
 };
 

@@ -7,7 +7,7 @@
 namespace tpi {
 namespace {
 
-constexpr size_t kNeurons = 8;  // neurons of a record pack that are taken together
+constexpr size_t kNeurons = 8;  // neurons of a record pack that are processed together
 
 struct FfnJob {
     const FfnCall& call;
@@ -19,7 +19,7 @@ struct FfnJob {
     size_t scratch_bytes;
 };
 
-// gate * sigmoid(slope * gate) * (up + 1), gate not above the limit, up within it (gpt-oss)
+// gate * sigmoid(slope * gate) * (up + 1), with gate and the magnitude of up at most the limit (gpt-oss)
 inline F8 swiglu_clamped(const FfnCall& call, F8 gate, F8 up) {
     const F8 limit = splat(call.threshold), one = splat(1.0f);
     gate = min(gate, limit);
@@ -27,7 +27,7 @@ inline F8 swiglu_clamped(const FfnCall& call, F8 gate, F8 up) {
     return gate / (one + exp(gate * splat(-call.slope))) * (up + one);
 }
 
-// inner = act(gate) * up, or act(up) where gate is null; drelu and swiglu_clamped are of both. inner may be up.
+// inner = act(gate) * up, or act(up) if gate is null; drelu and swiglu_clamped combine both. inner may be up.
 inline void activate_values(const FfnCall& call, const float* gate, const float* up, size_t count, float* inner) {
     Activation kind = call.activation;
     for (size_t i = 0; i < count; i += 8) {
@@ -54,7 +54,7 @@ inline void activate_neurons(const FfnCall& call, float* gate, float* up, size_t
     activate_values(call, gate, up, count, up);
 }
 
-// What a token's neurons come to, times its weight.
+// Multiply a token's result by its weight.
 inline void weigh(const FfnCall& call, size_t token, size_t count, float* values) {
     for (size_t i = 0; call.weights && i < count; i += 8)
         store_some(values + i, load_some(values + i, count - i) * splat(call.weights[token]), count - i);
@@ -62,7 +62,7 @@ inline void weigh(const FfnCall& call, size_t token, size_t count, float* values
 
 // ---- a few tokens ----
 
-// Scratch of one thread while it streams a unit: gate and up values and their product, rounded.
+// Scratch of one thread that streams a unit: gate and up values and their product, rounded.
 struct UnitScratch {
     float *gate, *up;
     Rounded rounded;
@@ -101,7 +101,8 @@ inline void stream_unit(const FfnCall& call, const Prepared& in, size_t unit, ui
 
 inline size_t neuron_at(const FfnCall& call, size_t i) { return call.active ? static_cast<size_t>(call.active[i]) : i; }
 
-// out[t * kNeurons + i] for neurons [first, first + count) of the list and one row part; `all` follow from `first` on.
+// Set out[t * kNeurons + i] for neurons [first, first + count) of the list and one row part; `all` is the number from
+// `first` on.
 inline void neuron_rows(const FfnCall& call, const Prepared& in, const Matrix& matrix, const float* bias, size_t first,
                         size_t count, size_t all, float* out) {
     auto at = [&](size_t i) { return neuron_at(call, first + (i < all ? i : all - 1)); };
@@ -117,7 +118,8 @@ inline void neuron_rows(const FfnCall& call, const Prepared& in, const Matrix& m
         for (size_t t = 0; t < in.tokens; ++t) out[t * kNeurons + i] += bias[at(i)];
 }
 
-// Neurons [first, first + count) of the list, count at most kNeurons; `all` follow from `first` on in this slice.
+// Add neurons [first, first + count) of the list, count at most kNeurons; `all` is the number from `first` on in this
+// slice.
 template <class Out>
 inline void stream_neurons(const FfnCall& call, const Prepared& in, size_t first, size_t count, size_t all,
                            const Out& out) {
@@ -187,7 +189,7 @@ inline void tiled_unit_block(const FfnJob& job, const Prepared& in, size_t unit,
 
 inline void record_gate_up(const FfnJob& job, const Prepared& in, uint8_t* scratch, Team& team) {
     const FfnCall& call = job.call;
-    size_t tasks = row_tasks(call.up, in), neurons = job.inner.width;  // gate may be tiled, with other tasks
+    size_t tasks = row_tasks(call.up, in), neurons = job.inner.width;  // gate may be tiled, and has other tasks then
     auto* panels = reinterpret_cast<float*>(scratch);
     team.each(call.gate.data ? tasks + row_tasks(call.gate, in) : tasks, [&](size_t task) {
         if (task < tasks) row_task(call.up, in, task, panels, job.inner.values, neurons);

@@ -18,14 +18,14 @@ Activation activation_of(const std::string& name) {
     throw KernelError("unknown activation " + name);
 }
 
-// The gate's own run, if it has one. What is not act(gate) * up cannot be computed gate first.
+// The gate's own run, if it has one. Only act(gate) * up can be computed gate first.
 std::optional<Run> own_gate(nb::object gate, bool gated, Activation activation, const Run& neuron) {
     if (gate.is_none()) return {};
     if (!gated || activation == Activation::drelu || activation == Activation::swiglu_clamped)
-        throw KernelError("this activation is of gate and up together; its gate cannot be a run of its own");
+        throw KernelError("this activation combines gate and up; its gate cannot be a run of its own");
     Run run(nb::cast<nb::tuple>(gate));
     if (run.hidden() != neuron.hidden() || run.vectors() != neuron.vectors() || neuron.tiled())
-        throw KernelError("a gate of its own needs as many rows as there are neurons, and those as records");
+        throw KernelError("a gate that is a run of its own needs one row per neuron, and neurons in the record layout");
     return run;
 }
 
@@ -115,7 +115,8 @@ void FfnPlan::run(nb::handle data, nb::handle x, nb::handle active, nb::handle o
 }
 
 size_t FfnPlan::run_gated(nb::handle data, nb::handle x, nb::handle least, nb::handle out) const {
-    if (!gate_) throw KernelError("neurons are chosen by their gate where that is a run of its own; this is no such");
+    if (!gate_)
+        throw KernelError("neurons can be chosen by their gate only if it is a run of its own; call ffn() instead");
     auto held = weights(data);
     BlockInput input(x, hidden(), forms_);
     Array result(out, "out", "f", {length(input.tokens()), length(hidden())}, true);

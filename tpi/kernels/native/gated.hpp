@@ -1,5 +1,5 @@
-// The feed-forward block, gate first: where the gate is a run of its own, a few tokens meet all of it, and of up and down
-// only the neurons whose activation counts (CATS, TEAL, WINA). Many tokens compute all, as ffn.hpp does.
+// The feed-forward block, gate first. If the gate is a run of its own, a few tokens multiply all of it, and of up and
+// down only the neurons with a large activation (CATS, TEAL, WINA). Many tokens compute all neurons, as in ffn.hpp.
 #pragma once
 
 #include "ffn.hpp"
@@ -12,7 +12,7 @@ struct GatedJob {
     Input in;
     Slices slices;
     float* activations;  // [tokens, neurons]
-    int32_t* chosen;     // [threads, neurons + 1]: the active ones, in order, where the call asks for a choice
+    int32_t* chosen;     // [threads, neurons + 1]: the active ones, in order, if the call chooses neurons
     size_t* count;
     uint8_t* scratch;  // kPanelBytes for each thread
 };
@@ -30,15 +30,15 @@ inline void gate_task(const GatedJob& job, const Prepared& in, size_t task, floa
     }
 }
 
-// The neurons that count for any token, and how many there are. Every thread finds them for itself, sooner than it would
-// have them from another.
+// Find the active neurons of all tokens, and their number. Every thread finds them for itself: that is faster than a
+// sync.
 inline size_t choose_active(const GatedJob& job, int32_t* chosen) {
     const FfnCall& call = job.call;
     size_t neurons = call.gate.vectors(), found = 0;
     for (size_t n = 0; n < neurons; ++n) {
         bool counts = false;
         for (size_t t = 0; t < call.tokens; ++t)
-            counts |= !(std::fabs(job.activations[t * neurons + n]) < call.least[n]);  // a NaN is seen
+            counts |= !(std::fabs(job.activations[t * neurons + n]) < call.least[n]);  // a NaN counts as large
         chosen[found] = static_cast<int32_t>(n);
         found += counts;
     }
@@ -86,7 +86,7 @@ inline void ffn_few(const FfnCall& call, Pool& pool) {
 inline void ffn(const FfnCall& call, Pool& pool) {
     if (streams(call.tokens)) return ffn_few(call, pool);
     if (!call.active) {
-        if (call.least) *call.chosen = call.up.vectors();  // of many tokens few neurons are left out by all
+        if (call.least) *call.chosen = call.up.vectors();  // many tokens leave out few common neurons
         return ffn_block(call, pool);
     }
     for (size_t first = 0; first < call.tokens; first += kStreamTokens) {

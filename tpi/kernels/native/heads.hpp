@@ -1,4 +1,4 @@
-// From a block's input to heads: q, k and v, their biases, norms and rotation, and their places in the cache.
+// From a block's input to heads: q, k and v, their biases, norms and rotation, and their place in the cache.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace {
 
 struct Projection {
     const AttentionCall& call;
-    Input in, ranked;                     // of the block; of k and v, where they have one of their own
+    Input in, ranked;                     // the block's input; the input of k and v, if they have another
     float *q, *k, *v, *latent;            // [tokens, vectors of the part]
     float *cosine, *sine;                 // [tokens, half_rotary]
 };
@@ -40,7 +40,7 @@ inline void rotation_of(const Projection& job, size_t token) {
     }
 }
 
-// One input times some parts, into `outs`. Ends without a sync.
+// Multiply one input with some parts, into `outs`. Ends without a sync.
 template <size_t Parts>
 inline void multiply_rows(const Matrix* const (&parts)[Parts], float* const (&outs)[Parts], const Prepared& in,
                           uint8_t* scratch, Team& team) {
@@ -53,7 +53,7 @@ inline void multiply_rows(const Matrix* const (&parts)[Parts], float* const (&ou
     });
 }
 
-// The input of k and v, from the latent vectors as the weights make them.
+// The input of k and v, from the latent vectors before their norm.
 inline const Prepared& prepare_ranked(const Projection& job, Team& team) {
     const Latent& latent = job.call.latent;
     size_t stride = latent.matrix.vectors(), values = latent.rank + latent.rope;
@@ -66,7 +66,7 @@ inline const Prepared& prepare_ranked(const Projection& job, Team& team) {
     return prepare(job.ranked, latent.norm, job.latent, latent.rank, team, stride);
 }
 
-// Angles, and q, k and v as the weights make them. Ends without a sync.
+// Compute the angles, and q, k and v before bias and norm. Ends without a sync.
 inline void multiply_heads(const Projection& job, uint8_t* scratch, Team& team) {
     const AttentionCall& call = job.call;
     team.each(call.tokens, [&](size_t token) { rotation_of(job, token); });
@@ -78,7 +78,7 @@ inline void multiply_heads(const Projection& job, uint8_t* scratch, Team& team) 
     multiply_rows<2>({&call.k, &call.v}, {job.k, job.v}, prepare_ranked(job, team), scratch, team);
 }
 
-// Which heads: those of q, k or v, as the weights make them, [tokens, stride].
+// The heads of q, k or v as the products result in them, [tokens, stride].
 struct Heads {
     const float* values;
     size_t stride, count;
@@ -120,7 +120,7 @@ inline void query_head(const Projection& job, size_t token, size_t head, float* 
     finish_head(job, {job.q, call.q.vectors(), call.heads, call.q_bias, call.q_norm, true}, token, head, to);
 }
 
-// What all keys share, then the head's own, rotated.
+// Set a key to the part that all heads share, then the head's own part, and rotate it.
 inline void latent_key(const Projection& job, size_t token, size_t kv_head, float* to) {
     const AttentionCall& call = job.call;
     const Latent& latent = call.latent;
@@ -151,7 +151,7 @@ inline void value_head(const Projection& job, size_t token, size_t kv_head, floa
     finish_head(job, {job.v, call.v.vectors(), call.kv_heads, call.v_bias, nullptr, false}, token, kv_head, to);
 }
 
-// `work(token, head)` for all query heads and, numbered after them, KV heads.
+// Call `work(token, head)` for all query heads and, numbered after them, KV heads.
 template <class Work> inline void each_head(const AttentionCall& call, Team& team, const Work& work) {
     size_t heads = call.heads + call.kv_heads, piece = call.tokens > kStreamTokens ? 16 : 2;
     size_t all = call.tokens * heads;
@@ -164,7 +164,7 @@ inline float* head_of(float* values, size_t token, size_t head, size_t heads, si
     return values + (token * heads + head) * dim;
 }
 
-// All heads into `call.projected`.
+// Write all heads to `call.projected`.
 inline void finish_heads(const Projection& job, Team& team) {
     const AttentionCall& call = job.call;
     const Projected& to = call.projected;
@@ -182,7 +182,7 @@ inline size_t cache_row(const AttentionCall& call, size_t sequence, size_t posit
     return (block * call.kv_heads + kv_head) * kPageTokens + position % kPageTokens;
 }
 
-// The row of the cache for a token's own key and value.
+// The row of the cache for a token's key and value.
 inline size_t own_row(const AttentionCall& call, size_t token, size_t kv_head) {
     auto sequence = static_cast<size_t>(call.sequence[token]), position = static_cast<size_t>(call.positions[token]);
     return cache_row(call, sequence, position, kv_head);

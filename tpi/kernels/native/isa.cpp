@@ -20,7 +20,7 @@ bool has_avx2() {
 #if defined(TPI_AVX512)
 bool has_avx512() {
 #if defined(TPI_EMULATE_VNNI)
-    return has_avx2();  // a build for tests: the same code without the instruction itself
+    return has_avx2();  // a build for tests: the same code without the dot product instruction
 #endif
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

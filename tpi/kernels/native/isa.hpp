@@ -1,4 +1,4 @@
-// Which instruction sets this build and this machine have.
+// The instruction sets that this build and this machine support.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace tpi {
 
-// The functions of one instruction set. Callers hold the pool's turn and have begun its arena.
+// The functions of one instruction set. The caller holds the pool's turn and has begun its arena.
 struct Kernels {
     const char* name;
     void (*prepare)(const PrepareCall&, Pool&);
@@ -38,9 +38,9 @@ extern const Kernels kNeonKernels;
 extern const Kernels kNeonDotprodKernels;
 #endif
 
-// What this machine can run, the best first.
+// The supported instruction sets, the best first.
 std::vector<const Kernels*> available_kernels();
-// The one called `name`, or null if it is unknown or cannot run here.
+// The one called `name`, or null if it is unknown or not supported.
 const Kernels* find_kernels(const std::string& name);
 
 }  // namespace tpi

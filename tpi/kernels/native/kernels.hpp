@@ -1,6 +1,6 @@
-// Everything that one instruction set offers, as a table of functions. Each isa_*.cpp includes one simd_*.hpp and this,
-// so that the same text becomes scalar, AVX2, AVX-512 and NEON code. All of it has internal linkage: code compiled for
-// one instruction set must never be chosen by the linker to serve another.
+// All functions of one instruction set as a table. Each isa_*.cpp includes one simd_*.hpp and this file, so that the
+// same text becomes scalar, AVX2, AVX-512 and NEON code. All of it has internal linkage: the linker must never use code
+// compiled for one instruction set in place of another's.
 #pragma once
 
 #include "attention.hpp"
@@ -41,7 +41,7 @@ inline void decode_job(const DecodeCall& call, bool column, Team& team) {
         with_format(matrix.format, [&]<Format F>() { decode_record<F>(matrix.vector(vector), 0, matrix.hidden, out); });
     });
 }
-constexpr size_t kFewRows = 4;  // decoded before another thread would be awake
+constexpr size_t kFewRows = 4;  // rows that are decoded before another thread would be awake
 
 inline void decode_rows(const DecodeCall& call, Pool& pool) {
     run_on<DecodeCall>(pool, [](const DecodeCall& c, Team& team) { decode_job(c, false, team); }, call,
@@ -56,7 +56,7 @@ inline void norm(const NormCall& call, Pool&) {
         normalise(call.norm, call.x + t * call.hidden, call.hidden, call.out + t * call.hidden);
 }
 
-constexpr size_t kReadBytes = 256 * 1024;  // of one task
+constexpr size_t kReadBytes = 256 * 1024;  // bytes of one task
 
 inline void read_job(const ReadCall& call, Team& team) {
     team.each(call.bytes / kReadBytes, [&](size_t task) {

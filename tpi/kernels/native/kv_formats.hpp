@@ -63,7 +63,7 @@ inline void read_q8(const uint8_t* from, size_t dim, float* out) {
     }
 }
 
-// ---- q4: 4-bit codes in runs of 16, value i of a run beside value i + 8, then scale and minimum of each group ----
+// ---- q4: 4-bit codes in runs of 16, with values i and i + 8 in one byte, then scale and minimum of each group ----
 
 inline void write_q4_group(uint8_t* codes, uint8_t* factors, const float* x, size_t count) {
     float least = x[0], most = x[0];
@@ -103,7 +103,7 @@ inline void read_q4(const uint8_t* from, size_t dim, float* out) {
 
 // ---- vectors of a page, in registers ----
 
-// The vectors of one head in a page: as the cache has them, or widened.
+// The vectors of one head in a page: as stored, or widened.
 struct Vectors {
     const uint8_t* data;  // of the first token
     KvFormat format;
@@ -112,16 +112,16 @@ struct Vectors {
     const uint8_t* at(size_t token) const { return data + token * bytes; }
 };
 
-// Whether a register of values can be had at every multiple of its lanes.
+// Return true if a register of values can be loaded at every multiple of its lanes.
 inline bool has_lanes(KvFormat format, size_t dim) { return format != KvFormat::q4 && dim % kWide == 0; }
 
-// What the values of a token's group from `d` on are multiplied by.
+// The factor of the values of a token's group from `d` on.
 template <KvFormat F> inline Wide factor_of(const Vectors& from, size_t token, size_t d) {
     if constexpr (F == KvFormat::q8) return wide_half(from.at(token) + from.dim + d / kGroup * 2);
     else return Wide{};
 }
 
-// A register of a token's values from `d` on, with the bits of `read_kv`.
+// Load a register of a token's values from `d` on, with the bits of `read_kv`.
 template <KvFormat F> inline Wide lanes_of(const Vectors& from, size_t token, size_t d, Wide factor) {
     if constexpr (F == KvFormat::q8) return wide_int8(from.at(token) + d) * factor;
     else if constexpr (F == KvFormat::f16) return wide_halves(from.at(token) + 2 * d);
@@ -140,7 +140,7 @@ template <class Work> inline void with_lanes(KvFormat format, const Work& work) 
 
 inline bool is_spread(const Kv& keys) { return keys.format == KvFormat::q4; }
 
-// Each whole group times the Hadamard matrix / sqrt(32), in place: keys in q4, and the queries that meet them.
+// Multiply each whole group with the Hadamard matrix / sqrt(32), in place: for keys in q4 and their queries.
 inline void spread(float* head, size_t dim) {
     for (size_t start = 0; start + kGroup <= dim; start += kGroup) {
         float* group = head + start;
@@ -155,7 +155,7 @@ inline void spread(float* head, size_t dim) {
     }
 }
 
-// ---- whichever the cache has ----
+// ---- by the format of the cache ----
 
 inline void write_kv(const Kv& cache, size_t row, const float* head, size_t dim) {
     uint8_t* to = cache.data + row * cache.vector_bytes;

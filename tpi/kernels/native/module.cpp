@@ -20,7 +20,7 @@ NB_MODULE(_native, m) {
         }
     });
 
-    // what Python must agree on: tpi/kernels/constants.py
+    // constants that Python imports: tpi/kernels/constants.py
     m.attr("PAGE_TOKENS") = kPageTokens;
     m.attr("GROUP") = kGroup;
     m.attr("KV_GROUP") = kGroup;

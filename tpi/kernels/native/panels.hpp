@@ -12,7 +12,7 @@ constexpr size_t kDepth = 512;      // inputs packed at a time
 constexpr size_t kStrip = 64;       // outputs of a task: four panels share the activations in cache
 constexpr size_t kPanelBytes = kStrip * kDepth * sizeof(float);
 
-// acc += x[N tokens][depth] * panel[depth][16], stored to out (added where `add`); `columns` outputs are real.
+// acc += x[N tokens][depth] * panel[depth][16], stored to out (added if `add`); only the first `columns` outputs exist.
 template <int N>
 inline void multiply_panel(const float* panel, size_t depth, const float* x, size_t x_stride, bool add, size_t columns,
                            float* out, size_t stride) {
@@ -57,7 +57,7 @@ inline void multiply_strip(const float* panels, size_t depth, size_t outputs, co
     }
 }
 
-// Row part: panel[k][r] = vector first + r, value from + k.
+// Row part: panel[k][r] = value from + k of vector first + r.
 template <Format F>
 inline void pack_rows(const Matrix& matrix, size_t first, size_t outputs, size_t from, size_t depth, float* panels) {
     float line[kDepth];
@@ -68,7 +68,7 @@ inline void pack_rows(const Matrix& matrix, size_t first, size_t outputs, size_t
     }
 }
 
-// Column part: panel[k][i] = vector from + k, value first + i.
+// Column part: panel[k][i] = value first + i of vector from + k.
 template <Format F>
 inline void pack_columns(const Matrix& matrix, size_t first, size_t outputs, size_t from, size_t depth, float* panels) {
     float line[kStrip] = {};
@@ -79,7 +79,7 @@ inline void pack_columns(const Matrix& matrix, size_t first, size_t outputs, siz
     }
 }
 
-// One strip of up to kStrip outputs for all tokens. `panels` holds kPanelBytes.
+// Compute one strip of up to kStrip outputs for all tokens. `panels` holds kPanelBytes.
 inline void record_strip(const Matrix& matrix, bool column, size_t strip, const float* x, size_t x_stride,
                          size_t tokens, float* panels, float* out, size_t stride) {
     size_t all = column ? matrix.hidden : matrix.vectors(), inputs = column ? matrix.vectors() : matrix.hidden;

@@ -1,4 +1,4 @@
-// What a thread does between two looks at memory that another is about to change.
+// The pause of a thread between two reads of memory that another thread will change.
 #pragma once
 
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// What Python holds on to: a plan per block or table, checked once when it is made, and its calls, checked each time.
+// The Python objects: a plan per block or table. A plan is checked once when it is created, its calls each time.
 #pragma once
 
 #include <cstring>
@@ -24,9 +24,9 @@ public:
     size_t hidden() const { return hidden_; }
     size_t vectors() const { return units_ * width_; }
     bool tiled() const { return tiled_; }
-    // The part called `name`, with its data at `data` (of the run's first unit). Throws if there is none.
+    // Return the part called `name`, with its data at `data` (of the run's first unit). Throws if there is none.
     Matrix matrix(const std::string& name, const uint8_t* data) const;
-    // The same of some units alone.
+    // The same for some of the units.
     Matrix matrix(const std::string& name, const uint8_t* data, size_t first, size_t units) const;
     size_t width() const { return width_; }
     bool is_column(const std::string& name) const;
@@ -57,7 +57,7 @@ struct NormPlan {
     std::vector<float> weight, bias;
 };
 
-// Where the tokens of a step stand (tpi.kernels.spec.Batch), checked by the attention plans that it is for.
+// The tokens of a step (tpi.kernels.spec.Batch); the attention plans check them.
 struct BatchArrays {
     BatchArrays(nb::handle positions, nb::handle sequence, nb::handle tables, size_t tokens);
 
@@ -73,7 +73,7 @@ struct ProjectedArrays {
     Array queries, keys, values;
 };
 
-// What keys and values come from: (run, norm, rope, width, bias or None). Its units come first in the weights.
+// The latent vector of keys and values: (run, norm, rope, width, bias or None). Its units come first in the weights.
 struct LatentPlan {
     LatentPlan(nb::tuple fields, size_t rank);
     Latent view(const uint8_t* data) const;
@@ -90,14 +90,14 @@ public:
                   nb::tuple numbers, nb::object latent);
     void run(nb::handle data, nb::handle x, nb::handle keys, nb::handle values, nb::handle positions,
              nb::handle sequence, nb::handle tables, nb::handle out) const;
-    // The same in steps; x is what the input of `run` may be.
+    // The steps of `run`; x is an array or a prepared input, as in `run`.
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
     void project(nb::handle data, nb::handle x, nb::handle positions, nb::tuple projected) const;
     void attend(nb::tuple projected, nb::handle keys, nb::handle values, nb::handle positions, nb::handle sequence,
                 nb::handle tables, nb::handle out) const;
     void output(nb::handle data, nb::handle mixed, nb::handle out) const;
 
-    // What `run` is made of, for those who keep what stays the same: arrays as this plan needs them, and the call.
+    // The parts of `run`, for callers that keep some of them (Chain): checked arrays, and the call.
     size_t hidden() const { return query_.hidden(); }
     bool empty() const { return !heads_; }
     std::unique_ptr<Array> weights(nb::handle data) const;
@@ -130,21 +130,22 @@ private:
 
 class FfnPlan {
 public:
-    // `gate` is the gate's run where it is one of its own: its units come first in the weights.
+    // `gate` is the gate's run if it is a run of its own: its units then come first in the weights.
     FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
             nb::object up_bias, float threshold, float slope, nb::object gate);
     void run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const;
-    // With a gate of its own: of up and down the neurons whose activation is not below `least`; how many that were.
+    // With a gate that is a run of its own: use only the neurons whose activation is at least `least`; returns their
+    // number.
     size_t run_gated(nb::handle data, nb::handle x, nb::handle least, nb::handle out) const;
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
 
-    // What `run` is made of, as in AttentionPlan; all neurons.
+    // The parts of `run`, as in AttentionPlan; all neurons.
     size_t hidden() const { return neuron_.hidden(); }
     bool empty() const { return !neuron_.units(); }
     std::unique_ptr<Array> weights(nb::handle data) const;
     FfnCall call(const Array& weights, size_t tokens, const float* x, float* out) const;
 
-    // Some of its units, whose weights begin at `data`; without input and output.
+    // A call for some of its units, whose weights begin at `data`; without input and output.
     FfnCall call(const uint8_t* data, size_t first, size_t units) const;
     const Run& run_layout() const { return neuron_; }
     const RowForms& forms() const { return forms_; }
@@ -184,7 +185,7 @@ inline Py_ssize_t length(size_t value) { return static_cast<Py_ssize_t>(value); 
 
 inline void zero(const Array& out) { std::memset(out.as<float>(), 0, out.total() * sizeof(float)); }
 
-// Reads the whole of an array of bytes with all threads.
+// Read an array of bytes with all threads.
 void run_read(nb::handle data);
 void run_norm(nb::handle x, nb::tuple norm, nb::handle out);
 
@@ -192,7 +193,7 @@ void run_norm(nb::handle x, nb::tuple norm, nb::handle out);
 const Kernels& kernels();
 void use_kernels(const std::string& name);
 
-// Runs one kernel as the pool's only call.
+// Run one kernel as the pool's only call.
 template <class Call> void run_alone(void (*kernel)(const Call&, Pool&), const Call& call) {
     Pool& pool = Pool::instance();
     std::lock_guard<std::mutex> turn(pool.turn());

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kMostPatience = 200'000;  // nanoseconds of spinning
 constexpr int64_t kLeastPatience = 2'000;
-constexpr std::chrono::microseconds kWorthSpinning{250};  // a wait of this length, waking included
+constexpr std::chrono::microseconds kWorthSpinning{250};  // a shorter wait, waking included, is worth spinning
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -62,7 +62,7 @@ void Signal::wait_while(uint32_t seen) {
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (read() == seen) value_.wait(seen, std::memory_order_acquire);
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
-    // more patience if a little more would have saved the sleep, less if it would not
+    // more patience if a little more would have saved the sleep, less otherwise
     bool nearly = Clock::now() - begin < kWorthSpinning;
     int64_t next = nearly ? patience.count() * 2 : patience.count() * 3 / 4;
     patience_.store(std::clamp(next, kLeastPatience, kMostPatience), std::memory_order_relaxed);
@@ -72,7 +72,8 @@ void Teamwork::record(Time now, double seconds, double waited, size_t threads) {
     seconds_ += seconds;
     waited_ += waited;
     if (seconds_ < kTrial) return;
-    // alone the jobs take as long as all threads' work: worse only if waiting took less than the others' share
+    // alone, the jobs take as long as the work of all threads: sharing is better if the caller waits less than the
+    // others help
     bool wasted = waited_ * static_cast<double>(threads) > seconds_ * static_cast<double>(threads - 1);
     if (wasted) alone_until_ = now + pause_;
     pause_ = wasted ? std::min(pause_ * 2, kMostAlone) : std::max(pause_ / 2, kLeastAlone);
@@ -101,9 +102,9 @@ void Team::sync() {
 Pool& Pool::instance() {
     static std::once_flag once;
     std::call_once(once, [] {
-        current = new Pool();  // never destroyed: threads of an exiting process just end
+        current = new Pool();  // never destroyed: threads end with the process
 #if defined(__unix__) || defined(__APPLE__)
-        // a forked child has none of its parent's threads and starts anew
+        // a forked child has none of its parent's threads and needs a new pool
         pthread_atfork(nullptr, nullptr, [] { current = new Pool(); });
 #endif
     });

@@ -1,5 +1,5 @@
 // One pool of threads per process. A job is one function that every thread of the team runs; inside it the team shares
-// out work with `each` and meets at `sync`. Waiting spins briefly, then sleeps, and spins less where that did not help.
+// work with `each` and syncs with `sync`. Waiting threads spin briefly, then sleep, and spin less if that did not help.
 #pragma once
 
 #include <atomic>
@@ -13,15 +13,15 @@
 
 namespace tpi {
 
-// Memory of one call, kept between calls. Grows; pointers are valid until the call ends.
+// Memory of one call, reused by the next. It grows; pointers are valid until the call ends.
 class Arena {
 public:
     ~Arena();
     void begin() { used_ = 0; }
-    // What is taken after `used` was read is free again after a `rewind` to it.
+    // Memory that was taken after reading `used` is free again after a `rewind` to that value.
     size_t used() const { return used_; }
     void rewind(size_t used) { used_ = used; }
-    // `count` values, aligned to 64 bytes, uninitialised, with 64 readable bytes behind them
+    // Take `count` values, aligned to 64 bytes, uninitialised, with 64 readable bytes after them.
     template <class T> T* take(size_t count) { return static_cast<T*>(take_bytes(count * sizeof(T))); }
 
 private:
@@ -44,20 +44,20 @@ private:
     std::atomic<int64_t> patience_{50'000};  // nanoseconds
 };
 
-// Whether a job is worth sharing. Where other processes want the same cores, the team waits for threads that the system
-// has put aside; once waiting has cost more than the help was worth, jobs run on the caller alone for a while.
+// Decides if a job is worth sharing. If other processes use the same cores, the team waits for threads that the system
+// has suspended. Once waiting has cost more than the help was worth, jobs run on the caller alone for a while.
 class Teamwork {
 public:
     using Time = std::chrono::steady_clock::time_point;
     bool shares(Time now) const { return now >= alone_until_; }
-    // What the caller of a shared job saw: seconds in all, and of these waiting.
+    // Record a shared job as its caller saw it: its seconds, and the seconds of waiting among them.
     void record(Time now, double seconds, double waited, size_t threads);
 
 private:
     static constexpr std::chrono::microseconds kLeastAlone{2'000}, kMostAlone{500'000};
-    // judged at once, in seconds of shared jobs: many times what it takes to wake threads that slept meanwhile
+    // seconds of shared jobs before a decision: many times the time that waking the threads takes
     static constexpr double kTrial = 1e-3;
-    double seconds_ = 0, waited_ = 0;  // since the last judgement
+    double seconds_ = 0, waited_ = 0;  // since the last decision
     Time alone_until_{};
     std::chrono::microseconds pause_ = kLeastAlone;
 };
@@ -72,9 +72,9 @@ public:
     size_t size() const;
     // Wait for the whole team.
     void sync();
-    // The next undone item of the current phase; every call of `each` is a phase of its own.
+    // The next free item of the current phase; every call of `each` is a phase of its own.
     size_t claim(size_t phase);
-    // Run `work(i)` for i < count, shared out over the team as threads come free. Does not wait for the others.
+    // Run `work(i)` for i < count on all threads, as they become free. Does not wait for the others.
     template <class Work> void each(size_t count, const Work& work) {
         size_t phase = phase_++;
         for (size_t i = claim(phase); i < count; i = claim(phase)) work(i);
@@ -91,11 +91,11 @@ public:
     using Job = void (*)(const void* context, Team& team);
     static Pool& instance();
     ~Pool();
-    // Threads that take part, the caller included. Throws std::system_error if the system does not start that many;
-    // then it is the caller alone.
+    // Threads that take part, the caller included. Throws std::system_error if the system cannot start that many; then
+    // only the caller is left.
     void resize(size_t threads);
     size_t size() const { return size_; }
-    // Run `job` on every thread and wait for all; on the caller alone if it is not worth waking the others for.
+    // Run `job` on every thread and wait for all; on the caller alone if waking the others is not worthwhile.
     void run_job(Job job, const void* context, bool worth_sharing);
     std::mutex& turn() { return turn_; }
     Arena& arena() { return arena_; }
@@ -123,8 +123,8 @@ private:
     alignas(64) std::atomic<size_t> arrived_{0};
 };
 
-// Run `job(context, team)` as Pool::run_job does. It has internal linkage: the linker would keep one copy of a common
-// function, compiled for one instruction set, and use it for all.
+// Run `job(context, team)` as Pool::run_job does. It has internal linkage: otherwise the linker would keep one copy,
+// compiled for one instruction set, and use it for all.
 namespace {
 
 template <class Context>

@@ -9,13 +9,13 @@ namespace tpi {
 const Prepared& PreparedInput::take(size_t tokens, size_t hidden, const Forms& forms) {
     memory_.begin();
     prepared_ = {};
-    hidden_ = 0;  // nothing, until there is memory for all of it
+    hidden_ = 0;  // no tokens until there is memory for all buffers
     Prepared all{};
     all.tokens = tokens;
     all.stride = round_up(hidden, kGroup);
     size_t values = tokens * all.stride, groups = values / kGroup;
     all.x = memory_.take<float>(values);
-    // always in the same order, so that every use finds the memory of the last
+    // always in the same order, so that every use finds the memory of the one before
     auto* codes = memory_.take<int8_t>(forms.rounded ? values : 0);
     auto* scale = memory_.take<float>(forms.rounded ? groups : 0);
     auto* sum = memory_.take<float>(forms.rounded ? groups : 0);
@@ -29,11 +29,11 @@ const Prepared& PreparedInput::take(size_t tokens, size_t hidden, const Forms& f
 
 const Prepared& PreparedInput::view(size_t hidden, const Forms& forms) const {
     if (hidden != hidden_)
-        throw KernelError("what was prepared has the hidden size " + std::to_string(hidden_) + "; this block has " +
+        throw KernelError("the prepared input has the hidden size " + std::to_string(hidden_) + "; this block has " +
                           std::to_string(hidden));
     const Rounded& rounded = prepared_.rounded;
     if ((forms.rounded && !rounded.codes) || (forms.fine && !rounded.fine) || (forms.kept && !prepared_.kept))
-        throw KernelError("what was prepared is for weights of another format");
+        throw KernelError("the input was prepared for weights of another format");
     return prepared_;
 }
 

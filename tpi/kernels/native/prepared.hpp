@@ -1,4 +1,4 @@
-// A block's input as Python passes it: x itself, or what one call prepared of it for all of the block's segments.
+// A block's input from Python: x itself, or an input that one call prepared for all of the block's segments.
 #pragma once
 
 #include <initializer_list>
@@ -11,14 +11,14 @@
 
 namespace tpi {
 
-// The normed and rounded input of a block. Its memory is kept from one use to the next.
+// The normed and rounded input of a block. Its memory is reused.
 class PreparedInput {
 public:
     PreparedInput() = default;
     PreparedInput(const PreparedInput&) = delete;
-    // Take room for `tokens` tokens in `forms`; what is filled in next.
+    // Take memory for `tokens` tokens in `forms`; the caller fills it.
     const Prepared& take(size_t tokens, size_t hidden, const Forms& forms);
-    // Throws unless it has the forms that a block of this hidden size wants.
+    // Throws unless it has the forms that a block of this hidden size needs.
     const Prepared& view(size_t hidden, const Forms& forms) const;
     size_t tokens() const { return prepared_.tokens; }
     size_t hidden() const { return hidden_; }
@@ -31,14 +31,14 @@ private:
     size_t hidden_ = 0;
 };
 
-// What the row parts of a block want of a short step's input, and of a long one's.
+// The forms that a block's row parts need of a short step's input, and of a long one's.
 struct RowForms {
     Forms few, many;
 
     RowForms(std::initializer_list<const Matrix*> rows)
         : few(forms_of(rows.begin(), rows.size(), 1)), many(forms_of(rows.begin(), rows.size(), kStreamTokens + 1)) {}
     const Forms& of(size_t tokens) const { return tokens > kStreamTokens ? many : few; }
-    // What either of two wants.
+    // The forms that either needs.
     RowForms operator|(const RowForms& other) const {
         RowForms both = *this;
         for (auto [mine, its] : {std::pair{&both.few, &other.few}, std::pair{&both.many, &other.many}}) {
@@ -50,7 +50,7 @@ struct RowForms {
     }
 };
 
-// Either of the two, checked.
+// An array or a prepared input, checked.
 class BlockInput {
 public:
     BlockInput(nb::handle x, size_t hidden, const RowForms& forms);
@@ -63,7 +63,7 @@ private:
     const Prepared* prepared_ = nullptr;
 };
 
-// Fill `into` with x, normed (as it is, where the norm has no weight), in the forms that are wanted.
+// Fill `into` with x in the needed forms, after the norm (if the norm has no weight, without one).
 void run_prepare(const Norm& norm, nb::handle x, size_t hidden, const RowForms& forms, PreparedInput& into);
 
 }  // namespace tpi

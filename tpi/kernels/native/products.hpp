@@ -1,4 +1,4 @@
-// Row and column products of a whole matrix, cut into tasks for the team, whatever the layout and number of tokens.
+// Row and column products of a whole matrix, cut into tasks for the team, for any layout and number of tokens.
 #pragma once
 
 #include "panels.hpp"
@@ -17,10 +17,10 @@ inline Rounded take_rounded(Arena& arena, size_t tokens, size_t width, bool fine
             arena.take<float>(values / kGroup), arena.take<float>(values / kGroup), width};
 }
 
-// Values that a thread of the team computes for itself rather than wait for another thread to do it.
+// Up to so many values, a thread computes them for itself rather than wait for another thread.
 constexpr size_t kOwnValues = 8192;
 
-// What every thread of a team needs: one copy that they share, or one for each of them.
+// Data that every thread of a team needs: one shared copy, or a copy for each.
 template <class T> struct Copies {
     T* items;
     bool own;
@@ -28,7 +28,7 @@ template <class T> struct Copies {
     const T& of(const Team& team) const { return items[own ? team.index() : 0]; }
 };
 
-// `make()` called once per copy.
+// Calls `make()` once per copy.
 template <class T, class Make> inline Copies<T> take_copies(Pool& pool, bool own, const Make& make) {
     Copies<T> copies{pool.arena().take<T>(pool.size()), own};
     for (size_t i = 0; i < (own ? pool.size() : 1); ++i) copies.items[i] = make();
@@ -45,7 +45,7 @@ inline Prepared take_prepared(Arena& arena, size_t tokens, size_t hidden, const 
     return in;
 }
 
-// A block's input: prepared by an earlier call, or by the team in buffers of its own.
+// A block's input: prepared by an earlier call, or by the team in its own buffers.
 struct Input {
     Copies<Prepared> copies;
     bool ready;
@@ -63,12 +63,12 @@ inline Input take_input(Pool& pool, size_t tokens, size_t hidden, const Matrix* 
     return {take_copies<Prepared>(pool, own, make), ready != nullptr};
 }
 
-// `count` tokens of `all`, from `first` on.
+// Return `count` tokens of `all`, from `first` on.
 inline Prepared some_of(const Prepared& all, size_t first, size_t count) {
     Prepared part = all;
     part.tokens = count;
     part.x += first * all.stride;
-    part.kept = nullptr;  // few tokens do without
+    part.kept = nullptr;  // not needed for few tokens
     if (!all.rounded.codes) return part;
     part.rounded.codes += first * all.stride;
     if (all.rounded.fine) part.rounded.fine += first * all.stride;
@@ -77,7 +77,7 @@ inline Prepared some_of(const Prepared& all, size_t first, size_t count) {
     return part;
 }
 
-// Norm (or copy, where there is no weight), padding and rounding of one token, whose values are at `x`.
+// Norm (or copy, if there is no weight), pad and round one token, whose values are at `x`.
 inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, size_t hidden, size_t token) {
     float* to = in.x + token * in.stride;
     if (norm.weight) normalise(norm, x, hidden, to);
@@ -90,8 +90,8 @@ inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, 
     }
 }
 
-// Prepare all tokens, unless they are; returns what this thread is to use, complete. The first `hidden` of a token's
-// `stride` values (0: all there are) are its input.
+// Prepare all tokens, unless they are prepared; returns the complete input for this thread. The first `hidden` (0: all)
+// of a token's `stride` values are its input.
 inline const Prepared& prepare(const Input& input, const Norm& norm, const float* x, size_t hidden, Team& team,
                                size_t stride = 0) {
     const Prepared& in = input.copies.of(team);
@@ -119,7 +119,7 @@ inline void prepare_all(const PrepareCall& call, Pool& pool) {
 
 // ---- rows ----
 
-// Rows of one task. When streaming: about 64 KiB of weights, in whole tiles, but at least two tasks per thread.
+// Rows of one task. If streaming: about 64 KiB of weights, in whole tiles, but at least two tasks per thread.
 inline size_t rows_per_task(const Matrix& matrix, const Prepared& in) {
     if (!streams(in.tokens)) return matrix.tiled ? 16 : kStrip;
     size_t rows = 65536 / vector_bytes(matrix.format, matrix.hidden), share = matrix.vectors() / (2 * in.threads);
@@ -132,7 +132,7 @@ inline size_t row_tasks(const Matrix& matrix, const Prepared& in) {
     return (matrix.vectors() + rows - 1) / rows;
 }
 
-// out[t * stride + r] for the rows of one task. `panels` is this thread's, kPanelBytes.
+// Set out[t * stride + r] for the rows of one task. `panels` is this thread's, kPanelBytes.
 inline void row_task(const Matrix& matrix, const Prepared& in, size_t task, float* panels, float* out, size_t stride) {
     size_t rows = rows_per_task(matrix, in), first = task * rows;
     size_t count = matrix.vectors() - first < rows ? matrix.vectors() - first : rows;
@@ -184,7 +184,7 @@ inline void reduce_task(const Slices& slices, size_t task, size_t hidden, float*
     }
 }
 
-// What a column part is multiplied with: floats for records, rounded for tiles.
+// The input of a column part: floats for records, rounded for tiles.
 struct Inner {
     float* values;    // [tokens, width]
     size_t width;     // units * width of the matrix
@@ -203,7 +203,7 @@ inline size_t thread_bytes(const Matrix& column) {
     return round_up(tiles > kPanelBytes ? tiles : kPanelBytes, 64);
 }
 
-// out[tokens, hidden] = matrix * inner, from inner already complete. Ends without a sync.
+// out[tokens, hidden] = matrix * inner; inner must be complete. Ends without a sync.
 inline void multiply_columns(const Matrix& matrix, const Inner& inner, size_t tokens, const Slices& slices,
                              uint8_t* scratch, Team& team, float* out) {
     size_t hidden = matrix.hidden;

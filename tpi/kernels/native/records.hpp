@@ -1,5 +1,5 @@
-// Products of a few tokens with weights in the record layout, whole vectors of `hidden` values in any format: dot
-// products for rows, scaled sums for columns. Many tokens: panels.hpp.
+// Products of a few tokens with weights in the record layout: vectors of `hidden` values in any format. Rows are dot
+// products, columns are scaled sums. For many tokens see panels.hpp.
 #pragma once
 
 #include "decode.hpp"
@@ -7,7 +7,7 @@
 namespace tpi {
 namespace {
 
-// What a row part is multiplied with: floats [tokens, stride], and the same rounded for quantised formats.
+// The input of a row part: floats [tokens, stride], and the same rounded for quantised formats.
 struct RecordInputs {
     const float* x;
     size_t stride;
@@ -41,7 +41,7 @@ inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& 
     }
 }
 
-// The product of one group with a token's codes from `at` on, as lanes that add up to it.
+// The products of one group with a token's codes from `at` on, in lanes that add up to the result.
 template <Format F> inline F8 dot_group(const uint8_t* weights, const Rounded& x, size_t at) {
     if constexpr (F == Format::q8) {
         F8 fine = to_float(group_q8(weights, x.fine + at)) * splat(1.0f / kFine);
@@ -51,7 +51,7 @@ template <Format F> inline F8 dot_group(const uint8_t* weights, const Rounded& x
     }
 }
 
-// acc[t] += the products of 8 groups, offsets[t] += what their minima add (lane by lane, to be summed)
+// acc[t] += the products of 8 groups, offsets[t] += the terms of their minima (by lane, to be summed)
 template <Format F, int N>
 inline void dot_eight_groups(const uint8_t* vector, const Rounded& x, size_t token, size_t group, F8* acc,
                              F8* offsets) {
@@ -98,8 +98,8 @@ inline void dot_groups(const uint8_t* vector, size_t hidden, const RecordInputs&
     for (int t = 0; t < N; ++t) out[t] = sum(acc[t] + offsets[t]) + rest[t];
 }
 
-// out[t * stride] = vector . x[t] for tokens [0, tokens). The vector at `soon` is asked for on the way: records lie too
-// far apart for the processor to guess.
+// out[t * stride] = vector . x[t] for tokens [0, tokens). Prefetches the vector at `soon`: records lie too far apart
+// for the processor to predict.
 template <Format F>
 inline void dot_record(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t tokens, const uint8_t* soon,
                        float* out, size_t stride) {
@@ -140,14 +140,14 @@ inline void record_row(const Matrix& matrix, size_t r, const RecordInputs& in, s
     });
 }
 
-// 8 vectors in 4 bits, a lane each, so that nothing is summed across lanes and all of them meet an activation while it is
-// in a register: out[t * stride + n] = vectors[n] . x[token + t]. Those at `soon` are asked for on the way.
+// 8 vectors in 4 bits, one per lane, so that no sum crosses lanes, and all use an activation while it is in a register:
+// out[t * stride + n] = vectors[n] . x[token + t]. Prefetches those at `soon`.
 template <Format F, int N>
 inline void dot_eight_vectors(const uint8_t* const* vectors, const Rounded& x, size_t token, const uint8_t* const* soon,
                               float* out, size_t stride) {
     F8 acc[N], low[N];
     for (int t = 0; t < N; ++t) acc[t] = low[t] = splat(0.0f);
-    size_t line = 0;  // of 64 bytes, of all vectors in turn
+    size_t line = 0;  // next line of 64 bytes to prefetch, of all vectors in turn
     for (size_t g = 0; g < x.groups(); ++g) {
         size_t offset = g * group_bytes(F);
         for (; line / 8 * 64 < offset + group_bytes(F); ++line) prefetch(soon[line % 8] + line / 8 * 64);
@@ -178,7 +178,7 @@ inline void eight_rows(const Matrix& matrix, const At& at, const Rounded& x, siz
     for (; token < tokens; ++token) dot_eight_vectors<F, 1>(vectors, x, token, soon, out + token * stride, stride);
 }
 
-// out[0..hidden) += sum over count (at most 8) vectors of factors[i] * vector i; quantised ones from a group on
+// out[0..hidden) += sum over count (at most 8) vectors of factors[i] * vector i; quantised vectors begin at a group
 template <Format F>
 inline void add_records(const uint8_t* const* vectors, const float* factors, size_t count, size_t hidden, float* out,
                         size_t group = 0) {
@@ -210,13 +210,14 @@ inline void add_records(const uint8_t* const* vectors, const float* factors, siz
     }
 }
 
-// What 8 neurons times 8 groups become before their codes are mixed: factor * scale as int8 of one unit per group.
+// The factors of 8 neurons times 8 groups, before they are multiplied with codes: factor * scale as int8, with a unit
+// per group.
 struct MixedFactors {
     int8_t rounded[8][8];  // [group, neuron]
     float unit[8], shift[8];
 };
 
-// Lanes are groups, so nothing is summed across lanes.
+// Lanes are groups, so that no sum crosses lanes.
 template <Format F>
 inline void mix_factors(const uint8_t* const* vectors, size_t offset, const float* factors, MixedFactors& out) {
     F8 scaled[8], most = splat(0.0f), shift = splat(0.0f);
@@ -225,7 +226,7 @@ inline void mix_factors(const uint8_t* const* vectors, size_t offset, const floa
         load_lines<F>(vectors[n] + offset, scale, low);
         scaled[n] = scale * splat(factors[n]);
         most = max(most, abs(scaled[n]));
-        // around code 8, so that rounding the factors counts for least
+        // relative to code 8, so that rounding the factors has the least effect
         if constexpr (F == Format::q4) shift = fma(fma(splat(8.0f), scale, low), splat(factors[n]), shift);
     }
     F8 inverse = splat(127.0f) / max(most, splat(1e-30f)), unit = most * splat(1.0f / 127.0f), sum = splat(0.0f);

@@ -17,7 +17,7 @@ void softmax(float* values, size_t count) {
     for (size_t i = 0; i < count; ++i) values[i] /= sum;
 }
 
-// The first of the largest values.
+// The index of the largest value; the first if there are several.
 size_t best(const float* values, size_t count) {
     return static_cast<size_t>(std::max_element(values, values + count) - values);
 }
@@ -30,7 +30,7 @@ float worth(const float* ranked, size_t size, size_t counted) {
     return sum;
 }
 
-// The experts of all but the best groups are never chosen.
+// Exclude the experts of all but the best groups.
 void close_groups(const RouterSettings& settings, float* ranked) {
     if (settings.groups == settings.groups_used) return;
     size_t size = settings.experts / settings.groups;

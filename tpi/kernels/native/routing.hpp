@@ -1,4 +1,4 @@
-// Which experts a token uses, from the router's logits: tpi/kernels/mixture.py says what is meant.
+// The experts that a token uses, from the router's logits, as tpi/kernels/mixture.py defines them.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@ namespace tpi {
 
 struct RouterSettings {
     size_t experts, used;
-    bool sigmoid;     // scores of each expert alone, rather than a softmax over all
-    bool normalised;  // the weights of those chosen are divided by their sum
+    bool sigmoid;     // scores of each expert by itself, rather than a softmax over all
+    bool normalised;  // the weights of the chosen experts are divided by their sum
     float scale;
     size_t groups, groups_used, group_best;
 };

@@ -1,5 +1,5 @@
-// Eight lanes in AVX2, FMA and F16C; with VNNI where the source that includes this is compiled for it.
-// The names are those of simd_scalar.hpp.
+// Eight lanes in AVX2, FMA and F16C; with VNNI if the including source is compiled for it. The names are those of
+// simd_scalar.hpp.
 #pragma once
 
 #include <immintrin.h>
@@ -160,7 +160,7 @@ template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* 
     }
 }
 
-// of e2m1 codes: their doubled values from a table, then as above
+// for e2m1 codes: look up their doubled values in a table, then as above
 template <int N> inline void tile_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
     const __m256i low = _mm256_set1_epi8(15);
     const __m256i values = _mm256_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,  //
@@ -211,7 +211,7 @@ inline void load_factors(const uint8_t* const* vectors, size_t offset, F8& first
     split_factors(pairs, first, second);
 }
 
-// Vectors n and n + 4 share a register, a half each.
+// Vectors n and n + 4 share a register, one in each half.
 inline I8 dots_q4(const uint8_t* const* vectors, size_t offset, const int8_t* x) {
     const __m256i low = _mm256_set1_epi8(15);
     const __m256i first = _mm256_broadcastsi128_si256(load16(x)), second = _mm256_broadcastsi128_si256(load16(x + 16));
@@ -236,7 +236,8 @@ inline void transpose_bytes(const int8_t (&from)[8][8], int8_t (&to)[8][8]) {
     _mm_storeu_si128(rows + 3, _mm_unpackhi_epi32(abcd_high, efgh_high));
 }
 
-// Two groups at a time: their codes interleaved meet their factors as one pair; 4 pairs of 15 * 127 * 2 fit 16 bits.
+// Two groups at a time: their codes, interleaved, are multiplied with their factors in pairs; 4 pairs of 15 * 127 * 2
+// fit 16 bits.
 inline void mix_groups_q4(const uint8_t* const* vectors, size_t offset, const int8_t* factors, F8* out) {
     __m256i low = _mm256_setzero_si256(), high = low;
     for (int n = 0; n < 8; n += 2) {

@@ -1,5 +1,5 @@
 // Eight lanes in two NEON registers. The names are those of simd_scalar.hpp. With TPI_DOTPROD the integer products use
-// the dot product of ARMv8.2; without it, instructions that every aarch64 processor has. Both come to the same integers.
+// the dot product of ARMv8.2; without it, instructions that every aarch64 processor has. Both give the same integers.
 #pragma once
 
 #include <arm_neon.h>
@@ -147,7 +147,7 @@ template <int Word, int N> inline void word_mxfp4(const uint8_t* codes, const in
         dot_word<Word>(out[t], high_a, high_b, vld1q_s8(x[t] + 16));
     }
 }
-// of e2m1 codes, whose values are doubled
+// for e2m1 codes, whose values are doubled
 template <int N> inline void tile_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
     for (int t = 0; t < N; ++t) out[t] = {vdupq_n_s32(0), vdupq_n_s32(0)};
     word_mxfp4<0, N>(codes, x, out);

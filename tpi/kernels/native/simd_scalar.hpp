@@ -1,5 +1,5 @@
-// Eight lanes in portable C++: what every machine can run, and what the other instruction sets are compared with.
-// Every simd_*.hpp defines the same names: F8, I8, their operations, and the integer products of a tile.
+// Eight lanes in portable C++, which every machine can run, as the reference of the other instruction sets. Every
+// simd_*.hpp defines the same names: F8, I8, their operations, and the integer products of a tile.
 #pragma once
 
 #include <cmath>
@@ -51,7 +51,7 @@ inline float half_to_float(uint16_t half) {
     float value;
     if (magnitude >= 0x7c00) {
         bits = 0x7f800000 | (magnitude & 0x3ff) << 13;
-    } else {  // move the exponent by multiplying, which is exact for subnormals too
+    } else {  // scale the exponent by multiplying, which is exact for subnormals too
         bits = magnitude << 13;
         std::memcpy(&value, &bits, 4);
         value *= 5.192296858534828e33f;  // 2^112
@@ -138,7 +138,7 @@ template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* 
         out[t].lane[i] = total;
     }
 }
-// The same of e2m1 codes, whose values are doubled.
+// The same for e2m1 codes, whose values are doubled.
 template <int N> inline void tile_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
     constexpr int32_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     for (int t = 0; t < N; ++t) TPI_LANES {
@@ -159,7 +159,7 @@ template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* 
     }
 }
 
-// Sum over one group of 32 in record order of code * x, as some lanes that add up to it.
+// Sum over one group of 32 in record order of code * x, in lanes that add up to it.
 inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
     I8 r;
     TPI_LANES r.lane[i] = (codes[i] & 15) * x[i] + (codes[i] >> 4) * x[16 + i] + (codes[8 + i] & 15) * x[8 + i] +
@@ -185,7 +185,7 @@ inline void load_factors(const uint8_t* block, size_t stride, F8& first, F8& sec
     }
 }
 
-// The same of 8 vectors, `offset` bytes into each.
+// The same for 8 vectors, `offset` bytes into each.
 inline void load_factors(const uint8_t* const* vectors, size_t offset, F8& first, F8& second) {
     TPI_LANES {
         uint16_t halves[2];

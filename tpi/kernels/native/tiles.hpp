@@ -7,7 +7,7 @@
 namespace tpi {
 namespace {
 
-// The rounded activations of N tokens from one group on: N pointers to codes, for q8 then as many to the fine ones.
+// The rounded activations of N tokens from one group on: N pointers to codes; for q8, N more to the fine codes.
 template <Format F, int N> struct Inputs {
     static constexpr int kCodes = F == Format::q8 ? 2 * N : N;
     const int8_t* codes[kCodes];
@@ -31,7 +31,7 @@ template <Format F, int N> struct Inputs {
     }
 };
 
-// Twice the values of e2m1, by code, and half of 2^(exponent - 127), which an e8m0 scale is; below 2^-126 it stays there.
+// Twice the values of e2m1, by code; and half of an e8m0 scale, 2^(exponent - 127) / 2, but at least 2^-126.
 constexpr int8_t kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 inline float half_of_power(uint8_t exponent) {
     uint32_t bits = static_cast<uint32_t>(exponent < 2 ? 1 : exponent - 1) << 23;
@@ -50,7 +50,8 @@ template <Format F> inline F8 load_scales(const uint8_t* scales) {
     }
 }
 
-// acc[t] + low[t] += tile * x for the 8 outputs of a tile. Two sums, since each waits for its own last addition.
+// acc[t] + low[t] += tile * x for the 8 outputs of a tile. There are two sums, since each addition waits for the one
+// before.
 template <Format F, int N> inline void add_tile(const uint8_t* tile, const Inputs<F, N>& x, F8* acc, F8* low) {
     I8 dot[Inputs<F, N>::kCodes];
     if constexpr (F == Format::q8) {
@@ -72,7 +73,7 @@ template <Format F, int N> inline void add_tile(const uint8_t* tile, const Input
     }
 }
 
-constexpr size_t kAhead = 1536;  // bytes
+constexpr size_t kAhead = 1536;  // bytes that are prefetched ahead
 
 // One row of tiles: all inputs of 8 outputs.
 struct TileRow {
@@ -147,7 +148,7 @@ inline void add_unit_tokens(const uint8_t* part, size_t groups, size_t group, si
     }
 }
 
-// Calls work.template operator()<F>() with the matrix's format as a constant; only quantised formats are tiled.
+// Call work.template operator()<F>() with the matrix's format as a constant; only quantised formats are tiled.
 template <class Work> inline void with_tile_format(Format format, const Work& work) {
     switch (format) {
         case Format::q8: return work.template operator()<Format::q8>();

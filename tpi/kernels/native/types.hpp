@@ -1,5 +1,5 @@
-// What the kernels are told: plain structures shared by the bindings, the pool and the instruction-set sources.
-// Nothing here owns memory. Sizes are counts of values unless a name says bytes.
+// The arguments of the kernels: plain structures shared by the bindings, the pool and the instruction-set sources. They
+// own no memory. Sizes are counts of values unless a name says bytes.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@ namespace tpi {
 constexpr size_t kGroup = 32;        // values that share a scale, of weights, activations, keys and values
 constexpr size_t kTileOutputs = 8;   // outputs of a tile
 constexpr size_t kPageTokens = 32;  // tokens of a page of keys and values
-constexpr size_t kStreamTokens = 16; // up to here a step streams weights once; beyond, it is a matrix product
-constexpr size_t kCodeRun = 16;      // 4-bit keys and values whose codes stand in 8 bytes
+constexpr size_t kStreamTokens = 16; // steps of so many tokens stream weights once; longer ones are matrix products
+constexpr size_t kCodeRun = 16;      // 4-bit keys and values whose codes lie in 8 bytes
 constexpr size_t kMostThreads = 1024;
 
-// Slices in which so many threads sum a short step's columns.
+// Number of slices in which so many threads sum a short step's columns.
 constexpr size_t slices_of(size_t threads) { return threads == 1 ? 1 : threads * (threads <= 4 ? 4 : 2); }
 
 enum class Format : uint8_t { f32, bf16, q8, q4, q4s, mxfp4 };
@@ -35,7 +35,7 @@ constexpr size_t group_bytes(Format format) {
 
 constexpr bool is_quantised(Format format) { return format != Format::f32 && format != Format::bf16; }
 
-// Of those that may lie in records.
+// Formats that records may have.
 constexpr bool is_four_bit(Format format) { return format == Format::q4 || format == Format::q4s; }
 
 constexpr size_t vector_bytes(Format format, size_t hidden) {
@@ -77,11 +77,11 @@ struct Norm {
     const float* bias;    // [hidden] or null
 };
 
-// Activations of several tokens as the integer products want them. Weights in 8 bits are worth more than 8 bits of the
-// activations: for them each code has a second one, `fine`, of what the first left over, in 1/128 of its unit.
+// Activations of several tokens for the integer products. 8-bit weights need more than 8 bits of the activations: then
+// each code has a second one, `fine`, with the remainder in 1/128 of its unit.
 struct Rounded {
     int8_t* codes;  // [tokens, width]
-    int8_t* fine;   // the same, or null where no weights are in 8 bits
+    int8_t* fine;   // the same; null if no weights have 8 bits
     float* scale;   // [tokens, width / 32]
     float* sum;     // [tokens, width / 32]: scale * sum of the group's codes
     size_t width;
@@ -89,9 +89,9 @@ struct Rounded {
     size_t groups() const { return width / kGroup; }
 };
 
-// In which forms, beside floats, a block's row parts want its input.
+// The forms of a block's input that its row parts need in addition to floats.
 struct Forms {
-    bool rounded, fine;  // as int8, and what that left over
+    bool rounded, fine;  // as int8, and with the remainder
     bool kept;           // rounded but float, for float32 products with records in 4 bits
 };
 
@@ -107,15 +107,15 @@ static inline Forms forms_of(const Matrix* const* matrices, size_t count, size_t
     return forms;
 }
 
-// The normed input of a block in every form that its matrices ask for.
+// The normed input of a block in every form that its matrices need.
 struct Prepared {
     size_t tokens, stride, threads;
     float* x;         // [tokens, stride]
     float* kept;      // or null
-    Rounded rounded;  // codes null where no matrix is quantised
+    Rounded rounded;  // codes null if no matrix is quantised
 };
 
-// Fills what `out` has room for.
+// Fills the buffers of `out` that are not null.
 struct PrepareCall {
     Norm norm;  // no weight: x is normed already
     size_t hidden;
@@ -129,26 +129,26 @@ struct Kv {
     size_t vector_bytes;
 };
 
-// Heads of several tokens with biases, norms and rotation: what is attended with, and what is appended to the cache.
+// Heads of several tokens with biases, norms and rotation: queries, and the keys and values to append to the cache.
 struct Projected {
     float* queries;         // [tokens, heads, head_dim]
     float *keys, *values;   // [tokens, kv_heads, head_dim]
 };
 
-// What keys and values come from in place of the input: products of it, of which the first `rank`, normed, are what k and
-// v are multiplied with, and the `rope` after them are the first of every key, to be rotated.
+// The latent vector of keys and values: products of the input. The first `rank` values are normed and multiplied with k
+// and v. The next `rope` values are rotated and begin every key.
 struct Latent {
     Matrix matrix;
-    Norm norm;          // of the first
+    Norm norm;          // of the first `rank` values
     const float* bias;  // [rank + rope], before the norm; or null
-    size_t rank, rope;  // 0: there is none
+    size_t rank, rope;  // 0: there is no latent vector
     size_t width;       // vectors of k, and of v, that a KV head has
 
     bool is_there() const { return rank; }
 };
 
-// An attention block, or one of its steps: projecting writes `projected`, attending appends that to the caches and
-// writes [tokens, heads * head_dim] to `out`, and the output takes that as `x`.
+// An attention block, or one of its steps: projecting writes `projected`; attending appends that to the caches and
+// writes [tokens, heads * head_dim] to `out`; the output step takes that as `x`.
 struct AttentionCall {
     Matrix q, o, k, v;
     Norm norm;
@@ -156,16 +156,16 @@ struct AttentionCall {
     size_t heads, kv_heads, head_dim, tokens, hidden;
     const int32_t* kv_index;                                    // [heads]
     const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;    // or null; norms: [head_dim], or of all heads
-    bool whole_norms;                                           // q_norm and k_norm are of all heads at once
+    bool whole_norms;                                           // q_norm and k_norm are over all heads at once
     float clip;                                                 // the largest magnitude of heads before RoPE; 0: any
-    const float* sinks;                                         // [heads], scores that stand for no value; or null
+    const float* sinks;                                         // [heads], scores without a value; or null
     const float* inv_freq;                                      // [half_rotary]
     size_t half_rotary;
     float rope_scale, scale, softcap;
     size_t window;
     const float* x;                                             // [tokens, hidden]
-    const Prepared* prepared;                                   // what was made of x before; or null
-    Projected projected;                                        // null but in steps
+    const Prepared* prepared;                                   // x, prepared earlier; or null
+    Projected projected;                                        // null except in steps
     float* out;                                                 // [tokens, hidden]
     Kv keys, values;
     const int32_t *positions, *sequence, *tables;
@@ -173,35 +173,35 @@ struct AttentionCall {
 };
 
 struct FfnCall {
-    Matrix gate, up, down;  // gate.data is null where not gated
+    Matrix gate, up, down;  // gate.data is null if not gated
     Norm norm;
     Activation activation;
-    float threshold, slope;  // of fatrelu and swiglu_clamped; of the latter
+    float threshold, slope;  // of fatrelu and swiglu_clamped; slope of the latter
     const float *gate_bias, *up_bias;  // or null
     size_t tokens, hidden;
     const float* x;
-    const Prepared* prepared;  // what was made of x before; or null
+    const Prepared* prepared;  // x, prepared earlier; or null
     float* out;
     const int32_t* active;  // or null: all neurons
     size_t active_count;
-    const float* weights;  // [tokens]: what each token's output is multiplied by; or null
-    bool gate_first;       // the gate is a run of its own: a few tokens meet it before up and down (gated.hpp)
-    const float* least;    // [neurons], with gate_first: smaller activations leave a neuron out; or null: none does
-    size_t* chosen;        // with `least`: gets how many neurons were computed
-    const float* activations;  // [tokens, neurons] of the gate, where they are known; or null
+    const float* weights;  // [tokens]: factor of each token's output; or null
+    bool gate_first;       // the gate is a run of its own, and a few tokens compute it first (gated.hpp)
+    const float* least;    // [neurons], with gate_first: neurons with smaller activations are left out; or null
+    size_t* chosen;        // with `least`: set to the number of neurons that were computed
+    const float* activations;  // [tokens, neurons] of the gate, if known; or null
 };
 
-// What some tokens use of a block of experts: a piece of a routed one, or the shared ones.
+// The part of a block of experts that some tokens use: a piece of a routed expert, or the shared experts.
 struct ExpertPart {
-    FfnCall call;  // of these tokens, weighted; without its input and output
-    size_t first;  // its pairs are as many as its tokens, from this one on
+    FfnCall call;  // of these tokens, weighted; without input and output
+    size_t first;  // its first pair; it has as many pairs as tokens
 };
 
 struct ExpertsCall {
     const ExpertPart* parts;
     size_t count, pairs;
-    const int32_t* token;  // [pairs]; those of a part are all different
-    bool floats;           // whether a part wants its input as floats
+    const int32_t* token;  // [pairs]; the tokens of a part are all different
+    bool floats;           // true if a part needs its input as floats
     size_t tokens, hidden;
     const Prepared* prepared;
     float* out;
@@ -213,10 +213,10 @@ struct RowsCall {
     size_t tokens;
     const float* x;
     float* out;
-    const Prepared* prepared;  // what was made of x before; or null
+    const Prepared* prepared;  // x, prepared earlier; or null
 };
 
-// Vectors of a matrix as float32: `rows`, or all of them where it is null.
+// Vectors of a matrix as float32: those of `rows`, or all if it is null.
 struct DecodeCall {
     Matrix matrix;
     const int32_t* rows;
@@ -224,7 +224,7 @@ struct DecodeCall {
     float* out;
 };
 
-// Reads memory and does nothing else: what the other kernels' speed is compared with.
+// Reads memory and computes nothing, to measure the bandwidth.
 struct ReadCall {
     const uint8_t* data;
     size_t bytes;

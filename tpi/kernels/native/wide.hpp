@@ -1,4 +1,4 @@
-// The widest vectors of floats that there are, for what reads keys and values: sixteen lanes in AVX-512, else F8.
+// The widest vectors of floats, for reading keys and values: sixteen lanes in AVX-512, else F8.
 #pragma once
 
 #include "elementwise.hpp"

@@ -1,11 +1,13 @@
-// Attention over paged keys and values, online: no score outlives its page of 32 positions.
-// ROWS query rows (heads and tokens of one sequence that share a KV head) make a work-group; HEAD_DIM values a head.
+// Attention over paged keys and values with an online softmax: scores are never stored beyond their page of 32
+// positions. A work-group has ROWS query rows (heads and tokens of one sequence that share a KV head), with HEAD_DIM
+// values per head.
 #define DIMS 64  // values of a key that lie in local memory at once
 #define PITCH (DIMS + 1)
 #define OWN ((HEAD_DIM + LANES - 1) / LANES)  // values of the result for one work-item
 #define EACH (ROWS / 2)                       // rows that one work-item scores, at one position of the page
 
-// One work-item a (group, KV head, token): keys or values of `heads`, [tokens, kv_heads, HEAD_DIM], into the cache.
+// One work-item per (group, KV head, token): stores keys or values of `heads`, [tokens, kv_heads, HEAD_DIM], in the
+// cache.
 KERNEL append(global uchar *cache, ulong offset, Floats heads, int kv_heads, int tokens,
               global const int *positions, global const int *sequences, global const int *tables,
               int table_width) {
@@ -16,7 +18,7 @@ KERNEL append(global uchar *cache, ulong offset, Floats heads, int kv_heads, int
     kv_store(cache + offset + row * VECTOR_BYTES, group, heads + ((ulong)token * kv_heads + kv_head) * HEAD_DIM);
 }
 
-// Positions first..last are attended to; none where last is below first.
+// Attended positions are first..last; none if last is below first.
 typedef struct { int first, last; } Span;
 
 static inline Span span_of(int position, int window, int from, int to) {
@@ -26,7 +28,8 @@ static inline Span span_of(int position, int window, int from, int to) {
     return span;
 }
 
-// A page of keys in pieces through local memory: `found` gets EACH rows' products with the key at this position.
+// Load a page of keys piece by piece through local memory; set `found` to EACH rows' products with the key at this
+// position.
 static inline void score_page(Bytes page, int have, local const float *queries, local float *keys, float *found) {
     int lane = get_local_id(0), place = lane % PAGE_TOKENS, parity = lane / PAGE_TOKENS;
     for (int j = 0; j < EACH; ++j) found[j] = 0.0f;
@@ -44,8 +47,8 @@ static inline void score_page(Bytes page, int have, local const float *queries, 
     }
 }
 
-// One work-group a (task, chunk of `chunk` positions). A task is (first row, rows, KV head, sequence); a row is
-// token * heads + head. Writes what comes of each row in its chunk: HEAD_DIM sums, the largest score, the total weight.
+// One work-group per (task, chunk of `chunk` positions). A task is (first row, rows, KV head, sequence); a row is token
+// * heads + head. Writes for each row in its chunk: HEAD_DIM sums, the largest score, the total weight.
 KERNEL attend(Floats queries, Bytes keys, ulong key_offset, Bytes values, ulong value_offset,
               global const int4 *tasks, global const int *rows, global const int *positions,
               global const int *tables, int table_width, int heads, int kv_heads, float scale, float softcap,
@@ -127,7 +130,7 @@ KERNEL attend(Floats queries, Bytes keys, ulong key_offset, Bytes values, ulong 
     }
 }
 
-// One work-group a row: its chunks together, into [tokens, stride].
+// One work-group per row: merges its chunks into [tokens, stride].
 KERNEL merge_chunks(Floats partial, int chunks, global const int *rows, int heads, int stride,
                     global float *out) {
     int lane = get_local_id(0), row = rows[get_group_id(0)];

@@ -1,4 +1,4 @@
-// What every source shares: core OpenCL C 1.2, without sub-groups. LANES work-items make a work-group.
+// Shared by all sources: core OpenCL C 1.2, without sub-groups. LANES work-items make a work-group.
 #define GROUP 32        // values that share a scale
 #define LANES 64        // work-items of a work-group
 #define PAGE_TOKENS 32  // tokens of a page of keys and values
@@ -7,7 +7,7 @@
 typedef global const uchar *Bytes;
 typedef global const float *Floats;
 
-// The dot product of 16 int8 with 16 others: four dp4a (sdot4, ...) where the device has them, vectors on a CPU.
+// The dot product of 16 int8 with 16 others: four dp4a (sdot4, ...) if the device has them, vectors on a CPU.
 static inline int dot16(int4 one, int4 other) {
 #if defined(cl_khr_integer_dot_product) && defined(__opencl_c_integer_dot_product_input_4x8bit_packed)
     return dot_4x8packed_ss_int((uint)one.s0, (uint)other.s0) + dot_4x8packed_ss_int((uint)one.s1, (uint)other.s1) +
@@ -23,7 +23,7 @@ static inline int dot16(int4 one, int4 other) {
 // A float16 at any even address.
 static inline float half_at(Bytes at, int index) { return vload_half(index, (global const half *)at); }
 
-// Four floats of a vector of `count` from `at` on; zeros past its end.
+// Load four floats of a vector of `count` from `at` on; zeros past its end.
 static inline float4 floats4(Floats vector, int at, int count) {
     if (at + 4 <= count) return vload4(0, vector + at);
     float4 found = 0.0f;
@@ -33,7 +33,7 @@ static inline float4 floats4(Floats vector, int at, int count) {
     return found;
 }
 
-// Store four floats of a vector of `count` from `at` on; none past its end.
+// Store four floats of a vector of `count` from `at` on; nothing past its end.
 static inline void store4(float4 values, global float *vector, int at, int count) {
     if (at + 4 <= count) {
         vstore4(values, 0, vector + at);

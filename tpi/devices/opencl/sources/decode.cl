@@ -1,6 +1,6 @@
-// Weights as floats, one work-group a vector: for rows of an embedding, and for looking at what is stored.
+// Weights as floats, one work-group per vector: for rows of an embedding, and for inspecting stored weights.
 
-// A value with its code in byte `byte` (4 bits: in its low or high half), its scale, and its minimum as it is stored.
+// Return a value, given the byte of its code (4 bits: in the low or high half), its scale, and its stored minimum.
 static inline float decoded(Bytes codes, int byte, int high, float scale, Bytes minimum) {
 #if defined(Q8)
     return scale * ((global const char *)codes)[byte];
@@ -25,7 +25,7 @@ static inline float decoded(Bytes codes, int byte, int high, float scale, Bytes 
 #define GROUP_BYTES 18
 #endif
 
-// Vectors of the record layout, `count` values each, one every `stride` bytes.
+// Decode vectors of the record layout, `count` values each, one every `stride` bytes.
 KERNEL decode_records(Bytes data, ulong offset, ulong stride, int count, global const int *listed,
                       global float *out) {
     int index = get_group_id(0);
@@ -46,8 +46,8 @@ KERNEL decode_records(Bytes data, ulong offset, ulong stride, int count, global 
 }
 
 #if !defined(F32) && !defined(BF16)
-// Vectors of the tiled layout: output and input of a value are its vector and its place in it, or for columns the other
-// way round. A unit has `width` vectors.
+// Decode vectors of the tiled layout. A value's output and input are its vector and its index; for columns, its index
+// and its vector. A unit has `width` vectors.
 KERNEL decode_tiles(Bytes data, ulong offset, ulong unit_bytes, int width, int columns, int count,
                     global const int *listed, global float *out) {
     int index = get_group_id(0), vector = listed ? listed[index] : index, inside = vector % width;

@@ -1,4 +1,4 @@
-// Between the products of a feed-forward block, and reading weights as they are.
+// The activation between the products of a feed-forward block, and plain reading of weights.
 #define SILU 0
 #define GELU 1
 #define GELU_TANH 2
@@ -8,7 +8,7 @@
 #define DRELU 6
 
 static inline float activated(float x, int activation, float threshold) {
-    float kept = x < 0.0f ? 0.0f : x;  // NaN stays, here and where there is a threshold
+    float kept = x < 0.0f ? 0.0f : x;  // NaN stays NaN, also with a threshold
     if (activation == RELU || activation == DRELU) return kept;
     if (activation == RELU2) return kept * kept;
     if (activation == FATRELU) return x <= threshold ? 0.0f : x;
@@ -17,8 +17,8 @@ static inline float activated(float x, int activation, float threshold) {
     return 0.5f * x * (1.0f + erf(x * 0.70710678118f));
 }
 
-// act(gate) * up (DRELU: act(gate) * act(up)), or act(up) where gate is null, into `up`; [tokens, neurons].
-// Biases are of all neurons, or null; `active` says which neurons there are, where it is not null.
+// Set `up`, [tokens, neurons], to act(gate) * up (DRELU: act(gate) * act(up)), or to act(up) if gate is null. Biases
+// are of all neurons, or null; `active` lists the neurons, or is null for all.
 KERNEL activate(Floats gate, global float *up, Floats gate_bias, Floats up_bias, global const int *active, int neurons,
                 int tokens, int activation, float threshold) {
     int at = get_global_id(0);
@@ -30,7 +30,7 @@ KERNEL activate(Floats gate, global float *up, Floats gate_bias, Floats up_bias,
     up[at] = value;
 }
 
-// Every work-item reads 16 bytes, then as many further on; `out` is there so that no compiler leaves it out.
+// Every work-item reads every global-size-th 16 bytes; `out` prevents the compiler from removing the reads.
 KERNEL read_bytes(Bytes data, ulong offset, ulong words, global uint *out) {
     uint4 sum = 0;
     global const uint *from = (global const uint *)(data + offset);

@@ -1,7 +1,8 @@
-// From products to heads: bias, RMS norm of each head, rotation by position.
+// From products to heads: bias, RMS norm of each head, rotation by position (RoPE).
 
-// One work-group a (head, token). `from` is [tokens, stride]; bias [heads * dim], weight [dim] or null; `head` is local
-// room for one head. Halves of the first 2 * `half_rotary` values are rotated against each other. [tokens, heads, dim]
+// One work-group per (head, token). `from` is [tokens, stride]; bias [heads * dim] or null; weight [dim] or null;
+// `head` is local memory for one head. Halves of the first 2 * `half_rotary` values are rotated against each other.
+// [tokens, heads, dim]
 KERNEL finish_heads(Floats from, int stride, int dim, Floats bias, Floats weight, float eps, Floats inv_freq,
                     int half_rotary, float rope_scale, global const int *positions, local float *head,
                     global float *out) {
@@ -13,7 +14,7 @@ KERNEL finish_heads(Floats from, int stride, int dim, Floats bias, Floats weight
         head[d] = values[d] + (bias ? bias[number * dim + d] : 0.0f);
         square += head[d] * head[d];
     }
-    float root = sqrt(sum_lanes(square, scratch) / dim + eps);  // by all, whether it is used or not: it has barriers
+    float root = sqrt(sum_lanes(square, scratch) / dim + eps);  // by all work-items: it has barriers
     if (weight)
         for (int d = lane; d < dim; d += LANES) head[d] = head[d] / root * weight[d];
     barrier(CLK_LOCAL_MEM_FENCE);

@@ -1,13 +1,13 @@
-// One vector of keys or values in each format of the cache, HEAD_DIM values: how a value is read, and a group written.
-// A format is a name that is defined (KV_F32, KV_F16, KV_Q8, KV_Q4), the bytes of a vector, and these two functions.
+// One vector of keys or values, HEAD_DIM values, in each format of the cache: reading a value, and writing a group. A
+// format is defined by a name (KV_F32, KV_F16, KV_Q8, KV_Q4), the bytes of a vector, and the two functions.
 #define KV_GROUPS ((HEAD_DIM + GROUP - 1) / GROUP)
 #if defined(KV_F32)
 #define VECTOR_BYTES (4 * HEAD_DIM)
 #elif defined(KV_F16)
 #define VECTOR_BYTES (2 * HEAD_DIM)
-#elif defined(KV_Q8)  // codes, then a float16 scale per 32 of them
+#elif defined(KV_Q8)  // codes, then a float16 scale per 32 codes
 #define VECTOR_BYTES (HEAD_DIM + 2 * KV_GROUPS)
-#elif defined(KV_Q4)  // codes, 16 in 8 bytes, value i of them beside i + 8; then float16 scale and minimum per 32
+#elif defined(KV_Q4)  // 16 codes per 8 bytes, with i and i + 8 in one byte; then float16 scale and minimum per 32
 #define CODE_BYTES ((HEAD_DIM + 15) / 16 * 8)
 #define VECTOR_BYTES (CODE_BYTES + 4 * KV_GROUPS)
 #endif
@@ -60,8 +60,8 @@ static inline void kv_store(global uchar *vector, int group, Floats head) {
 #endif
 }
 
-// Keys in q4 are spread, and so are the queries that meet them: see `tpi.kernels.paged.spread`. One work-item a (group,
-// head); of `heads` heads of HEAD_DIM values each.
+// Keys in q4, and the queries that meet them, are spread (`tpi.kernels.paged.spread`). One work-item per (group, head);
+// `heads` heads of HEAD_DIM values each.
 KERNEL spread(Floats from, int heads, global float *to) {
     int at = get_global_id(0), first = at % KV_GROUPS * GROUP;
     if (at / KV_GROUPS >= heads) return;
@@ -80,7 +80,7 @@ KERNEL spread(Floats from, int heads, global float *to) {
     for (int i = 0; i < count; ++i) to[i] = count < GROUP ? values[i] : values[i] * 0.17677669529663689f;
 }
 
-// The vector of the cache for a position of a sequence.
+// Return the cached vector for a position of a sequence.
 static inline ulong cache_row(global const int *tables, int table_width, int sequence, int position, int kv_head,
                               int kv_heads) {
     ulong page = tables[sequence * table_width + position / PAGE_TOKENS];

@@ -1,6 +1,6 @@
-// A block's input: the norm of each token, and its rounding to int8 in groups of 32.
+// Preparation of a block's input: the norm of each token, and its rounding to int8 in groups of 32.
 
-// One work-group a token. Without a weight, plain copying.
+// One work-group per token. Without a weight, copies `x`.
 KERNEL norm(Floats x, Floats weight, Floats bias, int layer, float eps, int hidden, global float *out) {
     local float scratch[LANES];
     ulong row = (ulong)get_group_id(0) * hidden;
@@ -20,9 +20,9 @@ KERNEL norm(Floats x, Floats weight, Floats bias, int layer, float eps, int hidd
     }
 }
 
-// Eight work-items a group of 32, four values each. `fine`: each code is 15 bits, in 1/128 of the unit of its first 8.
-// Writes codes, scales and sums (scale times the sum of the group's codes) for products of int8, or `kept`, the rounded
-// values as floats, where that is not null.
+// Eight work-items per group of 32, four values each. `is_fine`: values have 15 bits; `fine` is in 1/128 of the unit of
+// `codes`. Writes codes, scales and sums (scale times the sum of the group's codes) for products of int8; if `kept` is
+// not null, writes only the rounded values to it, as floats.
 KERNEL round_groups(Floats x, int groups, int is_fine, global char4 *codes, global char4 *fine,
                     global float *scales, global float *sums, global float *kept) {
     local float largest_of[LANES];

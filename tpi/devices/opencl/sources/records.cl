@@ -1,5 +1,5 @@
-// Products straight on the record layout: vectors of `count` values, one every `stride` bytes, in any format.
-// Activations are floats (rounded ones, for rows that are quantised). `active` lists the vectors to use; null: all.
+// Products on the packed bytes of the record layout: vectors of `count` values, one every `stride` bytes, in any
+// format. Activations are floats (rounded ones, for quantised rows). `active` lists the vectors to use; null: all.
 #if defined(Q8)
 #define GROUP_BYTES 34
 #elif defined(Q4)
@@ -8,7 +8,7 @@
 #define GROUP_BYTES 18
 #endif
 
-// Four weights of a vector from `at` on, a multiple of 4; zeros past its end.
+// Return four weights of a vector from `at` on, a multiple of 4; zeros past its end.
 static inline float4 weights4(Bytes vector, int at, int count) {
 #if defined(F32)
     return floats4((Floats)vector, at, count);
@@ -48,7 +48,7 @@ static inline Bytes vector_at(Bytes data, ulong offset, ulong stride, global con
 
 // ---- a few tokens: TOKENS of them ----
 
-// Rows: one vector a work-group, its values dealt to the work-items in fours. [tokens, vectors]
+// Rows: one vector per work-group, its values dealt to the work-items in fours. [tokens, vectors]
 KERNEL record_rows(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
                    Floats x, int tokens, global float *out) {
     local float scratch[LANES];
@@ -67,7 +67,7 @@ KERNEL record_rows(Bytes data, ulong offset, ulong stride, int count, global con
     }
 }
 
-// Columns: four outputs a work-item, the vectors dealt to `splits` work-groups. [splits, tokens, count]
+// Columns: four outputs per work-item, the vectors dealt to `splits` work-groups. [splits, tokens, count]
 KERNEL record_columns(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
                       int splits, Floats x, int tokens, global float *out) {
     int at = 4 * get_global_id(0), split = get_group_id(1), first = get_group_id(2) * TOKENS;
@@ -83,7 +83,7 @@ KERNEL record_columns(Bytes data, ulong offset, ulong stride, int count, global 
         store4(sum[t], out + ((ulong)split * tokens + first + t) * count, at, count);
 }
 
-// The splits of `record_columns`, added in order.
+// Add the splits of `record_columns`, in order.
 KERNEL add_splits(Floats partial, int splits, int values, global float *out) {
     int at = get_global_id(0);
     if (at >= values) return;
@@ -95,9 +95,9 @@ KERNEL add_splits(Floats partial, int splits, int values, global float *out) {
 // ---- a prompt: 32 tokens x 32 outputs a work-group, 32 inputs at a time through local memory ----
 
 #define SIDE 32
-#define PITCH (SIDE + 4)  // floats of a row in local memory, where a column's neighbours lie in different banks
+#define PITCH (SIDE + 4)  // floats of a row in local memory, so that neighbours in a column lie in different banks
 
-// Rows: an output is a vector; columns: an output is a place in all of them. [tokens, outputs]
+// Rows: an output is a vector; columns: an output is an index into all vectors. [tokens, outputs]
 KERNEL record_prompt(Bytes data, ulong offset, ulong stride, int count, global const int *active, int vectors,
                      int columns, Floats x, int tokens, global float *out) {
     local float4 weights[SIDE * PITCH / 4];  // [input][output]

@@ -1,5 +1,5 @@
-// Products straight on the squares of the tiled layout: 8 outputs x 32 inputs, the codes interleaved by words (word 0
-// of output 0..7, word 1 of output 0..7, ...), then 8 float16 scales, then for q4 8 minima. Activations are int8.
+// Products on the packed squares of the tiled layout: 8 outputs x 32 inputs, the codes interleaved by words (word 0 of
+// output 0..7, word 1 of output 0..7, ...), then 8 float16 scales, then for q4 8 minima. Activations are int8.
 #if defined(Q8)
 #define WORDS 8    // of 4 bytes, in the codes of a group
 #define FACTORS 1  // float16 scales and minima of a group
@@ -12,7 +12,8 @@
 #endif
 #define SQUARE (8 * (4 * WORDS + 2 * FACTORS))  // bytes
 
-// Where squares lie: rows of a unit are outputs (`per_output` blocks of 8 a unit), columns inputs (`per_input` groups).
+// The place of squares: rows of a unit are outputs (`per_output` blocks of 8 per unit), columns inputs (`per_input`
+// groups).
 typedef struct {
     ulong offset, unit_bytes, block_bytes;
     int per_output, per_input;
@@ -32,7 +33,7 @@ static inline Bytes square_at(Bytes outputs, Squares to, int group) {
 
 static inline float scale_of(Bytes square, int output) { return half_at(square + 32 * WORDS, output); }
 
-// What each unit of the activations' sum is worth beside the codes.
+// Return what is added for each unit of the sum of the activations' codes: the minimum, or the offset of the codes.
 static inline float minimum_of(Bytes square, int output) {
 #if defined(Q4)
     return half_at(square + 32 * WORDS, 8 + output);
@@ -43,7 +44,7 @@ static inline float minimum_of(Bytes square, int output) {
 #endif
 }
 
-// The 32 codes of an output, 16 and 16.
+// Load the 32 codes of an output, 16 in each of `first` and `second`.
 static inline void codes_of(Bytes square, int output, int4 *first, int4 *second) {
     global const int *words = (global const int *)square + output;
     int4 found = (int4)(words[0], words[8], words[16], words[24]);
@@ -95,10 +96,10 @@ KERNEL tile_vectors(Bytes data, ulong offset, ulong unit_bytes, ulong block_byte
 
 // ---- a prompt: 32 tokens x 32 outputs a work-group, STEP groups of inputs at a time through local memory ----
 
-#define STEP 2  // LANES / SIDE: each work-item brings one output, and one token, of one group
+#define STEP 2  // LANES / SIDE: each work-item loads one output and one token of one group
 #define SIDE 32
 
-// Where half `half` of group `group` of an output or a token lies in local memory: neighbours lie side by side.
+// Index in local memory of half `half` of group `group` of an output or a token: neighbours are adjacent.
 #define HALF_AT(group, half, one) ((2 * (group) + (half)) * SIDE + (one))
 
 KERNEL tile_prompt(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes, int per_output, int per_input,

@@ -32,6 +32,10 @@ class ConfinedError(Exception):
     """Error of a request that failed in the child or exceeded a limit. In its message, "it" is the request."""
 
 
+class NotTriedError(ConfinedError):
+    """Error that says nothing about the request: the child could not be started, or the machine was too busy."""
+
+
 class LimitError(ConfinedError):
     """Error of a request that took too much time or memory."""
 
@@ -68,7 +72,8 @@ class ConfinedProcess:
 
         Raises:
             LimitError: if it took more than the limits allow; the child is replaced.
-            ConfinedError: if the work raised an error, or the child ended or cannot be started.
+            NotTriedError: if the child cannot be started, or did not end in time although it used little of the processor.
+            ConfinedError: if the work raised an error, or the child ended.
         """
         with self._lock:
             child = self._started()
@@ -91,7 +96,7 @@ class ConfinedProcess:
             try:
                 self._child = _Child(self._module, self._limits)
             except OSError as error:
-                raise ConfinedError(f"a process for it cannot be started: {error.strerror}") from error
+                raise NotTriedError(f"a process for it cannot be started: {error.strerror}") from error
         return self._child
 
     def _end(self) -> None:
@@ -173,7 +178,7 @@ class _Child:
         if code == -OUT_OF_TIME:
             return LimitError(f"it takes longer than {seconds:g} s")
         if self._late:  # the processor was busy with other work, or the child waited
-            return ConfinedError("it did not end in time; the machine may be busy: try again")
+            return NotTriedError("it did not end in time; the machine may be busy: try again")
         if self._large or code in _NO_MEMORY:
             return _too_large(memory)
         return ConfinedError(f"its process ended with exit code {code}")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from master.api.answers import trial
 from master.api.failures import RequestError
-from master.confined.process import ConfinedError, ConfinedProcess
+from master.confined.process import ConfinedError, ConfinedProcess, NotTriedError
 from tpi.errors import BusyError
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ class Grammars:
 
         Raises:
             RequestError: if it takes too much memory or time.
+            BusyError: if this machine is too busy to try it.
         """
         key = sha256(lark.encode()).digest()
         if key in self._costly:
@@ -212,6 +213,8 @@ class Grammars:
         process = self._trials.get()
         try:
             return int(process.ask(lark)) + _CHARACTER * len(lark)
+        except NotTriedError as error:
+            raise BusyError(f"{name} could not be compiled: {error}") from None
         except ConfinedError:
             with self._lock:
                 self._costly[key] = None

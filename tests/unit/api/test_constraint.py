@@ -13,6 +13,7 @@ import pytest
 from master.api.answers import constraint, grammars, trial
 from master.api.answers.constraint import Grammars
 from master.api.failures import RequestError
+from master.confined.process import ConfinedProcess, NotTriedError
 from master.text.tokenizer import Tokenizer
 from tpi.errors import BusyError
 from tpi.pack.reader import Pack
@@ -42,6 +43,21 @@ def test_answers_that_hold_up_all_others_end_together(grammars_of: Grammars, tin
     for _ in range(100):
         answers[0].share.spend(0.0)
     assert np.isfinite(answers[1].allow(logits)).any()
+
+
+def test_a_grammar_that_met_a_busy_machine_is_tried_again(
+    grammars_of: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lark = grammars.whole(grammars.of_pattern("busy then free"), None, False, repr)
+
+    def fail(self: ConfinedProcess, request: object) -> object:
+        raise NotTriedError("a process for it cannot be started: no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConfinedProcess, "ask", fail)
+        with pytest.raises(BusyError, match=r"x could not be compiled: a process for it cannot be started"):
+            grammars_of.compiled(lark, "x")
+    assert grammars_of.compiled(lark, "x")
 
 
 def schema(properties: int, required: bool) -> str:

@@ -72,7 +72,7 @@ class ConfinedProcess:
 
         Raises:
             LimitError: if it took more than the limits allow; the child is replaced.
-            NotTriedError: if the child cannot be started, or did not end in time although it used little of the processor.
+            NotTriedError: if the child cannot be started, or did not end in time because other work kept it waiting.
             ConfinedError: if the work raised an error, or the child ended.
         """
         with self._lock:

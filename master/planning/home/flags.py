@@ -52,11 +52,9 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
     """
     named = [name for name in _HOMES if flags[name]]
     if flags["link"] is not None and named != ["devices"]:
-        raise UsageError(
-            "--link describes the links between the machines of --devices; give --devices too, or remove it"
-        )
+        raise UsageError("--link describes the links between the machines of --devices; give it with --devices only")
     if flags["no_keys"] and named != ["workers"]:
-        raise UsageError("--no-keys says how --workers are asked; give --workers too, or remove it")
+        raise UsageError("--no-keys says how --workers are asked; give it with --workers only")
     if not named:
         return None
     if len(named) > 1:

@@ -115,7 +115,7 @@ def test_a_clock_that_nothing_minds_is_no_trouble() -> None:
     (clock,) = (one for one in found if one.subject == "clock")
     assert clock.advice == ""
     assert "s apart" in clock.found
-    assert "set the clocks" in clock.found
+    assert "other programs do: set them" in clock.found
 
 
 def test_what_a_worker_says_reaches_no_terminal_as_a_command(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_a_worker_says_reaches_no_terminal_as_a_command(tmp_path: Path) -> 
         for address, found in check_workers(net, addresses):
             assert all(text.isprintable() for each in found for text in (each.subject, each.found, each.advice))
             assert next(each.found for each in found if each.subject == "devices").endswith("card ?[2J")
-            (unreached,) = (each.found for each in found if "from there" in each.found)
+            (unreached,) = (each.found for each in found if "from that machine" in each.found)
             assert next(each for each in addresses if each != address) in unreached
 
 

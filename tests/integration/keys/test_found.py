@@ -123,7 +123,7 @@ def test_a_worker_that_revokes_this_machine_says_so(tmp_path: Path) -> None:
             if isinstance(reason, NodeRefused):
                 break
         assert f"worker here ({address}) has revoked this machine's key; " in str(reason)
-        with pytest.raises(NodeRefused, match=rf"^here at {address} does not let .*: it was revoked there"):
+        with pytest.raises(NodeRefused, match=rf"^here at {address} does not accept .*: it was revoked there"):
             Cluster.connect([address], Net(door=locked(there)), timeout_s=60)
 
 

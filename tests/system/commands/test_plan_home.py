@@ -86,7 +86,7 @@ def test_workers_are_asked_how_fast_they_are(model: str, tmp_path: Path) -> None
             "--memory has no effect if --devices names the machines",
         ),
         (("--topology", "paper-4-laptops", "--weights", "disk"), "--weights has no effect if --topology"),
-        (("--link", "1 Gbit, 1 ms"), "beside that alone"),
+        (("--link", "1 Gbit, 1 ms"), "give it with --devices only"),
         (("--workers", "nowhere"), "HOST:PORT"),
         (("--devices", "2xlarge"), "is not"),
         (("--topology", "no-such-home"), "paper-4-laptops"),

@@ -45,7 +45,7 @@ def alone(room: int) -> int:
 class Arena:
     """Device memory, allocated in whole pages up to a limit. Thread-safe.
 
-    An array of an arena says where bytes are, and how many. If the host cannot read the device's memory, only the
+    An array of an arena gives an address and a number of bytes. If the host cannot read the device's memory, only the
     device's own kernels and copies may access the bytes. Slices, views and reshapes of the array work as usual.
     """
 
@@ -61,11 +61,9 @@ class Arena:
         """Create an arena of at most `limit` bytes; None: as much as the system gives.
 
         `allocate` returns a zeroed buffer of the given size in bytes. `release` is called with each buffer that was
-        freed.
-        `beside` is called with the bytes of the limit that other users of the memory may have; it frees what it can and
-        returns the bytes that they still take. `allocate_cut` returns a buffer that may be cut at the given offsets,
-        for
-        a device that limits the size of one buffer.
+        freed. `beside` is called with the bytes of the limit that other users of the memory may have; it frees what it
+        can and returns the bytes that they still take. `allocate_cut` returns a buffer that may be cut at the given
+        offsets, for a device that limits the size of one buffer.
         """
         self.limit = limit
         self._device = device
@@ -90,7 +88,7 @@ class Arena:
 
         Raises:
             DeviceFullError: if they do not fit in addition to what is allocated; names the smallest limit that would
-            do.
+                do.
         """
         if not size:
             return self._allocate(0)
@@ -145,7 +143,9 @@ class Arena:
             DeviceError: if any byte of it lies elsewhere; `what` names the array.
         """
         if not self.owns(array):
-            raise DeviceError(f"{what} must lie in the memory of {self._device}; allocate them there and copy them")
+            raise DeviceError(
+                f"{what} must lie in the memory of {self._device}; allocate memory there and copy the array to it"
+            )
 
 
 def cuts_between(slots: Iterable[tuple[int, int]]) -> list[int]:

@@ -114,7 +114,7 @@ def _signal(number: int) -> str:
 
 
 def _drivers() -> list[str]:
-    """Return what a trial depends on: files that tell the driver, versions of libraries, and the kernel's release."""
+    """Return the facts that a trial depends on: kernel release, driver files, and versions of libraries."""
     return [platform.release(), *map(_stamp, _DRIVERS), *map(_version, _LIBRARIES)]
 
 

@@ -52,8 +52,7 @@ class OwnedKernels:
     """Kernels that check where their arrays lie before they call the kernels within (`tpi.kernels.Kernels`).
 
     Weights, keys and values outside of the device's memory raise `DeviceError`; input that other kernels prepared
-    raises
-    `KernelError`.
+    raises `KernelError`.
     """
 
     def __init__(self, kernels: Kernels, memory: Arena) -> None:

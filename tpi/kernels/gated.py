@@ -1,9 +1,8 @@
 """Feed-forward blocks that compute the gate first, and then only the neurons whose gate is large (CATS, TEAL, WINA).
 
 The gate is a run of its own (`tpi.pack.builder.plan.plan_pack`), and its product with the input is computed whole. Up
-is
-multiplied with the activation of the gate: where that is small, the neuron adds little. `GatedKernels` can leave such
-neurons out; the functions of this module define their results.
+is multiplied with the activation of the gate: where that is small, the neuron adds little. `GatedKernels` can leave
+such neurons out; the functions of this module define their results.
 """
 
 from typing import Protocol, runtime_checkable
@@ -28,8 +27,7 @@ class GatedKernels(Protocol):
         """Return a segment's share of a block, as `Kernels.ffn`, and the number of neurons that were computed.
 
         A neuron is computed for all tokens if the magnitude of its activation is at least its `least`, `[neurons]`, for
-        one
-        of them. In a step of more than `STREAM_TOKENS` tokens all neurons are computed.
+        one of them. In a step of more than `STREAM_TOKENS` tokens all neurons are computed.
 
         Raises:
             KernelError: if the gate of `spec` is not a run of its own.

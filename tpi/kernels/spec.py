@@ -348,8 +348,7 @@ class Batch:
         positions: `[tokens]` int32, each token's position in its sequence.
         sequence: `[tokens]` int32, each token's row of `tables`.
         tables: `[sequences, max_blocks]` int32, page ids in order; entries past a sequence's end are not read. Pages
-        that
-            a sequence's new tokens are written to may not occur in another row.
+            that a sequence's new tokens are written to may not occur in another row.
     """
 
     positions: I32

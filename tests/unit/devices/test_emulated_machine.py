@@ -92,7 +92,7 @@ def test_what_is_wrong_is_named(text: str, names: str) -> None:
 
 
 def test_a_limit_is_kept_and_is_no_more_than_the_capacity() -> None:
-    with pytest.raises(UsageError, match=r"8192 bytes .* 8193 "):
+    with pytest.raises(UsageError, match=r"8192 bytes .* 8193;"):
         open_emulated("8192B", 8193)
     device = open_emulated("8192B", 4096)
     device.memory.allocate(4096)

@@ -33,8 +33,8 @@ class CardBatch:
     positions: Tensor
     sequence: Tensor
     tables: Tensor
-    pages: int  # the most that any token may attend to
-    blocks: Tensor | None  # `[blocks, 2]`: first token and count of runs of one sequence, if they are worth it
+    pages: int
+    blocks: Tensor | None
 
     @classmethod
     def bring(cls, batch: Batch, bring: Callable[[I32], Tensor]) -> "CardBatch":

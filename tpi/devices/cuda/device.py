@@ -27,8 +27,7 @@ class CudaDevice:
     """Memory, copies and kernels of one card (`tpi.devices.base.Device`).
 
     A call ends when its result is in host memory. Copies have a stream for each direction. They overlap with computing
-    if
-    the host's array is from `staging`.
+    if the host's array is from `staging`.
     """
 
     def __init__(self, backend: TorchBackend, limit: int | None = None) -> None:

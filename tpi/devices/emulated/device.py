@@ -88,7 +88,7 @@ def open_emulated(argument: str, limit: int | None = None, beside: Emulation | N
     machine = parse_emulated(argument)
     if limit is not None and limit > machine.capacity:
         raise UsageError(
-            f"emu:{argument} has {machine.capacity} bytes of memory, and a limit of {limit} is beyond that; "
+            f"emu:{argument} has {machine.capacity} bytes of memory, less than the limit of {limit}; "
             "lower the limit or emulate a larger device"
         )
     return EmulatedDevice(Emulation(machine, beside), open_host().kernels, limit)

@@ -64,7 +64,7 @@ class Pace:
         with self._lock:
             if self.overruns > allowed * self.tasks:
                 raise EmulationError(
-                    f"{self.overruns} of {self.tasks} emulated tasks took real work for more than half of their time, "
-                    f"so this run says nothing of its schedule: give stretch={short_number(2 * self.stretch)}, "
-                    "or have nothing else run on this machine"
+                    f"{self.overruns} of {self.tasks} emulated tasks spent over half of their time on real work, "
+                    f"so the timing of this run is not valid: give stretch={short_number(2 * self.stretch)}, "
+                    "or stop other programs on this machine"
                 )

@@ -112,10 +112,7 @@ def ffn(spec: FfnSpec, tokens: int, active: I32 | None) -> KernelWork:
 
 
 def routing(router: RouterSpec, tokens: int) -> KernelWork:
-    """Return the work of `Kernels.route`; choosing the experts counts as nothing.
-
-    The input is on the device already, and stays there for the next call.
-    """
+    """Return the work of `Kernels.route` without the transfer of its input; choosing counts as nothing."""
     crossing = 2 * _F32 * tokens * router.mixture.used
     return KernelWork(router.weight.nbytes, 2.0 * tokens * router.weight.size, down=crossing)
 

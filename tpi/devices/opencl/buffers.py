@@ -28,9 +28,8 @@ class PooledBuffer:
 class BufferPool:
     """Buffers of one card, each of the size that was asked for, rounded up to a whole step. Not thread-safe.
 
-    Free buffers are reused for the same size. All buffers together never exceed the most bytes that were in use at
-    once:
-    to create one beyond that, the longest unused are released. So the pool has what kernels need, and no more.
+    Free buffers are reused for the same size. The pool grows to the most bytes that were in use at once, and no further:
+    before it creates another buffer, it releases the free ones that were unused for longest.
     """
 
     def __init__(self, device: str, create: Callable[[int], Any], finish: Callable[[], None]) -> None:

@@ -48,7 +48,7 @@ class Copies:
             self._going = cl.CommandQueue(card.context)
 
     def start(self, source: Bytes, target: Bytes, from_here: bool, to_here: bool) -> Event:
-        """Start a copy of contiguous bytes; `from_here` and `to_here` say which ends are on the device.
+        """Start a copy of contiguous bytes; `from_here` and `to_here` are True if that end is on the device.
 
         Raises:
             DeviceError: if the arrays differ in size, are not contiguous, or neither is on the device.

@@ -15,10 +15,9 @@ Array = npt.NDArray[Any]
 
 
 class NamedMemory(np.ndarray[Any, np.dtype[Any]]):
-    """An array that stands for device memory which the host cannot read: only its address, shape and strides are valid.
+    """An array that stands for device memory which the host cannot read; only its address, shape and strides are valid.
 
-    Slices, views and reshapes of it are of this class too. Its `repr` reads no memory, so that failed tests can print
-    it.
+    Slices, views and reshapes of it are of this class too. Its `repr` reads no memory, so that tests can print it.
     """
 
     def __repr__(self) -> str:
@@ -87,8 +86,7 @@ class Arena:
         `cuts` are offsets in ascending order. No array that is passed to a kernel or a copy may span one of them.
 
         Raises:
-            DeviceFullError: if they do not fit in addition to what is allocated; names the smallest limit that would
-                do.
+            DeviceFullError: if they do not fit in addition to what is allocated; the error names the limit needed.
         """
         if not size:
             return self._allocate(0)

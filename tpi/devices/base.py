@@ -85,7 +85,7 @@ class Identified(Protocol):
 
     @property
     def identity(self) -> str:
-        """Model, UUID or place, and driver version: everything that the device's speed depends on."""
+        """Model, UUID or bus address, and driver version: everything that the device's speed depends on."""
         ...
 
 

@@ -40,7 +40,7 @@ class OwnedPrepared:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(tokens, hidden)`."""
+        """Number of tokens and hidden size: `(tokens, hidden)`."""
         return self.inner.shape
 
     def values(self) -> F32:

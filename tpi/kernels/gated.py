@@ -49,7 +49,10 @@ def called_for(spec: FfnSpec, data: U8, normed: F32, least: F32) -> I32:
 
 
 def gated_ffn(spec: FfnSpec, data: U8, normed: F32, active: I32 | None = None) -> F32:
-    """Return a block of up and down, multiplied with the activations of its own gate: `[tokens, hidden]`."""
+    """Return the share of a block whose gate is a run of its own, `[tokens, hidden]`.
+
+    `active` lists the neurons to use; None: all of them.
+    """
     run, (_, _, rest) = spec.neuron, _split(spec, data)
     up = biased(rows(run, rest, "up", normed), spec.up_bias)
     inner = np.asarray(activations(spec, data, normed) * up, np.float32)

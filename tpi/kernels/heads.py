@@ -112,7 +112,10 @@ class Steps(Protocol):
 
 
 def projected_on_host(kernels: Steps, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-    """Project heads that are not plain (`is_plain`), with kernels that support only plain ones."""
+    """Return the heads of a spec that is not plain (`is_plain`), with kernels that support only plain ones.
+
+    The kernels project; the host applies norms, clipping and RoPE.
+    """
     heads = kernels.project(raw(spec), data, x, positions)
     return heads if needs_sums(spec) else finished(spec, heads, positions)
 

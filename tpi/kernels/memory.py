@@ -29,10 +29,14 @@ def card_room(
 ) -> CardRoom:
     """Return the memory that a card's kernels need for the given runs and `units`: local heads, KV heads and neurons.
 
-    All in float32, in addition to a block's input and its rounding, the largest of: q, k and v as products and as
-    heads; the heads, their partial mixtures of values, and the mixture; the heads, the mixture, its rounding and the
-    output; or gate, up, the rounding of their product and the output. `tpi.devices.opencl.compute` has the code.
-    `context` is in tokens, `vectors` in bytes.
+    It holds a block's input and its rounding, and the largest of these, in float32 unless rounded:
+
+    - q, k and v as products and as heads;
+    - the heads, their partial mixtures of values, and the mixture;
+    - the heads, the mixture, its rounding, and the output;
+    - gate, up, the rounding of their product, and the output.
+
+    `tpi.devices.opencl.compute` has the code. `context` is in tokens, `vectors` in bytes.
     """
     (heads, kv_heads, neurons), hidden = units, config.hidden
     query, kv = heads * config.head_dim, kv_heads * max(config.head_dim, config.kv_width)

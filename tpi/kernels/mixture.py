@@ -46,7 +46,7 @@ class Normed:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(tokens, hidden)`."""
+        """Number of tokens and hidden size: `(tokens, hidden)`."""
         tokens, hidden = self.normed.shape
         return tokens, hidden
 

@@ -213,7 +213,7 @@ class NativePrepared:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(tokens, hidden)`."""
+        """Number of tokens and hidden size: `(tokens, hidden)`."""
         return self.native.shape
 
     def values(self) -> F32:

@@ -1,9 +1,9 @@
 """Every kernel in plain numpy; it defines the results of the native ones.
 
-Weights in q8, q4 and q4s meet activations rounded in groups of 32 (to int8; for q8 to 15 bits), as in the native
-kernels: row parts always, column parts where the layout is tiled. (In records the native 4-bit columns round activation
-times scale to int8 over 8 neurons at a time; the reference does not follow that.) Slow and simple; each call
-dequantises the weights it reads.
+Slow and simple: each call dequantises the weights it reads. Activations that are multiplied with q8, q4 and q4s weights
+are first rounded in groups of 32 (to 15 bits for q8, else to int8), as in the native kernels. Row parts always round;
+column parts round in the tiled layout. One difference remains: for 4-bit columns in records, the native kernels round
+activation times scale to int8 over 8 neurons at a time.
 """
 
 from collections.abc import Mapping, Sequence

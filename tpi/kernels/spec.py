@@ -158,7 +158,7 @@ class AttentionSpec:
 
     @property
     def hidden(self) -> int:
-        """Values of a token's hidden state."""
+        """Number of values of a token's hidden state."""
         return self.query.hidden
 
 
@@ -192,7 +192,7 @@ class FfnSpec:
 
     @property
     def hidden(self) -> int:
-        """Values of a token's hidden state."""
+        """Number of values of a token's hidden state."""
         return self.neuron.hidden
 
 
@@ -268,7 +268,7 @@ class ExpertsSpec:
 
     @property
     def hidden(self) -> int:
-        """Values of a token's hidden state."""
+        """Number of values of a token's hidden state."""
         return self.routed.hidden
 
     @property
@@ -288,7 +288,7 @@ class Prepared(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(tokens, hidden)`."""
+        """Number of tokens and hidden size: `(tokens, hidden)`."""
 
     def values(self) -> F32:
         """Return a copy of the normed input, `[tokens, hidden]`, for routers, predictors and other devices."""

@@ -66,7 +66,7 @@ class CudaPrepared:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(tokens, hidden)`."""
+        """Number of tokens and hidden size: `(tokens, hidden)`."""
         tokens, hidden = self.input.values.shape
         return tokens, hidden
 

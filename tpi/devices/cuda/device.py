@@ -46,7 +46,7 @@ class CudaDevice:
 
     @property
     def identity(self) -> str:
-        """Model, UUID or place, and driver version: everything that the device's speed depends on."""
+        """Model, UUID or bus address, and driver version: everything that the device's speed depends on."""
         return self._backend.identity
 
     @property

@@ -31,9 +31,10 @@ class Emulation:
         real: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """Create the lanes; those of host and disk, the clock and the stretch are shared with `beside`, if given.
+        """Create the lanes of `machine`.
 
-        `beside` is the emulation of another accelerator of the same node.
+        `beside` is the emulation of another accelerator of the same node, or None. Its host, disk, clock and stretch
+        are shared. `real` returns seconds of real time, `sleep` sleeps so many.
         """
         self.machine = machine
         self.clock: EmulatedClock = beside.clock if beside else EmulatedClock(real, sleep)

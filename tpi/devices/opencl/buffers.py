@@ -28,8 +28,8 @@ class PooledBuffer:
 class BufferPool:
     """Buffers of one card, each of the size that was asked for, rounded up to a whole step. Not thread-safe.
 
-    Free buffers are reused for the same size. The pool grows to the most bytes that were in use at once, and no further:
-    before it creates another buffer, it releases the free ones that were unused for longest.
+    Free buffers are reused for the same size. The pool grows to the most bytes that were in use at once, and no
+    further: before it creates another buffer, it releases the free ones that were unused for longest.
     """
 
     def __init__(self, device: str, create: Callable[[int], Any], finish: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class BufferPool:
         """Return a buffer of at least `size` bytes with any content; it must fit in addition to the card's `arena`.
 
         Raises:
-            DeviceFullError: if there is no room for it; names the smallest limit that would do.
+            DeviceFullError: if there is no room for it; the error names the smallest sufficient limit.
         """
         size = -(-max(1, size) // _STEP) * _STEP
         self._collect()

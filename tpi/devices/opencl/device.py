@@ -33,7 +33,7 @@ class OpenClDevice:
 
     @cached_property
     def identity(self) -> str:
-        """Model, UUID or place, and driver version: everything that the device's speed depends on."""
+        """Model, UUID or bus address, and driver version: everything that the device's speed depends on."""
         with self._card.explained():
             return identity(self._card.device)
 

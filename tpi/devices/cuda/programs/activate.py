@@ -22,7 +22,7 @@ def relu(x):
 def activation(x, threshold, KIND: tl.constexpr):
     """Return the activation KIND of float32 `x`.
 
-    `threshold` is fatrelu's. gelu uses erf, gelu_tanh its approximation.
+    `threshold` is fatrelu's. gelu uses erf, gelu_tanh the approximation with tanh.
     """
     if KIND == "relu" or KIND == "drelu":
         return relu(x)

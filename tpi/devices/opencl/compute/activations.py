@@ -90,7 +90,7 @@ class OpenClPrepared:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`(tokens, hidden)`."""
+        """Number of tokens and hidden size: `(tokens, hidden)`."""
         return self.activations.tokens, self.activations.width
 
     def values(self) -> F32:

@@ -25,7 +25,7 @@ class PackedPart:
 
     Attributes:
         buffer: the buffer that holds the run.
-        offset: bytes from the buffer's begin to the part in the first unit.
+        offset: bytes from the start of the buffer to the part in the first unit.
     """
 
     run: RunLayout

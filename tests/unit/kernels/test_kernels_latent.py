@@ -136,8 +136,8 @@ def test_what_does_not_fit_is_refused() -> None:
     assert latent is not None
     for spec, words in (
         (replace(case.spec, latent=None), "differ in hidden size"),
-        (replace(case.spec, latent=replace(latent, rope=4)), "does not fit their heads"),
-        (replace(case.spec, latent=replace(latent, width=40)), "does not fit their heads"),
+        (replace(case.spec, latent=replace(latent, rope=4)), "not fit the"),
+        (replace(case.spec, latent=replace(latent, width=40)), "not fit the"),
         (replace(case.spec, latent=replace(latent, run=replace(latent.run, units=0))), "all of the latent run"),
         (replace(case.spec, latent=replace(latent, run=replace(latent.run, units=1))), "too few vectors"),
         (replace(case.spec, clip=1.0), "neither biases nor norms"),

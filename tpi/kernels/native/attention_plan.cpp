@@ -58,7 +58,7 @@ void AttentionPlan::check_latent() const {
     if (heads_ && !latent_->run.units()) throw KernelError("heads need all of the latent run");
     if (latent_->rope != 2 * inv_freq_.size() || latent_->rope >= head_dim_ || latent_->width > head_dim_ ||
         latent_->rope + latent_->width < head_dim_)
-        throw KernelError("the shared part of the keys is larger than a head");
+        throw KernelError("the values and the width of the latent vector do not fit the heads");
     if (whole_norms_ || clip_ > 0 || !k_norm_.empty() || !k_bias_.empty() || !v_bias_.empty())
         throw KernelError("keys and values from a latent vector have neither biases nor norms");
 }

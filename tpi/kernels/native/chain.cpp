@@ -11,7 +11,7 @@ constexpr std::chrono::milliseconds kDeaf{50};  // the most that Ctrl-C waits, i
 
 template <class Plan> void check_plan(const Plan& plan, size_t hidden) {
     if (plan.hidden() != hidden) throw KernelError("a block differs from its chain in hidden size");
-    if (plan.empty()) throw KernelError("a chain needs blocks with units; this block has none on this node");
+    if (plan.empty()) throw KernelError("a chain needs whole blocks, but this one has no units on this node");
 }
 
 // Let Python handle the signals that have arrived; throws what a handler raises.

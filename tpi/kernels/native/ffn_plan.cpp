@@ -22,7 +22,7 @@ Activation activation_of(const std::string& name) {
 std::optional<Run> own_gate(nb::object gate, bool gated, Activation activation, const Run& neuron) {
     if (gate.is_none()) return {};
     if (!gated || activation == Activation::drelu || activation == Activation::swiglu_clamped)
-        throw KernelError("this activation combines gate and up; its gate cannot be a run of its own");
+        throw KernelError("this activation is a function of gate and up together; its gate cannot be a run of its own");
     Run run(nb::cast<nb::tuple>(gate));
     if (run.hidden() != neuron.hidden() || run.vectors() != neuron.vectors() || neuron.tiled())
         throw KernelError("a gate that is a run of its own needs one row per neuron, and neurons in the record layout");

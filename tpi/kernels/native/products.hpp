@@ -90,8 +90,8 @@ inline void prepare_token(const Prepared& in, const Norm& norm, const float* x, 
     }
 }
 
-// Prepare all tokens, unless they are prepared; returns the complete input for this thread. The first `hidden` (0: all)
-// of a token's `stride` values are its input.
+// Prepare all tokens, unless they are prepared; returns the complete input for this thread. The first `hidden` of a
+// token's `stride` values (0: `hidden`) are its input.
 inline const Prepared& prepare(const Input& input, const Norm& norm, const float* x, size_t hidden, Team& team,
                                size_t stride = 0) {
     const Prepared& in = input.copies.of(team);

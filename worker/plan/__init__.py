@@ -1,1 +1,1 @@
-"""What a node is to hold: the plan it was sent, what of it stays in memory, and whether it fits."""
+"""A node's part of a deployment: the plan from the master, its checks, and where each weight lies in memory."""

@@ -1,4 +1,4 @@
-"""What a plan may say of attention and of experts: see `worker.plan.checks`."""
+"""The runs and vectors that attention blocks and experts must have in a plan, for `worker.plan.checks`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,7 +12,7 @@ from tpi.partition import FFN_UNIT, Range, kv_range
 
 
 def attention_vectors(config: ModelConfig) -> dict[str, int]:
-    """The lengths of the vectors that such a block has beside a norm."""
+    """Return the length of each vector, by name, that an attention block may have in addition to norms."""
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     found = {
         "o.bias": config.hidden, "q.bias": heads, "k.bias": kv_heads, "v.bias": kv_heads, "q_norm.whole": heads,
@@ -24,8 +24,11 @@ def attention_vectors(config: ModelConfig) -> dict[str, int]:
 
 
 def holds_keys(assign: Assign, attention: BlockPlan) -> bool:
-    """Whether the node's KV units are exactly those that its query units attend to; and what they come from, if keys
-    and values come from a latent vector."""
+    """Return True if the node's KV units are exactly those that its query units attend to.
+
+    If keys and values come from a latent vector, the node must also have all units of its run `latent`, or none if it
+    has no query units.
+    """
     config = assign.config
     runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in attention.runs}
     (query, wanted), (kv, held) = runs["query"], runs["kv"]
@@ -39,12 +42,12 @@ def holds_keys(assign: Assign, attention: BlockPlan) -> bool:
 
 
 def lacks_latent(config: ModelConfig, names: list[str]) -> bool:
-    """Whether an attention block with vectors of these names has no norm of its latent vector, and needs one."""
+    """Return True if the model has a latent vector and `names`, an attention block's vectors, lack its norm."""
     return config.latent is not None and "latent.norm" not in names
 
 
 def expert_runs(config: ModelConfig) -> dict[BlockKind, Mapping[RunName, RunShape]]:
-    """The runs of a block of experts. Empty if there are none."""
+    """Return the shapes of an expert block's runs, under the key "experts"; an empty dict if the model has none."""
     mixture = config.mixture
     if mixture is None:
         return {}
@@ -54,8 +57,8 @@ def expert_runs(config: ModelConfig) -> dict[BlockKind, Mapping[RunName, RunShap
 
 
 def expert_vectors(config: ModelConfig) -> dict[str, int]:
-    """The lengths of the vectors that such a block has beside a norm."""
-    assert config.mixture is not None  # there are no runs without it
+    """Return the length of each vector, by name, that a block of experts may have in addition to norms."""
+    assert config.mixture is not None  # `expert_runs` allows no such block without it
     experts, width = config.mixture.experts, config.mixture.width
     return {
         "router": experts * config.hidden,
@@ -69,7 +72,7 @@ def expert_vectors(config: ModelConfig) -> dict[str, int]:
 
 
 def settings_fault(config: ModelConfig) -> str | None:
-    """What is wrong with the settings of experts, or of a latent vector, if anything is."""
+    """Return what is wrong with the settings of experts or of a latent vector, or None."""
     try:
         if config.mixture is not None:
             check_mixture(config.mixture, "it")
@@ -81,8 +84,11 @@ def settings_fault(config: ModelConfig) -> str | None:
 
 
 def slices_fault(names: Sequence[str], block: BlockPlan) -> str | None:
-    """Ranges of one run, whose names are `names`, have one layout and follow one another without touching."""
+    """Return what is wrong with the ranges of a block of experts, or None; `names` are the names of its runs.
+
+    Ranges of one run must have the same layout, be in order and not overlap.
+    """
     for (one, name), (other, following) in pairwise(zip(block.runs, names, strict=True)):
         if name == following and (one.layout != other.layout or one.last > other.first):
-            return f"units {other.first} to {other.last} of its experts follow {one.first} to {one.last}"
+            return f"expert units {other.first} to {other.last} must not follow units {one.first} to {one.last}"
     return None

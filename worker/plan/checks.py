@@ -1,8 +1,8 @@
-"""What a worker takes from a master: every number of a plan and of a step, compared with the others and with bounds.
+"""Checks of a plan and of a step that a master sent, before a worker uses them.
 
-A plan that decodes may still say anything, and the kernels trust it with memory: a head that reads keys of a KV head
-that is not there reads somebody else's. So nothing is fetched or computed that was not checked here. What is wrong is
-named; a master of this version never sends it.
+A message that decodes may still contain any numbers, and the kernels trust them as bounds of memory. For example, a
+query head whose KV head is missing would read other memory. So each number is compared with the others and with
+limits before anything is fetched or computed. A master of the same version passes all checks.
 """
 
 import math
@@ -31,9 +31,9 @@ from worker.plan.fit import check_memory
 from worker.plan.gates import GATE_FIRST, gate_faults, gate_parts
 from worker.plan.node_plan import node_plan
 
-_MOST = 1 << 24  # of any dimension of a model, and of tokens
+_MOST = 1 << 24  # for any dimension of a model, and for tokens
 _MOST_LAYERS = 4096
-_MOST_BLOCKS = 16  # of a layer
+_MOST_BLOCKS = 16  # per layer
 _MOST_NODES = 256
 _LONGEST_WAIT_S = 86_400.0
 
@@ -41,12 +41,13 @@ Fault = str | None
 
 
 def check_assign(assign: Assign, card: Card | None = None) -> None:
-    """Refuse a plan that contradicts itself, or asks for more memory than `assign.options` allow (see `limited`).
+    """Refuse a plan that contradicts itself or needs more memory than `assign.options` allow.
 
-    `card` is the accelerator of this node.
+    Args:
+        card: this node's accelerator, if it has one.
 
     Raises:
-        PlanError: naming what is wrong, or how much memory would do.
+        PlanError: if the plan is refused; names the fault, or the amount of memory that would suffice.
     """
     for fault in _faults(assign):
         if fault:
@@ -55,22 +56,24 @@ def check_assign(assign: Assign, card: Card | None = None) -> None:
 
 
 def check_step(step: Step, hidden: int, longest: int) -> None:
-    """Refuse a step whose hidden states are not `[tokens, hidden]` with at most `longest` tokens.
+    """Refuse a step whose hidden states are not `[tokens, hidden]` with at most `longest` tokens and sequences.
 
     Raises:
-        PlanError: naming what is wrong.
+        PlanError: if the step is refused; names the fault.
     """
     tokens, width = step.x.shape
     if tokens > longest or len(step.entries) > longest:
-        raise PlanError(f"a step of {tokens} tokens in {len(step.entries)} sequences is over this node's {longest}")
+        raise PlanError(
+            f"a step has {tokens} tokens in {len(step.entries)} sequences, but this node computes at most {longest}"
+        )
     if width != hidden:
         raise PlanError(f"a step has hidden states of {width} values where the plan says {hidden}")
     if any(entry.count < 1 for entry in step.entries):
-        raise PlanError("a step names a sequence of which it has no tokens")
+        raise PlanError("a step names a sequence but has no tokens of it")
 
 
 def _faults(assign: Assign) -> Iterator[Fault]:
-    """What is wrong, in an order in which each check may rely on those before it."""
+    """Yield what is wrong with a plan. Each check relies on the ones before it, so stop at the first fault."""
     yield from _config_faults(assign.config)
     yield from _option_faults(assign.options)
     yield from _group_faults(assign)
@@ -93,7 +96,7 @@ def _config_faults(config: ModelConfig) -> Iterator[Fault]:
     yield _if(config.heads % config.kv_heads != 0, f"{config.heads} heads cannot share {config.kv_heads} KV heads")
     yield _if(2 * len(config.inv_freq) > config.head_dim, "it rotates more values than a head has")
     yield settings_fault(config)
-    yield _if(len(config.windows) not in (0, config.layers), "it has not one window per layer")
+    yield _if(len(config.windows) not in (0, config.layers), "it does not have one window per layer")
     for window in config.windows:
         yield _outside("window", window, 0, 2**31 - 1)
     yield _outside("position_offset", config.position_offset, -1, _MOST)
@@ -162,13 +165,16 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
 
 
 def _layer_faults(kinds: Sequence[BlockKind]) -> Iterator[Fault]:
-    """A layer is any number of blocks, of which the first alone may attend: keys and values have pages per layer."""
+    """Yield what is wrong with a layer's blocks. Only the first may be attention, as KV pages are per layer."""
     yield _outside("the number of a layer's blocks", len(kinds), 1, _MOST_BLOCKS)
     yield _if("attention" in kinds[1:], "a layer has attention elsewhere than in its first block")
 
 
 def _layout_fault(layout: RunLayout, wanted: RunShape, parts: str) -> Fault:
-    """A run has as many vectors of each of its parts as it should, in units of whole heads or of `FFN_UNIT`."""
+    """Return what is wrong with a run's layout, or None.
+
+    Its units must be whole heads or `FFN_UNIT` neurons, have the parts `parts`, and add up to the model's vectors.
+    """
     name, step, vectors = layout.name, wanted.step, wanted.vectors or 0
     widths = range(step, (_MOST if name in ("query", "kv") else step) + 1, step)
     if layout.hidden != wanted.hidden or layout.width not in widths:

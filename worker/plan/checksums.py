@@ -1,4 +1,4 @@
-"""Are the weights in memory those of the plan? The hashes of what each segment of a window holds."""
+"""Comparison of the weights in memory with the hashes in the plan, for `--verify-weights`."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,19 @@ from worker.shards.image import HeldBlock
 
 
 class Checksums:
-    """A `scheduler.window.load.Verify` for segments; `held` are the plan's blocks by their source."""
+    """A `scheduler.window.load.Verify` that compares a segment's bytes with the hashes of its units.
+
+    Args:
+        segments: all segments of the window, by number.
+        held: the files of the plan's blocks, by `NodeBlock.source`.
+    """
 
     def __init__(self, segments: Sequence[NodeSegment], held: Sequence[HeldBlock]) -> None:
         self._segments = segments
         self._held = held
 
     def __call__(self, number: int, data: Bytes) -> None:
-        """Compare the bytes of segment `number` with their hashes.
+        """Compare `data`, the bytes of segment `number` in memory, with the hashes of its units.
 
         Raises:
             WeightsError: if a unit does not match; names the file.

@@ -1,4 +1,7 @@
-"""Does a node's part of a plan fit into its memories? Asked by the master before weights move, and by the node."""
+"""Memory that a node needs for its part of a plan, and checks that the part fits.
+
+The master checks each node's part before weights move, and each node checks its own part again.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,28 +22,31 @@ from tpi.trace import TRACE_BYTES
 from worker.plan.node_plan import NodePlan
 from worker.plan.segments import NodeSegment, tiles
 
-_EVERYTHING = 1 << 60  # bytes: with the scheduler off, memory is no limit
-_SAMPLING = 8  # arrays of one value per token of the vocabulary that sampling has at once
+_EVERYTHING = 1 << 60  # bytes: without a scheduler, memory is not limited
+_SAMPLING = 8  # arrays that sampling needs at once, each with one value per token of the vocabulary
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Bytes of what only the master has: tables, of which the embedding may be the head's and 0, and what it sends."""
+    """Bytes of the tables and predictors that only the master holds."""
 
     head: int = 0
-    embedding: int = 0
+    embedding: int = 0  # 0 if it shares the head's table
     sent: int = 0  # predictors of other nodes' neurons
 
 
 @dataclass(frozen=True)
 class Hosted:
-    """What of a node's part lies in the host's memory or comes from its disk, piece by piece in order of use."""
+    """The part of a node's share that takes host memory: pieces in memory or on disk, in order of use, and a KV cache.
 
-    sizes: tuple[int, ...]  # bytes of memory of each
+    `sizes` (bytes of memory) and `kinds` have one item per piece.
+    """
+
+    sizes: tuple[int, ...]
     kinds: tuple[BlockKind, ...]
-    kv_layers: int | None = None  # of which keys and values live there; None: of all
-    staged: int = 0  # bytes that what goes to a device is gathered in
-    kv_heads: int | None = None  # of which keys and values live there; None: of all
+    kv_layers: int | None = None  # layers with keys and values in host memory; None means all
+    staged: int = 0  # bytes of buffers that collect data for a device
+    kv_heads: int | None = None  # KV heads per layer with keys and values in host memory; None means all
 
     @classmethod
     def of(
@@ -51,24 +57,25 @@ class Hosted:
         staged: int = 0,
         kv_heads: int | None = None,
     ) -> "Hosted":
-        """Pieces of these sizes, and the keys and values of so many layers and heads."""
+        """Create the host's part from `pieces` and their `sizes` in bytes. The other arguments are its attributes."""
         return cls(tuple(sizes), tuple(piece.block.half for piece in pieces), kv_layers, staged, kv_heads)
 
 
 def fit(
     node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = None, speeds: Speeds | None = None
 ) -> Budget:
-    """What fits into `node.options.memory` (0: what is free here, less a margin; without scheduler, no limit).
+    """Divide `node.options.memory` among the uses of memory on `node`.
 
-    What the options leave open is decided for this machine: ask of another node's plan with its `limited` options.
+    A memory of 0 stands for what is free on this machine less a margin, or for no limit without a scheduler. So a plan
+    for another machine must have the options that `worker.profile.limited` returns.
 
     Args:
-        tables: what the master holds beside its shard.
-        hosted: what the host has of it; by default everything, at the most memory that it can take.
-        speeds: for which blocks are placed; what fits does not depend on them.
+        tables: tables and predictors, on the master.
+        hosted: the pieces that the host holds; by default all, each with the most memory that it can take.
+        speeds: measured speeds for the placement of blocks. Whether the plan fits does not depend on them.
 
     Raises:
-        PlanError: if it does not fit; says what would.
+        PlanError: if it does not fit; names the memory that would suffice.
     """
     options, resident = node.options, node.options.scheduler == "resident"
     total = options.memory or (_EVERYTHING if resident else default_budget())
@@ -76,17 +83,19 @@ def fit(
     budget = plan_budget(wanted, total, options.prefill_tokens, options.window, options.retain, speeds)
     if resident and budget.placement.streamed_bytes:
         raise PlanError(
-            f"{total >> 20}MiB of memory, all that this node lends, do not hold its {sum(wanted.blocks) >> 20}MiB of "
-            "weights at once; leave --no-scheduler out, or give this node less with --split"
+            f"{sum(wanted.blocks) >> 20}MiB of weights do not fit into {total >> 20}MiB of memory, all that this node "
+            "may use; leave --no-scheduler out, or give this node less with --split"
         )
     return budget
 
 
 def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None = None) -> None:
-    """Refuse what a node with this accelerator, or none, cannot hold; ask of another's plan with `limited` options.
+    """Refuse a plan that does not fit into the memory of a node with the accelerator `card`, or with none.
+
+    A plan for another machine must have the options that `worker.profile.limited` returns.
 
     Raises:
-        PlanError: if it does not fit; names the smallest setting that would do.
+        PlanError: if it does not fit; names the smallest setting that would suffice.
     """
     if card is None:
         budget = fit(plan, tables)
@@ -99,21 +108,20 @@ def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None
     from worker.pipelines.decide import check_accelerator
 
     sizes = (card.memory, *card.more)
-    there, *more = (
-        replace(laptop_gpu(), memory=size, shared=card.shared) for size in sizes
-    )  # what fits does not depend on speeds
+    # Whether a plan fits does not depend on speeds: any will do.
+    there, *more = (replace(laptop_gpu(), memory=size, shared=card.shared) for size in sizes)
     check_accelerator(plan, replace(LAPTOP, accelerator=there, more=tuple(more)), card.options, tables)
 
 
 def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = None) -> Demand:
-    """What `node` asks a node to find room for. Arguments as `fit`."""
+    """Return the memory that `node` needs, by use. The arguments are those of `fit`."""
     config, options = node.config, node.options
     tables, pieces = tables or Tables(), tiles(node)
     hosted = hosted or Hosted.of(pieces, [one.most_bytes(node.rank) for one in pieces])
     layers = config.layers if hosted.kv_layers is None else hosted.kv_layers
     kv_heads = node.kv_heads if hosted.kv_heads is None else hosted.kv_heads
     token, chunk = computing_bytes(node), 0
-    if options.batch is not None:  # a chunk is computed with, the rest of a step waits its turn
+    if options.batch is not None:  # only one chunk of a step is computed at once; the other tokens wait
         token, chunk = passing_bytes(node), options.batch.chunk * token
     return Demand(
         blocks=hosted.sizes,
@@ -128,39 +136,45 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = N
 
 
 def computing_bytes(node: NodePlan) -> int:
-    """What `node` takes for each token that it computes with at once, in bytes."""
+    """Return the bytes that `node` needs for each token that it computes at once."""
     return token_bytes(node.config, node.heads, node.kv_heads, node.neurons, _passing(node))
 
 
 def passing_bytes(node: NodePlan) -> int:
-    """What it takes for a token of a step of micro-batches that it does not compute with just now, in bytes.
+    """Return the bytes that `node` needs for each token of a step in micro-batches while it is not computed.
 
-    Hidden states: those of the step, of the micro-batch, of the result, and what travels.
+    These are hidden states: of the step, of the micro-batch, of the result, and those on their way between nodes.
     """
     return 4 * node.config.hidden * (3 + _passing(node))
 
 
 def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, passing: int = 0) -> int:
-    """Activations of one token of a step, for local head and neuron counts: an upper bound, in bytes.
+    """Return an upper bound of the bytes that one token's activations take on a node.
 
-    Live at once beside the kernels' buffers, in float32, hidden each: the first x, x, two partials, normed x, and
-    `passing` arrays on their way between tiles and nodes.
+    In addition to the kernels' buffers, these float32 arrays of `config.hidden` values exist at once: the step's
+    input, x, two partial results, normed x, and `passing` arrays on their way between tiles and nodes.
+
+    Args:
+        heads: query heads of the node.
+        kv_heads: KV heads of the node.
+        neurons: feed-forward neurons of the node that a token passes.
+        passing: arrays on their way between tiles and nodes.
     """
     return 4 * config.hidden * (5 + passing) + buffer_bytes(config, heads, kv_heads, neurons)
 
 
 def there_bytes(node: NodePlan) -> CardRoom:
-    """What the kernels of an accelerator that computes all of `node` have at once."""
-    vectors = sum(block.vectors_bytes for block in node.blocks if block.kind != "experts")  # theirs are the host's
+    """Return the memory that the kernels of an accelerator need if it computes all blocks of `node`."""
+    vectors = sum(block.vectors_bytes for block in node.blocks if block.kind != "experts")  # those stay on the host
     vectors += 4 * len(node.config.inv_freq) * node.config.layers
     runs = [run.layout for block in node.blocks for run in block.runs]
     return card_room(node.config, (node.heads, node.kv_heads, node.neurons), runs, node.options.context, vectors)
 
 
 def _passing(node: NodePlan) -> int:
-    """Arrays as long as x that pass on: a sum's, the frames in which x travels, and a tile's to the next.
+    """Return the number of arrays of x's size on their way: in a sum, in messages with x, and between tiles.
 
-    The master's x is queued for each worker until the first sum; a worker has what ZeroMQ received, and its copy.
+    The master queues x for each worker until the first sum. A worker has the frame that ZeroMQ received, and a copy.
     """
     tiled = len(tiles(node)) > len(node.blocks)
     sums = arrays_to_sum(node.collective, node.size) + tiled
@@ -168,7 +182,10 @@ def _passing(node: NodePlan) -> int:
 
 
 def _fixed(node: NodePlan) -> int:
-    """What does not grow with a step: the process at work, the kernels' slices, vectors and hashes, the trace."""
+    """Return the bytes that do not depend on a step's length.
+
+    They are the process, the kernels' slices, vectors, predictors, the shared board, the trace and hashes.
+    """
     vectors = sum(block.vectors_bytes for block in node.blocks)
     board = board_bytes(node.size) if node.collective == "shared" else 0
     trace = TRACE_BYTES if node.options.trace else 0

@@ -1,4 +1,4 @@
-"""Gates in a node's plan: what may be said of blocks that are computed gate first, and who can compute them."""
+"""Checks of blocks in a plan whose neurons are chosen by their gates, which are computed first."""
 
 from collections.abc import Iterator
 
@@ -9,20 +9,20 @@ from tpi.pack.layout import RunName
 from tpi.partition import FFN_UNIT
 from worker.plan.node_plan import NodePlan
 
-GATE_FIRST: list[RunName] = ["gate", "neuron"]  # the runs of such a block
+GATE_FIRST: list[RunName] = ["gate", "neuron"]  # the runs of a block that is computed gate first
 
 
 def gate_parts(together: str) -> dict[str, str]:
-    """The parts of its runs, where `together` are those of a block of one run."""
+    """Return the parts of each run of a gate-first block; `together` are the parts of a block with one run."""
     return {"gate": "gate", "neuron": together.removeprefix("gate ")}
 
 
 def gate_faults(assign: Assign) -> Iterator[str | None]:
-    """What is wrong with blocks that are computed gate first, or with what is sent of them: `worker.plan.checks`."""
+    """Yield what is wrong with gate-first blocks and with their thresholds, for `worker.plan.checks`."""
     if len({one.layer for one in assign.gates}) < len(assign.gates):
         yield "a layer has its gates' thresholds twice"
     if assign.gates and assign.predictors:
-        yield "it has predictors of neurons, and thresholds of their gates, too"
+        yield "it has both predictors of neurons and thresholds of gates"
     for block in assign.blocks:
         yield _block_fault(assign, block)
     for one in assign.gates:
@@ -30,10 +30,14 @@ def gate_faults(assign: Assign) -> Iterator[str | None]:
 
 
 def refuse_gates(plan: NodePlan, name: str) -> None:
-    """Raise a PlanError if `plan` is computed gate first: the accelerator called `name` does not know how."""
+    """Refuse a plan with gate-first blocks on a node with the accelerator called `name`.
+
+    Raises:
+        PlanError: if `plan` has such blocks, which only the CPU can compute.
+    """
     if any(run.name == "gate" for block in plan.blocks for run in block.runs):
         raise PlanError(
-            f"neurons that are chosen by their gate are computed on the CPU alone, and this node has {name} beside it; "
+            f"this pack chooses neurons by their gates, which only the CPU can do, but this node also uses {name}; "
             "use --device cpu, or the ordinary pack"
         )
 
@@ -45,7 +49,7 @@ def _block_fault(assign: Assign, block: BlockPlan) -> str | None:
     if (gate.first, gate.last) != (neuron.first, neuron.last):
         return f"a block has the gates of other neurons than its own {neuron.first} to {neuron.last}"
     if assign.layouts[neuron.layout].layout != "record" or not _separable(assign.config):
-        return "a block with a gate of its own has other neurons than records, or an activation of gate and up together"
+        return "a block with a run of gates must store neurons as records, and its activation must not mix gate and up"
     return None
 
 
@@ -56,7 +60,7 @@ def _separable(config: ModelConfig) -> bool:
 def _fault(assign: Assign, one: GatePlan) -> str | None:
     block = assign.blocks[one.block]
     if not one.layer < len(assign.layers):
-        return f"there is no layer {one.layer} to leave neurons out of"
+        return f"it has thresholds of gates for layer {one.layer}, which does not exist"
     ffn = [own for own in (assign.blocks[index] for index in assign.layers[one.layer].blocks) if own.kind == "ffn"]
     names = [assign.layouts[run.layout].name for own in ffn for run in own.runs]
     if names != GATE_FIRST:
@@ -64,5 +68,5 @@ def _fault(assign: Assign, one: GatePlan) -> str | None:
     run = ffn[0].runs[-1]
     first, last = (min(unit * FFN_UNIT, assign.config.intermediate) for unit in (run.first, run.last))
     if block.runs or [(vector.name, vector.length) for vector in block.vectors] != [("least", last - first)]:
-        return f"what is sent of the gates of layer {one.layer} is not a number for each of {last - first} neurons"
+        return f"the thresholds of layer {one.layer} are not one number for each of its {last - first} neurons"
     return None

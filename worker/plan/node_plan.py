@@ -1,7 +1,7 @@
 """A node's part of a deployment as the node reads it: layers, their blocks in order of use, the units of each run.
 
-`tpi.net.messages.Assign` is how it travels: blocks listed once, by content, with indices into tables. It is taken apart
-here and nowhere else.
+The master sends it as a `tpi.net.messages.Assign`, which lists each distinct block once and refers to it by index.
+Only this module translates that message.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,13 @@ from tpi.partition import FFN_UNIT, Range, by_expert
 
 @dataclass(frozen=True)
 class RunUnits:
-    """Some units of a run; `layout` is of the whole run, `hashes` are the units' digests back to back."""
+    """Consecutive units of a run.
+
+    Attributes:
+        layout: of the whole run.
+        units: the range of these units.
+        hashes: the digests of these units back to back, `DIGEST_BYTES` each.
+    """
 
     layout: RunLayout
     units: Range
@@ -25,7 +31,7 @@ class RunUnits:
 
     @property
     def name(self) -> RunName:
-        """Which run."""
+        """The name of the run."""
         return self.layout.name
 
     @property
@@ -34,11 +40,11 @@ class RunUnits:
         return len(self.units) * self.layout.unit_bytes
 
     def nbytes_before(self, part: "RunUnits") -> int:
-        """Bytes of these units before those of `part`, which is some of them."""
+        """Return the offset of `part`, a subrange of these units, in bytes from the first of these units."""
         return (part.units.first - self.units.first) * self.layout.unit_bytes
 
     def cut(self, units: Range) -> "RunUnits":
-        """Those of the units that are in `units`, which are some of them."""
+        """Return the subrange `units` of these units, with its hashes."""
         first = self.units.first
         hashes = self.hashes[(units.first - first) * DIGEST_BYTES : (units.last - first) * DIGEST_BYTES]
         return replace(self, units=units, hashes=hashes)
@@ -46,23 +52,23 @@ class RunUnits:
 
 @dataclass(frozen=True)
 class NodeBlock:
-    """This node's units of one block: the attention or the feed-forward half of a layer."""
+    """The units that this node has of one block: the attention or the feed-forward half of a layer."""
 
-    number: int  # in the order in which the block loop uses them
+    number: int  # position in the order in which the block loop uses the blocks, from 0
     layer: int
     kind: BlockKind
-    source: int  # index into `Assign.blocks`: blocks with the same content have one
+    source: int  # index into `Assign.blocks`; blocks with the same content share it
     runs: tuple[RunUnits, ...]  # back to back in the shard image
-    vectors_bytes: int  # of norms and biases, which every node has whole
+    vectors_bytes: int  # norms and biases, which every node holds in full
 
     @property
     def name(self) -> str:
-        """What traces and errors call it."""
+        """The block's name in traces and errors."""
         return f"{self.kind} {self.layer}"
 
     @property
     def half(self) -> BlockKind:
-        """Which half of a layer it is: experts are a feed-forward block to those who only move weights."""
+        """The half of a layer that this block belongs to: "attention", or "ffn", which includes experts."""
         return "ffn" if self.kind == "experts" else self.kind
 
     @property
@@ -71,13 +77,17 @@ class NodeBlock:
         return sum(run.nbytes for run in self.runs)
 
     def run(self, name: RunName) -> RunUnits:
-        """The run called `name`; KeyError if the block has none."""
+        """Return the run called `name`.
+
+        Raises:
+            KeyError: if the block has no such run.
+        """
         return {run.name: run for run in self.runs}[name]
 
 
 @dataclass(frozen=True)
 class NodeLayer:
-    """One layer: its blocks in order of use, and the ranks that hold it."""
+    """One layer: its blocks in order of use, and the ranks of the nodes that hold it."""
 
     number: int
     blocks: tuple[NodeBlock, ...]
@@ -86,7 +96,7 @@ class NodeLayer:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """Everything that one node is told of a deployment: `epoch` of the master's run `session`."""
+    """Everything that the master tells one node about a deployment, which is number `epoch` of the run `session`."""
 
     session: int
     epoch: int
@@ -98,10 +108,10 @@ class NodePlan:
     collective: str
     wire: str
     options: NodeOptions
-    routing: bytes = b""  # that was recorded of this model, see `tpi.pack.routing.heard`
+    routing: bytes = b""  # recorded routing of this model, as `tpi.pack.routing.heard` reads it; empty if there is none
     predictors: tuple[PredictorPlan, ...] = ()
     gates: tuple[GatePlan, ...] = ()
-    predictor_bytes: int = 0  # that both take in memory
+    predictor_bytes: int = 0  # memory of `predictors` and `gates`
 
     @cached_property
     def blocks(self) -> tuple[NodeBlock, ...]:
@@ -109,30 +119,30 @@ class NodePlan:
         return tuple(block for layer in self.layers for block in layer.blocks)
 
     def runs(self, name: RunName) -> Iterator[RunUnits]:
-        """The runs called `name` of every block that has one, in order of use."""
+        """Return the runs called `name` of every block that has one, in order of use."""
         return (run for block in self.blocks for run in block.runs if run.name == name)
 
     @property
     def heads(self) -> int:
-        """The most query heads that this node has of any block."""
+        """The largest number of query heads that this node has in one block."""
         limit, width = self.config.heads, self.config.head_dim
         return max((len(run.units.scaled(run.layout.width // width, limit)) for run in self.runs("query")), default=0)
 
     @property
     def kv_heads(self) -> int:
-        """The most KV heads that this node has of any block."""
+        """The largest number of KV heads that this node has in one block."""
         limit, width = self.config.kv_heads, self.config.kv_width
         return max((len(run.units.scaled(run.layout.width // width, limit)) for run in self.runs("kv")), default=0)
 
     @property
     def neurons(self) -> int:
-        """The most feed-forward neurons of this node that a token passes in any block."""
+        """The largest number of this node's feed-forward neurons that one token passes in one block."""
         return max((self._neurons(block) for block in self.blocks if block.half == "ffn"), default=0)
 
     def _neurons(self, block: NodeBlock) -> int:
         mixture = self.config.mixture
         if block.kind != "experts" or mixture is None:
-            return min(_width(block.runs[-1:]), self.config.intermediate)  # the gate's own run has no others
+            return min(_width(block.runs[-1:]), self.config.intermediate)  # a run of gates has the same neurons again
         routed = [run for run in block.runs if run.name == "neuron"]
         slices = [
             len(part) * run.layout.width
@@ -143,12 +153,12 @@ class NodePlan:
 
 
 def _width(runs: Sequence[RunUnits]) -> int:
-    """Vectors of each part in all of them."""
+    """Return the number of vectors that each part has in all of `runs`."""
     return sum(len(run.units) * run.layout.width for run in runs)
 
 
 def node_plan(assign: Assign) -> NodePlan:
-    """The plan that `assign` carries."""
+    """Return the plan that `assign` carries."""
     numbers = iter(range(sum(len(layer.blocks) for layer in assign.layers)))
     layers = [
         NodeLayer(at, tuple(_block(assign, next(numbers), at, index) for index in layer.blocks), layer.ranks)
@@ -188,7 +198,10 @@ def _vectors_bytes(block: BlockPlan) -> int:
 
 
 def _predictor_bytes(one: PredictorPlan, block: BlockPlan) -> int:
-    """As it is kept, and as it is used where that differs: 2-byte weights become 4 bytes, a last unit is filled."""
+    """Return the memory of a predictor: as it was sent, plus a copy for computing if that has another form.
+
+    2-byte weights are widened to 4 bytes, and an incomplete last unit is filled up.
+    """
     if one.weights == "f16":
         return 3 * _vectors_bytes(block)
     return (2 if one.neurons % FFN_UNIT else 1) * _vectors_bytes(block)

@@ -1,4 +1,4 @@
-"""Where each of a block's segments is computed, and where its bytes are then: what a step visits, as data."""
+"""The segments that a step computes, block by block: on which device, and where its weights lie then, as data."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,29 +10,33 @@ if TYPE_CHECKING:
     from worker.plan.offload import OffloadPlan
 
 Source = Literal["window", "kept", "ring", "parts"]
-"""The host's window; the memory of its device, where it stays; the ring in an accelerator's memory; several of them."""
+"""Where a segment's weights lie when it is computed.
+
+"window": in the host's window. "kept": resident in its device's memory. "ring": in an accelerator's ring. "parts": in
+several of these places.
+"""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One segment of a block, the device that computes it, and where its bytes come from.
+    """One segment of a block, which names the device that computes it, and the place of its weights.
 
-    If those lie apart, `parts` are where: its runs are theirs, one after the other.
+    If the source is "parts", the segment's runs are those of `parts`, one after the other.
     """
 
     segment: NodeSegment
     source: Source
-    number: int  # among the window's segments, those that are kept, all pieces, or blocks
+    number: int  # index into the window's segments, the resident segments, all pieces, or the blocks, by source
     parts: "tuple[Place, ...]" = ()
 
 
 Visits = tuple[tuple[Place, ...], ...]
-"""For each block in order of use, its segments in the order in which they are started: accelerators before the host."""
+"""The segments of each block, in the order in which they are started: those on accelerators before the host's."""
 
 
 @dataclass(frozen=True)
 class Fed:
-    """A segment that passes through the ring: `nbytes` bytes of the window's segment `number`, from `begin` on."""
+    """A segment that is streamed through the ring: `nbytes` bytes from `begin` on of the window's segment `number`."""
 
     number: int
     begin: int
@@ -41,30 +45,33 @@ class Fed:
 
 @dataclass(frozen=True)
 class Places:
-    """What a node's steps visit. `short` ones compute on the host what does not stay on an accelerator."""
+    """The segments that a node's long and short steps compute, and where their weights lie."""
 
     long: Visits
     short: Visits
-    kept: tuple[NodeSegment, ...] = ()  # each stays in the memory of its device
-    fed: tuple[Fed, ...] = ()  # what passes through the ring, in order of use
+    kept: tuple[NodeSegment, ...] = ()  # resident in the memory of their devices
+    fed: tuple[Fed, ...] = ()  # streamed through the ring, in order of use
 
 
 def on_the_host(segments: Sequence[NodeSegment]) -> Places:
-    """Every segment is the window's."""
+    """Return places with each of `segments` in the host's window."""
     visits = _by_block(Place(segment, "window", number) for number, segment in enumerate(segments))
     return Places(visits, visits)
 
 
 def staying(segments: Sequence[NodeSegment]) -> Places:
-    """Every segment stays in the memory of its device."""
+    """Return places with each of `segments` resident in the memory of its device."""
     visits = _by_block(Place(segment, "kept", number) for number, segment in enumerate(segments))
     return Places(visits, visits, tuple(segments))
 
 
 def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], numbers: Sequence[int]) -> Places:
-    """What stays there, and for long and short steps what passes through it and what the host computes.
+    """Return the places of a node with accelerators: resident, streamed, or computed by the host.
 
-    The window has the segments `window`; the n-th piece that is fed is (part of) its number `numbers[n]`.
+    Args:
+        offload: which pieces are resident, and which are streamed in long and in short steps.
+        window: the segments of the host's window.
+        numbers: for each piece of `offload.fed`, the index in `window` of the segment that contains it.
     """
     kept, part_of = join(offload.pieces, offload.kept)
     chosen = [kept[number] for number in dict.fromkeys(part_of[piece] for piece in sorted(offload.kept))]
@@ -90,7 +97,10 @@ def _fed(piece: NodeSegment, whole: NodeSegment, number: int) -> Fed:
 
 
 def _gathered(block: tuple[Place, ...]) -> tuple[Place, ...]:
-    """Experts that lie in several places as one segment: a kernel finds each wherever it is."""
+    """Return a block of experts as one segment whose parts lie in several places; any other block is returned as is.
+
+    One kernel call then computes all experts, wherever they lie.
+    """
     first = block[0].segment
     if first.block.kind != "experts" or len(block) == 1:
         return block
@@ -99,7 +109,7 @@ def _gathered(block: tuple[Place, ...]) -> tuple[Place, ...]:
 
 
 def _by_block(places: Iterable[Place]) -> Visits:
-    """Of each block, those on accelerators first, so that the host computes beside them."""
+    """Return `places` by block, accelerators first, so that the host computes at the same time as they do."""
     blocks: dict[int, list[Place]] = {}
     for place in places:
         blocks.setdefault(place.segment.block.number, []).append(place)

@@ -129,7 +129,7 @@ def test_no_scheduler_does_not_lift_what_the_lender_allows(good: Assign) -> None
     assert limited(asked, laptop(0)).memory == 0
     least = next(size for size in range(1 << 20, LENT, 1 << 18) if taken(good, replace(OPTIONS, threads=2), size))
     assert not taken(good, asked, least)
-    with pytest.raises(PlanError, match="all that this node lends"):
+    with pytest.raises(PlanError, match="all that this node may use"):
         check_assign(replace(good, options=limited(asked, laptop(least))))
 
 

@@ -258,9 +258,7 @@ class Session:
             lookout.welcome()
 
     def _choose_gates(self, located: Located, dtype: str) -> SentGates | None:
-        """Return the thresholds of neurons that are chosen by their gate, or None; the pack may change to a
-        gate-first one.
-        """
+        """Return the thresholds of neurons that are chosen by their gate, or None; may switch to a gate-first pack."""
         mode = self.placement.sparsity
         if mode == "off" or (mode == "auto" and not (self.pack.path / NAME).exists()):
             return None

@@ -111,9 +111,7 @@ class GateChooser:
             return pack, None
 
     def _pays(self, pack: Pack, beside: GateFirstPack, gates: SentGates) -> bool:
-        """Measure both layouts in turn; return True if the gate-first pack is faster, else print a warning with the
-        times.
-        """
+        """Measure both layouts in turn; return True if the gate-first pack is faster, else warn with the times."""
         if not isinstance(self.kernels, GatedKernels):
             return False
         plain = next(block.shape for block in pack.walk() if block.kind == "ffn")

@@ -111,9 +111,7 @@ class AnswerText:
 
 
 class _ShownText:
-    """An answer's text on its way to the display: unchanged, or separated into channels if the model writes in
-    channels.
-    """
+    """An answer's text on its way to the display, separated into channels if the model writes in channels."""
 
     def __init__(self, tokenizer: Tokenizer, limits: AnswerLimits, result: Answer, show: Callable[[str], None]) -> None:
         """Create a text that is appended to `result.text` and passed to `show`."""

@@ -118,9 +118,7 @@ class Engine:
         self.admission.running = [request for request in running if not request.finished]
 
     def logits(self, tokens: SequenceOf[int]) -> F32:
-        """Return the logits after each of `tokens`, `[len(tokens), vocab]`, computed as one new sequence (for
-        evaluation).
-        """
+        """Return the logits after each of `tokens`, `[len(tokens), vocab]`, computed as one new sequence."""
         sequence = self.admit(tokens)  # without reuse, so that every row is computed
         rows = []
         while sequence.pending:

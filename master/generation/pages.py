@@ -112,9 +112,7 @@ class PagePool:
         self.truncate(table, 0)
 
     def _find_tail(self, found: Found, tokens: SequenceOf[int], salt: Key) -> int:
-        """Take over the unfinished page that continues `found`, if no sequence holds it; return how many of `tokens` it
-        has.
-        """
+        """Take over the unfinished page that continues `found`, if it is free; return how many of `tokens` it has."""
         tail = self.contents.tail(found.keys[-1] if found.keys else salt)
         alike = _alike(tail.tokens, tokens) if tail else 0
         if tail is None or not alike:

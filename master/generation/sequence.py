@@ -63,8 +63,6 @@ class Sequence:
         self.forget()
 
     def forget(self) -> None:
-        """Mark all tokens as not computed, without giving pages back: they were given back, or their deployment is
-        gone.
-        """
+        """Mark all tokens as not computed. Pages are not given back: they were already, or their deployment is gone."""
         self.table, self.keys = [], []
         self.computed = self.announced = 0

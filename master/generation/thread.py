@@ -265,9 +265,7 @@ class EngineThread:
         self._close(ticket, error)
 
     def _make_place(self, client: str) -> bool:
-        """Turn away a request of the client with the most requests for one of `client`; return False if that is not
-        fair.
-        """
+        """Turn away a request of the client with the most, for one of `client`; return False if that is not fair."""
         most, count = self._places.most_common(1)[0]
         if most == client or count - 1 < self._places[client] + 1:
             return False

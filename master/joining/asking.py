@@ -111,9 +111,7 @@ class Asked:
             self._line.close()
 
     def _echoed(self, count: int, data: bytes, going_on: Callable[[], bool]) -> float:
-        """Return the seconds until `data` has come back `count` times, extrapolated from the echoes that came in
-        time.
-        """
+        """Return the seconds until `data` has come back `count` times, extrapolated from the echoes in time."""
         if self._channel is None or self.condition is None or not going_on():
             return inf
         number, left, begun = secrets.randbits(64), count, time.monotonic()

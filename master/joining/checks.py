@@ -54,9 +54,7 @@ def check_machine(door: Door, cache: Path, port: int) -> Iterator[Observation]:
 
 
 def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, list[Observation]]]:
-    """Check each worker and yield its address and results: its answer, its ports, and the others' ports as it sees
-    them.
-    """
+    """Check each worker; yield its address and results: its answer, its ports, and other workers' ports from it."""
     first = {one.address: one for one in ask(net, addresses)}
     ports = {address: _sum_port(address, one.condition) for address, one in first.items() if one.condition}
     reach = {address: tuple(port for other, port in ports.items() if other != address) for address in ports}

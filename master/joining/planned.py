@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> "list[Neighbour]":
-    """Return the workers at `addresses` with their measurements; import the planner first, so no request waits for
-    that.
+    """Return the workers at `addresses` with their measurements.
+
+    Import the planner first, so that no request waits for that later.
     """
     for name in ("master.joining.split", "scipy.optimize"):
         import_module(name)

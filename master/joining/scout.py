@@ -87,9 +87,7 @@ class Scout:
             self._thread.join(_STOP_S)
 
     def measure(self, wait_s: float = 0.0) -> None:
-        """Measure the workers in the queue, and those that come within `wait_s` seconds; admit each whatever the
-        result.
-        """
+        """Measure the workers in the queue, and those that come within `wait_s` seconds; admit each in any case."""
         assert self._measured
         ends = monotonic() + wait_s
         while not self._over.is_set():

@@ -36,9 +36,7 @@ class PlannedSplit:
     options: RunOptions
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
-        """Return the best split over exactly these workers; equal shares if one cannot be measured, or if nothing
-        fits.
-        """
+        """Return the best split over exactly these workers; equal shares if one is not measured or nothing fits."""
         equal = [1.0] * (1 + len(workers))
         if new := self.measured.missing(workers):
             self.measured.ask(new)

@@ -83,9 +83,7 @@ from worker.pipelines.decide import several_cards
 @click.option("--cache", type=DIRECTORY, help="Directory for packs and figures (default: ~/.cache/tpi).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | None, **flags: Any) -> None:
-    """Show where weights would be, where they would be computed, and how fast that would be, without loading
-    anything.
-    """
+    """Show where weights would be stored and computed, and how fast that would be, without loading any."""
     if svg is not None and flags["batch"] == 1:
         raise UsageError("--svg draws the roofs of a batch; give --batch with the number of requests, such as 256")
     if svg is not None and any(flags[name] for name in ("devices", "topology", "workers")):

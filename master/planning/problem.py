@@ -45,9 +45,7 @@ def _there(shape: ModelShape, request: Workload) -> CardRoom:
 
 
 def ffn_parts(blocks: Sequence[BlockShape]) -> int:
-    """Return how many segments an FFN block is cut into: about as large as attention's, but few enough to plan
-    quickly.
-    """
+    """Return how many segments an FFN block is cut into: about as large as attention's, but few, to plan quickly."""
     attention = [unit_bytes(block) for block in blocks if block.kind == "attention"]
     ffn = [unit_bytes(block) for block in blocks if half_of(block) == "ffn"]
     alike = round(max(ffn, default=0) / tile_size(min(attention, default=1)))

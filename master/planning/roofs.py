@@ -66,9 +66,7 @@ def _chart(
 
 
 def _marks(hierarchy: Hierarchy, own: float) -> Iterator[Mark]:
-    """Yield P1 and P2 for computing on the accelerator with bytes from RAM; `own` is the intensity in its own
-    memory.
-    """
+    """Yield P1 and P2 for computing on the accelerator with bytes from RAM; `own` is the intensity on it."""
     points, link = hierarchy.turning_points(0, own, 1), hierarchy.between(0, 1)
     if points.move > 0:
         yield Mark("P1", points.move, link * points.move)

@@ -199,6 +199,6 @@ def _predicted(found: dict[str, Any] | None) -> list[str]:
         names = ", ".join(f"{at} ({found['layers'][at]['recall']:.1%})" for at in short)
         lines.append(
             f"{'layers' if len(short) > 1 else 'layer'} {names}: less than the {found['aim']:.0%} of active neurons "
-            "aimed at; neurons that they miss are left out, so compare answers with --sparsity off, or give more text"
+            "that they should find; those missed are left out: compare answers with --sparsity off, or give more text"
         )
     return lines

@@ -63,8 +63,9 @@ class HeadCut:
 
 
 def keep_most(parts: F32, error: float) -> tuple[Kept, LeftOut]:
-    """Return which of `parts` `[tokens, groups, hidden]` to keep, `[tokens, groups]`, so that sums stay within
-    `error`.
+    """Return which groups to keep, `[tokens, groups]`, so that sums stay within `error`, and the result for the layer.
+
+    `parts` `[tokens, groups, hidden]` are the contributions of the groups.
     """
     sizes = np.maximum(np.linalg.norm(parts.sum(axis=1), axis=1), np.float32(1e-30))
     counts = np.linalg.norm(parts, axis=2) / sizes[:, None]
@@ -83,8 +84,9 @@ def keep_most(parts: F32, error: float) -> tuple[Kept, LeftOut]:
 
 
 def head_figures(pack: Pack, tokens: I32, kernels: Kernels, error: float = DEFAULT_ERROR) -> dict[str, Any]:
-    """Return the shares that can be left out for the first of `tokens` `[sequences, length]`: of all layers and of
-    each.
+    """Return the shares of groups that can be left out, of all layers and of each.
+
+    They are measured on the first of `tokens` `[sequences, length]`.
     """
     cut = HeadCut(kernels, error)
     replay(pack, tokens[: max(1, TOKENS // tokens.shape[1])], kernels, heads=cut)

@@ -45,11 +45,7 @@ class Recruits:
         self._calls: list[_Call] = []
 
     def seek(self, address: str, begin_at: float = 0.0, above: int = 0, key: bytes = b"") -> None:
-        """Call `address`, from `begin_at` (`since_boot` seconds) on, until its worker has more than `above` bytes to
-        use.
-
-        With a `key`, only its owner is called.
-        """
+        """Call `address`, from `begin_at` (`since_boot` seconds) on, until its worker has over `above` bytes to use."""
         if all(not one.at(address, key) for one in self._calls):
             self._calls.append(_Call(address, next_at=begin_at, begin_at=begin_at, above=above, key=key))
 

@@ -55,9 +55,7 @@ def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Do
 
 
 def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Home:
-    """Return the home of this machine, which is the master, and its neighbours; `cards` is empty without
-    accelerators.
-    """
+    """Return the home of this machine, the master, and its neighbours; `cards` is empty without accelerators."""
     cards = (own, *(one.card for one in neighbours))
     return Home(
         ("master", *(one.name for one in neighbours)),

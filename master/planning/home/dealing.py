@@ -40,7 +40,7 @@ class HomeModel:
 
     @cached_property
     def whole(self) -> Problem:
-        """The problem of the whole model on the master alone; what a node needs besides units is the same on any
+        """The problem of the whole model on the master alone. What a node needs besides units is the same on any
         node.
         """
         return planning_problem(self.shape, self.home.machines[0], self.request, Limits(), self.kv_dtype)
@@ -102,9 +102,7 @@ class HomeModel:
             yield from self._experts(mixed)
 
     def _experts(self, blocks: list[BlockShape]) -> Iterator[DealtUnits]:
-        """Yield slices of every routed expert, of which a token reads only those that it chooses, and the shared
-        experts.
-        """
+        """Yield the shared experts, and slices of every routed expert, of which a token reads only those it chooses."""
         mixture = self.shape.config.mixture
         assert mixture is not None
         run = _run(blocks[0], "neuron")

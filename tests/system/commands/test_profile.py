@@ -121,7 +121,7 @@ def test_what_memory_or_disk_have_no_room_for_is_refused(pack: Path, monkeypatch
     opened, tokens = Pack.open(pack), chunks(list(range(1000)), 64)
     free = 60 * token_bytes(opened)
     monkeypatch.setattr(predictors, "disk_usage", lambda path: type("", (), {"free": free}))
-    with pytest.raises(WeightsError, match=r"takes 1 MiB of disk .* 0 are free; free some, or give --tokens 60$"):
+    with pytest.raises(WeightsError, match=r"take 1 MiB of disk .* 0 are free; free some, or give --tokens 60$"):
         predictors.train_beside(opened, tokens, open_kernels(), 0)
     monkeypatch.setattr(predictors, "default_budget", lambda: 5 << 20)
     with pytest.raises(ModelError, match=r"takes \d+ MiB of memory, and 5 are free; end other programs"):

@@ -1,9 +1,9 @@
-"""What a node keeps on its accelerator, what passes through it, and where keys and values live (PIPO, section 3.5).
+"""The plan of a node with accelerators: resident pieces, streamed pieces, and KV pages (PIPO, section 3.5).
 
-Pieces that stay on the accelerator are computed there, always. The others lie in the host's memory or on its disk: a
-step takes them to the accelerator, one after the other, or computes them where they lie, and which of the two may
-differ between long steps and short ones. `scheduler.model.offload` chooses by predicted time; here its answer becomes
-the pieces, the ring and the pages of one node.
+Resident pieces stay in an accelerator's memory and are always computed there. The others lie in the host's memory or
+on its disk. A step either streams them to the accelerator, one after the other, or computes them on the host. Long
+and short steps may differ in this. `scheduler.model.offload` chooses by predicted time; this module turns its choice
+into the pieces, the rings and the pages of one node.
 """
 
 from collections.abc import Sequence
@@ -31,80 +31,81 @@ from worker.plan.fit import Tables, need, there_bytes
 from worker.plan.node_plan import NodePlan, RunUnits
 from worker.plan.segments import NodeSegment, cut_pieces
 
-_DEPTH = {"performance": 2, "memory": 1}  # segments in the ring at once, and layers' pages beside them
-_DEEPEST = 4  # segments in a ring: more have nothing left to even out
+_DEPTH = {"performance": 2, "memory": 1}  # segments in the ring at once; as many layers' KV pages visit at once
+_DEEPEST = 4  # the most segments in a ring: more would not even out the sizes any further
 _VALUE = 4  # bytes of an activation
-_PAGES_BESIDE = 5  # pages of memory for each piece that is cut once more
+_PAGES_BESIDE = 5  # pages of memory to reserve for each piece, for plans that cut pieces further
 Numbers = frozenset[int]
 
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """The decision. Pieces are all of the node's, in order of use; numbers index them.
+    """The division of a node's work between the host and its accelerators.
 
-    Each piece is one accelerator's, the device that it names: it stays in its memory, passes through its ring, or is
-    computed by the host in its place. A layer's keys and values are where its attention is.
+    Pieces are all of the node's pieces in order of use; numbers are indices of them. Each piece is assigned to the
+    accelerator `piece.device`: it is resident there, is streamed through that accelerator's ring, or is computed by
+    the host instead. A layer's keys and values lie on the accelerator of its attention, or in the host's memory.
     """
 
     pieces: tuple[NodeSegment, ...]
-    kept: Numbers  # stay on their accelerator
-    long: Numbers  # of the others: computed there in steps of `crossover` tokens and more
-    short: Numbers  # and in shorter ones
-    crossover: int
+    kept: Numbers  # pieces that are resident on their accelerator
+    long: Numbers  # other pieces that steps of at least `crossover` tokens stream to the accelerator
+    short: Numbers  # other pieces that shorter steps stream to the accelerator
+    crossover: int  # tokens
     kv: KvTier
     depth: int  # of the ring, and of the pages that visit the accelerator
     kv_layer_bytes: int  # of one layer's pages
-    problem: Problem  # as the cost model was asked
-    chosen: Offload  # and what it answered
+    problem: Problem  # the input of the cost model
+    chosen: Offload  # the choice of the cost model
     ahead: int = 0  # segments in a ring at once, if more than `depth`
-    in_ram: bool | None = None  # where the others lie: all in memory, all on disk, or (None) as fits
-    remark: str = ""  # why it is this plan and no other, for people
+    in_ram: bool | None = None  # True: the others are all in memory; False: all on disk; None: in memory while they fit
+    remark: str = ""  # why this plan was chosen, for the user
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest step that the accelerators have room for."""
+        """The number of tokens of the longest step that fits on the accelerators."""
         return self.problem.tokens
 
     @property
     def gathers(self) -> bool:
-        """Whether all of a block's experts are computed in one call, wherever they lie."""
+        """True if one call computes all experts of a block, even if they lie in several places."""
         return False
 
     def named(self, piece: int) -> str:
-        """What traces and errors call what passes through."""
+        """Return the name of a streamed piece in traces and errors."""
         return self.pieces[piece].block.name
 
     @property
     def fed(self) -> list[int]:
-        """Pieces that lie in the host's memory or on its disk, in order of use."""
+        """The numbers of the pieces that lie in the host's memory or on its disk, in order of use."""
         return [number for number in range(len(self.pieces)) if number not in self.kept]
 
     @property
     def lifted(self) -> list[int]:
-        """Of these, the ones that pass through the ring."""
+        """The numbers of the pieces that long or short steps stream through a ring, in order of use."""
         return sorted(self.long | self.short)
 
     @property
     def cards(self) -> range:
-        """The accelerators, by their numbers among the node's devices."""
+        """The numbers of the accelerators among the node's devices, from 1 on."""
         return range(1, 1 + max((piece.device for piece in self.pieces), default=1))
 
     def on(self, card: int) -> Numbers:
-        """The pieces of one accelerator."""
+        """Return the numbers of the pieces that are assigned to accelerator `card`."""
         return frozenset(number for number, piece in enumerate(self.pieces) if piece.device == card)
 
     def ring(self, there: Numbers) -> Ring:
-        """Where the pieces `there` pass through, each in its accelerator's memory; its blocks are their numbers."""
+        """Return the rings through which the pieces `there` are streamed, merged into one, by piece number."""
         sizes = [_size(piece) for piece in self.pieces]
         depth = self.ahead or self.depth
         return merged([smallest(sorted(there & self.on(card)), sizes, depth) for card in self.cards], sizes)
 
     def ring_bytes(self, card: int) -> int:
-        """Bytes of an accelerator's larger ring, of long steps or of short ones: they take turns."""
+        """Return the bytes of accelerator `card`'s ring: long and short steps use the same memory in turn."""
         return max(self.ring(there & self.on(card)).size for there in (self.long, self.short))
 
     def ring_cuts(self, card: int) -> list[int]:
-        """Return the offsets in an accelerator's ring that no piece reaches across, in long steps or in short ones."""
+        """Return the offsets in accelerator `card`'s ring at which no piece of long or short steps is cut in two."""
         mine = self.on(card)
         rings = [self.ring(there & pieces) for there in (self.long, self.short) for pieces in (mine, there)]
         return cuts_between(
@@ -115,7 +116,11 @@ class OffloadPlan:
         )
 
     def deepened(self, rooms: Sequence[int]) -> "OffloadPlan":
-        """The same with the deepest rings that so many bytes of each accelerator hold: uneven pieces even out."""
+        """Return the plan with the deepest rings that fit; a deeper ring hides differences between pieces' sizes.
+
+        Args:
+            rooms: bytes of memory on each accelerator.
+        """
         if self.depth == 1 or not self.lifted:
             return self
         deeper = (replace(self, ahead=ahead) for ahead in range(_DEEPEST, self.depth, -1))
@@ -123,53 +128,53 @@ class OffloadPlan:
 
     @property
     def layers(self) -> list[int]:
-        """Layers that attend, in order of use."""
+        """The numbers of the layers with attention, in order of use."""
         return list(dict.fromkeys(piece.block.layer for piece in self.pieces if piece.block.kind == "attention"))
 
     def layers_on(self, card: int) -> list[int]:
-        """Those whose attention is one accelerator's, and their keys and values with it."""
+        """Return the layers whose attention, and so their keys and values, are assigned to accelerator `card`."""
         mine = {self.pieces[number].block.layer for number in self.on(card) if self._attends(number)}
         return [layer for layer in self.layers if layer in mine]
 
     @property
     def staged(self) -> list[int]:
-        """Layers that attend on an accelerator, whose keys and values live in the host's memory."""
+        """The layers whose attention an accelerator computes while their keys and values lie in the host's memory."""
         there = self.kept | self.long | self.short
         attending = {self.pieces[number].block.layer for number in there if self._attends(number)}
         return [layer for layer in self.layers if layer in attending] if self.kv == "ram" else []
 
     def staged_on(self, card: int) -> list[int]:
-        """Those of one accelerator."""
+        """Return those layers of `staged` that are assigned to accelerator `card`."""
         mine = set(self.layers_on(card))
         return [layer for layer in self.staged if layer in mine]
 
     def stages(self, card: int) -> int:
-        """Layers' pages that visit an accelerator at once."""
+        """Return the number of layers whose KV pages visit accelerator `card` at once."""
         return min(self.depth, len(self.staged_on(card)))
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes of the host's memory that keys and values are gathered in on their way."""
+        """Bytes of host memory that collect keys and values on their way to or from the accelerator."""
         return 0
 
     @property
     def home_heads(self) -> int | None:
-        """Of how many of the node's KV heads; None: of all."""
+        """The number of KV heads per layer with keys and values in the host's memory; None means all."""
         return None
 
     @property
     def home(self) -> list[int]:
-        """Layers whose keys and values live in the host's memory."""
+        """The layers whose keys and values lie in the host's memory."""
         return self.layers if self.kv == "ram" else []
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that all of it takes on the accelerators together, but for the buffers of their kernels."""
+        """Bytes of accelerator memory that the plan takes in all, without the buffers of kernels."""
         return sum(self.card_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the host's memory that accelerators take which share it, with the buffers of their kernels."""
+        """Bytes of host memory that accelerators without memory of their own take, including kernels' buffers."""
         cards = self.problem.machine.cards
         there = self.problem.needs.there.nbytes(self.problem.tokens)
         taken = [(card, size) for card, size in zip(cards, self.card_bytes, strict=False) if card.shared and size]
@@ -177,7 +182,7 @@ class OffloadPlan:
 
     @property
     def card_bytes(self) -> list[int]:
-        """Bytes that it takes on each accelerator."""
+        """Bytes that the plan takes on each accelerator, without the buffers of kernels."""
         return [self._bytes_on(card) for card in self.cards]
 
     def _bytes_on(self, card: int) -> int:
@@ -186,14 +191,20 @@ class OffloadPlan:
         return kept + self.ring_bytes(card) + layers * self.kv_layer_bytes
 
     def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
-        """What of the fed pieces stays in the host's memory: what fits, all, or none; `sizes` are theirs.
+        """Return the placement of the pieces `fed` in the host's memory, as `in_ram` says.
+
+        Args:
+            sizes: bytes of each of these pieces.
+            fitting: the placement that keeps as many of them resident as fit.
 
         Raises:
-            PlanError: if all are to stay there and do not fit.
+            PlanError: if all must be in memory and do not fit.
         """
         if self.in_ram and fitting.streamed_bytes:
             short = -(-fitting.streamed_bytes >> 20)
-            raise PlanError(f"--weights ram keeps all weights in memory, and {short}MiB of them do not fit; try auto")
+            raise PlanError(
+                f"--weights ram needs all weights in memory, but {short}MiB of them do not fit; use --weights auto"
+            )
         if self.in_ram is not False or not sizes:
             return fitting
         rings = [smallest(range(len(sizes)), sizes, depth) for depth in (2, 1)]
@@ -201,7 +212,11 @@ class OffloadPlan:
         return Placement(tuple(sizes), frozenset(), ring)
 
     def over(self, below: Placement) -> "OffloadPlan":
-        """The same above a tier that reads from disk in the order of use, though RAM was thought to hold all of it."""
+        """Return the plan adapted to `below`, the placement of the pieces `fed` in the host's memory.
+
+        If some of them are read from disk, a step that streams pieces to the accelerator must stream all of them,
+        because the disk is read in one fixed order.
+        """
         if not below.streamed_bytes:
             return self
         every = frozenset(self.fed)
@@ -212,10 +227,10 @@ class OffloadPlan:
 
 
 def check_offload(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None) -> None:
-    """Before any weight moves: whether anything fits on `machine` that `options` allow.
+    """Refuse a plan that no placement allowed by `options` fits into `machine`, before any weight moves.
 
     Raises:
-        PlanError: if nothing does; names the smallest setting that would do.
+        PlanError: if nothing fits; names the smallest setting that would suffice.
     """
     pieces = cut_pieces(plan)
     problem = offload_problem(plan, pieces, machine, options, tables, _rounding(plan, pieces))
@@ -226,10 +241,16 @@ def check_offload(plan: NodePlan, machine: NodeMachine, options: OffloadOptions,
 def decide_offload(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> OffloadPlan:
-    """What goes where on `machine`, whose accelerator has the memory that is left for this.
+    """Choose which pieces are resident on the accelerators of `machine`, and which steps stream the others to them.
+
+    Args:
+        plan: the node's part of the deployment.
+        machine: the node's speeds and memory. An accelerator's memory is what is free for this plan.
+        options: the user's choices, which restrict the plan.
+        tables: tables and predictors, on the master.
 
     Raises:
-        PlanError: if what the options ask for does not fit; names the smallest setting that would do.
+        PlanError: if the options do not allow a plan that fits; names the smallest setting that would suffice.
     """
     cut = cut_pieces(plan)
     problem = offload_problem(plan, cut, machine, options, tables, _rounding(plan, cut))
@@ -258,7 +279,7 @@ def decide_offload(
 def _by_length(
     problem: Problem, chosen: Offload, options: OffloadOptions, kept: Numbers
 ) -> tuple[Numbers, Numbers, int]:
-    """What of the other pieces long and short steps compute on the accelerator, and which steps are long."""
+    """Return the pieces that long and short steps stream to the accelerator, and the first length of a long step."""
     long, short = (_there(places) - kept for places in (chosen.prompt, chosen.decode))
     return long, short, options.crossover or turning_point(problem, chosen)
 
@@ -275,10 +296,16 @@ def offload_problem(
     tables: Tables | None,
     reserve: int | None = None,
 ) -> Problem:
-    """The node's part as the cost model knows it.
+    """Return the input of the cost model for one node.
 
-    `reserve` bytes of each accelerator are set aside for what is rounded up to pages of memory; by default some pages
-    for every piece, for plans that cut it once more.
+    Args:
+        plan: the node's part of the deployment.
+        pieces: all of its pieces, in order of use.
+        machine: the node's speeds and memory.
+        options: the user's choices.
+        tables: tables and predictors, on the master.
+        reserve: bytes to leave free on each accelerator because sizes are rounded up to pages of memory. By default
+            some pages for each piece, for plans that cut pieces further.
     """
     demand, reserve = need(plan, tables), PAGE * _PAGES_BESIDE * len(pieces) if reserve is None else reserve
     smaller = machine.with_cards(lambda card: replace(card, memory=max(0, card.memory - reserve)))
@@ -300,7 +327,7 @@ def offload_problem(
 
 
 def _rounding(plan: NodePlan, pieces: Sequence[NodeSegment]) -> int:
-    """Bytes by which experts, and the pages of layers, are larger in an accelerator's memory than the model knows."""
+    """Return the bytes that rounding adds to experts and KV pages on an accelerator: the cost model leaves it out."""
     weights = sum(_size(piece) - piece.nbytes for piece in pieces if piece.block.kind == "experts")
     layers = sum(piece.block.kind == "attention" for piece in pieces)
     kv = 2 * plan.kv_heads * vector_bytes(plan.config.head_dim, plan.options.kv_dtype)
@@ -308,14 +335,17 @@ def _rounding(plan: NodePlan, pieces: Sequence[NodeSegment]) -> int:
 
 
 def _forced(options: OffloadOptions) -> tuple[Place | None, Place | None]:
-    """Where prompts and tokens are to be computed, if the user says from how many tokens on it is the accelerator."""
+    """Return where prompts and single tokens must be computed, or None for both if no crossover was given."""
     if options.crossover is None:
         return None, None
     return "accelerator", "accelerator" if options.crossover == 1 else "host"
 
 
 def _segment_work(config: ModelConfig, piece: NodeSegment, plan: NodePlan) -> SegmentWork:
-    """Bytes in whole pages of memory, but of experts, whose shares of them count."""
+    """Return the work of one piece for the cost model.
+
+    Its bytes are rounded up to whole pages of memory. Bytes of experts are exact, as only a part of them is used.
+    """
     block, weights = piece.block, sum(_weights(run) for run in piece.runs)
     mixture = config.mixture if block.kind == "experts" else None
     if mixture is not None:
@@ -333,8 +363,10 @@ def _weights(run: RunUnits) -> int:
 
 
 def layer_pages_bytes(plan: NodePlan, kv_heads: int | None = None) -> int:
-    """Bytes of one layer's pages: keys and values of all heads, or of so many, each from the start of a page of memory
-    on."""
+    """Return the bytes of one layer's KV pages with `kv_heads` heads, by default all of the node's.
+
+    Keys and values each start on a page of memory.
+    """
     heads = plan.kv_heads if kv_heads is None else kv_heads
     half = page_bytes(1, heads, plan.config.head_dim, plan.options.kv_dtype) // 2
     return 2 * round_up(half * plan.options.pages)

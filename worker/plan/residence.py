@@ -1,4 +1,4 @@
-"""What of a node's weights stays in memory and what streams from its disk: decided once, before anything is loaded."""
+"""The decision which of a node's weights stay in memory and which are streamed from disk, made before any is loaded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,20 +30,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Residence:
-    """The segments of a node in order of use, and what is done with each."""
+    """The segments of a node, and where the weights of each lie.
 
-    segments: tuple[NodeSegment, ...]  # the host's window has these
-    extents: tuple[Extent, ...]  # of each of them
-    placement: Placement  # of them
-    budget: Budget  # its own placement is of the tiles, before neighbours that stay were joined
+    Attributes:
+        segments: the segments of the host's window, in order of use.
+        extents: the place of each of them on disk.
+        placement: which of them are resident, and the ring for the others.
+        budget: the division of the node's memory. Its placement is of the tiles, before resident neighbours are joined.
+        disk: the reader of the weights' files.
+        memory_for: takes the bytes of weights to hold in memory; returns the `--memory`, in bytes, that leaves so
+            much for them with the head in memory.
+        places: where each block's segments are computed.
+        memory_with: takes a `--window` and a `--retain`; returns the `--memory`, in bytes, that they need with the
+            head in memory.
+        speed: the disk's speed that the placement relies on; unmeasured if nothing is streamed.
+        offload: the plan of the accelerators, if the node has any.
+        demand: the plan for experts that are read when a step chooses them, if they are.
+        records: the plan for neurons that are read when a step chooses them, if they are.
+    """
+
+    segments: tuple[NodeSegment, ...]
+    extents: tuple[Extent, ...]
+    placement: Placement
+    budget: Budget
     disk: Disk
-    memory_for: Callable[[int], int]  # what `--memory` leaves so many bytes for weights, and keeps the head in memory
-    places: Places  # where every block's segments are computed
-    memory_with: Callable[[int, int], int]  # what `--memory` a `--window` needs with a `--retain`, likewise
-    speed: DiskSpeed = field(default_factory=DiskSpeed)  # what the placement relies on; unmeasured if nothing streams
-    offload: "OffloadPlan | None" = None  # what an accelerator does, where there is one
-    demand: DemandPlan | None = None  # what comes when it is wanted
-    records: RecordPlan | None = None  # neurons that do
+    memory_for: Callable[[int], int]
+    places: Places
+    memory_with: Callable[[int, int], int]
+    speed: DiskSpeed = field(default_factory=DiskSpeed)
+    offload: "OffloadPlan | None" = None
+    demand: DemandPlan | None = None
+    records: RecordPlan | None = None
 
     @property
     def nbytes(self) -> int:
@@ -53,11 +70,14 @@ class Residence:
 
     @property
     def kinds(self) -> tuple[BlockKind, ...]:
-        """Of each block, in order of use."""
+        """The kind of each block, in order of use: "attention" or "ffn", which includes experts."""
         return tuple(block[0].segment.block.half for block in self.places.long)
 
     def compare(self, nbytes: int, seconds: float) -> None:
-        """Have the disk measured again by the next start if this run, which read so much in so long, contradicts it."""
+        """Compare the disk's measured speed with a run that read `nbytes` bytes in `seconds`.
+
+        If the run contradicts the measurement, the next start measures the disk again.
+        """
         if self.speed.contradicted(nbytes, seconds):
             doubt(sorted({extent.path for extent in self.extents}), default_cache())
 
@@ -71,14 +91,20 @@ def decide(
     shares: Sequence[float] = (),
     offload: "OffloadPlan | None" = None,
 ) -> Residence:
-    """Where each of the plan's weights lives; `held` are its blocks by their source.
+    """Decide where each of the plan's weights lies.
 
-    If anything streams, the speeds of this machine are measured (with `kernels`), unless `disk` is given, which is then
-    read. With `shares`, of the host and each of the node's other devices, every block is dealt over them and stays.
-    `offload` says what an accelerator does instead.
+    Args:
+        plan: the node's part of the deployment.
+        held: the files of the plan's blocks, by `NodeBlock.source`.
+        kernels: measure this machine's speeds if weights are streamed and `disk` is not given.
+        tables: tables and predictors, on the master.
+        disk: the reader of the weights' files; by default one that suits the measured disk.
+        shares: shares of the host and of each other device. If there are several, each block is divided by them, and
+            all weights are resident.
+        offload: the plan of the node's accelerators, if they do not have shares.
 
     Raises:
-        PlanError: if the node's memory does not hold what the plan asks for.
+        PlanError: if the plan does not fit into the node's memory.
     """
     if len(shares) > 1:
         return _dealt(plan, on_devices(plan, shares), tables, disk)
@@ -117,7 +143,7 @@ def decide(
 
 
 def memory_with_window(plan: NodePlan, tables: Tables | None, window: int, retain: int) -> int:
-    """Return the `--memory`, in bytes, with which the paper's window runs beside a head in memory."""
+    """Return the `--memory`, in bytes, that the paper's window and retention need with the head in memory."""
     asked = replace(plan, options=replace(plan.options, window=window, retain=retain))
     return window_budget(need(asked, tables), window, retain, plan.options.prefill_tokens)
 
@@ -132,7 +158,7 @@ def _demanded(
     needed: Demand,
     speed: DiskSpeed,
 ) -> Residence:
-    """What every step needs stays; experts come when they are wanted."""
+    """Return a residence where the weights that every step needs are resident, and experts are read when chosen."""
     extents = tuple(segment.extent(held) for segment in demand.always)
     sizes = tuple(extent.slot_bytes for extent in extents)
     placement = Placement(sizes, frozenset(range(len(sizes))), EMPTY)
@@ -160,9 +186,10 @@ def _by_neurons(
     disk: Disk,
     speed: DiskSpeed,
 ) -> Residence | None:
-    """Attention stays; neurons are read one by one for short steps, and pass through the window for long ones.
+    """Return a residence whose neurons are read when chosen, or None if that is not possible.
 
-    None where that cannot be. Without `kernels` it is `disk` that is read, and nothing is measured.
+    Attention is resident. Short steps read single neurons; long steps stream all of them through the window.
+    Without `kernels`, weights are read from `disk`, and nothing is measured.
     """
     plan = replace(plan, options=replace(plan.options, prefill_tokens=min(plan.options.prefill_tokens, CHUNK)))
     budget, needed = fit(plan, tables, hosted), need(plan, tables, hosted)
@@ -190,7 +217,10 @@ def _by_neurons(
 def _budget(
     plan: NodePlan, tables: Tables | None, hosted: Hosted, extents: Sequence[Extent], kernels: Kernels | None
 ) -> tuple[Budget, DiskSpeed]:
-    """What fits, and how to read the disk; if something streams from it, speeds are measured (with `kernels`)."""
+    """Return the division of the node's memory and the disk's speed.
+
+    Speeds are measured, with `kernels`, if weights must be streamed. Without `kernels` nothing is measured.
+    """
     budget = fit(plan, tables, hosted)
     if kernels is None or not budget.placement.streamed_bytes:
         return budget, DiskSpeed()
@@ -201,13 +231,17 @@ def _budget(
 
 
 def _dealt(plan: NodePlan, segments: Sequence[NodeSegment], tables: Tables | None, disk: Disk | None) -> Residence:
-    """Segments that stay on their devices; the host's share must fit into its memory beside everything else."""
+    """Return a residence with all `segments` resident on their devices.
+
+    Raises:
+        PlanError: if the host's segments do not fit into its memory; names the `--memory` that would suffice.
+    """
     own = [segment for segment in segments if not segment.device]
     hosted = Hosted.of(own, [segment.most_bytes(plan.rank) for segment in own])
     budget, needed = fit(plan, tables, hosted), need(plan, tables, hosted)
     if budget.placement.streamed_bytes:
         least = -(-sufficient_budget(needed, sum(hosted.sizes), plan.options.prefill_tokens) >> 20)
-        raise PlanError(f"the host's share of the weights does not fit; --memory {least}MiB would do")
+        raise PlanError(f"the host's share of the weights does not fit into memory; use --memory {least}MiB or more")
     return Residence(
         segments=(),
         extents=(),
@@ -221,5 +255,5 @@ def _dealt(plan: NodePlan, segments: Sequence[NodeSegment], tables: Tables | Non
 
 
 def _smallest(extents: Sequence[Extent]) -> int:
-    """Bytes of the smallest segment that there is anything of."""
+    """Return the bytes of the smallest segment that is not empty; 1 GiB if there is none."""
     return min((extent.slot_bytes for extent in extents if extent.nbytes), default=1 << 30)

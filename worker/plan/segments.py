@@ -1,9 +1,9 @@
-"""Which pieces of a block are loaded, kept and computed as one: its *segments*.
+"""The division of blocks into *segments*: parts of a block that are loaded, held and computed together.
 
-A ring holds at least two neighbours, and an FFN block is three to five times the attention block beside it. In tiles of
-about the attention's size the ring takes that much less, which stays in memory instead, and what is streamed is spread
-more evenly over the token. The paper's window (`--window`) counts whole blocks, and a node that keeps everything has
-nothing to gain.
+A ring holds at least two neighbouring segments, and an FFN block is three to five times as large as an attention block.
+So FFN blocks are cut into tiles of about the size of an attention block. The ring is then smaller, which leaves memory
+for more resident weights, and reads are spread more evenly over a token. Blocks are not cut for the paper's window
+(`--window`), which counts whole blocks, nor on a node that holds all its weights in memory.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -17,72 +17,87 @@ from tpi.partition import Range, deal, kv_range
 from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
 from worker.shards.image import HeldBlock
 
-_LEAST = 8 << 20  # bytes of a tile: less takes a disk no longer than to begin
-_ASIDE = ("latent", "kv")  # runs of which a device has what its query heads need
+_LEAST = 8 << 20  # bytes of a tile: to read less, a disk takes hardly longer than to start reading
+_ASIDE = ("latent", "kv")  # runs that are not dealt: a device has the units that its query heads need
 
 
 @dataclass(frozen=True)
 class NodeSegment:
-    """Units of one block that are loaded, kept and computed together. The partial results of a block's segments add."""
+    """Units of one block that are loaded, held and computed together.
+
+    The sum of the partial results of a block's segments is the node's partial result for the block.
+    """
 
     block: NodeBlock
     runs: tuple[RunUnits, ...]
-    device: int = 0  # which of the node's computes it; 0 is the host
+    device: int = 0  # the number of the node's device that computes it; 0 is the host
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its units, back to back."""
+        """Bytes of the segment's units, back to back."""
         return sum(run.nbytes for run in self.runs)
 
     @property
     def whole(self) -> bool:
-        """Whether it is all that this node has of its block."""
+        """True if the segment has all units that this node holds of its block."""
         return self.runs == self.block.runs
 
     def extent(self, held: Sequence[HeldBlock]) -> Extent:
-        """Where it is on disk, if in one piece; `held` are the plan's blocks by their source."""
+        """Return the place on disk of a segment that is one byte range.
+
+        Args:
+            held: the files of the plan's blocks, by `NodeBlock.source`.
+        """
         found = held[self.block.source].extent
         return Extent(found.path, found.offset + self._offset, self.nbytes)
 
     def before(self, piece: "NodeSegment") -> int:
-        """Bytes of this segment before those of `piece`, which is a part of it in one piece."""
+        """Return the offset of `piece`, a contiguous part of this segment, in bytes from the segment's start."""
         return piece._offset - self._offset
 
     @property
     def neurons_before(self) -> int:
-        """How many of the node's neurons of this feed-forward block come before its own."""
+        """The number of the node's neurons in this feed-forward block that come before the segment's."""
         own, run = self.block.runs[0], self.runs[0]
         return (run.units.first - own.units.first) * run.layout.width
 
     @property
     def _offset(self) -> int:
-        """Bytes of the block's units before its own."""
+        """Bytes of the node's units in the block that come before the segment's."""
         return 0 if self.whole else _begin(self.block, self.runs[0])
 
     def pieces(self, held: Sequence[HeldBlock]) -> list[Extent]:
-        """Where each of its runs is on disk."""
+        """Return the place of each run on disk. `held` has the files of the plan's blocks, by `NodeBlock.source`."""
         found = held[self.block.source].extent
         return [Extent(found.path, found.offset + _begin(self.block, run), run.nbytes) for run in self.runs]
 
     def most_bytes(self, rank: int) -> int:
-        """Bytes of memory that it takes at most: but for a shard image's, they lie anywhere in a page."""
+        """Return the largest number of bytes of memory that the segment takes on the node with rank `rank`.
+
+        A whole block in a worker's shard image starts on a page. Other segments may start anywhere in a page, and so
+        may take one page more.
+        """
         starts_on_a_page = rank > 0 and self.whole
         return round_up(self.nbytes + (0 if starts_on_a_page else PAGE)) if self.nbytes else 0
 
 
 def whole_blocks(plan: NodePlan) -> list[NodeSegment]:
-    """One segment per block, in order of use."""
+    """Return one segment per block, in order of use."""
     return [NodeSegment(block, block.runs) for block in plan.blocks]
 
 
 def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
-    """Every block dealt over the node's devices, the host first: the others' segments come first, so as to start first.
+    """Divide every block among the node's devices by `shares`, of which the first is the host's.
 
-    A KV head whose query heads are on both sides of a cut is kept on both.
+    In each block, the host's segment comes last, so that the other devices start before it. A KV head is held by each
+    device that has query heads of it.
+
+    Raises:
+        PlanError: if the model's norms of queries and keys need all heads on one device.
     """
     if plan.config.whole_norms:
         raise PlanError(
-            "this model norms its queries and keys over all heads, which two devices of one node do not share; use one"
+            "this model norms its queries and keys over all heads, which must be on one device; use one device per node"
         )
     segments: list[NodeSegment] = []
     for block in plan.blocks:
@@ -101,27 +116,34 @@ def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
 
 
 def tiles(plan: NodePlan) -> list[NodeSegment]:
-    """The segments to stream by, in order of use: large blocks of one run in tiles, if there is anything to gain."""
+    """Return all segments in order of use, as `cut_pieces` cuts them; whole blocks if all weights are resident."""
     return whole_blocks(plan) if plan.options.scheduler == "resident" else cut_pieces(plan)
 
 
 def cut_pieces(plan: NodePlan) -> list[NodeSegment]:
-    """Large blocks of one run in tiles; whole blocks where the paper's window counts them."""
+    """Return all segments in order of use: large blocks of experts or of one run in tiles, the others whole.
+
+    With the paper's window, which counts blocks, all are whole.
+    """
     if plan.options.window:
         return whole_blocks(plan)
     return [segment for layer in plan.layers for segment in _tiled(layer.blocks)]
 
 
 def tile_size(smallest: int) -> int:
-    """About how many bytes a tile should have, in a layer whose smallest block has so many."""
+    """Return the approximate size of a tile in bytes, in a layer whose smallest block has `smallest` bytes."""
     return max(smallest, _LEAST)
 
 
 def join(segments: Sequence[NodeSegment], resident: Collection[int]) -> tuple[list[NodeSegment], list[int]]:
-    """Neighbours of one block that stay made one, since one call computes them faster than several.
+    """Join resident neighbours of one block, since one call computes them faster than several.
 
-    Returns the segments there are now and, for each there was (`resident` are some of them, by number), the number of
-    what it is now, or is part of.
+    Args:
+        segments: segments in order of use.
+        resident: the indices of those that are resident.
+
+    Returns:
+        The joined segments, and for each of `segments` the index of the joined segment that contains it.
     """
     found: list[NodeSegment] = []
     numbers: list[int] = []
@@ -137,7 +159,7 @@ def join(segments: Sequence[NodeSegment], resident: Collection[int]) -> tuple[li
 
 
 def per_block(segments: Sequence[NodeSegment]) -> list[range]:
-    """The numbers of each block's segments, block by block."""
+    """Return the range of indices of each block's segments, block by block."""
     counts: dict[int, int] = {}
     for segment in segments:
         counts[segment.block.number] = counts.get(segment.block.number, 0) + 1
@@ -158,8 +180,10 @@ def _tiled(blocks: Sequence[NodeBlock]) -> Iterator[NodeSegment]:
 
 
 def _tiled_experts(block: NodeBlock, size: int) -> list[list[RunUnits]]:
-    """Neighbouring experts, or slices of experts, of about `size` bytes together: each range of units whole, unless it
-    is larger than that alone."""
+    """Cut a block of experts into tiles of about `size` bytes: several experts, or slices of experts.
+
+    A run's range of units is cut only if it is larger than a tile by itself.
+    """
     tiles: list[list[RunUnits]] = []
     room = 0
     for run in block.runs:
@@ -175,7 +199,7 @@ def _tiled_experts(block: NodeBlock, size: int) -> list[list[RunUnits]]:
 
 
 def cut_units(block: NodeBlock, size: int) -> list[Range]:
-    """The units of a block of one run in tiles of about `size` bytes."""
+    """Cut the units of a block with one run into tiles of about `size` bytes."""
     (run,) = block.runs
     count = max(1, round(block.nbytes / size))
     held = replace(run.layout, units=len(run.units))
@@ -186,7 +210,7 @@ def cut_units(block: NodeBlock, size: int) -> list[Range]:
 
 
 def _part(plan: NodePlan, block: NodeBlock, run: RunUnits, dealt: Range) -> RunUnits:
-    """The units of a run that belong to `dealt` of the node's units of its block."""
+    """Return a device's units of `run`; `dealt` is the range of its units among the node's, counted from 0."""
     if run.name == "latent":  # every head needs all of it
         return run if len(dealt) else run.cut(Range(0, 0))
     if run.name != "kv":
@@ -208,7 +232,7 @@ def _united(one: NodeSegment, other: NodeSegment) -> NodeSegment:
 
 
 def _source(block: NodeBlock, part: RunUnits) -> RunUnits:
-    """The range of the block's units that `part` was cut from."""
+    """Return the run of the block that `part` was cut from."""
     return next(
         run
         for run in block.runs
@@ -217,7 +241,7 @@ def _source(block: NodeBlock, part: RunUnits) -> RunUnits:
 
 
 def _begin(block: NodeBlock, part: RunUnits) -> int:
-    """Bytes of the block's units before `part`; 0 if that is empty."""
+    """Return the bytes of the block's units before `part`; 0 if `part` is empty."""
     if not part.nbytes:
         return 0
     source = _source(block, part)

@@ -1,4 +1,4 @@
-"""How fast this node computes, loads, and gets from one token to the next: what its blocks are placed for."""
+"""Measurement of this node's memory and disk, for the placement of its blocks."""
 
 import time
 from collections.abc import Callable
@@ -9,30 +9,37 @@ from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
 from worker.plan.node_plan import NodePlan
 
-_SAMPLE = 64 << 20  # bytes read to see how fast memory is: more than most caches keep
-_ROUNDS = 3  # of which the fastest counts
-OF_MEMORY = 0.85  # of the memory's speed is what kernels reach on few tokens
-OF_DISK = 0.9  # of the disk's speed is left while all cores compute
+_SAMPLE = 64 << 20  # bytes to read to measure memory: more than most CPU caches hold
+_ROUNDS = 3  # measurements; the fastest counts
+OF_MEMORY = 0.85  # fraction of the memory's speed that kernels reach in steps of few tokens
+OF_DISK = 0.9  # fraction of the disk's speed that is left while all cores compute
 
 
 def speeds_of(plan: NodePlan, disk: DiskSpeed, block: int, budget: int, kernels: Kernels) -> Speeds:
-    """The speeds of this node; takes at most half of `budget` bytes for some 20 ms to measure them.
+    """Measure the memory of this node and return the speeds that placement needs.
 
-    Between two tokens the master computes the head and reads a row of the embedding, behind all reads in flight. At
-    both ends of a load (the smallest takes `block` bytes) fewer reads are in flight than the disk likes: half of one is
-    lost.
+    Between two tokens the master computes the head and reads a row of the embedding, which waits for all reads in
+    flight. At the start and the end of a load too few reads are in flight for full speed, which costs half a read.
+
+    Args:
+        plan: the node's part of the deployment.
+        disk: the measured disk.
+        block: bytes of the smallest load.
+        budget: bytes of memory; the measurement uses at most half of them for about 20 ms.
+        kernels: they read the memory.
     """
     compute = OF_MEMORY * memory_speed(min(_SAMPLE, budget // 2), kernels)
     opened = disk.open(block)
-    reading = opened.chunk / disk.bytes_per_second  # seconds of a read at full speed
+    reading = opened.chunk / disk.bytes_per_second  # seconds of one read at full speed
     turn = head_bytes(plan) / compute + opened.threads * reading
     return Speeds(disk=OF_DISK * disk.bytes_per_second, compute=compute, turn=turn, start=reading / 2)
 
 
 def memory_speed(size: int, kernels: Kernels, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Bytes per second at which the kernels' threads read `size` bytes of memory, and do nothing else.
+    """Measure the bytes per second at which the kernels' threads read `size` bytes of memory.
 
-    `clock` is read around each round, in seconds.
+    Args:
+        clock: returns the time in seconds; called before and after each round.
     """
     data = page_buffer(size)
     data.fill(1)
@@ -41,7 +48,7 @@ def memory_speed(size: int, kernels: Kernels, clock: Callable[[], float] = time.
 
 
 def head_bytes(plan: NodePlan) -> float:
-    """About how many bytes the head has: its weights are taken to be as wide as those of this node's first FFN."""
+    """Estimate the bytes of the head, as if its weights had the number format of this node's first FFN block."""
     neuron = next(plan.runs("neuron")).layout
     weights = len(neuron.parts) * neuron.width * neuron.hidden
     return plan.config.vocab * plan.config.hidden * neuron.unit_bytes / weights

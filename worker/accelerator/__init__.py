@@ -1,1 +1,1 @@
-"""A node's accelerator at work: what stays there, what passes through it, what visits it."""
+"""The accelerators of a node: resident weights, rings for streamed weights, and the KV cache."""

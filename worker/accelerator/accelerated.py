@@ -1,4 +1,4 @@
-"""A node's accelerators at work: what stays there, what passes through, and the keys and values that visit them."""
+"""The accelerators of a node at run time: the rings for streamed weights, and the KV pages that visit them."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -27,23 +27,30 @@ _MB = 1e6
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """What went over the links since the start: bytes, and seconds that computing waited for weights."""
+    """The traffic between the host and its accelerators since the start."""
 
     weight_bytes: int = 0
     kv_bytes: int = 0
-    stall_seconds: float = 0.0
+    stall_seconds: float = 0.0  # time for which computing waited for weights
 
 
 class Accelerated:
-    """The accelerators of one node. A context manager: close the window first, which transfers read from."""
+    """The accelerators of one node. Close the host's window before this object, as transfers read from the window."""
 
     def __init__(
         self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
-        """Takes their memory.
+        """Allocate the memory for KV pages. `open_rings` allocates that of the rings.
+
+        Args:
+            devices: the node's accelerators.
+            plan: the node's part of the deployment.
+            residence: where its weights lie; it must have an offload plan.
+            placed: allocates memory on devices.
+            trace: recorder of transfers.
 
         Raises:
-            DeviceFullError: if a device has no room for what `residence` puts there.
+            DeviceFullError: if a device does not have enough memory.
         """
         assert residence.offload is not None
         self.devices, self._plan, self._trace = devices, plan, trace
@@ -52,7 +59,7 @@ class Accelerated:
         self._placed = placed
         self._queue = TransferQueue(trace, len(devices))
         self._rings: Rings | None = None
-        self._short = False  # the last step
+        self._short = False  # whether the last step was short
         with ExitStack() as stack:
             stack.enter_context(closing(self))
             self.home = self._home(residence.budget.pages)
@@ -67,16 +74,16 @@ class Accelerated:
 
     @property
     def figures(self) -> LinkFigures:
-        """What went over the link so far."""
+        """The traffic over the links since the start."""
         rings, kv = self._rings, sum(staged.moved_bytes for staged in self._staged)
         return LinkFigures(rings.loaded_bytes, kv, rings.stall_seconds) if rings else LinkFigures(0, kv)
 
     def describe(self) -> str:
-        """What they do, and what went over their links, in a sentence without a full stop."""
+        """Return a sentence, without a full stop, about the plan and the traffic over the links."""
         plan, moved = self._offload, self.figures
         said = [
             self.held,
-            f"keys and values are {'there' if plan.kv == 'gpu' else 'in memory'}",
+            f"keys and values are {'on the accelerator' if plan.kv == 'gpu' else 'in memory'}",
             _steps(plan),
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved",
             plan.remark,
@@ -85,7 +92,7 @@ class Accelerated:
 
     @property
     def held(self) -> str:
-        """What of the weights stays on the accelerators, in words."""
+        """A phrase that says how many pieces of the weights are resident on each accelerator."""
         plan = self._offload
         each = [
             f"{device.name} holds {len(plan.kept & plan.on(number))}" for number, device in enumerate(self.devices, 1)
@@ -94,31 +101,36 @@ class Accelerated:
 
     @property
     def division(self) -> Division | None:
-        """What steps are divided into, if not in halves."""
+        """The division of steps into micro-batches; None for the default, `worker.node.division.Halves`."""
         return None
 
     def adapted(self, segment: Segment) -> Segment:
-        """A segment of the accelerator as it is computed."""
+        """Return a segment of an accelerator in the form in which this plan computes it."""
         return segment
 
     def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
-        """A segment of the accelerator whose bytes lie in several places, and its hold: for plans that gather alone.
+        """Return a segment of an accelerator whose weights lie in several places, with one hold for all of them.
+
+        Only plans for which `OffloadPlan.gathers` is True have such segments.
 
         Raises:
-            TypeError: here, whose plans do not (see `OffloadPlan.gathers`).
+            TypeError: if this class does not support it.
         """
-        raise TypeError(f"{type(self).__name__} computes {segment} from one place, and has {len(parts)}")
+        raise TypeError(f"{type(self).__name__} needs {segment} in one place, but it lies in {len(parts)} places")
 
     def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
-        """A segment of the host's, of the block `name` of a layer, as it is computed."""
+        """Return the host's segment of block `name` of a layer in the form in which this plan computes it."""
         return segment
 
     def pages(self, layer: int) -> HeldPages:
-        """Where attention of `layer` finds its keys and values on its accelerator; at home, if the host attends."""
+        """Return the KV pages for attention of `layer`: on its accelerator, or in host memory if the host attends."""
         return self._pages.get(layer, self.home)
 
     def begin(self, short: bool) -> None:
-        """A step begins; where short ones are computed elsewhere than long ones, what the last one left is awaited."""
+        """Begin a step, which is `short` or long.
+
+        If the two kinds stream different pieces and the last step was of the other kind, wait for its transfers first.
+        """
         for staged in self._staged:
             staged.begin()
         if short != self._short and self._offload.long != self._offload.short:
@@ -128,32 +140,38 @@ class Accelerated:
         self._short = short
 
     def abandon(self) -> None:
-        """The step breaks off: what it moved, or failed to, means nothing to the next one."""
+        """Abort the step: discard its transfers, including those that failed."""
         if self._rings is not None:
             self._rings.abandon()
         for staged in self._staged:
             staged.abandon()
 
     def settle(self) -> None:
-        """Wait for all transfers: what the host holds is not read for the accelerator meanwhile."""
+        """Wait for all transfers in flight. Until the next step, no transfer reads the host's memory."""
         if self._rings is not None:
             self._rings.quiet()
         for staged in self._staged:
             staged.settle()
 
     def open_rings(self, window: Window) -> None:
-        """Begin to load what passes through the accelerators, from the host's `window`."""
+        """Open the accelerators' rings and start to load streamed pieces from the host's `window`."""
         plan, fed = self._offload, dict(zip(self._offload.lifted, self._places.fed, strict=True))
         if fed:
             self._rings = Rings(self.devices, plan, fed, window, self._placed, self._queue, self._trace)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
-        """The hold of a piece that passes through, in long or in short steps."""
+        """Return a context manager that yields the bytes of a streamed piece on its accelerator.
+
+        `short` says whether the step is short, since long steps may use another ring.
+
+        Raises:
+            WeightsError: if the piece could not be loaded; names the file.
+        """
         assert self._rings is not None
         return self._rings.hold(piece, short)
 
     def close(self) -> None:
-        """Make no more transfers, and join what makes them. Idempotent."""
+        """Stop all transfers and join their threads. Idempotent."""
         self._queue.close()
 
     def _home(self, pages: int) -> KvPages:
@@ -162,9 +180,9 @@ class Accelerated:
         return KvPages.allocate(offload.home, pages, heads, config.head_dim, dtype, self.device.staging)
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
-        """So many pages of every layer that attends on an accelerator: they live there, or visit it."""
+        """Allocate `count` KV pages for each layer with attention on an accelerator: resident, or visiting it."""
         found: dict[int, HeldPages] = {}
-        for card, device in zip(self._offload.cards, self.devices, strict=False):  # the last ones may have nothing
+        for card, device in zip(self._offload.cards, self.devices, strict=False):  # the last ones may have no pieces
             if self._offload.kv == "gpu":
                 layers = self._offload.layers_on(card)
                 found |= dict.fromkeys(layers, self._placed.pages(device, self._plan, layers, count, self._heads))
@@ -185,13 +203,12 @@ class Accelerated:
 
 
 def _steps(plan: OffloadPlan) -> str:
-    """Which steps compute there what does not stay there."""
+    """Return a phrase that says which steps stream the pieces that are not resident; empty if all are resident."""
     if not plan.fed:
         return ""
+    target = "them" if len(plan.cards) > 1 else "it"
     if plan.long == plan.short:
-        return (
-            f"the others pass through {'them' if len(plan.cards) > 1 else 'it'}"
-            if plan.long
-            else "the host computes the others"
-        )
-    return f"steps of {plan.crossover} tokens and more take the others there, shorter ones compute them here"
+        return f"the others are streamed to {target}" if plan.long else "the host computes the others"
+    return (
+        f"steps of {plan.crossover} or more tokens stream the others to {target}, shorter ones compute them on the host"
+    )

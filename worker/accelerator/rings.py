@@ -1,7 +1,7 @@
-"""What passes through accelerators' memory in long steps, and in short ones: two rings in one place, by turns.
+"""Rings in accelerators' memory for streamed pieces. Those of long and of short steps share the memory in turn.
 
-Several accelerators have rings of their own, each of which runs ahead as far as it goes. But where the window below
-streams from disk, it has one reader, who takes segments in the order of use: then they have one ring together.
+Each accelerator has its own ring, which loads ahead as far as its memory allows. But if the host's window streams from
+disk, it has a single reader, which takes segments in the order of use. Then all accelerators have one ring together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from worker.plan.places import Fed
 
 
 class Rings:
-    """The rings of one node. Where long and short steps take the same up, they are one."""
+    """The rings of one node. Long and short steps use the same rings if they stream the same pieces."""
 
     def __init__(
         self,
@@ -32,14 +32,23 @@ class Rings:
         queue: TransferQueue,
         trace: NoTrace,
     ) -> None:
-        """`devices` are the accelerators; `fed` says, for each piece that is taken up, where `window` has it.
+        """Allocate the rings and start to load pieces of long steps.
+
+        Args:
+            devices: the accelerators.
+            plan: which pieces are streamed in long and in short steps.
+            fed: the place in `window` of each streamed piece.
+            window: the window of the host, from which pieces are loaded.
+            placed: allocates memory on devices.
+            queue: makes the transfers.
+            trace: recorder of stalls.
 
         Raises:
-            DeviceFullError: if a device has no room for its part of the larger one.
+            DeviceFullError: if a device does not have enough memory for the larger of its rings.
         """
         self._devices, self._window = devices, window
         contents = {piece: self._contents(plan, piece, part) for piece, part in fed.items()}
-        cards = zip(plan.cards, devices, strict=False)  # to the last ones nothing may be dealt
+        cards = zip(plan.cards, devices, strict=False)  # the last ones may have no pieces
         parts = [
             RingPart(device, placed.allocate(device, plan.ring_bytes(card), plan.ring_cuts(card)))
             for card, device in cards
@@ -59,7 +68,7 @@ class Rings:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes that were taken up since the start."""
+        """Bytes that were loaded to the accelerators since the start."""
         return sum(ring.loaded_bytes for ring in self._all)
 
     @property
@@ -68,11 +77,16 @@ class Rings:
         return sum(ring.stall_seconds for ring in self._all)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
-        """The hold of a piece in steps of that kind. Errors as `scheduler.transfer.ring.DeviceRing.hold`."""
+        """Return a context manager that yields the bytes of `piece` on its accelerator, in a `short` or long step.
+
+        Raises:
+            WeightsError: if the piece could not be loaded; names the file.
+            TpiError: if the pieces that are held leave no room, or the queue is closed.
+        """
         return (self._short if short else self._long)[self._group[piece]].hold(piece)
 
     def turn_to(self, short: bool) -> None:
-        """Steps of the other kind follow: what was loaded ahead for those before is given up."""
+        """Use the rings of short or of long steps from now on, and discard what the others loaded ahead."""
         rings = self._short if short else self._long
         if rings is not self._now:
             for before in self._now:
@@ -82,12 +96,12 @@ class Rings:
                 ring.resume()
 
     def quiet(self) -> None:
-        """See `scheduler.transfer.ring.DeviceRing.quiet`."""
+        """Wait until no load is in flight. Pieces that were loaded remain."""
         for ring in self._now:
             ring.quiet()
 
     def abandon(self) -> None:
-        """See `scheduler.transfer.ring.DeviceRing.abandon`."""
+        """Abort the step. A piece that failed to load is loaded again when it is needed next."""
         for ring in self._now:
             ring.abandon()
 
@@ -103,10 +117,10 @@ class Rings:
         return RingContents(name, part.nbytes, feed, card, streamed)
 
     def _feed(self, part: Fed, device: Device, piece: int, slot: Bytes) -> None:
-        """Copy a segment as it arrives: what is read from disk is on its way over the link while more is read.
+        """Copy a piece from the window to its `slot` on `device`, in parts as the disk delivers them.
 
-        It goes in pieces that are large enough for the link, as was measured; what is in memory goes at once, since
-        nothing else could use the link between two pieces.
+        Parts have about `piece` bytes, which was measured to be large enough for the link. A piece that is in host
+        memory is copied at once, since nothing else could use the link between two parts.
         """
         at = 0
         for data in self._window.follow(part.number, piece):
@@ -116,5 +130,5 @@ class Rings:
             at += data.size
 
     def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
-        """Until all of it is there."""
+        """Copy bytes to the accelerator and wait for the end."""
         device.copy(source, target).wait()

@@ -1,4 +1,4 @@
-"""Which plan a node's accelerator gets: for batches, or for requests one by one, with experts on demand or without."""
+"""The choice of the kind of plan for a node's accelerators: batches, experts on demand, or ordinary offloading."""
 
 from collections.abc import Callable
 
@@ -13,16 +13,22 @@ from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan, check_offload, decide_offload
 
 Decide = Callable[[NodePlan, NodeMachine, OffloadOptions, Tables | None], OffloadPlan]
-"""See `decide_accelerator`."""
+"""The type of `decide_accelerator`."""
 
 
 def decide_accelerator(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> OffloadPlan:
-    """What goes where on `machine`, whose accelerator has the memory that is left for this.
+    """Choose the plan of a node's accelerators.
+
+    Args:
+        plan: the node's part of the deployment.
+        machine: the node's speeds and memory. An accelerator's memory is what is free for this plan.
+        options: the user's choices.
+        tables: tables and predictors, on the master.
 
     Raises:
-        PlanError: if what the options ask for does not fit.
+        PlanError: if the options contradict each other, or do not allow a plan that fits.
     """
     _check_asked(plan, machine, options)
     if _batches(plan, machine, options, tables):
@@ -33,7 +39,11 @@ def decide_accelerator(
 def check_accelerator(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> None:
-    """Before any weight moves: whether anything fits on `machine` that `options` allow. Errors as above."""
+    """Refuse a plan that nothing allowed by `options` fits into `machine`, before any weight moves.
+
+    Raises:
+        PlanError: if the options contradict each other, or do not allow a plan that fits.
+    """
     _check_asked(plan, machine, options)
     refuse_insistence(plan, options)
     if _batches(plan, machine, options, tables):
@@ -45,31 +55,35 @@ def check_accelerator(
 
 
 def refusal(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> str:
-    """Why a node with an accelerator does not compute batches, and the way out; empty where it may."""
+    """Return why a node with an accelerator cannot compute batches and what to do; empty if it can."""
     if why := several_cards(machine):
         return why
     if flag := _idle(plan, options):
         return (
-            f"--pipeline batch takes every step to the accelerator, layer by layer, and --{flag} counts for nothing; "
-            "leave that out, or --pipeline batch"
+            f"--{flag} has no effect with --pipeline batch, which computes every step layer by layer; "
+            "leave out one of the two"
         )
     return ""
 
 
 def several_cards(machine: NodeMachine) -> str:
-    """Return why a node with several accelerators computes no micro-batches; empty where it has one or none."""
+    """Return why a node with several accelerators cannot compute micro-batches; empty if it has at most one."""
     if not machine.more:
         return ""
     return "--pipeline batch computes on one accelerator, and several are named; give --device once"
 
 
 def leaves_open(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> bool:
-    """Whether batches may be chosen where nobody asks for them."""
+    """Return True if batches are possible and the user left the choice of the pipeline open."""
     return options.pipeline == "auto" and not refusal(plan, machine, options)
 
 
 def _batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> bool:
-    """Whether the master says so, or it is asked for; or left open, by who has many requests, and worth it."""
+    """Return True if the node computes batches.
+
+    It does if the master or the user says so. If the choice is open, there must be many requests and a group of one
+    node, and batches must be predicted to be faster.
+    """
     if plan.options.batch is not None:
         return True
     if not options.many or not leaves_open(plan, machine, options):
@@ -78,14 +92,18 @@ def _batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tabl
 
 
 def _check_asked(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> None:
-    """Whether it may batch, if it is to."""
+    """Refuse batches that were asked for but are impossible.
+
+    Raises:
+        PlanError: if batches were asked for and `refusal` gives a reason.
+    """
     batches = options.pipeline == "batch" or plan.options.batch is not None
     if batches and (why := refusal(plan, machine, options)):
         raise PlanError(why)
 
 
 def _idle(plan: NodePlan, options: OffloadOptions) -> str:
-    """A flag that was given and that batches do not follow."""
+    """Return the name of a given flag that has no effect on batches; empty if there is none."""
     if options.crossover is not None:
         return "crossover"
     return "window" if plan.options.window else ""

@@ -62,9 +62,9 @@ def test_what_a_node_cannot_do_is_refused_by_its_name(tiny_pack: Callable[..., P
         (replace(two, machine=with_card(1 << 16)), "node 1: .* cannot hold the model and one sequence"),
         (
             replace(two, options=OffloadOptions(crossover=7)),
-            "node 1: --pipeline batch .* and --crossover counts for nothing; leave that out, or --pipeline batch",
+            "node 1: --crossover has no effect with --pipeline batch.*; leave out one of the two",
         ),
-        (_windowed(two), "node 1: --pipeline batch .* and --window counts for nothing"),
+        (_windowed(two), "node 1: --window has no effect with --pipeline batch"),
     ]:
         with pytest.raises(PlanError, match=said) as refused:
             agree([one, other])

@@ -36,7 +36,7 @@ def test_beside_pipeline_batch_they_are_refused_by_name(
     local: int, offload: OffloadOptions, window: dict[str, int], flag: str,
     tiny_pack: Callable[..., Pack], tmp_path: Path,
 ) -> None:  # fmt: skip
-    said = f"^master: --pipeline batch .* and --{flag} counts for nothing; leave that out, or --pipeline batch$"
+    said = f"^master: --{flag} has no effect with --pipeline batch.*; leave out one of the two$"
     with (
         pytest.raises(PlanError, match=said),
         session(tiny_pack("llama"), tmp_path, offload, local=local, parallel=8, **window),

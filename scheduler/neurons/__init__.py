@@ -1,1 +1,1 @@
-"""Neurons that move: which lie in an accelerator's arena, what goes there next, who computes what, what it costs."""
+"""Neurons in an accelerator's arena: which ones lie there, which move next, and which side computes each of them."""

@@ -1,11 +1,12 @@
-"""The neurons of a node that lie on its accelerator: slots of one record each, filled by copies nobody waits for.
+"""The neurons on a node's accelerator: slots of one record each, filled by background copies.
 
-    layer.expect(predicted)                 # a prediction: what is worth it begins to migrate
-    with layer.divide(shares) as held:      # who computes what; nothing that is held is overwritten
-        ...                                 # held.slots on the accelerator, held.here on the CPU
+    layer.expect(predicted)                     # a prediction: neurons that are worth it begin to migrate
+    held = layer.divide(scores, threshold)      # divides the active neurons; moves do not overwrite held slots
+    ...                                         # the accelerator computes held.slots, the CPU held.here
+    held.release()
 
-The host's memory has every neuron, so who is not there yet is computed by the CPU: a move that is late costs nothing
-but its copy. A move that failed surfaces when the next step begins.
+The host's memory has every neuron, so the CPU computes a neuron whose move is late. The error of a failed move is
+raised when the next step begins.
 """
 
 import time
@@ -26,14 +27,14 @@ from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.trace import OFF, NoTrace
 
-ROOM_FIRST = 16  # neurons in a move before anything is known of what one takes
-ROOM_MOST = 512  # neurons in a move: what the host gathers them in
-_SHARE = 0.8  # of the time between two layers that copies may take
-_STEPS = 8  # the latest, whose pace counts
+ROOM_FIRST = 16  # neurons in a move before the cost of a move is known
+ROOM_MOST = 512  # most neurons in a move: the size of the host's staging buffer
+_SHARE = 0.8  # share of the time between two layers that copies may take
+_STEPS = 8  # latest steps that count for the pace
 
 
 class NeuronArena:
-    """The arena of one node. Holds by one thread; the queue is closed by its owner, before the memory goes."""
+    """The arena of one node. One thread divides neurons; the owner closes the queue before it frees the memory."""
 
     def __init__(
         self,
@@ -46,17 +47,17 @@ class NeuronArena:
         trace: NoTrace = OFF,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Fill the slots of all `layers`, which are one after the other in `memory` of the accelerator.
+        """Fill the slots of all `layers`, which lie one after the other in the accelerator's `memory`.
 
         Raises:
-            DeviceError: if `memory` is not the device's, or a copy fails.
+            DeviceError: if `memory` does not belong to `device`, or a copy fails.
         """
         self.moving, self.meter, self.figures, self.lock = moving, NeuronMeter(trace), ArenaFigures(), Lock()
         self._device, self._queue, self._link, self._clock = device, queue, link, clock
         widest = max((layer.record_bytes for layer in layers), default=0)
         self._staging = device.staging(ROOM_MOST * widest)
         self._under_way: list[QueuedTransfer] = []
-        self._expects: list[float] = []  # when the layers of this step were foretold
+        self._expects: list[float] = []  # times at which this step's layers were predicted
         self._paces = deque[float](maxlen=_STEPS)  # seconds from layer to layer
         self.layers: list[LayerArena] = []
         at = 0
@@ -70,11 +71,11 @@ class NeuronArena:
 
     @property
     def pace(self) -> float:
-        """Seconds from one layer to the next, while a step runs; 0 before it is known."""
+        """Seconds from one layer to the next within a step; 0 before it is known."""
         return median(self._paces) if self._paces else 0.0
 
     def begin(self) -> None:
-        """A step begins; raises what a move of an earlier one failed with."""
+        """Begin a step; raise the error of a move of an earlier step that failed."""
         with self.lock:
             if len(self._expects) > 1:
                 self._paces.append((self._expects[-1] - self._expects[0]) / (len(self._expects) - 1))
@@ -84,14 +85,14 @@ class NeuronArena:
             transfer.wait()
 
     def settle(self) -> None:
-        """Wait until nothing moves, whatever came of it."""
+        """Wait until all moves have ended, without raising their errors."""
         for transfer in list(self._under_way):
             transfer.join()
 
-    # under the lock
+    # called with the lock held
 
     def room(self) -> int:
-        """How many neurons may move now: what the link carries from one layer to the next."""
+        """Return how many neurons may move now: as many as the link carries from one layer to the next."""
         self._expects.append(self._clock())
         if sum(not transfer.done for transfer in self._under_way) >= max(1, self.moving.ahead):
             return 0
@@ -101,13 +102,13 @@ class NeuronArena:
         return min(ROOM_MOST, line.count(_SHARE * self.pace))
 
     def submit(self, layer: LayerArena, move: NeuronMove) -> None:
-        """Have a move made that has begun."""
+        """Queue the copy of a move that `NeuronSlots.begin` has begun."""
         name = f"{len(move.neurons)} neurons of {layer.layer.name}"
-        call = lambda: self._make(layer, move)  # noqa: E731 - it is what is asked for
+        call = lambda: self._make(layer, move)  # noqa: E731
         ended = [transfer for transfer in self._under_way if not transfer.done or transfer.error is not None]
         self._under_way = [*ended, self._queue.submit("weight load", name, call, link=self._link)]
 
-    # the queue's side
+    # run by the transfer queue
 
     def _make(self, layer: LayerArena, move: NeuronMove) -> None:
         arrived = False
@@ -125,14 +126,14 @@ class NeuronArena:
         self.meter.took("link", len(move.neurons), self._clock() - began)
 
     def _copy(self, layer: LayerArena, move: NeuronMove) -> None:
-        """Gathered, then in one piece; moves go one at a time, so that one room for gathering does."""
+        """Gather the records and copy them at once; moves run one at a time, so they share one staging buffer."""
         target = layer.place(move)
         gathered = self._staging[: target.size]
         np.take(layer.layer.records, move.neurons, axis=0, out=gathered.reshape(len(move.neurons), -1))
         self._device.copy(gathered, target).wait()
 
     def _fill(self, layer: LayerArena) -> None:
-        """What lies there at first."""
+        """Copy the layer's hot neurons into its slots."""
         hot = layer.layer.hot
         for at in range(0, len(hot), ROOM_MOST):
             move = NeuronMove(at, hot[at : at + ROOM_MOST])
@@ -141,6 +142,6 @@ class NeuronArena:
             layer.slots.finish(move, arrived=True)
 
     def _sorted(self) -> tuple[list[QueuedTransfer], list[QueuedTransfer]]:
-        """Moves that are over, and those that are not."""
+        """Return the moves that have ended and the moves that have not."""
         over = [transfer for transfer in self._under_way if transfer.done]
         return over, [transfer for transfer in self._under_way if not transfer.done]

@@ -1,14 +1,14 @@
-"""What computing and moving neurons take, fitted from what was measured, and again when it drifts.
+"""Time to compute and to move neurons, fitted to measurements and fitted again when it drifts.
 
-Each of three is a line, seconds = t0 + t n: n neurons on the accelerator, on the CPU, and over the link (t0, t_gpu,
+Three costs are lines, seconds = t0 + t n: n neurons on the accelerator, on the CPU, and over the link (t0, t_gpu,
 t_cpu and t_trans of DynamicInfer). The slope is the median of the slopes between any two samples (Theil, 1950; Sen,
-1968), which a few interrupted calls do not move. Drift is found by cumulative sums of what the line did not foretell,
-upwards and downwards (CUSUM; Page, "Continuous inspection schemes", Biometrika 1954); then the line is fitted to new
+1968), so a few interrupted calls do not change it. Two cumulative sums of the line's errors, upwards and downwards,
+detect drift (CUSUM; Page, "Continuous inspection schemes", Biometrika 1954). After a drift the line is fitted to new
 samples alone.
 
-A process that takes the CPU does not make each short call longer: it stops a few of them for a whole slice of its own.
-So calls are pooled until they should take a few slices together, those of about as many neurons with each other, and
-the mean of a pool is one sample. Long calls are samples by themselves.
+A process that competes for the CPU interrupts a few short calls for a whole time slice and leaves the others alone.
+So calls of similar neuron counts are pooled until they should take a few slices together. The mean of a pool is one
+sample. Long calls are samples by themselves.
 """
 
 from collections import deque
@@ -18,61 +18,61 @@ from math import log
 import numpy as np
 
 FIRST = 12  # samples of the first fit
-KEPT = 32  # the latest, which a fit is made of
-ALLOWED = 0.75  # deviations that are noise: half of the smallest drift to be found, Page's k
-ALARM = 9.0  # deviations at which the sum says that it drifted, Page's h
-_CLIPPED = 3.0  # deviations, the most that one sample counts: whoever was interrupted once has not drifted
-_LEAST_NOISE = 0.1  # of log(measured / foretold): less is not known of so few samples
-_SPREAD = 0.25  # of the mean number of neurons, between two samples: with less a slope cannot be told from noise
-POOLED = 5e-3  # seconds that the calls of a sample should take at least: a few slices of a scheduler
-POOLED_CALLS = 16  # that a sample has at most: of shorter ones few are ever interrupted
-_MAD = 1.4826  # deviations in a median deviation, where noise is normal
+KEPT = 32  # latest samples used by later fits
+ALLOWED = 0.75  # Page's k, in deviations: half of the smallest drift to detect; less is noise
+ALARM = 9.0  # Page's h, in deviations: a larger sum means drift
+_CLIPPED = 3.0  # largest deviation that one sample adds: one interrupted call is not a drift
+_LEAST_NOISE = 0.1  # smallest assumed deviation of log(measured / expected): few samples cannot show less
+_SPREAD = 0.25  # smallest distance of two samples that give a slope, as a share of the mean number of neurons
+POOLED = 5e-3  # shortest expected time of a sample's calls, in seconds: a few time slices of the operating system
+POOLED_CALLS = 16  # most calls in a sample: of shorter calls few are ever interrupted
+_MAD = 1.4826  # standard deviations in a median absolute deviation, for normal noise
 
 
 @dataclass(frozen=True)
 class LineCost:
-    """`start` seconds, and `each` for every neuron."""
+    """A cost of `start` seconds plus `each` seconds for every neuron."""
 
     start: float
     each: float
 
     def seconds(self, count: float) -> float:
-        """Of so many neurons; none take none."""
+        """Return the seconds that `count` neurons take; 0 if `count` is 0."""
         return self.start + self.each * count if count else 0.0
 
     def count(self, seconds: float) -> int:
-        """How many neurons take that long."""
+        """Return the number of neurons that fit into `seconds`; 0 if a neuron has no cost."""
         return max(0, int((seconds - self.start) / self.each)) if self.each > 0 else 0
 
 
 class DriftAlarm:
-    """Two cumulative sums over log ratios of measured to foretold, in deviations of what is `noise`."""
+    """Two cumulative sums of log(measured / expected), in units of the deviation `noise`."""
 
     def __init__(self, noise: float = _LEAST_NOISE) -> None:
         self.up = self.down = 0.0
         self._noise = max(_LEAST_NOISE, noise)
 
     def note(self, measured: float, foretold: float) -> bool:
-        """Whether the process is no longer as foretold; both are seconds, and more than nothing."""
+        """Add one sample, both values in seconds above 0; return True if the times have drifted."""
         off = max(-_CLIPPED, min(_CLIPPED, log(measured / foretold) / self._noise))
         self.up, self.down = max(0.0, self.up + off - ALLOWED), max(0.0, self.down - off - ALLOWED)
         return max(self.up, self.down) > ALARM
 
 
 class FittedCost:
-    """One line. Not safe from several threads."""
+    """One line, fitted again when it drifts. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.line: LineCost | None = None  # None: too little was measured yet
+        self.line: LineCost | None = None  # None until the first fit
         self.drifts = 0
         self._samples = deque[tuple[float, float]](maxlen=KEPT)
-        self._noise, self._usual = _LEAST_NOISE, 0.0  # what is added, since few neurons tell little of a line
+        self._noise, self._usual = _LEAST_NOISE, 0.0  # `_usual` damps ratios of very short samples
         self._alarm = DriftAlarm()
         self._fresh = 0  # samples since the last fit
-        self._pools: dict[int, list[tuple[int, float]]] = {}  # by the binary logarithm of their neurons
+        self._pools: dict[int, list[tuple[int, float]]] = {}  # by the bit length of the neuron count
 
     def note(self, count: int, seconds: float) -> bool:
-        """So many neurons took so long in a call; whether that is the call which says that it drifted."""
+        """Add a call that computed `count` neurons in `seconds`; return True if it reveals a drift."""
         if count < 1 or seconds <= 0:
             return False
         if self.line is None:
@@ -86,13 +86,13 @@ class FittedCost:
         return self._take(sum(counts) / len(counts), sum(times) / len(times))
 
     def _take(self, count: float, seconds: float) -> bool:
-        """A sample; whether it drifted."""
+        """Add a sample, fit the line again if that is due, and return True if the times have drifted."""
         drifted = self.line is not None and self._alarm.note(
             self._usual + seconds, self._usual + self.line.seconds(count)
         )
         if drifted:
             self.drifts += 1
-            self._samples = deque(list(self._samples)[-2:], maxlen=KEPT)  # those that came after
+            self._samples = deque(list(self._samples)[-2:], maxlen=KEPT)  # taken after the drift began
             self._fresh, self._alarm = len(self._samples), DriftAlarm(self._noise)
         self._samples.append((count, seconds))
         self._fresh += 1
@@ -112,7 +112,7 @@ class FittedCost:
 
 
 def _line(counts: np.ndarray, seconds: np.ndarray, before: LineCost | None) -> LineCost:
-    """Through the samples; where they are all alike what it took before they began is kept."""
+    """Fit a line to the samples; if their counts are too similar for a slope, keep the start of `before`."""
     later, earlier = np.triu_indices(len(counts), 1)
     apart = np.abs(counts[later] - counts[earlier]) > _SPREAD * counts.mean()
     middle, typical = float(np.median(counts)), _midmean(seconds)
@@ -125,16 +125,18 @@ def _line(counts: np.ndarray, seconds: np.ndarray, before: LineCost | None) -> L
 
 
 def _midmean(values: np.ndarray) -> float:
-    """The mean of the middle half: where some samples are interrupted and others are not, it lies between them."""
+    """Return the mean of the middle half of `values`, which a few interrupted samples hardly change."""
     cut = len(values) // 4
     return float(np.mean(np.sort(values)[cut : len(values) - cut]))
 
 
 class NeuronCosts:
-    """The three lines of one node, over all of its layers: they differ in nothing that takes time.
+    """The three costs of one node. All its layers share them, since their neurons have the same size.
 
     Attributes:
-        there, here, moves: computing on the accelerator, on the CPU; copies to the accelerator.
+        there: computing on the accelerator.
+        here: computing on the CPU.
+        moves: copies to the accelerator.
     """
 
     def __init__(self) -> None:
@@ -142,5 +144,5 @@ class NeuronCosts:
 
     @property
     def drifts(self) -> int:
-        """How often anything was fitted again because it drifted."""
+        """Number of drifts found in the three costs."""
         return sum(cost.drifts for cost in (self.there, self.here, self.moves))

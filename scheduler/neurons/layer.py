@@ -1,4 +1,4 @@
-"""One layer's part of an accelerator's arena: who computes what of it, and what migrates into it."""
+"""One layer's part of an accelerator's arena: divides active neurons among both sides and chooses what migrates."""
 
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class HeldNeurons:
-    """Who computes what of a layer for one call: `slots` on the accelerator, which has `neurons` there; `here` the CPU.
+    """The division of a layer's active neurons for one call.
 
-    A context manager, entered where it is made: nothing of `slots` is overwritten until `release`.
+    The accelerator computes `neurons`, which lie in its `slots`; the CPU computes the neurons `here`. No move
+    overwrites the slots until `release` or `give_up`.
     """
 
     __slots__ = ("_layer", "here", "neurons", "shares", "slots")
@@ -29,11 +30,11 @@ class HeldNeurons:
         self.neurons, self.here = shares.there, shares.here
 
     def release(self) -> None:
-        """The accelerator is through with the slots; once."""
+        """Allow moves to overwrite the slots, after the accelerator has read them. Call once."""
         self._layer.release(self.slots)
 
     def give_up(self) -> None:
-        """None of it is computed; in place of `release`."""
+        """Release the slots without having computed anything, and correct the statistics. Replaces `release`."""
         self._layer.give_up(self)
 
 
@@ -47,9 +48,10 @@ class LayerArena:
         self._there: tuple[int, Marks] = (-1, np.empty(0, np.bool_))
 
     def divide(self, scores: F32, threshold: float) -> HeldNeurons:
-        """What each side computes of a token with these `scores` `[neurons]`; active from `threshold` on.
+        """Divide one token's neurons among the accelerator and the CPU.
 
-        What fills the last unit has no scores, and is never computed.
+        A neuron is active if its score in `scores` `[neurons]` reaches `threshold`. The neurons that pad the last
+        unit have no scores and are never computed.
         """
         if (more := self.layer.neurons - len(scores)) > 0:
             scores = np.pad(scores, (0, more), constant_values=-np.inf)
@@ -65,13 +67,13 @@ class LayerArena:
             return self._held(shares)
 
     def divide_active(self, active: I32) -> HeldNeurons:
-        """The same for neurons that are known to be active, int32 in order, each once: all of them are computed."""
+        """Divide the neurons `active`, int32, ascending and unique; all of them are computed."""
         with self._lock:
             there = self._marks()[active]
             return self._held(NeuronShares(active[there], active[~there], 0.0, 0.0))
 
     def expect(self, predicted: I32) -> None:
-        """A token on its way is said to activate these, each given once."""
+        """Begin to move neurons that are worth it, given the unique neurons `predicted` for the current token."""
         arena = self._arena
         if not arena.moving.migrate or not len(self.slots):
             return
@@ -84,39 +86,39 @@ class LayerArena:
                 arena.submit(self, move)
 
     def note(self, active: I32) -> None:
-        """These were active for a token: what habits are made of."""
+        """Count the neurons that were active for a token towards their recent frequency."""
         if self._arena.moving.migrate:
             with self._lock:
                 self.worth.note(active)
 
     def took_there(self, count: int, seconds: float, tokens: int = 1) -> None:
-        """So many neurons took the accelerator so long with so many tokens, activations' way included."""
+        """Record that the accelerator computed `count` neurons in `seconds`, transfers of activations included."""
         self._arena.figures.seconds_there += seconds
         self._arena.meter.took("accelerator", count, seconds, tokens)
 
     def took_here(self, count: int, seconds: float, tokens: int = 1) -> None:
-        """So many neurons took the CPU so long with so many tokens."""
+        """Record that the CPU computed `count` neurons for `tokens` tokens in `seconds`."""
         self._arena.figures.seconds_here += seconds
         self._arena.meter.took("CPU", count, seconds, tokens)
 
     def release(self, slots: I32) -> None:
-        """See `HeldNeurons.release`."""
+        """Allow moves to overwrite `slots`, which one call has used."""
         with self._lock:
             self.slots.release(slots)
 
     def give_up(self, held: HeldNeurons) -> None:
-        """See `HeldNeurons.give_up`."""
+        """Release the slots of `held`, and take its neurons out of the statistics."""
         figures = self._arena.figures
         figures.active -= len(held.neurons) + len(held.here)
         figures.active_there -= len(held.neurons)
         self.release(held.slots)
 
     def lines(self, tokens: int = 1) -> tuple[LineCost, LineCost] | None:
-        """What neurons cost on the accelerator and on the CPU with about so many tokens, when both are known."""
+        """Return the accelerator's and the CPU's cost in steps of about `tokens` tokens; None until both are known."""
         return self._arena.meter.lines(tokens)
 
     def place(self, move: NeuronMove) -> Bytes:
-        """The bytes of a move's slots."""
+        """Return the arena's bytes of the slots that `move` fills."""
         size = self.layer.record_bytes
         return self.data[move.slots.start * size : move.slots.stop * size]
 

@@ -1,4 +1,4 @@
-"""What each layer has of the arena: how many slots, what lies there at first, and how much of that stays for good."""
+"""A layer's part of the arena: the number of slots, the neurons that fill them at first, and how many never move."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from tpi.errors import PlanError
 from tpi.partition import FFN_UNIT
 
 F64 = npt.NDArray[np.float64]
-FIXED = 0.5  # of a layer's slots: the hottest neurons stay; the others are replaced by importance
+FIXED = 0.5  # share of a layer's slots whose neurons, the hottest, are never replaced
 
 
 @dataclass(frozen=True, eq=False)
 class ArenaLayer:
-    """One layer.
+    """One layer's neurons and its slots in the arena.
 
     Attributes:
-        name: what traces and errors call it.
+        name: the layer's name in traces and errors.
         records: `[neurons, record_bytes]` uint8, all of its neurons in the host's memory.
         frequency: `[neurons]`, how often each is active, 0 to 1.
         hot: int32, the neurons that fill its slots at first, the hottest first.
-        fixed: how many of them stay for good.
+        fixed: number of `hot` neurons that are never replaced.
     """
 
     name: str
@@ -35,27 +35,27 @@ class ArenaLayer:
 
     @property
     def neurons(self) -> int:
-        """Of the layer."""
+        """Number of neurons of the layer."""
         return len(self.records)
 
     @property
     def slots(self) -> int:
-        """As many as there are neurons at first."""
+        """Number of slots, each of which one hot neuron fills at first."""
         return len(self.hot)
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a slot."""
+        """Size of a slot in bytes."""
         return int(self.records.shape[1])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its slots."""
+        """Size of all slots in bytes."""
         return self.slots * self.record_bytes
 
 
 def arena_layer(name: str, records: Bytes, frequency: F64, chosen: I32, fixed: float = FIXED) -> ArenaLayer:
-    """A layer with the placement's `chosen` neurons, less the coolest that are beyond a whole number of units.
+    """Return a layer whose slots hold `chosen` neurons, without the coolest ones beyond a whole number of units.
 
     Raises:
         PlanError: if there is no frequency for each neuron.
@@ -68,5 +68,5 @@ def arena_layer(name: str, records: Bytes, frequency: F64, chosen: I32, fixed: f
 
 
 def arena_bytes(layers: Sequence[ArenaLayer]) -> int:
-    """What all of them take."""
+    """Return the bytes that the slots of all `layers` take."""
     return sum(layer.nbytes for layer in layers)

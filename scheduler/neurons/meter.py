@@ -1,4 +1,4 @@
-"""What was measured of neurons, and what a trace says of it: costs that drifted, thresholds that moved."""
+"""Measured costs of neurons, and the trace's notes about costs that drifted and thresholds that changed."""
 
 from math import isfinite
 from threading import Lock
@@ -10,13 +10,13 @@ from scheduler.neurons.thresholds import NeuronShares
 from tpi.trace import OFF, NoTrace, clock
 
 Side = Literal["accelerator", "CPU", "link"]
-_STEP = 0.25  # of a score: smaller moves of a threshold are not told
+_STEP = 0.25  # resolution of thresholds in the trace, in units of a score
 
 
 class NeuronMeter:
-    """Costs of one node's neurons, for steps of each size. May be used by several threads.
+    """Costs of one node's neurons, for steps of each size. Thread-safe.
 
-    `costs` are those of steps of one token, and of moves.
+    `costs` holds the costs of single-token steps and of moves.
     """
 
     def __init__(self, trace: NoTrace = OFF) -> None:
@@ -26,13 +26,13 @@ class NeuronMeter:
         self._told: tuple[str, str] | None = None
 
     def lines(self, tokens: int = 1) -> tuple[LineCost, LineCost] | None:
-        """Of the accelerator and of the CPU in steps of about so many tokens, when both are known."""
+        """Return the accelerator's and the CPU's cost in steps of about `tokens` tokens; None until both are known."""
         costs = self._sizes.get(size_class(tokens))
         there, here = (None, None) if costs is None else (costs.there.line, costs.here.line)
         return None if there is None or here is None else (there, here)
 
     def took(self, side: Side, count: int, seconds: float, tokens: int = 1) -> None:
-        """So many neurons took so long there, with so many tokens, or on the way there."""
+        """Record that `side` computed or moved `count` neurons for `tokens` tokens in `seconds`."""
         size = size_class(tokens)
         with self._lock:
             costs = self._sizes.setdefault(size, NeuronCosts())
@@ -43,7 +43,7 @@ class NeuronMeter:
                 self._say(f"{side} drifted{of}: {_said(before)} before, {_said(cost.line)} now")
 
     def thresholds(self, shares: NeuronShares) -> None:
-        """A token's, of one layer: told when they have moved."""
+        """Note one token's thresholds of a layer in the trace, if they differ from the last noted ones."""
         now = _told(shares.threshold_there), _told(shares.threshold_here)
         if now != self._told:
             self._told = now

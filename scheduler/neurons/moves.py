@@ -1,7 +1,8 @@
-"""Which neurons migrate next: greedy by importance, layer by layer, within the transfer window (DynamicInfer).
+"""The choice of neurons that migrate next: greedy by importance, layer by layer, within the transfer window.
 
-Records that lie apart in the host's memory are gathered and go in one copy, because a copy takes longer to begin than a
-record takes to cross. So they need slots side by side: those that hold the least.
+This is DynamicInfer's policy. Records from different places of the host's memory are gathered and sent as one copy,
+because starting a copy takes longer than transferring a record. So a move fills adjacent slots: the run whose neurons
+have the least importance.
 """
 
 import numpy as np
@@ -10,15 +11,15 @@ import numpy.typing as npt
 from scheduler.neurons.slots import F64, I32, NeuronMove, NeuronSlots
 
 I64 = npt.NDArray[np.int64]
-LEAST_GAIN = 0.25  # of importance for each neuron: below that a move is not worth its copy
+LEAST_GAIN = 0.25  # importance per moved neuron; a move that gains less is not worth its copy
 
 
 def choose_move(
     slots: NeuronSlots, values: F64, predicted: I32, room: int, least_gain: float = LEAST_GAIN
 ) -> NeuronMove | None:
-    """The move that gains the most importance, of at most `room` neurons; None: none gains enough.
+    """Return the move of at most `room` neurons that gains the most importance, or None if no move gains enough.
 
-    `values` is the importance of every neuron, `[neurons]`; what moves is `predicted` and has no slot.
+    `values` is the importance of every neuron, `[neurons]`. Only neurons in `predicted` without a slot move.
     """
     lacking = predicted[slots.slot_of[predicted] < 0]
     lacking = lacking[np.argsort(-values[lacking], kind="stable")][: max(0, room)]
@@ -36,7 +37,7 @@ def choose_move(
 
 
 def _counts(most: int) -> list[int]:
-    """How many could move: all, and ever fewer by a third."""
+    """Return the sizes of moves to try: `most`, then a third fewer each time."""
     counts = []
     while most > 0:
         counts.append(most)
@@ -45,9 +46,10 @@ def _counts(most: int) -> list[int]:
 
 
 def _least_run(worth: F64, blocked: I64, count: int) -> tuple[int, float]:
-    """The first of `count` movable slots side by side whose neurons are worth the least, and how much; or infinity.
+    """Return the first slot of the `count` adjacent movable slots with the least importance, and that importance.
 
-    `worth` and `blocked` are sums up to each slot, `[slots + 1]`: of importance, and of slots that cannot be filled.
+    The importance is infinite if no such run exists. `worth` and `blocked`, `[slots + 1]`, are cumulative sums of
+    importance and of slots that cannot be filled.
     """
     lost = np.where(blocked[count:] == blocked[:-count], worth[count:] - worth[:-count], np.inf)
     first = int(np.argmin(lost))

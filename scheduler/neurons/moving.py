@@ -1,4 +1,4 @@
-"""What a node does with its neurons at run time, and what became of it."""
+"""Settings of neuron migration at run time, and its statistics."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from scheduler.neurons.worth import LAMBDA
 
 @dataclass(frozen=True)
 class Moving:
-    """What a node does at run time; the defaults are `--sparsity dynamic`. All off: `static`.
+    """Settings of neuron migration. The defaults are `--sparsity dynamic`; with both booleans False, `static`.
 
     Attributes:
-        migrate: neurons move.
-        weight: lambda of their importance: 0 for the micro cache alone.
-        balance: accelerator and CPU have thresholds of their own.
-        ahead: moves under way at once: as many layers as predictions look ahead.
+        migrate: True if neurons migrate to the accelerator.
+        weight: lambda of their importance; 0 leaves the micro cache alone.
+        balance: True if accelerator and CPU get separate thresholds.
+        ahead: most moves in progress at once: the number of layers that predictions look ahead.
     """
 
     migrate: bool = True
@@ -28,12 +28,12 @@ STATIC = Moving(migrate=False, balance=False)
 
 @dataclass
 class ArenaFigures:
-    """Sums since the start."""
+    """Statistics of an arena, summed since the start."""
 
     active: int = 0  # neurons computed
-    active_there: int = 0  # of them, on the accelerator
-    moved: int = 0  # neurons
+    active_there: int = 0  # neurons computed on the accelerator
+    moved: int = 0  # neurons moved
     moves: int = 0
     moved_bytes: int = 0
-    seconds_there: float = 0.0  # of computing them on the accelerator, on the CPU
-    seconds_here: float = 0.0
+    seconds_there: float = 0.0  # computing on the accelerator
+    seconds_here: float = 0.0  # computing on the CPU

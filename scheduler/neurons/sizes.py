@@ -1,13 +1,13 @@
-"""Sizes of steps that are measured together: what a neuron costs depends on how many tokens meet it."""
+"""Classes of step sizes that are measured together, since a neuron's cost depends on the number of tokens."""
 
 
 def size_class(tokens: int) -> int:
-    """The class of steps of so many tokens: 1, 2, 3 to 4, 5 to 8, 9 to 16, and so on are 0, 1, 2, 3, 4, ..."""
+    """Return the class of a step of `tokens` tokens: 0 for 1, 1 for 2, 2 for 3 to 4, 3 for 5 to 8, and so on."""
     return (tokens - 1).bit_length()
 
 
 def size_name(size: int) -> str:
-    """A class of sizes in words."""
+    """Return a size class in words, such as "3 to 4 tokens"."""
     most = 1 << size
     least = most // 2 + 1
     if size == 0:

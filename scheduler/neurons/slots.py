@@ -1,7 +1,7 @@
-"""Which neuron of a layer lies in which slot of its arena: numbers only, no threads and no memory.
+"""The index of a layer's slots and neurons: numbers only, without threads or the arena's memory.
 
-A slot holds one record. It is empty, being filled, or has a neuron; what is being filled is nobody's to compute with.
-The first slots are fixed: their neurons stay. A move fills a run of the others, so that it is one copy.
+A slot holds one record. It is empty, is being filled, or holds a neuron; no side computes with a slot that is being
+filled. The first slots are fixed: their neurons are never replaced. A move fills a run of other slots with one copy.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ Marks = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class NeuronMove:
-    """`neurons`, int32 in any order, go to as many slots from `first` on."""
+    """A move of `neurons`, int32 in any order, to as many adjacent slots, the first of which is `first`."""
 
     first: int
     neurons: I32
 
     @property
     def slots(self) -> slice:
-        """Where they go."""
+        """The slots that the move fills."""
         return slice(self.first, self.first + len(self.neurons))
 
 
@@ -33,7 +33,7 @@ class NeuronSlots:
     """The index table of one layer's arena (DynamicInfer's gpu_bucket)."""
 
     def __init__(self, neurons: int, slots: int, fixed: int = 0) -> None:
-        """`slots` for a layer of `neurons`; the first `fixed` are filled once.
+        """Create `slots` empty slots for a layer of `neurons` neurons; the first `fixed` are filled only once.
 
         Raises:
             PlanError: if there are more fixed slots than slots.
@@ -41,44 +41,44 @@ class NeuronSlots:
         if not 0 <= fixed <= slots:
             raise PlanError(f"{fixed} neurons cannot stay in {slots} slots; give the accelerator more memory")
         self.fixed = fixed
-        self.slot_of = np.full(neurons, -1, np.int32)  # of what is there, or on its way
+        self.slot_of = np.full(neurons, -1, np.int32)  # neurons that have arrived or are being moved; else -1
         self.neuron_of = np.full(slots, -1, np.int32)
         self.filling = np.zeros(slots, np.bool_)
-        self.uses = np.zeros(slots, np.int32)  # calls under way that read a slot
-        self.version = 0  # changes with what is there
+        self.uses = np.zeros(slots, np.int32)  # running calls that read each slot
+        self.version = 0  # changes whenever `there` does
 
     def __len__(self) -> int:
         return len(self.neuron_of)
 
     @property
     def there(self) -> Marks:
-        """`[neurons]`: which can be computed with."""
+        """Mask `[neurons]` of the neurons that the accelerator can compute now."""
         found = np.zeros(len(self.slot_of), np.bool_)
         found[self.neuron_of[(self.neuron_of >= 0) & ~self.filling]] = True
         return found
 
     @property
     def movable(self) -> Marks:
-        """`[slots]`: which may be filled anew now."""
+        """Mask `[slots]` of the slots that a move may fill now."""
         free: Marks = ~self.filling & (self.uses == 0)
         free[: self.fixed] = False
         return free
 
     def use(self, neurons: I32) -> I32:
-        """The slots of `neurons`, all of which are there; nothing overwrites them until `release`."""
+        """Return the slots of `neurons`, which must all be in slots, and protect them until `release`."""
         slots = self.slot_of[neurons]
         self.uses[slots] += 1
         return slots
 
     def release(self, slots: I32) -> None:
-        """One use of each is over."""
+        """End one use of each of `slots`."""
         self.uses[slots] -= 1
 
     def begin(self, move: NeuronMove) -> None:
-        """What lay in these slots is gone, and `move.neurons` are on their way.
+        """Empty the slots of `move` and mark them as being filled.
 
         Raises:
-            PlanError: if a slot is read or being filled, or a neuron has one already.
+            PlanError: if a slot is being read or filled, or a neuron has a slot already.
         """
         free = ~self.filling & (self.uses == 0)
         if not free[move.slots].all() or (self.slot_of[move.neurons] >= 0).any():
@@ -89,14 +89,14 @@ class NeuronSlots:
         self.filling[move.slots] = True
 
     def finish(self, move: NeuronMove, arrived: bool) -> None:
-        """The copy is over; if it failed the slots are empty."""
+        """End a move; if its copy failed (not `arrived`), leave its slots empty."""
         self.filling[move.slots] = False
         if not arrived:
             self._empty(move.slots)
         self.version += 1
 
     def faults(self) -> list[str]:
-        """What of the index contradicts itself; for tests."""
+        """Return the contradictions in the index, as sentences; for tests."""
         slots, neurons = np.flatnonzero(self.neuron_of >= 0), np.flatnonzero(self.slot_of >= 0)
         wrong = []
         if len(slots) != len(neurons) or (self.slot_of[self.neuron_of[slots]] != slots).any():

@@ -1,13 +1,13 @@
-"""Thresholds of their own for accelerator and CPU, by their load, within the error of the one threshold.
+"""Separate thresholds for accelerator and CPU that balance their load within the error of one common threshold.
 
 A predictor's score z stands for the probability p = 1 / (1 + exp(-z)) that a neuron is active (DynamicInfer, its loss).
-What a threshold leaves out is expected to be the sum of p below it: that is its error. Lowering the accelerator's
-threshold brings some of it back; raising the CPU's may then leave out as much, and no more:
+The error of a threshold is the sum of p over all scores below it. A lower threshold of the accelerator reduces the
+error; the CPU's threshold may then rise until it adds as much:
 
     Err(theta_g, theta_c) <= Err(theta)     while     max(t_gpu N_gpu, t_cpu N_cpu + t_sync)     becomes less
 
-(DynamicInfer, design 3.) Greedy: what is added has the highest scores on the one side, what is left out the lowest on
-the other. It works either way, whichever side is the slower.
+(DynamicInfer, design 3.) The choice is greedy: the faster side adds its highest scores, the slower side drops its
+lowest. Either side can be the slower one.
 """
 
 from dataclasses import dataclass
@@ -22,28 +22,31 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
-_FAR = 8.0  # below the threshold a neuron's chance is too small to bring anything back
+_FAR = 8.0  # scores this far below the threshold are not added: their probability is too small to matter
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronShares:
-    """What each side computes, int32 in order, and the scores from which on they do; `lost` is the error's change."""
+    """The neurons that each side computes, int32 and ascending, and each side's threshold.
+
+    `there` is the accelerator, `here` the CPU; `lost` is the change of the expected error.
+    """
 
     there: I32
     here: I32
     threshold_there: float
     threshold_here: float
-    lost: float = 0.0  # sum of p left out, less what was brought back: never above 0
+    lost: float = 0.0  # sum of p dropped minus sum of p added: never above 0
 
 
 def plain_shares(scores: F32, threshold: float, there: Marks) -> NeuronShares:
-    """One threshold for both: `scores` `[neurons]`, `there` says which lie on the accelerator."""
+    """Divide by one threshold: `scores` is `[neurons]`, `there` marks the neurons on the accelerator."""
     active = scores >= np.float32(threshold)
     return NeuronShares(_numbers(active & there), _numbers(active & ~there), threshold, threshold)
 
 
 def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: LineCost, cpu: LineCost) -> NeuronShares:
-    """The two thresholds that end the sooner; the one threshold for both where no other pair does."""
+    """Divide by the two thresholds that finish first, or by `threshold` alone if no pair is faster."""
     before = plain_shares(scores, threshold, there)
     times = accelerator.seconds(len(before.there)), cpu.seconds(len(before.here))
     if times[1] > times[0]:
@@ -69,13 +72,13 @@ def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: Li
 def _exchange(
     scores: F32, threshold: float, fast: Marks, slow: Marks, quick: LineCost, tardy: LineCost
 ) -> tuple[I32, I32]:
-    """What the faster side adds, and what the slower leaves out, so that both end the soonest."""
+    """Return the neurons that the faster side adds and the slower side drops for the earliest finish of both."""
     active = scores >= np.float32(threshold)
     spare = _numbers(fast & ~active & (scores > np.float32(threshold - _FAR)))
     load = _numbers(slow & active)
     spare, load = spare[np.argsort(-scores[spare], kind="stable")], load[np.argsort(scores[load], kind="stable")]
     back, lost = np.cumsum(_chances(scores[spare])), np.cumsum(_chances(scores[load]))
-    needed = np.searchsorted(back, lost, side="left") + 1  # how many bring back what the first n leave out
+    needed = np.searchsorted(back, lost, side="left") + 1  # additions that make up for the first n drops
     possible = needed <= len(spare)
     drops = np.arange(1, len(load) + 1)[possible]
     adds = needed[possible]
@@ -93,7 +96,7 @@ def _exchange(
 
 
 def _chances(scores: F32) -> F64:
-    """The probability that each is active."""
+    """Return the probability that each neuron is active."""
     found: F64 = 0.5 * (1.0 + np.tanh(0.5 * scores.astype(np.float64)))
     return found
 

@@ -70,9 +70,8 @@ def run(
         show = _nothing if as_json else screen.write
         limits = AnswerLimits(tokens or session.engine.context, stops)
         sampler = session.sampler(sampling)
-        keyboard = (
-            _quiet_keyboard() if at_terminal() else nullcontext()
-        )  # without a terminal a pager may own the keyboard
+        # if the output is piped, the keyboard may belong to a pager
+        keyboard = _quiet_keyboard() if at_terminal() else nullcontext()
         with keyboard, session.answering() as engine:
             result = stream_answer(session, engine, asked, sampler, limits, show)
         nodes = session.report()

@@ -44,7 +44,7 @@ class RunOptions:
     dtype: str = "auto"
     context: int | None = None
     parallel: int = 1  # requests for which to plan room if memory allows: full contexts, or `usual` ones
-    batched: int = 0  # the most requests if accelerators batch them; the fastest number is used; 0: `parallel`
+    batched: int = 0  # upper limit of requests at once if accelerators batch them; 0: `parallel`
     usual: UsualRequest | None = None  # if all requests are known before the model is loaded
     memory: int | None = None
     local_memory: int = 0  # of each node with `local` if `memory` is None; determined before the workers start

@@ -17,7 +17,7 @@ from tpi.sparsity.renumber import NAME, inverse, load_orders, unevenness
 from tpi.sparsity.usage import NAME as PROFILE
 from tpi.sparsity.usage import load_use
 
-_WORSE = 0.05  # so much more work for the busiest node than with the model's own numbers is accepted
+_WORSE = 0.05  # share of extra neurons on the busiest node that is accepted, compared with the model's own numbers
 
 
 def numbered_for(sparsity: str, pack: Pack, shares: Sequence[float] | Split, cache: Path) -> Pack:

@@ -36,7 +36,7 @@ class MeasuredWorkers:
         self._ask = ask
         self._known: list[Neighbour] = []  # each worker once, at the address where it was last measured
         self._at: dict[WorkerId, Neighbour] = {}  # each worker at each of its addresses
-        self._told: set[str] = set()  # addresses of workers of which a failed measurement was reported
+        self._told: set[str] = set()  # addresses of workers whose failed measurement was reported
         self._lock = Lock()
         self._over = Event()
 

@@ -235,7 +235,7 @@ class TokenStream:
         self._fast = fast
         self._spelled = spelled
         self._shown: list[int] = []  # the tokens of the text that was returned last
-        self._held: list[int] = []  # the tokens since
+        self._held: list[int] = []  # the tokens that came after those
 
     def push(self, token: int) -> str:
         """Return the text that `token` completes; empty while a character is unfinished."""

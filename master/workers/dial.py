@@ -97,7 +97,9 @@ class Dial:
     def _trusted(self) -> tuple[bytes, ...]:
         found = self._net.door.trusted(self._host)
         if self._wanted and self._wanted not in found:
-            raise UsageError(f"the key that {self._address} is called for is not trusted any more; pair the two again")
+            raise UsageError(
+                f"the key of the worker sought at {self._address} is not trusted any more; pair the two machines again"
+            )
         return (self._wanted,) if self._wanted else found
 
     def _failed(self) -> bool:

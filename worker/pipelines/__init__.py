@@ -1,1 +1,1 @@
-"""Batches in micro-batches through an accelerator: MoE-Lightning's pipeline, and the one for keys and values there."""
+"""The pipelines that compute a batch on one accelerator in micro-batches, after MoE-Lightning."""

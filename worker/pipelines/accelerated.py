@@ -1,4 +1,4 @@
-"""A node's accelerator at work on batches: what stays, what passes through in chunks, and the pipeline of steps."""
+"""The accelerator of a node that computes batches: chunked rings for weights, visiting KV pages, and the pipeline."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -36,9 +36,10 @@ _MB = 1e6
 
 
 class ChunkedRings(Rings):
-    """Rings whose segments go over the link in copies of a chunk's size, so that others go between two of them.
+    """Rings that copy a segment over the link in chunks, so that other transfers can go between two chunks.
 
-    A chunk of experts is a segment of its own; what a kernel takes as it lies in one place goes in several copies.
+    A chunk of experts is a segment by itself. Other segments must lie in one place for their kernels and so are copied
+    in several parts.
     """
 
     def __init__(
@@ -51,23 +52,36 @@ class ChunkedRings(Rings):
         queue: TransferQueue,
         trace: NoTrace,
     ) -> None:
+        """Allocate the rings, as `Rings` does; the chunk size is `plan.chunk_bytes`."""
         self.chunk = plan.chunk_bytes
         super().__init__(devices, plan, fed, window, placed, queue, trace)
 
     def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
-        chunk = self.chunk  # the same to the end: it may be replaced meanwhile
+        """Copy bytes to the accelerator in chunks, and wait for each."""
+        chunk = self.chunk  # read once: another thread may replace it during the copy
         for begin in range(0, source.size, chunk):
             end = begin + chunk
             device.copy(source[begin:end], target[begin:end]).wait()
 
 
 class BatchAccelerated(Accelerated):
-    """See `Accelerated`: for plans of batches."""
+    """The accelerator of a node that computes batches by a `BatchPlan`."""
 
     def __init__(
         self, devices: tuple[Device, Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
-        """`devices` are the host and the accelerator. Errors as `Accelerated`."""
+        """Allocate the accelerator's memory.
+
+        Args:
+            devices: the host and the accelerator.
+            plan: the node's part of the deployment.
+            residence: where its weights lie; its offload plan must be a `BatchPlan`.
+            placed: allocates memory on devices.
+            trace: recorder of transfers.
+
+        Raises:
+            DeviceFullError: if the accelerator does not have enough memory.
+        """
         host, device = devices
         assert isinstance(residence.offload, BatchPlan)
         self.lanes = BatchLanes(device, host, trace, residence.offload.policy.adds_there)
@@ -93,48 +107,48 @@ class BatchAccelerated(Accelerated):
 
     @property
     def plan(self) -> BatchPlan:
-        """What it does."""
+        """The node's plan for batches."""
         assert isinstance(self._offload, BatchPlan)
         return self._offload
 
     @property
     def division(self) -> Division:
-        """See `Accelerated.division`."""
+        """The pipeline, which divides steps into micro-batches."""
         return self.pipeline
 
     @property
     def figures(self) -> LinkFigures:
-        """See `Accelerated.figures`."""
+        """The traffic over the link since the start."""
         moved = self.visiting.moved_bytes if self.visiting else 0
         return replace(super().figures, kv_bytes=moved)
 
     def describe(self) -> str:
-        """See `Accelerated.describe`."""
+        """Return a sentence, without a full stop, about the plan and the traffic over the link."""
         policy, moved = self.plan.policy, self.figures
-        attends = "the accelerator" if policy.attention_there else "the host"
-        who = f"both attend, {attends} with what is in memory" if policy.divided else f"{attends} attends"
-        stay = f"{policy.weights_kept:.0%} of the weights and {policy.kv_kept:.0%} of the keys and values stay there"
+        side = "the accelerator" if policy.attention_there else "the host"
+        attention = f"both attend, {side} to what is in host memory" if policy.divided else f"{side} attends"
+        stay = f"{policy.weights_kept:.0%} of the weights and {policy.kv_kept:.0%} of the keys and values stay on it"
         return (
             f"{self.device.name} computes batches of {policy.batch} in micro-batches of {policy.micro_batch}, "
-            f"{who}; {stay}; "
+            f"{attention}; {stay}; "
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved"
         )
 
     def follow(self, schedule: BatchSchedule, chunk_bytes: int) -> None:
-        """Keep another schedule from the next step on, with copies of weights of so many bytes at most.
+        """Use another schedule from the next step on, and copy weights in parts of at most `chunk_bytes` bytes.
 
-        Where chunks of experts end is planned (`BatchPlan.chunking`): no copy goes on over the end of one.
+        The boundaries of chunks of experts are fixed in the plan (`BatchPlan.chunking`): no part crosses one.
         """
         self.pipeline.schedule = schedule
         if isinstance(self._rings, ChunkedRings):
             self._rings.chunk = chunk_bytes
 
     def adapted(self, segment: Segment) -> Segment:
-        """See `Accelerated.adapted`."""
+        """Return a segment of the accelerator in the form in which the pipeline computes it."""
         return for_batches(segment, self.lanes, self.home, self.visiting, self.plan.kv_heads_there)
 
     def abandon(self) -> None:
-        """See `Accelerated.abandon`."""
+        """Abort the step: end all holds and discard all transfers, including those that failed."""
         for holds in self._holds.values():
             close_all(holds)
         super().abandon()
@@ -142,42 +156,42 @@ class BatchAccelerated(Accelerated):
             self.visiting.abandon()
 
     def settle(self) -> None:
-        """See `Accelerated.settle`."""
+        """Wait for all transfers in flight, those of visiting pages included."""
         super().settle()
         if self.visiting is not None:
             self.visiting.settle()
 
     def open_rings(self, window: Window) -> None:
-        """See `Accelerated.open_rings`."""
+        """Open the accelerator's ring and start to load streamed pieces from the host's `window`, in chunks."""
         plan, fed = self.plan, dict(zip(self.plan.lifted, self._places.fed, strict=True))
         if fed:
             self._rings = ChunkedRings([self.device], plan, fed, window, self._placed, self._queue, self._trace)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
-        """See `Accelerated.hold`: from a step's first visit to its last."""
+        """Return a hold of a streamed piece that lasts from its first visit in a step to the last."""
         hold = LongHold(super().hold(piece, short))
         self._holds.setdefault(self.plan.pieces[piece].block.number, []).append(hold)
         return hold
 
     def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
-        """See `Accelerated.gathered`."""
+        """Return experts whose chunks lie in several places as one segment, with one hold for all of them."""
         mixture = self._plan.config.mixture
         assert isinstance(segment, ExpertsSegment)
         assert mixture is not None
         return gathered(segment, parts, mixture.experts)
 
     def close(self) -> None:
-        """See `Accelerated.close`."""
+        """Stop all transfers and join the threads, those of the lanes included. Idempotent."""
         super().close()
         self.lanes.close()
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
-        """See `Accelerated._opened`: of the heads that stay there."""
+        """Allocate `count` KV pages per layer for the heads whose keys and values stay on the accelerator, if any."""
         layers, heads = self.plan.layers, self.plan.kv_heads_there
         return dict.fromkeys(layers, self._placed.pages(self.device, self._plan, layers, count, heads)) if heads else {}
 
     def _starts(self, host_attends: bool) -> None:
-        """What the accelerator appended to pages is at home before the host reads them."""
+        """Prepare for a step: if the host attends, wait until pages that the accelerator wrote are in host memory."""
         if host_attends and self.visiting is not None:
             self.visiting.settle()
 
@@ -196,7 +210,18 @@ class BatchAccelerated(Accelerated):
 def open_accelerated(
     devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
 ) -> Accelerated:
-    """The accelerators of a node, its `devices` but the first, as its plan uses them. Errors as `Accelerated`."""
+    """Open the accelerators of a node in the form that its offload plan needs.
+
+    Args:
+        devices: the host and the accelerators.
+        plan: the node's part of the deployment.
+        residence: where its weights lie; it must have an offload plan.
+        placed: allocates memory on devices.
+        trace: recorder of transfers.
+
+    Raises:
+        DeviceFullError: if a device does not have enough memory.
+    """
     host, *others = devices
     if isinstance(residence.offload, BatchPlan):
         (device,) = others

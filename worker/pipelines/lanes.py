@@ -1,4 +1,4 @@
-"""What runs beside a node's accelerator for a batch: the host's attention, and heads that cross between the two."""
+"""The host's work for a batch while the accelerator computes: attention, additions, and transfers of heads."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -13,10 +13,17 @@ Given = TypeVar("Given")
 
 
 class BatchLanes:
-    """The host attends in a thread of its own, and adds in another; heads cross as the device says."""
+    """A host thread for attention, another for residual connections, and the transfers of heads over the link."""
 
     def __init__(self, device: Device, host: Device, trace: NoTrace = OFF, adds_there: bool = True) -> None:
-        """`adds_there`: the accelerator adds residual connections, in the order of its calls."""
+        """Start the threads.
+
+        Args:
+            device: the accelerator.
+            host: the host's device.
+            trace: recorder of the host's attention.
+            adds_there: whether the accelerator adds residual connections, in the order of its calls; else the host.
+        """
         self.device, self.host, self._trace = device, host, trace
         self.adds_there = adds_there
         emulation: Any = getattr(device, "emulation", None)
@@ -25,9 +32,12 @@ class BatchLanes:
         self._cross = cast("Callable[[int, bool], Event] | None", getattr(device, "cross", None))
 
     def attend(self, name: str, arrived: Callable[[], Given], call: Callable[[Given], T]) -> Pending[T]:
-        """Begin a call of the host's kernels, after those before it, with what it then waits for.
+        """Start a call of the host's kernels after all earlier ones, and return its pending result.
 
-        `name` is what traces call it.
+        Args:
+            name: the call's name in traces.
+            arrived: called in the host's thread first; waits for the input of `call` and returns it.
+            call: computes the result.
         """
 
         def spanned() -> T:
@@ -38,15 +48,18 @@ class BatchLanes:
         return self._thread.start(spanned)
 
     def add(self, call: Callable[[Kernels], None]) -> Pending[None]:
-        """Have hidden states moved on by whoever adds, with its kernels, after those before them."""
+        """Start `call`, which adds to hidden states, after all earlier ones, on the device that adds.
+
+        `call` gets that device's kernels.
+        """
         if self.adds_there:
             return self.device.start(lambda: call(self.device.kernels))
         return self._adding.start(lambda: call(self.host.kernels))
 
     def cross(self, nbytes: int, up: bool) -> Event:
-        """The end of a crossing of so many bytes of activations, which begins now.
+        """Start a transfer of `nbytes` bytes of activations, to the accelerator if `up`; return its end as an event.
 
-        Devices whose kernels bring their results to the host, and fetch what they take, have nothing left to move.
+        If the device's kernels themselves move inputs and results, nothing is transferred, and the event is over.
         """
         return Finished(_nothing) if self._cross is None else self._cross(nbytes, up)
 
@@ -57,4 +70,4 @@ class BatchLanes:
 
 
 def _nothing() -> None:
-    """There is nothing to move."""
+    """Do nothing: there is nothing to transfer."""

@@ -1,4 +1,4 @@
-"""Weights that are visited several times in a step, and held from the first visit to the last."""
+"""Holds of weights that a step visits several times, from the first visit to the last."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -8,15 +8,18 @@ from tpi.devices.pages import Bytes
 
 
 class LongHold:
-    """A hold for so many visits: see `begin`. Without one, for a single visit."""
+    """A hold that several `with` statements enter in turn, as many as `begin` says; by default one.
+
+    The first statement takes the hold, and the last gives it back.
+    """
 
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
-        self._visits = 0  # left
+        self._visits = 0  # visits that are left
         self._data: Bytes | None = None
 
     def begin(self, visits: int) -> None:
-        """A step begins that makes so many visits."""
+        """Begin a step with so many visits."""
         self._visits = visits
 
     def __enter__(self) -> Bytes:
@@ -30,13 +33,13 @@ class LongHold:
             self.close()
 
     def close(self) -> None:
-        """Give it back, if it is held: the step is over, or breaks off."""
+        """End the hold, if there is one, at the end of a step or when it is aborted."""
         if self._data is not None:
             self._data = None
             self._hold.__exit__(None, None, None)
 
 
 def close_all(holds: Sequence[LongHold]) -> None:
-    """Give all of them back."""
+    """End all of `holds`."""
     for hold in holds:
         hold.close()

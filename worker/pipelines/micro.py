@@ -1,4 +1,4 @@
-"""A micro-batch whose hidden states are followed by the accelerator: nobody waits for it between two blocks."""
+"""A micro-batch whose blocks the accelerator computes one after the other, without the host waiting in between."""
 
 from collections.abc import Callable
 
@@ -16,45 +16,57 @@ I64 = npt.NDArray[np.int64]
 
 
 class LiftedMicroBatch(MicroBatch):
-    """Norms and sums of one node are calls of its accelerator, in the order of asking; so are, or are the host's beside
-    it, residual connections.
+    """A micro-batch that queues its work instead of waiting for it.
 
-    What several nodes sum is waited for, since it travels; what comes of that is a call again. Its `x` is what those
-    who add have come to; others read it after `arrive`.
+    Norms and the sums of one node are queued on its accelerator. Residual connections are queued on the accelerator or
+    on a thread of the host. A sum over several nodes is waited for, as it goes over the network. `x` changes while
+    queued calls run, so other threads must read it only after `arrive`.
     """
 
     def __init__(self, number: int, x: F32, batch: Batch, rows: I64, lanes: BatchLanes, attended_there: bool) -> None:
-        """`rows` are the step's tokens that it has; `attended_there` says where: on the accelerator, or the host."""
+        """Create a micro-batch.
+
+        Args:
+            number: its number in the step, from 0.
+            x: its hidden states, `[tokens, hidden]`.
+            batch: the positions and pages of its tokens.
+            rows: the indices of its tokens in the step.
+            lanes: the host's threads and the accelerator.
+            attended_there: whether the accelerator computes attention; else the host.
+        """
         super().__init__(x, batch)
         self.number, self.rows, self.attended_there = number, rows, attended_there
         self._lanes = lanes
-        self._moves: list[Pending[None]] = []  # from block to block, since the step began
+        self._moves: list[Pending[None]] = []  # queued steps from one block to the next
 
     def prepared(self, spec: BlockSpec, device: Device, host: Kernels) -> Input:
-        """See `MicroBatch.prepared`; by the accelerator, in a call of it behind `follow`."""
+        """Return the block's input, prepared by the accelerator, in a call of it that comes after `follow`."""
         return self._prepare(spec, device.kernels, self.x)
 
     def follow(self) -> None:
-        """Have the accelerator make no further call before hidden states are those of the block that comes next."""
+        """Make further calls of the accelerator wait until the hidden states are those of the next block."""
         if self._moves and not self._lanes.adds_there and not self._moves[-1].done:
             self._lanes.device.start(self._moves[-1].wait)
 
     def add(self, partial: Pending[F32]) -> None:
-        """See `MicroBatch.add`."""
+        """Add the pending partial result of one segment, without waiting for it."""
         self._pending.append(partial)
 
     def partial(self) -> F32:
-        """See `MicroBatch.partial`; also raises what failed since the block before: a worker never asks for more."""
+        """Wait for the partial results of all segments and return their sum, `[tokens, hidden]`.
+
+        Errors of earlier queued calls are raised too, since a worker has no other place where it waits for them.
+        """
         wait_all(self._moves)
         self._moves.clear()
         return super().partial()
 
     def join(self) -> None:
-        """See `MicroBatch.join`; behind what the accelerator has yet to prepare for this block, whoever adds."""
+        """Go on to the next block with the same hidden states, after the accelerator's queued calls for this block."""
         self._moves.append(self._lanes.device.start(self._forget))
 
     def settles(self, residual: Residual) -> bool:
-        """See `MicroBatch.settles`: the sum of one node's segments is the block's."""
+        """Queue the sum of the segments and the residual connection; return True, as no other node adds to the sum."""
         pending, self._pending = self._pending, []
 
         def settle(kernels: Kernels) -> None:
@@ -69,9 +81,9 @@ class LiftedMicroBatch(MicroBatch):
         return True
 
     def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
-        """See `MicroBatch.summed`."""
+        """Queue the residual connection with `total`, the sum over all nodes; None if it is for another node."""
         self._partial = None
-        own = None if total is None else total.copy()  # the next sum takes its place before this is read
+        own = None if total is None else total.copy()  # the next sum overwrites `total` before this call runs
 
         def settle(kernels: Kernels) -> None:
             if own is not None:
@@ -81,12 +93,12 @@ class LiftedMicroBatch(MicroBatch):
         self._later(settle)
 
     def arrive(self) -> F32:
-        """Wait for the last block; `[tokens, hidden]`. Raises what failed on the way."""
+        """Wait for all queued calls, raise the first error, or return the hidden states, `[tokens, hidden]`."""
         wait_all(self._moves)
         return self.x
 
     def abandon(self) -> None:
-        """See `MicroBatch.abandon`."""
+        """Wait for everything that is queued, and ignore its errors."""
         super().abandon()
         for move in self._moves:
             Finished(move.wait)
@@ -95,6 +107,6 @@ class LiftedMicroBatch(MicroBatch):
         self._moves.append(self._lanes.add(call))
 
     def _forget(self, kernels: Kernels | None = None) -> None:
-        """What was made for a block is of no use to the next."""
+        """Discard the prepared inputs and the routing of the block."""
         self._ready.clear()
         self._routing = None

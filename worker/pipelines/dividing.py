@@ -1,4 +1,7 @@
-"""Which tokens of a step are together in a micro-batch: from its sequences and a few sizes alone, on any node alike."""
+"""The division of a step's tokens into micro-batches.
+
+It depends only on the step's sequences and on `Sizes`, so that all nodes of a group divide a step in the same way.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,14 +17,14 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What micro-batches may be; nodes of a group have the same.
+    """Limits on the sizes of micro-batches, the same on all nodes of a group.
 
     Attributes:
-        micro_batch: sequences of one at most.
-        least: how many there are where sequences suffice, so that what can overlap does.
-        chunk: tokens of a prompt's at most.
-        pages: different pages that one may need; 0: any number.
-        visits: whether answers need room for their pages, too.
+        micro_batch: the largest number of sequences in a micro-batch of a decode step.
+        least: the smallest number of micro-batches if there are as many sequences, so that work overlaps.
+        chunk: the largest number of tokens in a micro-batch of a prompt step.
+        pages: the largest number of different KV pages that a micro-batch may need; 0 means any number.
+        visits: whether `pages` limits decode steps too.
     """
 
     micro_batch: int
@@ -32,19 +35,20 @@ class Sizes:
 
 
 def decodes(batch: Batch) -> bool:
-    """Whether no sequence has more than one token in the step; else it is a prompt's."""
+    """Return True for a decode step, in which no sequence has more than one token; False for a prompt step."""
     return len(np.unique(batch.sequence)) == len(batch.positions)
 
 
 def divided(sizes: Sizes, batch: Batch) -> list[I64]:
-    """The tokens of every micro-batch of a step, by their rows."""
+    """Return the indices in the step of each micro-batch's tokens, in ascending order."""
     return _answers(sizes, batch) if decodes(batch) else list(_prompts(sizes, batch))
 
 
 def _answers(sizes: Sizes, batch: Batch) -> list[I64]:
-    """Tokens of one sequence each: micro-batches of even numbers of sequences, and of about as much to attend to.
+    """Divide a decode step into micro-batches of nearly equal numbers of sequences and sums of context lengths.
 
-    Algorithm 2: the longest first, each to whichever has the least so far and is not full.
+    Algorithm 2: take the sequences from the longest to the shortest. Add each to the micro-batch with the smallest
+    context so far among those that are not full.
     """
     tokens = len(batch.positions)
     count = max(-(-tokens // sizes.micro_batch), min(tokens, sizes.least), _least_parts(sizes, batch))
@@ -58,7 +62,7 @@ def _answers(sizes: Sizes, batch: Batch) -> list[I64]:
 
 
 def _least_parts(sizes: Sizes, batch: Batch) -> int:
-    """Micro-batches that are needed for each one's pages to have room."""
+    """Return the smallest number of micro-batches of a decode step for which the pages of each fit."""
     if not (sizes.pages and sizes.visits):
         return 1
     each = max(1, sizes.pages // max(1, len(batch.tables[0])))
@@ -66,7 +70,7 @@ def _least_parts(sizes: Sizes, batch: Batch) -> int:
 
 
 def _prompts(sizes: Sizes, batch: Batch) -> Iterator[I64]:
-    """Tokens in order, as many together as a chunk has and as there are pages for."""
+    """Yield micro-batches of consecutive tokens, at most a chunk each; a chunk is halved until its pages fit."""
     begin, tokens = 0, len(batch.positions)
     while begin < tokens:
         end = min(begin + sizes.chunk, tokens)

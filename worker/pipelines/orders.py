@@ -1,6 +1,7 @@
-"""Orders of a step's tasks for batches in micro-batches (MoE-Lightning, figure 6), by what each block is.
+"""Orders of a step's tasks for batches in micro-batches (MoE-Lightning, figure 6).
 
-See `worker.node.order`: an order keeps each micro-batch's own. A layer is an attention block with those that follow it.
+An order keeps the tasks of each micro-batch in sequence, as `worker.node.order` requires. A layer here is an attention
+block with the blocks that follow it, up to the next attention block.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,18 +9,21 @@ from dataclasses import dataclass
 
 from worker.node.order import Phase, Task
 
-AHEAD = 2  # micro-batches that are attended with before the one that goes on (algorithm 1)
+AHEAD = 2  # micro-batches whose attention runs ahead of the one that the accelerator computes (algorithm 1)
 _BEFORE = (Phase.PREPARE, Phase.SELECT, Phase.PROJECT, Phase.ATTEND)
 Place = tuple[range, int]  # the blocks of a layer, and a micro-batch
 
 
 @dataclass(frozen=True)
 class Interleaved:
-    """CGOPipe (algorithm 1): the accelerator goes on with one micro-batch while the host attends with the next two.
+    """CGOPipe (algorithm 1): the accelerator computes one micro-batch while the host attends for the next two.
 
-    `attends` says of each block whether it is attention. `ahead` of 0 is the order without overlap (figure 6, S3): each
-    micro-batch waits for its own attention. With `behind` of 1, for nodes that sum, neurons come a turn later, so that
-    a sum travels while the accelerator computes with other micro-batches: where there are enough of them.
+    Attributes:
+        attends: whether each block is attention.
+        ahead: the number of micro-batches whose attention runs ahead. With 0 there is no overlap (figure 6, S3): each
+            micro-batch waits for its own attention.
+        behind: 1 in a group of several nodes, else 0. With 1, neurons are computed one turn later if there are enough
+            micro-batches. A sum then goes over the network while the accelerator computes other micro-batches.
     """
 
     attends: tuple[bool, ...]
@@ -27,7 +31,7 @@ class Interleaved:
     behind: int = 0
 
     def __call__(self, blocks: int, micro_batches: int) -> Iterator[Task]:
-        """See `worker.node.order.Order`."""
+        """Return the tasks of a step with so many blocks and micro-batches, in order."""
         places = [(layer, part) for layer in layers(self.attends) for part in range(micro_batches)]
         if self.behind and self.ahead and micro_batches > self.ahead + self.behind + 1:
             return self._staggered(places)
@@ -41,7 +45,7 @@ class Interleaved:
             if not ahead:
                 yield from _before(place)
             later = places[at + ahead : at + ahead + 1] if ahead else []
-            early = ahead < micro_batches  # what comes later does not wait for this one's neurons
+            early = ahead < micro_batches  # the later attention does not need the neurons of this place
             yield from _outputs(place)
             if early:
                 yield from (task for each in later for task in _before(each))
@@ -50,8 +54,12 @@ class Interleaved:
                 yield from (task for each in later for task in _before(each))
 
     def _staggered(self, places: list[Place]) -> Iterator[Task]:
-        """A turn: output, the next heads, the neurons of the turn before, and the sums of what is over by then."""
-        computed = list[Place]()  # whose last sum is not begun
+        """Yield the tasks if neurons are computed one turn later.
+
+        Each turn computes the output of one place, attention of a later one, and the neurons of the place before, and
+        starts the sums that are complete by then.
+        """
+        computed = list[Place]()  # places whose neurons are computed, but whose last sum is not started
         for place in places[: self.ahead]:
             yield from _before(place)
         for at, place in enumerate(places):
@@ -70,13 +78,14 @@ class Interleaved:
 class Layerwise:
     """Layer by layer, and in a layer micro-batch by micro-batch (figure 6, S4).
 
-    While one computes, the accelerator loads the keys and values of the next.
+    While the accelerator computes one micro-batch, it loads the keys and values of the next. `attends` says of each
+    block whether it is attention.
     """
 
     attends: tuple[bool, ...]
 
     def __call__(self, blocks: int, micro_batches: int) -> Iterator[Task]:
-        """See `worker.node.order.Order`."""
+        """Yield the tasks of a step with so many blocks and micro-batches, in order."""
         for layer in layers(self.attends):
             for part in range(micro_batches):
                 for block in layer:
@@ -84,7 +93,7 @@ class Layerwise:
 
 
 def layers(attends: Sequence[bool]) -> list[range]:
-    """The blocks of each layer."""
+    """Return the range of blocks of each layer; `attends` says of each block whether it is attention."""
     starts = [at for at, attention in enumerate(attends) if attention or not at]
     return [range(first, last) for first, last in zip(starts, [*starts[1:], len(attends)], strict=True)]
 
@@ -95,13 +104,13 @@ def _before(place: Place) -> Iterator[Task]:
 
 
 def _outputs(place: Place) -> Iterator[Task]:
-    """What comes after attention in its own block, but for the sum where others may come first."""
+    """Yield the task that computes the output of an attention block."""
     layer, part = place
     yield Task(part, layer[0], Phase.OUTPUT)
 
 
 def _others(place: Place) -> Iterator[Task]:
-    """Its sum, and the blocks behind it."""
+    """Yield the sum of an attention block and all tasks of the other blocks of its layer."""
     layer, part = place
     yield Task(part, layer[0], Phase.SUM)
     yield from _neurons(place)
@@ -109,7 +118,7 @@ def _others(place: Place) -> Iterator[Task]:
 
 
 def _neurons(place: Place) -> Iterator[Task]:
-    """The blocks behind attention, but for the last sum."""
+    """Yield the tasks of a layer's blocks after attention, except the last sum."""
     (_, *others), part = place
     for block in others:
         yield from (Task(part, block, phase) for phase in Phase if phase is not Phase.SUM or block != others[-1])

@@ -1,4 +1,4 @@
-"""A step of a batch in micro-batches: who is in which, in which order, and which pages visit the accelerator when."""
+"""The division of a step of a batch into micro-batches, the order of their tasks, and the visits of their KV pages."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +23,18 @@ from worker.pipelines.visiting import VisitingPages
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 Starts = Callable[[bool], None]
-"""Called as a step begins, with whether the host attends: what it then reads must be at home."""
+"""Called at the start of a step with True if the host attends; the keys and values must then be in host memory."""
 
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """How steps with one token of each sequence are done.
+    """The way in which decode steps (one token of each sequence) are computed.
 
     Attributes:
-        micro_batch: sequences of a micro-batch.
-        host_attends: whether the host attends; else the accelerator does, with pages that visit it.
-        order: of their tasks.
-        least: micro-batches where there are fewer sequences, so that what can overlap does.
+        micro_batch: the largest number of sequences of a micro-batch.
+        host_attends: whether the host computes attention; else the accelerator does, with KV pages that visit it.
+        order: the order of the micro-batches' tasks.
+        least: the number of micro-batches to make of few sequences, so that transfers and computations overlap.
     """
 
     micro_batch: int
@@ -44,9 +44,13 @@ class BatchSchedule:
 
 
 def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy, group: GroupBatch | None = None) -> BatchSchedule:
-    """The paper's: CGOPipe where the host attends, else its S4; `attends` says of each block if it is attention.
+    """Return the paper's schedule for a policy: CGOPipe if the host attends, else S4.
 
-    In a `group` of several nodes the order is everybody's, whoever attends on this one.
+    Args:
+        attends: whether each block is attention.
+        policy: the policy of this node.
+        group: the settings of a group of several nodes. All of its nodes use the same order, whether the host or the
+            accelerator attends on this node.
     """
     here = not policy.attention_there
     ahead = here if group is None else group.host_attends
@@ -57,7 +61,12 @@ def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy, group: GroupBatc
 
 
 def put_back(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
-    """Hidden states of a step's tokens in their order, from those of its micro-batches."""
+    """Return the hidden states of a step's tokens in their order, `[tokens, hidden]`, float32.
+
+    Args:
+        rows: the indices of each micro-batch's tokens in the step.
+        parts: the hidden states of each micro-batch, `[its tokens, hidden]`.
+    """
     out = np.empty((sum(map(len, rows)), parts[0].shape[1]), np.float32)
     for own, part in zip(rows, parts, strict=True):
         out[own] = part
@@ -65,7 +74,7 @@ def put_back(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
 
 
 def hold_for(found: Sequence[Visit], holds: Mapping[int, list[LongHold]]) -> None:
-    """A step begins that makes these visits: what is held stays until the last of them."""
+    """Begin a step: make the holds of each block last for all of the visits `found` to that block."""
     counts = Counter(visit.block for visit in found if visit.jobs)
     for block, own in holds.items():
         for hold in own:
@@ -74,22 +83,27 @@ def hold_for(found: Sequence[Visit], holds: Mapping[int, list[LongHold]]) -> Non
 
 @dataclass
 class BatchPipeline:
-    """See `worker.node.division.Division`.
+    """A division of steps into micro-batches on a node with an accelerator.
 
-    Prompts are attended with on the accelerator, layer by layer for all micro-batches (section 4): with more than one
-    token of any sequence a step is a prompt's.
+    A step is a prompt step if it has several tokens of any sequence. Attention of prompts is computed on the
+    accelerator, layer by layer for all micro-batches (section 4).
 
     Attributes:
-        schedule: may be replaced between two steps.
-        chunk: tokens of a prompt's micro-batch at most.
-        starts: see `Starts`.
-        holds: of each block's pieces that pass through.
-        pages: of one micro-batch at most, on any node of a group; 0: as this node has room.
+        lanes: the accelerator, and the host's threads.
+        attends: whether each block is attention.
+        layers: the layer of each block.
+        visiting: KV pages that visit the accelerator, if any do.
+        schedule: used for decode steps; may be replaced between two steps.
+        chunk: the largest number of tokens of a prompt's micro-batch.
+        starts: called at the start of a step.
+        holds: the holds of the streamed pieces of each block.
+        pages: the largest number of KV pages of one micro-batch, the same on all nodes of a group; 0 for the limit of
+            this node.
     """
 
     lanes: BatchLanes
     attends: tuple[bool, ...]
-    layers: tuple[int, ...]  # of each block
+    layers: tuple[int, ...]
     visiting: VisitingPages | None
     schedule: BatchSchedule
     chunk: int
@@ -98,7 +112,7 @@ class BatchPipeline:
     pages: int = 0
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
-        """See `Division.divide`."""
+        """Begin a step; return its micro-batches and the order of their tasks. `x` is `[tokens, hidden]`."""
         answers = decodes(batch)
         here = answers and self.schedule.host_attends
         rows = divided(self.sizes, batch)
@@ -108,12 +122,12 @@ class BatchPipeline:
         return parts, order
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
-        """See `Division.joined`."""
+        """Wait for the micro-batches; return the hidden states of the step's tokens in order, `[tokens, hidden]`."""
         found = [part for part in parts if isinstance(part, LiftedMicroBatch)]
         return put_back([part.rows for part in found], [part.arrive() for part in found])
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
-        """See `Division.alone`."""
+        """Return all tokens as one micro-batch, for a block by itself."""
         part = self._part(0, x, batch, np.arange(len(x)), attended_there=True)
         self.starts(False)
         if self.visiting is not None:
@@ -122,9 +136,9 @@ class BatchPipeline:
 
     @property
     def sizes(self) -> Sizes:
-        """What its micro-batches may be."""
+        """The limits on the sizes of micro-batches."""
         schedule = self.schedule
-        if self.pages:  # of a group: what has room on one node has to be all that any node computes with
+        if self.pages:  # a group: no node may have larger micro-batches than fit on each
             return Sizes(schedule.micro_batch, schedule.least, self.chunk, self.pages, visits=True)
         room = 0 if self.visiting is None else self.visiting.capacity
         return Sizes(schedule.micro_batch, schedule.least, self.chunk, room, visits=not schedule.host_attends)

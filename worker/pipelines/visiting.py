@@ -1,8 +1,9 @@
-"""Keys and values in RAM that visit the accelerator micro-batch by micro-batch (MoE-Lightning's D4, FlexGen's zigzag).
+"""KV pages in host memory that visit the accelerator micro-batch by micro-batch (MoE-Lightning's D4, FlexGen's zigzag).
 
-A *visit* is one micro-batch in one layer: its pages are loaded into one of two rooms, attention is computed there, and
-what it appended is saved. While one micro-batch computes, the pages of the next are loaded. In a room pages have other
-numbers than at home, since a room holds those of one micro-batch only. Used by the thread that runs the block loop.
+A *visit* is the attention of one micro-batch in one layer. Its pages are loaded into a *room*, a buffer on the
+accelerator; attention is computed; and the pages that it appended to are saved to host memory. While one micro-batch
+computes, the pages of the next are loaded into another room. Pages have other numbers in a room than in host memory,
+since a room holds those of one micro-batch only. Only the thread of the block loop uses this module.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +26,14 @@ ROOMS = 2
 
 @dataclass(eq=False)
 class PageRoom:
-    """Memory of the accelerator for the pages of one micro-batch, and the host's that it is copied from and to.
+    """Accelerator memory for the pages of one micro-batch, and host memory to copy them from and to.
 
-    Keys and values are `[pages, ...]`, as in `tpi.kv.KvPages`; `staged` are those of the host.
+    Attributes:
+        keys: on the accelerator, `[pages, ...]` as in `tpi.kv.KvPages`.
+        values: on the accelerator, likewise.
+        staged: keys and values in the host's buffer, likewise.
+        loaded: the last load into this room.
+        ended: the last save from this room, pending until its visit is computed.
     """
 
     keys: KvArray
@@ -39,12 +45,13 @@ class PageRoom:
 
 @dataclass(frozen=True)
 class PageNumbers:
-    """Which pages a micro-batch needs, in the order of a room, and its batch as the room numbers them.
+    """The pages that a micro-batch needs, in the order of a room, and its batch with their numbers in the room.
 
     Attributes:
-        home: their numbers at home.
-        filled: how many of the first hold tokens of earlier steps or micro-batches.
-        written: from which of them on it appends to them, all to the last.
+        home: the numbers of the pages in host memory.
+        filled: how many of the first pages hold tokens of earlier steps or micro-batches.
+        written: the index of the first page that the micro-batch appends to; it appends to all later ones too.
+        batch: the micro-batch with the pages' numbers in the room.
     """
 
     home: tuple[int, ...]
@@ -55,40 +62,41 @@ class PageNumbers:
 
 @dataclass(frozen=True)
 class _Save:
-    """What was, or will be, saved of a layer: pages at home, and who knows the transfer when it is asked for."""
+    """A save of one layer's `pages`, by their numbers in host memory; waiting for `ended` returns the transfer."""
 
     pages: frozenset[int]
     ended: "Pending[QueuedTransfer]"
 
     @property
     def succeeded(self) -> bool:
-        """Whether it is over, and nobody needs to wait for it."""
+        """True if the save has ended without an error."""
         return self.ended.done and self.ended.wait().done and self.ended.wait().error is None
 
 
 class VisitingPages:
-    """The rooms of one accelerator."""
+    """The rooms of one accelerator, and the transfers between them and the pages `home` in host memory."""
 
     def __init__(self, device: Device, home: KvPages, rooms: Sequence[PageRoom], queue: TransferQueue) -> None:
         self._device, self._home, self._rooms, self._queue = device, home, list(rooms), queue
         self._numbers: list[PageNumbers] = []  # of each micro-batch of this step
         self._next: dict[Visit, Visit] = {}
-        self._ahead: dict[Visit, PageRoom] = {}  # loaded, or on their way, before they are held
+        self._ahead: dict[Visit, PageRoom] = {}  # rooms that are loaded, or being loaded, for later visits
         self._saves: dict[int, list[_Save]] = {}  # by layer
-        self._earlier: list[_Save] = []  # of steps that are over
+        self._earlier: list[_Save] = []  # saves of earlier steps
         self._lost: Exception | None = None
         self.moved_bytes = 0
 
     @property
     def capacity(self) -> int:
-        """Pages that a room holds."""
+        """The number of pages that a room holds."""
         return len(self._rooms[0].keys)
 
     def begin(self, batches: Sequence[Batch], visits: Sequence[Visit]) -> None:
-        """A step begins that makes these visits, in this order, with the micro-batches `batches`.
+        """Begin a step with the micro-batches `batches`, which will make the given visits in this order.
 
         Raises:
-            DeviceError: or whatever a save of an earlier step failed with: what it was to save is lost for good.
+            DeviceError: if a save of an earlier step failed, since its keys and values are lost. Other errors of the
+                save are raised as they are.
         """
         if self._lost is not None:
             raise self._lost
@@ -101,10 +109,16 @@ class VisitingPages:
 
     @contextmanager
     def hold(self, layer: int, number: int) -> Iterator[tuple[KvArray, KvArray, Batch]]:
-        """The pages of a visit for a call that is started inside the `with`: keys, values, and the batch to give it.
+        """Yield the keys and values of a visit on the accelerator, and the batch with the pages' numbers there.
+
+        The call that uses them must be started inside the `with` statement. After it, the appended pages are saved.
+
+        Args:
+            layer: the layer of the visit.
+            number: the micro-batch's number in the step.
 
         Raises:
-            DeviceError: or whatever else a copy failed with.
+            DeviceError: if the pages could not be copied. Other errors of the transfer are raised as they are.
         """
         room = self._ahead.pop((layer, number), None) or self._load(layer, number)
         assert room.loaded is not None
@@ -118,14 +132,21 @@ class VisitingPages:
             self._ahead[then] = self._load(*then)
 
     def settle(self) -> None:
-        """Wait until everything that was appended is at home; raises what a save failed with."""
+        """Wait until all appended pages are in host memory.
+
+        Raises:
+            DeviceError: if a save failed. Other errors of the save are raised as they are.
+        """
         for saves in self._saves.values():
             wait_all([save.ended.wait() for save in saves])
             saves.clear()
         self._earlier = []
 
     def abandon(self) -> None:
-        """The step breaks off: what it appended will be computed again, and need not have been saved."""
+        """Abort the step: wait for its transfers and discard them, as its tokens will be computed again.
+
+        If a save of an earlier step failed, the next `begin` raises its error.
+        """
         for saves in self._saves.values():
             for save in saves:
                 _ended(save.ended)
@@ -139,7 +160,7 @@ class VisitingPages:
         self._ahead.clear()
 
     def _load(self, layer: int, number: int) -> PageRoom:
-        """Have a visit's pages loaded, into the room that was used longest ago, when that and they are free."""
+        """Load a visit's pages into the least recently used room, after all saves from that room and of those pages."""
         room = self._rooms.pop(0)
         self._rooms.append(room)
         numbers, before = self._numbers[number], room.ended
@@ -168,7 +189,7 @@ class VisitingPages:
         return self._queue.submit("kv save", f"KV {layer}, micro-batch saved", save)
 
     def _lift(self, layer: int, room: PageRoom, pages: list[int]) -> None:
-        """Gather pages of the host, and copy them at once: a copy of each alone would mostly wait to begin."""
+        """Gather pages in the host's buffer and copy them to the room at once, as many small copies would be slow."""
         if not pages:
             return
         some = slice(0, len(pages))
@@ -183,7 +204,7 @@ class VisitingPages:
 
 
 def page_numbers(batch: Batch) -> PageNumbers:
-    """The pages of a micro-batch's sequences: those it reads alone, those it also appends to, and new ones."""
+    """Return the pages of a micro-batch: those only read, those also appended to, and new ones, in this order."""
     rows, sequence = np.unique(batch.sequence, return_inverse=True)
     ends = np.array([batch.positions[batch.sequence == row].max() + 1 for row in rows])
     firsts = np.array([batch.positions[batch.sequence == row].min() for row in rows])
@@ -206,15 +227,16 @@ def _bytes(array: npt.NDArray[np.generic]) -> Bytes:
 
 
 class _Nothing(QueuedTransfer):
-    """What is over before it began."""
+    """A save without pages, which has ended."""
 
     def __init__(self) -> None:
+        """Create the transfer and run it."""
         super().__init__("kv save", "nothing", _no_call, ())
         self.run()
 
 
 def _no_call() -> None:
-    """Nothing is moved."""
+    """Do nothing: no page is moved."""
 
 
 def _nothing_to_save() -> QueuedTransfer:
@@ -222,9 +244,9 @@ def _nothing_to_save() -> QueuedTransfer:
 
 
 def _ended(ended: "Pending[QueuedTransfer]") -> Exception | None:
-    """What a save failed with, when it is over."""
+    """Wait for a save and return its error, or None."""
     try:
         ended.wait().wait()
-    except Exception as error:  # noqa: BLE001 - it surfaces in the next step, if it is of one that was over
+    except Exception as error:  # noqa: BLE001 - the next step raises it if the save was of an earlier step
         return error
     return None

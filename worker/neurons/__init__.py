@@ -1,1 +1,1 @@
-"""Neurons that a step chooses: predicted, computed where they lie, on the CPU and on an accelerator at once."""
+"""Feed-forward blocks that compute only predicted neurons, on the CPU alone or together with an accelerator."""

@@ -1,4 +1,4 @@
-"""A node's accelerator at work beside the CPU, neuron by neuron: its arena, its predictors, and their blocks."""
+"""An accelerator that shares feed-forward blocks with the CPU neuron by neuron: arena, predictors and blocks."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -28,7 +28,7 @@ from worker.plan.residence import Residence
 
 
 class NeuronAccelerated(Accelerated):
-    """See `Accelerated`: with neurons on the accelerator that a token chooses."""
+    """An `Accelerated` whose accelerator holds some neurons of the feed-forward blocks, chosen token by token."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class NeuronAccelerated(Accelerated):
         placed: Placed,
         trace: NoTrace,
     ) -> None:
-        """`devices` are the accelerators, of which the first is used. Errors as `Accelerated`."""
+        """Create the node's accelerator from the first of `devices`; raise the same errors as `Accelerated`."""
         super().__init__(devices, plan, residence, placed, trace)
         assert isinstance(residence.offload, NeuronPlan)
         self._host, self._neurons = host, residence.offload
@@ -48,10 +48,10 @@ class NeuronAccelerated(Accelerated):
         self._fallback = DenseFallback()
 
     def open_rings(self, window: Window) -> None:
-        """Fill the arena from `window`, which has all neurons in memory, and put predictors where they are placed.
+        """Fill the arena from `window`, which has all neurons in memory, and load the predictors.
 
         Raises:
-            PlanError: if it does not.
+            PlanError: if `window` does not have all neurons in memory.
             DeviceFullError: if the accelerator has no room for them.
         """
         super().open_rings(window)
@@ -72,7 +72,7 @@ class NeuronAccelerated(Accelerated):
         self._arenas = arenas
 
     def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
-        """See `Accelerated.accompanied`: a feed-forward block of the host's, with its arena."""
+        """Return a `HybridFfn` for a feed-forward block with neurons in the arena; other segments are unchanged."""
         if not isinstance(segment, FfnSegment) or layer not in self._arenas:
             return segment
         choose = self.foresight.of(layer, segment.spec, segment.device)
@@ -89,20 +89,20 @@ class NeuronAccelerated(Accelerated):
         )
 
     def begin(self, short: bool) -> None:
-        """See `Accelerated.begin`; raises what a migration failed with."""
+        """Begin a step; raise the error of a migration that failed."""
         super().begin(short)
         if self.arena is not None:
             self.arena.begin()
 
     def abandon(self) -> None:
-        """See `Accelerated.abandon`."""
+        """Discard the predictions of an aborted step and wait until no neurons move."""
         super().abandon()
         if self.arena is not None:
             self.foresight.abandon()
             self.arena.settle()
 
     def describe(self) -> str:
-        """See `Accelerated.describe`."""
+        """Return what the accelerator and the CPU computed and what moved, for the user."""
         assert self.arena is not None
         figures = self.arena.figures
         share = figures.active_there / max(1, figures.active)
@@ -119,7 +119,7 @@ class NeuronAccelerated(Accelerated):
 
     @property
     def held(self) -> str:
-        """See `Accelerated.held`: blocks that every token uses as a whole, and neurons one by one."""
+        """The accelerator's share of whole blocks and of single neurons, as a sentence for the user."""
         assert self.arena is not None
         plan, layers = self._neurons, self.arena.layers
         single = {number for number, piece in enumerate(plan.pieces) if piece.block.layer in self._arenas
@@ -136,7 +136,7 @@ class NeuronAccelerated(Accelerated):
         return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 
     def _layers(self, kept: Sequence[Bytes]) -> dict[int, ArenaLayer]:
-        """Of each layer what lies where, and its records in the host's memory."""
+        """Return each layer's part of the arena, with its records in the host's memory."""
         found: dict[int, ArenaLayer] = {}
         chosen = iter(self._neurons.placement.neurons)
         for block in self._places.long:
@@ -151,7 +151,7 @@ class NeuronAccelerated(Accelerated):
         return found
 
     def _predictors(self) -> dict[int, tuple[Scorer, Device]]:
-        """Of each layer, and the device that asks it: the accelerator, or the host, as the placement says."""
+        """Return each layer's predictor and the device that runs it, accelerator or host, as placed."""
         found: dict[int, tuple[Scorer, Device]] = {}
         for layer, predictor in self._neurons.setup.predictors.items():
             there = layer in self._neurons.predicted_there
@@ -166,12 +166,12 @@ class NeuronAccelerated(Accelerated):
 
 
 def clock_of(device: Device) -> Callable[[], float]:
-    """What calls and copies of a device are timed with: an emulated one has a time of its own."""
+    """Return the clock that times a device's calls and copies, in seconds; an emulated device has its own."""
     emulation: Any = getattr(device, "emulation", None)
     clock: Callable[[], float] = perf_counter if emulation is None else emulation.clock.now
     return clock
 
 
 def _padded(frequency: np.ndarray, count: int) -> np.ndarray:
-    """With zeros for the neurons that fill the last unit."""
+    """Return `frequency` with zeros for the neurons that pad the last unit."""
     return np.pad(frequency, (0, count - len(frequency)))

@@ -1,9 +1,8 @@
-"""`--sparsity auto` beside an accelerator: all neurons by the plan of offloading, or the active ones on both sides.
+"""`--sparsity auto` with an accelerator: choose between all neurons, as offloading plans them, and active ones alone.
 
-Both plans fill the accelerator's memory, so a node cannot try them by turns as the host does (`worker.neurons.judge`).
-The cost model compares them instead, with the rates that were measured of this machine, for the request that every plan
-of an accelerator is made for: a prompt, of which either plan is taken to compute all neurons, and an answer token by
-token.
+Both plans fill the accelerator's memory, so a node cannot alternate between them as on the host
+(`worker.neurons.judge`). Instead the cost model compares them, with this machine's measured rates, for the request that
+all accelerator plans are made for: a prompt and an answer. Both plans are assumed to compute all neurons of the prompt.
 """
 
 from collections.abc import Sequence
@@ -25,8 +24,8 @@ from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
 from worker.shards.image import HeldBlock
 
-NAMED = 1.5  # neurons that a predictor names for each active one, at most (tpi.sparsity.training)
-MIGRATING = 0.4  # of the neurons on the accelerator: with more, what stays is already what is active (benchmark hybrid)
+NAMED = 1.5  # most neurons that a predictor names for each active one (tpi.sparsity.training)
+MIGRATING = 0.4  # share of the neurons on the accelerator above which migration does not pay (benchmark hybrid)
 
 
 def decide_either(
@@ -37,7 +36,9 @@ def decide_either(
     tables: Tables | None,
     decide: Decide,
 ) -> OffloadPlan:
-    """What the accelerator does: as `--sparsity` asks, or as it is predicted to take less; else what `decide` says.
+    """Return the accelerator's plan that `--sparsity` asks for, or the faster one with `auto`.
+
+    Without predictors, or with `--sparsity off`, this is the plan of `decide`.
 
     Raises:
         PlanError: if what is asked for does not fit, or contradicts itself.
@@ -50,7 +51,7 @@ def decide_either(
         return decide_sparse(plan, held, machine, options, tables, asked == "dynamic")
     whole = decide(plan, machine, options, tables)
     if type(whole) is not OffloadPlan or insistence(options) or options.kv_tier or options.many:
-        return whole  # the user asks for another way of using it
+        return whole  # the user has chosen another way to use the accelerator
     try:
         sparse = decide_sparse(plan, held, machine, options, tables, migrate=True)
     except PlanError as error:
@@ -71,25 +72,25 @@ def decide_either(
 
 
 def seconds_of(problem: Problem, plan: OffloadPlan) -> tuple[float, float]:
-    """Of the prompt and of the answer that plans are made for, with all neurons."""
+    """Return the expected seconds of the prompt and of the answer, with all neurons."""
     found = forecast(problem, plan.chosen)
     return found.ttft, problem.request.answer * found.decode.seconds
 
 
 def sparse_seconds(plan: NeuronPlan) -> tuple[float, float]:
-    """The same with the active neurons of single tokens; a prompt is taken to have all, computed by the host."""
+    """Return the expected seconds of the prompt, with all neurons on the host, and of the answer, with active ones."""
     problem = plan.problem
     prompt = forecast(problem, plan.chosen).ttft
     segments = list(problem.work.segments)
     for number, seconds in zip(_blocks(plan), ffn_seconds(plan), strict=True):
-        as_bytes = int(seconds * problem.machine.host.read)  # of weights that the host reads as long
+        as_bytes = int(seconds * problem.machine.host.read)  # bytes of weights that the host reads in this time
         segments[number] = replace(segments[number], nbytes=as_bytes, weights=0)
     sparse = replace(problem, work=replace(problem.work, segments=tuple(segments)))
     return prompt, problem.request.answer * step_seconds(sparse, plan.chosen, problem.step("decode")[0])
 
 
 def ffn_seconds(plan: NeuronPlan) -> list[float]:
-    """Of each block of neurons: its predictor, then the slower side."""
+    """Return the seconds of each block of neurons: its predictor, then the slower of both sides."""
     neurons, machine = plan.neurons, plan.problem.machine
     assert machine.accelerator is not None
     found = []
@@ -106,12 +107,12 @@ def ffn_seconds(plan: NeuronPlan) -> list[float]:
 
 
 def _blocks(plan: NeuronPlan) -> list[int]:
-    """The pieces that are blocks of neurons."""
+    """Return the numbers of the pieces that are blocks of neurons."""
     return [number for number, piece in enumerate(plan.pieces) if piece.block.kind != "attention"]
 
 
 def _share_there(plan: NeuronPlan) -> float:
-    """Of the neurons, those that lie on the accelerator."""
+    """Return the share of the neurons that lie on the accelerator."""
     return sum(map(len, plan.placement.neurons)) / sum(len(layer.frequency) for layer in plan.neurons.layers)
 
 
@@ -120,7 +121,7 @@ def _token(problem: Problem, seconds: tuple[float, float]) -> str:
 
 
 def _fits(plan: NodePlan, held: Sequence[HeldBlock], sparse: NeuronPlan, tables: Tables | None) -> bool:
-    """Whether the host's memory holds all neurons."""
+    """Return True if the host's memory holds all neurons."""
     pieces = [replace(sparse.pieces[number], device=0) for number in sparse.fed]
     hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], len(sparse.home), 0)
     try:

@@ -1,9 +1,8 @@
-"""When all neurons of a block on the CPU are faster than the active ones on accelerator and CPU: by measured costs.
+"""The choice between all neurons of a block on the CPU and its active neurons on accelerator and CPU.
 
-What is measured is a share: of how many neurons the CPU's sparse product takes as long as its product of all
-(`worker.neurons.judge.measure_limit`), for steps of each size when the first comes. That is a ratio of two of its own
-products, which other load on the CPU leaves as it is. So all neurons cost what so many cost by the line that is fitted
-while steps of that size are computed, and fitted again when it drifts (`scheduler.neurons.costs`).
+For each size of steps, `worker.neurons.judge.measure_limit` measures the share of neurons whose sparse product on the
+CPU takes as long as the product of all. As a ratio of two products on the CPU, it hardly depends on other load. The
+cost of all neurons is then the fitted cost (`scheduler.neurons.costs`) of that share.
 """
 
 from collections.abc import Callable
@@ -13,31 +12,31 @@ from scheduler.neurons.costs import LineCost
 from scheduler.neurons.sizes import size_class
 
 Lines = tuple[LineCost, LineCost]
-"""Of the accelerator and of the CPU."""
-ASKED_AGAIN = 32  # choices after which the two sides are measured once more, though all neurons were faster
+"""The costs on the accelerator and on the CPU."""
+ASKED_AGAIN = 32  # choices of all neurons after which active ones are tried once more
 
 
 class DenseFallback:
-    """The choice for the blocks of one node; by one thread."""
+    """The choices for the blocks of one node. Used by one thread."""
 
     def __init__(self, limit: float | None = None) -> None:
-        """`limit` is that share for a token; until it is known all are never computed for being faster."""
-        self.dense = 0  # times that all were computed
+        """Start with the `limit` for one token; while it is unknown, active neurons are always computed alone."""
+        self.dense = 0  # number of times that all neurons were computed
         self._limits: dict[int, float] = {} if limit is None else {0: limit}
-        self._since: dict[int, int] = {}  # by size, how often all were computed one after the other
-        self._unasked: dict[tuple[int, int], int] = {}  # by layer and size where all were faster: steps since then
+        self._since: dict[int, int] = {}  # by size, consecutive choices of all neurons
+        self._unasked: dict[tuple[int, int], int] = {}  # by layer and size, steps since all were faster
 
     @property
     def known(self) -> bool:
-        """Whether that share was measured or given for one token."""
+        """True if the limit for one token was measured or given."""
         return 0 in self._limits
 
     def learn(self, tokens: int, limit: float) -> None:
-        """It is so much for steps of so many tokens."""
+        """Set the `limit` for steps of about `tokens` tokens."""
         self._limits[size_class(tokens)] = limit
 
     def limit(self, tokens: int, measure: Callable[[], float] | None = None) -> float:
-        """That share for steps of so many tokens: as it is measured now, if none of about so many came before."""
+        """Return the limit for steps of about `tokens` tokens; call `measure` if this size has none yet."""
         size, one = size_class(tokens), self._limits.get(0, inf)
         if size not in self._limits:
             if one == inf or measure is None:
@@ -46,9 +45,9 @@ class DenseFallback:
         return self._limits[size]
 
     def asks(self, layer: int, tokens: int) -> bool:
-        """Whether to have a layer's neurons predicted for so many tokens; of one token, always.
+        """Return True if a layer should be predicted in a step of `tokens` tokens; always True for one token.
 
-        Where all were faster the last time, predicting the union of several tokens is time lost, but now and then.
+        If all neurons were faster the last time, several tokens are predicted only every `ASKED_AGAIN` steps.
         """
         at = (layer, size_class(tokens))
         if at not in self._unasked:
@@ -59,14 +58,14 @@ class DenseFallback:
         return at not in self._unasked
 
     def note(self, layer: int, tokens: int, paid: bool) -> None:
-        """What came of asking for so many tokens."""
+        """Record whether computing active neurons alone `paid` in a layer, for `tokens` tokens."""
         if tokens > 1 and not paid:
             self._unasked[layer, size_class(tokens)] = 0
 
     def pays(self, there: int, here: int, neurons: int, lines: Lines | None, tokens: int = 1) -> bool:
-        """Whether to compute `there` active neurons on the accelerator and `here` on the CPU, of `neurons` in all.
+        """Return True to compute `there` active neurons on the accelerator and `here` on the CPU, not all `neurons`.
 
-        `lines` is None where costs of such steps are not known yet: then the CPU's part alone decides.
+        If `lines` is None, the costs of such steps are not known yet and the CPU's part alone decides.
         """
         size, everything = size_class(tokens), self.limit(tokens) * neurons
         if lines is None:

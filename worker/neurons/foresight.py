@@ -1,8 +1,8 @@
-"""Which neurons the next layers will need: predictions made ahead on the accelerator, while this layer is computed.
+"""Predictions of the neurons that later layers need, made on the accelerator while a layer is computed.
 
-A predictor that looks k layers ahead is given the input of layer i - k, and says two things of layer i: what should
-migrate by then, and what is computed then (DynamicInfer, design 1). One that looks no layers ahead is asked when its
-layer's turn comes; what it names should be there for the next token.
+A predictor that looks k layers ahead takes the input of layer i - k. Its result chooses the neurons that migrate
+before layer i, and those that layer i computes (DynamicInfer, design 1). With k = 0 it runs at its own layer, and the
+neurons that it names migrate for the next token.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,39 +24,39 @@ from worker.node.microbatch import MicroBatch
 
 F32 = npt.NDArray[np.float32]
 Place = Callable[[Bytes], Bytes]
-"""Brings bytes into a device's memory, and returns where they are."""
+"""Copy bytes into a device's memory and return them there."""
 
 
 class Scorer(Protocol):
-    """Says of every neuron of one layer how likely it is to be active."""
+    """A model of how likely each neuron of one layer is to be active."""
 
     @property
     def threshold(self) -> float:
-        """From which score on it counts as active."""
+        """Least score of a neuron that counts as active."""
 
     @property
     def ahead(self) -> int:
-        """How many layers before its own it is asked."""
+        """Number of layers before its own at which the scorer runs."""
 
     @property
     def given(self) -> Given:
-        """What it is given."""
+        """Kind of input that the scorer takes."""
 
     def scores(self, x: F32, /) -> F32:
-        """`[tokens, neurons]` for `x` `[tokens, hidden]`."""
+        """Return scores `[tokens, neurons]` for `x` `[tokens, hidden]`."""
 
 
 class PlacedPredictor:
     """A `Scorer`: a predictor whose matrices lie in the memory of a device, which multiplies with them."""
 
     def __init__(self, predictor: Predictor, device: Device, place: Place) -> None:
-        """`place` brings bytes into the memory of `device`."""
+        """Copy the predictor's matrices into the memory of `device` with `place`."""
         self.threshold, self.ahead, self.given = predictor.threshold, predictor.ahead, predictor.given
         self._predictor, self._kernels = predictor, device.kernels
         self._first, self._second = (place(matrix.data) for matrix in (predictor.first, predictor.second))
 
     def scores(self, x: F32, /) -> F32:
-        """See `Scorer.scores`."""
+        """Return scores `[tokens, neurons]` for `x` `[tokens, hidden]`, computed on the device."""
         of, kernels = self._predictor, self._kernels
         between = kernels.logits(of.first.run, self._first, np.ascontiguousarray(x))[:, : of.rank]
         between = np.ascontiguousarray(np.maximum(between, np.float32(0)))
@@ -65,7 +65,7 @@ class PlacedPredictor:
 
 
 class Foresight:
-    """The predictions of one node, layer by layer. By one thread; a device may compute them meanwhile."""
+    """The predictions of one node, layer by layer. Used by one thread; devices may compute them in the background."""
 
     def __init__(
         self,
@@ -74,16 +74,19 @@ class Foresight:
         devices: Mapping[int, Device],
         fallback: DenseFallback,
     ) -> None:
-        """By layer; of `devices` each has its scorers that look ahead asked. `fallback` says whom to ask."""
+        """Create predictions from scorers, arenas and the devices that run them, each by layer.
+
+        `fallback` decides which layers are predicted.
+        """
         self._scorers, self._arenas, self._devices, self._fallback = scorers, arenas, devices, fallback
-        self._later: dict[int, list[int]] = {}  # at each layer, whom to ask of later ones
+        self._later: dict[int, list[int]] = {}  # by layer, the later layers whose scorers run there
         for layer, scorer in scorers.items():
             if scorer.ahead:
                 self._later.setdefault(layer - scorer.ahead, []).append(layer)
         self._coming: dict[tuple[int, int], Pending[Union]] = {}  # by micro-batch and layer
 
     def of(self, layer: int, spec: FfnSpec, host: Device) -> Choose:
-        """What a block is told to compute; `spec` is of all its neurons, `host` norms its input."""
+        """Return the function that predicts a block; `spec` has all its neurons, and `host` normalises its input."""
 
         def choose(part: MicroBatch) -> NeuronChoice | None:
             x = part.prepared(spec, host, host.kernels)
@@ -92,9 +95,9 @@ class Foresight:
         return choose
 
     def abandon(self) -> None:
-        """The step breaks off."""
+        """Discard the predictions of a step that was aborted."""
         for pending in self._coming.values():
-            Finished(pending.wait)  # whatever comes of it
+            Finished(pending.wait)  # wait for it and ignore its outcome
         self._coming.clear()
 
     def _choose(self, layer: int, part: MicroBatch, normed: F32) -> NeuronChoice | None:
@@ -111,7 +114,7 @@ class Foresight:
         return NeuronChoice(found.active, found.scores, 0.0 if scorer is None else scorer.threshold, ask)
 
     def _ask(self, layers: list[int], part: MicroBatch, normed: F32) -> None:
-        """Have later layers foretold, and what is worth it migrate, while this one is computed."""
+        """Start the predictions of later `layers`, which run while this layer is computed."""
         for layer in layers:
             call = partial(self._union, layer, _given(self._scorers[layer], part.x, normed))
             self._coming[id(part), layer] = self._devices[layer].start(call)
@@ -129,5 +132,5 @@ def _given(scorer: Scorer, x: F32, normed: F32) -> F32:
 
 
 def stay(data: Bytes) -> Bytes:
-    """A `Place` in the host's memory, where they are."""
+    """Return `data` unchanged: the `Place` of bytes that stay in the host's memory."""
     return data

@@ -1,8 +1,8 @@
-"""A feed-forward block on an accelerator and the CPU at the same time: each computes its active neurons, one merge.
+"""A feed-forward block that the accelerator and the CPU compute together: each its active neurons, then one sum.
 
-Which neurons are active is said by whoever predicts (`Choose`); who computes each is said by the arena's index table
-(`scheduler.neurons.arena`). The accelerator is started first and the CPU computes beside it. Where one side has nothing
-to do there is no call for it, and where no neuron is active, none at all.
+A `Choose` function predicts the active neurons; the arena's index table (`scheduler.neurons.arena`) assigns each to a
+side. The accelerator is started first, and the CPU computes at the same time. A side without active neurons is not
+called.
 """
 
 import time
@@ -24,20 +24,21 @@ from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Take
 
 F32 = npt.NDArray[np.float32]
-HABITS = 8  # tokens of a step at most whose union says something of how often a neuron is active
+HABITS = 8  # most tokens of a step whose active neurons count towards the recent frequencies
 
 
 def _nothing() -> None:
-    """Nobody looks ahead."""
+    """Do nothing: the default of `NeuronChoice.then`."""
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronChoice:
-    """What a prediction says of a block: `active`, int32 in order, each once.
+    """The prediction for a block: its `active` neurons, int32, ascending and unique.
 
-    For a single token also the `scores` `[neurons]` from `threshold` on which they are active; else None. `then` is
-    called when the accelerator has been told of its part: what is asked of it there comes after that. Of many tokens
-    `pieces` are those that each few of them need, in order (`worker.neurons.union`); else nothing.
+    Attributes:
+        scores: `[neurons]` for a single token, else None; a neuron is active if its score reaches `threshold`.
+        then: called after the accelerator's part has been started, to start predictions of later layers behind it.
+        pieces: for many tokens, the active neurons of each piece of the step (`worker.neurons.union`); else empty.
     """
 
     active: I32
@@ -48,16 +49,20 @@ class NeuronChoice:
 
 
 Choose = Callable[[MicroBatch], NeuronChoice | None]
-"""The active neurons of a block for a micro-batch; None: all are computed, as that was faster for so many tokens."""
+"""Return the prediction for a micro-batch, or None to compute all neurons since that is faster for its tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class HybridFfn:
     """A `worker.node.segment.Segment`: all neurons of a block in the host's memory, some in the accelerator's arena.
 
-    `device` is the host and `spec` of all neurons; `beside` computes on the accelerator, begun by `launch`. What either
-    takes is told by `clock`, in seconds of the calling thread: an emulated accelerator's has its own time. `measured`
-    gives the share from which on all neurons of these bytes are faster for such an input, on the host.
+    Attributes:
+        device: the host.
+        spec: the block with all its neurons.
+        beside: the accelerator.
+        launch: starts a call on the accelerator.
+        clock: times both sides, in seconds; an emulated accelerator has a clock of its own.
+        measured: returns the share of active neurons above which computing all neurons is faster on the host.
     """
 
     device: Device
@@ -73,11 +78,11 @@ class HybridFfn:
 
     @property
     def empty(self) -> bool:
-        """See `Segment.empty`."""
+        """True if the node has no neurons of this block."""
         return self.spec.neuron.units == 0
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `Segment.start`; all is computed with the output."""
+        """Start the block in the output phase; return None in the other phases, which compute nothing."""
         if Phase.OUTPUT not in phases:
             return None
         whole = FfnSegment(self.device, self.device.start, self.spec)
@@ -101,11 +106,11 @@ class HybridFfn:
         return Merged(pending) if pending else Finished(lambda: np.zeros_like(part.x))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """See `Segment.chained`; a chain computes all neurons."""
+        """Return the block as a part of a chain, which computes all neurons."""
         return ChainBlock(self.spec, data, residual)
 
     def _measure(self, data: Bytes, part: MicroBatch) -> None:
-        """Find out from which share on all are faster, with the first step of about so many tokens."""
+        """Measure above which share computing all neurons is faster, in the first step of about this many tokens."""
         if (measured := self.measured) is not None:
             kernels = self.device.kernels
             self.fallback.limit(len(part.x), lambda: measured(data, part.prepared(self.spec, self.device, kernels)))
@@ -118,13 +123,13 @@ class HybridFfn:
 
     @cached_property
     def _slots(self) -> FfnSpec:
-        """The slots as a run of their own, without biases."""
+        """The arena's slots as a block of their own, without biases."""
         neuron = self.spec.neuron
         units = len(self.arena.slots) // neuron.width
         return replace(self.spec, neuron=replace(neuron, units=units), gate_bias=None, up_bias=None)
 
     def _spec_of(self, held: HeldNeurons) -> FfnSpec:
-        """With the biases where their neurons lie now."""
+        """Return the spec of the slots, with each neuron's biases at its current slot."""
         given = self.spec
         if given.gate_bias is None and given.up_bias is None:
             return self._slots
@@ -133,7 +138,7 @@ class HybridFfn:
         return replace(self._slots, gate_bias=gate, up_bias=up)
 
     def _there(self, held: HeldNeurons, part: MicroBatch, take: Take) -> list[Pending[F32]]:
-        """The accelerator's part, begun; the slots are given back when it has used them."""
+        """Start the accelerator's part, if there is one; the slots are released when it has been computed."""
         if not len(held.slots):
             return []
         spec, kernels, arena = self._spec_of(held), self.beside.kernels, self.arena
@@ -155,7 +160,7 @@ class HybridFfn:
         return [self.launch(call)]
 
     def _here(self, held: HeldNeurons, data: Bytes, part: MicroBatch, take: Take) -> list[Pending[F32]]:
-        """The CPU's part, computed in this thread."""
+        """Start the CPU's part, if there is one."""
         if not len(held.here):
             return []
         spec, kernels, x = self.spec, self.device.kernels, take(self)
@@ -170,7 +175,7 @@ class HybridFfn:
 
 
 class Merged:
-    """The sum of what was begun: a `tpi.devices.base.Pending`."""
+    """The sum of several pending results: a `tpi.devices.base.Pending`."""
 
     __slots__ = ("_parts",)
 
@@ -179,11 +184,11 @@ class Merged:
 
     @property
     def done(self) -> bool:
-        """See `Pending.done`."""
+        """True if all parts are done."""
         return all(part.done for part in self._parts)
 
     def wait(self) -> F32:
-        """See `Pending.wait`; the accelerator's part first, so that sums do not depend on who is sooner."""
+        """Wait for all parts and return their sum, always added in the same order so that results are reproducible."""
         first, *others = wait_all(self._parts)
         total = first.copy() if others else first
         for other in others:

@@ -1,9 +1,9 @@
-"""Whether computing active neurons alone pays on this node: measured, not believed.
+"""Measurements that decide whether a node computes only predicted neurons, for steps of each size.
 
-Two questions, for steps of each size. How many may be active, before all of them are faster: from one block's weights.
-And with `--sparsity auto`, whether predicting and computing some takes less time than computing all: the first short
-steps of a size are computed by turns, one with all neurons and the next with those predicted, and what took less is
-gone on with. Longer steps are too few for turns: there the costs of blocks decide (`worker.neurons.union`).
+The limit is the share of active neurons above which computing all neurons is faster. It is measured with one block's
+weights. With `--sparsity auto`, the first short steps of a size alternate between all neurons and predicted ones; the
+node continues with the faster mode. Longer steps are too rare to alternate, so the costs of their blocks decide
+(`worker.neurons.union`).
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from tpi.kernels import Kernels
 from tpi.kernels.spec import STREAM_TOKENS, FfnSpec, Input
 from worker.neurons.union import UnionCosts
 
-TURNS = 8  # steps of each kind that are compared
-SHORT = STREAM_TOKENS  # tokens of the longest steps that take turns: as many as kernels take at once
-_WARM = 2  # steps that come before
-_REPEATED = 5  # times that a short step's products are measured
-_SEVERAL = 2  # and a longer one's
-_UNMEASURED = 0.65  # share of the neurons, before a block was in memory to measure with (docs/sparsity.md)
+TURNS = 8  # steps of each mode that are compared
+SHORT = STREAM_TOKENS  # most tokens of a step that alternates: as many as kernels compute at once
+_WARM = 2  # steps before the compared ones
+_REPEATED = 5  # measurements of a short step's products
+_SEVERAL = 2  # measurements of a longer step's products
+_UNMEASURED = 0.65  # assumed limit until a block is in memory to measure with
 
 Mode = Literal["auto", "static", "dynamic"]
 Clock = Callable[[], float]
@@ -34,10 +34,11 @@ Clock = Callable[[], float]
 def measure_limit(
     kernels: Kernels, spec: FfnSpec, data: Bytes, clock: Clock = perf_counter, x: Input | None = None
 ) -> float:
-    """Share of the neurons of a block from which on all of them are faster, for `x`, or one token. The least counts.
+    """Return the share of active neurons, at most 1, above which computing all neurons of a block is faster.
 
-    A sparse product's time grows with the neurons in it, so that one of half of them tells of all. Both are timed by
-    turns; a `clock` other than the real one is that of an emulation, in which a call takes as long every time.
+    The input is `x`, or one token of zeros. A sparse product's time is proportional to its neurons, so this times a
+    product of half of them and one of all, alternately, and compares the shortest times. With an emulation's `clock`,
+    whose calls always take the same time, each is timed once.
     """
     neurons = spec.neuron.units * spec.neuron.width
     given = np.zeros((1, spec.neuron.hidden), np.float32) if x is None else x
@@ -57,34 +58,34 @@ def _timed(call: Callable[[], object], clock: Clock) -> float:
 
 @dataclass
 class SizeTurns:
-    """Steps of one size, with all neurons and with those predicted by turns, until one takes less."""
+    """The comparison for steps of one size, which alternate between all neurons and predicted ones."""
 
-    pays: bool | None = None  # None: not known yet
-    chosen: int = 0  # neurons computed where they were predicted, of so many
-    of: int = 0
+    pays: bool | None = None  # True if predicting is faster; None until it is known
+    chosen: int = 0  # neurons computed in steps that predicted
+    of: int = 0  # all neurons of those steps
     _took: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))  # seconds a token: all, predicted
     _step: int = 0
-    _now: float = 0.0  # seconds of this step's blocks, for each token
+    _now: float = 0.0  # seconds per token of this step's blocks so far
     _blocks: int = 0
 
     @property
     def predicts(self) -> bool:
-        """Whether the next step's neurons are predicted."""
+        """True if the next step predicts its neurons."""
         return self._step % 2 == 1 if self.pays is None else self.pays
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """What a token's blocks took in the median step, with all neurons and with those predicted."""
+        """Seconds per token of the median step's blocks, with all neurons and with predicted ones."""
         everything, predicted = (median(each) if each else 0.0 for each in self._took)
         return everything, predicted
 
     def note(self, seconds: float) -> None:
-        """A block took so long for each token."""
+        """Add the `seconds` per token that a block of the step took."""
         self._now += seconds
         self._blocks += 1
 
     def end(self) -> None:
-        """The step is over, if there was one."""
+        """End the step, if one was measured, and decide once enough steps of each mode are known."""
         if self.pays is None and self._blocks:
             if self._step >= _WARM:
                 self._took[self.predicts].append(self._now)
@@ -94,61 +95,61 @@ class SizeTurns:
         self.abandon()
 
     def abandon(self) -> None:
-        """The step broke off, and tells nothing."""
+        """Discard the measurements of the current step."""
         self._now, self._blocks = 0.0, 0
 
 
 class Judge:
-    """What a node does in a step, and what became of it; by one thread."""
+    """A node's decisions whether to predict, with the measurements behind them. Used by one thread."""
 
     def __init__(self, mode: Mode, limit: float | None = None) -> None:
-        """`limit` is the share of active neurons above which all are computed; None: to be measured."""
+        """Create a judge; `limit` is the share of active neurons above which all are computed, None to measure it."""
         self.costs = UnionCosts(limit)
         self._mode = mode
         self._turns: dict[int, SizeTurns] = {}  # by size
-        self.chosen = self.of = self.dense = 0  # neurons computed of so many; blocks that fell back to all
-        self.predicting = self.seconds = 0.0  # of blocks whose neurons were predicted
+        self.chosen = self.of = self.dense = 0  # neurons computed, all neurons, blocks that computed all neurons
+        self.predicting = self.seconds = 0.0  # of blocks with predictions: time to predict, total time
 
     def predicts(self, tokens: int) -> bool:
-        """Whether this step's neurons are predicted, which has so many tokens."""
+        """Return True if the current step, of `tokens` tokens, predicts its neurons."""
         return not self._takes_turns(tokens) or self._turns_of(tokens).predicts
 
     def pays(self, tokens: int = 1) -> bool | None:
-        """Whether predicting paid in steps of about so many tokens; None: not known yet."""
+        """Return True if predicting is faster in steps of about `tokens` tokens; None until it is known."""
         return self._turns_of(tokens).pays if self._mode == "auto" else True
 
     def limit(self, tokens: int = 1) -> float:
-        """The share of active neurons above which all are faster, in steps of about so many tokens."""
+        """Return the share of active neurons above which all are faster, in steps of about `tokens` tokens."""
         found = self.costs.limit(tokens)
         return _UNMEASURED if found is None else found
 
     def measured(self, tokens: int = 1) -> bool:
-        """Whether that is known."""
+        """Return True if the limit for steps of about `tokens` tokens has been measured or given."""
         return self.costs.limit(tokens) is not None
 
     def measure(self, kernels: Kernels, spec: FfnSpec, data: Bytes, x: Input | None = None) -> None:
-        """Find it out with a block whose weights are in memory, for steps as long as `x` (or a token); once."""
+        """Measure the limit for steps as long as `x` (or one token), with a block in memory, unless it is known."""
         tokens = 1 if x is None else x.shape[0]
         if not self.measured(tokens):
             self.costs.learn(tokens, measure_limit(kernels, spec, data, perf_counter, x))
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step, which ends the one before."""
         for turns in self._turns.values():
             turns.end()
 
     def abandon(self) -> None:
-        """The step breaks off."""
+        """Discard the measurements of a step that was aborted."""
         for turns in self._turns.values():
             turns.abandon()
 
     def note(self, seconds: float, tokens: int) -> None:
-        """A block took so long, whatever was computed."""
+        """Record the `seconds` of a block in a step of `tokens` tokens, in either mode."""
         if self._takes_turns(tokens):
             self._turns_of(tokens).note(seconds / tokens)
 
     def note_choice(self, chosen: int, of: int, predicting: float, seconds: float, tokens: int = 1) -> None:
-        """So many neurons of a block were computed; predicting them took so much of its time."""
+        """Record that a block computed `chosen` of `of` neurons, `predicting` of its `seconds` spent on prediction."""
         self.chosen += chosen
         self.of += of
         if self._takes_turns(tokens):
@@ -159,7 +160,7 @@ class Judge:
         self.seconds += seconds
 
     def describe(self) -> str:
-        """What became of it, in a sentence; empty before anything was computed."""
+        """Return what was decided and skipped, for the user; an empty string before anything was computed."""
         judged = {size: turns for size, turns in sorted(self._turns.items()) if turns.pays is not None}
         said = [_verdict(size, turns) for size, turns in judged.items()]
         if not judged or any(turns.pays for turns in judged.values()):
@@ -167,7 +168,7 @@ class Judge:
         return "; ".join(filter(None, said))
 
     def skipped(self, trying: bool) -> str:
-        """What was left out so far, and what that took; empty before anything was computed."""
+        """Return the share of neurons skipped so far and the cost of predicting; empty before anything was computed."""
         if not self.of:
             return ""
         return (
@@ -184,7 +185,7 @@ class Judge:
 
 
 def _verdict(size: int, turns: SizeTurns) -> str:
-    """What was measured of one size, and what followed."""
+    """Return the measurements of one size and the decision, for the user."""
     everything, predicted = (1e3 * each for each in turns.seconds)
     of = f" in steps of {size_name(size)}" if size else ""
     return (

@@ -1,8 +1,8 @@
-"""What an accelerator holds of a model whose neurons are chosen token by token: attention first, then hot neurons.
+"""The plan for an accelerator's memory if each token chooses its neurons: attention first, then hot neurons.
 
-Attention is used whole for every token, so it comes first. What is left of the accelerator's memory is for predictors
-and the neurons' arena: the integer program of `scheduler.model.neurons` says what of them lies there. All feed-forward
-weights and all predictors lie in the host's memory.
+Every token uses attention whole, so it comes first. The rest of the accelerator's memory is for predictors and the
+neurons' arena; the integer program of `scheduler.model.neurons` chooses which of them lie there. The host's memory
+holds all feed-forward weights and all predictors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,19 +30,19 @@ from worker.plan.segments import NodeSegment, whole_blocks
 from worker.shards.image import HeldBlock
 
 F64 = npt.NDArray[np.float64]
-_SOLVING = 10.0  # seconds for the placement
+_SOLVING = 10.0  # time limit of the integer program, in seconds
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronSetup:
-    """What is known of a node's neurons, by layer.
+    """A node's neurons by layer, and how they may use the accelerator.
 
     Attributes:
         frequency: how often each of this node's neurons is active, `[neurons]` from 0 to 1.
-        predictors: theirs; the placement says which go to the accelerator.
-        scorers: in place of `predictors`, for layers that have any: for tests.
-        moving: what happens at run time.
-        most: bytes of the accelerator's memory that neurons and predictors may take; None: all that is left.
+        predictors: their predictors; the placement chooses which lie on the accelerator.
+        scorers: scorers that replace `predictors` in their layers, for tests.
+        moving: the settings of neuron migration.
+        most: bytes of the accelerator's memory that neurons and predictors may take; None for all that is left.
     """
 
     frequency: Mapping[int, F64]
@@ -54,10 +54,10 @@ class NeuronSetup:
 
 @dataclass(frozen=True)
 class NeuronPlan(OffloadPlan):
-    """The decision. Feed-forward blocks are the host's, with an arena of `placement` beside them."""
+    """The plan: feed-forward blocks lie on the host, and some of their neurons, by `placement`, also in an arena."""
 
     setup: NeuronSetup = field(kw_only=True)
-    neurons: NeuronProblem = field(kw_only=True)  # whose answer is the placement; a layer for each block of neurons
+    neurons: NeuronProblem = field(kw_only=True)  # solved by the placement; one layer per block of neurons
     placement: NeuronPlacement = field(kw_only=True)
 
     @property
@@ -68,7 +68,7 @@ class NeuronPlan(OffloadPlan):
         return frozenset(layer for layer, there in kept if there and layer in self.setup.predictors)
 
     def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
-        """See `OffloadPlan.below`.
+        """Return the placement below the accelerator, as `OffloadPlan.below` does, if nothing streams.
 
         Raises:
             PlanError: if the host's memory does not hold all neurons.
@@ -90,7 +90,12 @@ def decide_sparse(
     tables: Tables | None,
     migrate: bool,
 ) -> NeuronPlan:
-    """Neurons on both sides, by the predictors of `plan`, which migrate or do not. Errors as `decide_neurons`."""
+    """Plan neurons on both sides with the predictors of `plan`; they move at run time if `migrate` is True.
+
+    Raises:
+        PlanError: as `decide_neurons`.
+        WeightsError: if a predictor cannot be used.
+    """
     predictors = predictors_of(plan, held)
     ahead = max((predictor.ahead for predictor in predictors.values()), default=0)
     moving = replace(DYNAMIC, ahead=max(1, ahead)) if migrate else STATIC
@@ -102,10 +107,11 @@ def decide_sparse(
 def decide_neurons(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None, setup: NeuronSetup
 ) -> NeuronPlan:
-    """What goes where on `machine`, whose accelerator has the memory that is left for this.
+    """Plan attention and neurons on `machine`, whose `accelerator.memory` is the memory available to them.
 
     Raises:
-        PlanError: if the accelerator does not hold attention, or a feed-forward block is no records of neurons.
+        PlanError: if attention does not fit on the accelerator, or a block has no predictors or is not stored as
+            records of neurons.
     """
     pieces = tuple(replace(piece, device=1) for piece in whole_blocks(plan))
     _check(pieces, setup)
@@ -130,7 +136,7 @@ def decide_neurons(
 
 
 def insistence(options: OffloadOptions) -> str:
-    """The flag that says how weights lie or steps are computed, as it was given; empty: none does."""
+    """Return the flag that fixes where weights lie or how steps are computed, with its value; empty if none does."""
     if options.weights_tier:
         return f"--weights {options.weights}"
     if options.pipeline != "auto":
@@ -139,22 +145,22 @@ def insistence(options: OffloadOptions) -> str:
 
 
 def refuse_insistence(plan: NodePlan, options: OffloadOptions) -> None:
-    """Raise a PlanError if neurons are to be divided, and so is something else that leaves nothing to divide."""
+    """Raise a PlanError if `--sparsity static` or `dynamic` is combined with a flag that fixes where weights lie."""
     asked, flag = plan.options.sparsity, insistence(options)
     if flag and plan.predictors and asked in ("static", "dynamic"):
         raise PlanError(
-            f"--sparsity {asked} says by itself what lies on the accelerator and who computes what, against {flag}; "
-            f"leave {flag.split()[0]} out, or --sparsity"
+            f"--sparsity {asked} cannot be combined with {flag}: it decides itself what lies on the accelerator and "
+            f"what each side computes; remove {flag.split()[0]} or --sparsity"
         )
 
 
 def neuron_blocks(pieces: Sequence[NodeSegment]) -> list[NodeSegment]:
-    """Those that are blocks of neurons, in order of use."""
+    """Return the pieces that are blocks of neurons, in order of use."""
     return [piece for piece in pieces if piece.block.kind != "attention"]
 
 
 def placed_bytes(predictor: Predictor) -> int:
-    """What a predictor takes of an accelerator's memory: two matrices, each from the start of a page on."""
+    """Return the bytes that a predictor takes on an accelerator: two matrices, each rounded up to whole pages."""
     return sum(round_up(matrix.run.units * matrix.run.unit_bytes) for matrix in (predictor.first, predictor.second))
 
 
@@ -165,8 +171,8 @@ def _check(pieces: tuple[NodeSegment, ...], setup: NeuronSetup) -> None:
         for run in piece.runs:
             if run.name != "neuron" or run.layout.layout != "record":
                 raise PlanError(
-                    f"{piece.block.name} has no records of neurons, which alone can be chosen one by one; leave "
-                    "--sparsity off"
+                    f"{piece.block.name} is not stored as records of neurons, so they cannot be chosen one by one; "
+                    "give --sparsity off"
                 )
 
 

@@ -1,8 +1,8 @@
-"""What a node's predictors say of a step: which of its own neurons are active, layer by layer, on the host.
+"""Predictions of a node's active neurons, layer by layer, on the host.
 
-A predictor that looks k layers ahead is asked at layer i - k, and answers at layer i; one that looks nowhere is asked
-when its layer's turn comes. Several tokens need the union of theirs, or piece by piece; whether that is worth
-predicting costs say (`worker.neurons.union.UnionCosts`).
+A predictor that looks k layers ahead runs at layer i - k, and its result is used at layer i; k may be 0. Steps of
+several tokens compute the union of their active neurons, or one union for each piece of the step. Measured costs
+decide whether predicting is worth it (`worker.neurons.union.UnionCosts`).
 """
 
 from collections.abc import Callable, Mapping
@@ -20,20 +20,20 @@ from worker.node.microbatch import MicroBatch
 
 F32 = npt.NDArray[np.float32]
 Foretell = Callable[[int, NeuronChoice], None]
-"""Told of a layer what will be active there, as soon as it is known."""
+"""Called with a later layer and its prediction, as soon as that is known."""
 
 
 def nobody(layer: int, choice: NeuronChoice) -> None:
-    """Nothing is done ahead."""
+    """Ignore the prediction: the default of `Predictions`."""
 
 
 class Predictions:
-    """The predictions of one node; by one thread."""
+    """The predictions of one node. Used by one thread."""
 
     def __init__(self, scorers: Mapping[int, Scorer], foretell: Foretell = nobody) -> None:
-        """`scorers` by layer, each of all of the node's neurons of it."""
+        """Create predictions from `scorers` by layer, each of which scores all of the node's neurons of its layer."""
         self._scorers, self._foretell = scorers, foretell
-        self._later: dict[int, list[int]] = {}  # at each layer, whom to ask of later ones
+        self._later: dict[int, list[int]] = {}  # by layer, the later layers whose predictors run there
         for layer, scorer in scorers.items():
             if scorer.ahead:
                 self._later.setdefault(layer - scorer.ahead, []).append(layer)
@@ -42,9 +42,10 @@ class Predictions:
     def choose(
         self, layer: int, spec: FfnSpec, device: Device, part: MicroBatch, costs: UnionCosts | None
     ) -> NeuronChoice | None:
-        """What a block is to compute for a micro-batch; None: all. `spec` is of its neurons on the host, `device`.
+        """Return the prediction of a block for a micro-batch, or None to compute all neurons.
 
-        Without `costs` predictions are asked for whatever they cost, and believed however many they name.
+        `spec` describes the block's neurons on the host, `device`. Without `costs`, neurons are always predicted, and
+        predictions are used however many neurons they name.
         """
         prepared = part.prepared(spec, device, device.kernels)
         normed = prepared if isinstance(prepared, np.ndarray) else prepared.values()
@@ -57,11 +58,11 @@ class Predictions:
         return self._chosen(layer, part.x, normed, costs) if layer in self._scorers else None
 
     def abandon(self) -> None:
-        """The step breaks off."""
+        """Discard the predictions of a step that was aborted."""
         self._coming.clear()
 
     def _chosen(self, layer: int, x: F32, normed: F32, costs: UnionCosts | None) -> NeuronChoice | None:
-        """What is predicted; None where that was not worth it, or is more than all are faster from."""
+        """Predict a layer's neurons; return None if that is not worth its cost or too many neurons are active."""
         scorer, tokens = self._scorers[layer], len(x)
         given = x if scorer.given == "residual" else normed
         if costs is None or tokens == 1:

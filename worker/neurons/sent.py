@@ -1,4 +1,4 @@
-"""Predictors as a node is told of them: what a plan may say, and what they are when their bytes are there."""
+"""Predictors that the master sends to a node: checks of the plan, and the predictors made from received blocks."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _MOST_RANK = 1 << 14
 
 
 def predictor_faults(assign: Assign) -> Iterator[str | None]:
-    """What is wrong with the predictors of a plan whose blocks are right: see `worker.plan.checks`."""
+    """Yield what is wrong with the predictors of a plan, for `worker.plan.checks`; its blocks must be valid."""
     if len({one.layer for one in assign.predictors}) < len(assign.predictors):
         yield "a layer has two predictors"
     for one in assign.predictors:
@@ -26,7 +26,7 @@ def predictor_faults(assign: Assign) -> Iterator[str | None]:
 
 
 def predictors_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, Predictor]:
-    """The predictors of this node's neurons, by layer; `held` are the plan's blocks by their source.
+    """Return the predictors of this node's neurons by layer; `held` are the plan's blocks in the plan's order.
 
     Raises:
         WeightsError: if one cannot be used.
@@ -39,10 +39,10 @@ def predictors_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, Predic
 
 
 def frequencies_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, npt.NDArray[np.float64]]:
-    """How often each of this node's neurons is active, by layer, 0 to 1.
+    """Return how often each of this node's neurons is active, by layer, float64 `[neurons]` from 0 to 1.
 
-    Where the model was not profiled, a predictor's bias says which are likelier than others, or nothing does; those
-    that PowerInfer's solver marked for a GPU are likelier than all others.
+    If the model was not profiled, this estimates the frequency from the predictor's bias, if it has one. Neurons that
+    PowerInfer's solver marked for a GPU then count as more frequent than all others.
     """
     found = {}
     for one in plan.predictors:
@@ -57,12 +57,12 @@ def frequencies_of(plan: NodePlan, held: Sequence[HeldBlock]) -> dict[int, npt.N
 
 
 def matrix_bytes(rows: int, columns: int, weights: Weights) -> int:
-    """Bytes of a predictor's matrix as it is kept."""
+    """Return the bytes of a predictor's matrix in its storage format."""
     return rows * row_bytes(columns, weights)
 
 
 def values_of(nbytes: int) -> int:
-    """How many float32 values so many bytes travel as."""
+    """Return how many float32 values `nbytes` bytes are sent as."""
     return -(-nbytes // 4)
 
 
@@ -72,22 +72,22 @@ def _fault(assign: Assign, one: PredictorPlan) -> str | None:
     if not (one.ahead <= one.layer < config.layers and 1 <= one.rank <= _MOST_RANK and np.isfinite(one.threshold)):
         return f"the predictor of layer {one.layer} has rank {one.rank}, and looks {one.ahead} layers ahead"
     if one.neurons != neurons:
-        return f"the predictor of layer {one.layer} is of {one.neurons} neurons where the node has {neurons}"
+        return f"the predictor of layer {one.layer} is made for {one.neurons} neurons, but the node has {neurons}"
     if one.weights != "f16" and (config.hidden % GROUP or one.rank % GROUP):
-        return f"the predictor of layer {one.layer} has rows that are no multiple of {GROUP}"
+        return f"the predictor of layer {one.layer} has rows whose length is not a multiple of {GROUP}"
     shapes = {"first": (one.rank, config.hidden), "second": (one.neurons, one.rank)}
     sizes = {name: values_of(matrix_bytes(*shape, one.weights)) for name, shape in shapes.items()}
     sizes["bias"] = sizes["frequency"] = sizes["marked"] = one.neurons
     lengths = {vector.name: vector.length for vector in block.vectors}
     if block.runs or not {"first", "second"} <= lengths.keys() <= sizes.keys():
-        return f"the predictor of layer {one.layer} is a block of other things"
+        return f"the predictor of layer {one.layer} is a block with missing or unknown parts"
     if any(length != sizes[name] for name, length in lengths.items()):
-        return f"the predictor of layer {one.layer} has matrices of other sizes than its rank"
+        return f"the predictor of layer {one.layer} has parts whose sizes do not match its rank"
     return None
 
 
 def _neurons(assign: Assign, layer: int) -> int:
-    """How many neurons this node has of the dense feed-forward block of a layer, the padding left out."""
+    """Return how many neurons of a layer's dense feed-forward block this node has, without padding; -1 if none."""
     if not layer < len(assign.layers):
         return -1
     for block in (assign.blocks[index] for index in assign.layers[layer].blocks):

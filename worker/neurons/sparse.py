@@ -1,4 +1,4 @@
-"""Feed-forward blocks of which the host computes the active neurons alone."""
+"""Feed-forward blocks on the host that compute only their active neurons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,49 +27,54 @@ from worker.shards.image import HeldBlock
 
 
 class SparseNode:
-    """What a node's sparse blocks have in common. A `scheduler.weights.StepListener`."""
+    """The state that a node's sparse blocks share. A `scheduler.weights.StepListener`."""
 
     def __init__(self, scorers: Mapping[int, Scorer], judge: Judge) -> None:
-        """`scorers` by layer, of all of this node's neurons of it."""
+        """Create the state from `scorers` by layer, each of which scores all of this node's neurons of its layer."""
         self.judge = judge
-        self.foretell: Foretell = nobody  # told of what a later layer will compute
-        self.records: RecordTier | None = None  # where neurons come from disk one by one
+        self.foretell: Foretell = nobody  # called with predictions of later layers
+        self.records: RecordTier | None = None  # set if neurons are read from disk one by one
         self._predictions = Predictions(scorers, lambda layer, choice: self.foretell(layer, choice))
 
     def begin(self, short: bool) -> None:
-        """See `scheduler.weights.StepListener`."""
+        """Begin a step."""
         self.judge.begin()
 
     def abandon(self) -> None:
-        """See `scheduler.weights.StepListener`; a prediction is asked for anew by every step that uses one."""
+        """Discard the measurements and predictions of a step that was aborted."""
         self.judge.abandon()
         self._predictions.abandon()
 
     def describe(self) -> str:
-        """What became of it, in a sentence."""
+        """Return what was skipped, decided and read, for the user; empty before anything was computed."""
         read = "" if self.records is None else self.records.stats().describe()
         return "; ".join(filter(None, [self.judge.describe(), read]))
 
     def adapted(self, segment: Segment, layer: int, first: int) -> Segment:
-        """A segment with a node's neurons from `first` on, which computes active ones alone; others as they are."""
+        """Return a segment that computes only active neurons; other kinds of segments are returned unchanged.
+
+        `first` is the number of the segment's first neuron among the node's neurons of `layer`.
+        """
         if not isinstance(segment, FfnSegment) or segment.empty:
             return segment
         return SparseFfn(segment.device, segment.launch, segment.spec, layer, first, self)
 
     def choose(self, layer: int, spec: FfnSpec, device: Device, part: MicroBatch) -> NeuronChoice | None:
-        """What is active of a block for a micro-batch, asked once for all of its segments; None: compute all."""
+        """Return a block's prediction for a micro-batch, made once for all its segments, or None for all neurons."""
         if not self.judge.predicts(len(part.x)):
             return None
         key = (SparseNode, layer)
         if key not in part.between:
-            costs = None if self.records is not None else self.judge.costs  # what is not read is worth more
+            costs = (
+                None if self.records is not None else self.judge.costs
+            )  # each skipped neuron saves a read, so always predict
             found = self._predictions.choose(layer, spec, device, part, costs)
             part.between[key] = Finished(lambda: found)
         chosen: NeuronChoice | None = part.between[key].wait()
         return chosen
 
     def measure(self, arrangement: Arrangement[Segment]) -> None:
-        """Find out from which share on all neurons are faster, with a block whose weights are in memory."""
+        """Measure above which share of active neurons all are faster, with a block whose weights are in memory."""
         for segments, hold in zip(arrangement.blocks, arrangement.holds, strict=True):
             for segment in segments:
                 if isinstance(segment, SparseFfn) and len(segments) == 1:
@@ -81,7 +86,7 @@ class SparseNode:
 
 @dataclass(frozen=True, eq=False)
 class SparseFfn:
-    """A `worker.node.segment.Segment`: neurons of the host's, `first` of the node's in front of them."""
+    """A `worker.node.segment.Segment` of neurons on the host; `first` is its first one among the node's neurons."""
 
     device: Device
     launch: Launch
@@ -92,18 +97,18 @@ class SparseFfn:
 
     @property
     def empty(self) -> bool:
-        """See `Segment.empty`."""
+        """True if the segment has no neurons."""
         return self.spec.neuron.units == 0
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `Segment.start`; all is computed with the output."""
+        """Start the block in the output phase; return None in the other phases, which compute nothing."""
         if Phase.OUTPUT not in phases:
             return None
         return self.launch(lambda: self._compute(data, part, take))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """See `Segment.chained`; raises TpiError, for a chain computes all neurons."""
-        raise TpiError("neurons that are predicted are in no chain; run them block by block")
+        """Raise TpiError, since a chain computes all neurons."""
+        raise TpiError("predicted neurons cannot be part of a chain; run them block by block")
 
     def _compute(self, data: Bytes, part: MicroBatch, take: Take) -> F32:
         kernels, judge, tokens = self.device.kernels, self.node.judge, len(part.x)
@@ -125,7 +130,7 @@ class SparseFfn:
         return found
 
     def _listed(self, data: Bytes, part: MicroBatch, lists: Sequence[I32]) -> F32:
-        """What the listed neurons come to, each list for its own piece of the tokens."""
+        """Compute the listed neurons; each list belongs to one piece of the tokens."""
         kernels, out = self.device.kernels, np.zeros_like(part.x)
         if len(lists) == 1:
             if len(lists[0]):
@@ -142,7 +147,7 @@ class SparseFfn:
         return self.spec.neuron.units * self.spec.neuron.width
 
     def _own(self, chosen: NeuronChoice, tokens: int) -> list[I32]:
-        """The node's active neurons that lie here, by their place here, for each piece; no list: all are faster."""
+        """Return the segment's own active neurons for each piece; an empty list if computing all neurons is faster."""
         lists = []
         for active in chosen.pieces or (chosen.active,):
             begin, end = np.searchsorted(active, (self.first, self.first + self._neurons))
@@ -153,7 +158,7 @@ class SparseFfn:
 
 
 def open_sparse(plan: NodePlan, held: Sequence[HeldBlock], host: Device) -> SparseNode | None:
-    """What computes active neurons alone, where the plan has predictors and `--sparsity` is not off.
+    """Return the state of sparse blocks, or None if the plan has no predictors or `--sparsity` is off.
 
     Raises:
         WeightsError: if a predictor cannot be used.

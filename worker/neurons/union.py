@@ -1,11 +1,11 @@
-"""The neurons that a step's tokens need together, and whether they are worth predicting: by measured costs.
+"""The union of the active neurons of a step's tokens, and the measured costs that decide whether to predict it.
 
-Kernels multiply a list of neurons with `PIECE` tokens at once. So do predictions: each piece of a longer step has a
-list of its own, and scores take no more memory than `SCORED` bytes, or a piece's. As soon as the lists are longer than
-would pay, all neurons are computed.
+Kernels multiply a list of neurons with `PIECE` tokens at once, so each piece of a longer step has a list of its own.
+Scores are computed for as many pieces at once as fit into `SCORED` bytes, at least one. Predicting stops as soon as
+the lists are too long to pay; then all neurons are computed.
 
-Whether to predict at all is asked of costs that are kept for each size of steps (`scheduler.neurons.sizes`): predicting
-and then computing the share that was needed before is to take less than computing all.
+Costs are kept for each size of steps (`scheduler.neurons.sizes`). Neurons are predicted if predicting, and computing
+the share that was needed the last time, takes less time than computing all.
 """
 
 from collections import deque
@@ -24,22 +24,25 @@ from worker.neurons.fallback import ASKED_AGAIN
 
 F32 = npt.NDArray[np.float32]
 Score = Callable[[F32], F32]
-"""`[tokens, neurons]` of an input `[tokens, hidden]`."""
+"""Return scores `[tokens, neurons]` for an input `[tokens, hidden]`."""
 PIECE = STREAM_TOKENS
-SCORED = 256 << 10  # bytes
-_KEPT = 16  # measurements, the latest
-_LEAST = 1 / 16  # share of the neurons that tells what one of them takes: of fewer, a call's own time is too much
+SCORED = 256 << 10  # bytes of scores computed at once
+_KEPT = 16  # latest measurements that count
+_LEAST = 1 / 16  # least share of the neurons in a measurement: below it the overhead of the call dominates
 
 
 @dataclass(frozen=True, eq=False)
 class Union:
-    """What a step needs: `active` in order, of one token also its `scores` `[neurons]`, of many the `pieces`' own.
+    """The neurons of a layer that a step needs.
 
     Attributes:
-        neurons: of the layer.
-        share: of them, that a piece needs on average.
-        tokens: those that were asked about.
-        over: whether the rest was not, as `share` was too large by then.
+        active: all of them, int32 and ascending.
+        scores: `[neurons]` if the step has one token, else None.
+        pieces: the active neurons of each piece of a longer step; empty if there is one piece.
+        neurons: number of neurons of the layer.
+        share: share of them that a piece needs on average.
+        tokens: number of tokens predicted.
+        over: True if predicting stopped because `share` was too large.
     """
 
     active: I32
@@ -52,7 +55,7 @@ class Union:
 
 
 def union_of(score: Score, threshold: float, x: F32, most: float = inf) -> Union:
-    """What `x` `[tokens, hidden]` needs, or that it is more than the share `most` of the neurons."""
+    """Return the union for `x` `[tokens, hidden]`; stop when it exceeds the share `most` of the neurons."""
     if len(x) == 1:
         scores = score(x)[0]
         active = np.flatnonzero(scores >= np.float32(threshold)).astype(np.int32)
@@ -73,33 +76,33 @@ def union_of(score: Score, threshold: float, x: F32, most: float = inf) -> Union
 
 @dataclass
 class _Size:
-    """What is known of steps of one size. Seconds are of one token and one of a layer's neurons."""
+    """Measurements of steps of one size, in seconds per token and neuron of a layer."""
 
     limit: float | None = None
     predicting: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     whole: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    shares: dict[int, float] = field(default_factory=dict)  # by layer, of its neurons, when last asked
-    unasked: dict[int, int] = field(default_factory=dict)  # by layer, steps since then
+    shares: dict[int, float] = field(default_factory=dict)  # by layer, the share at the last prediction
+    unasked: dict[int, int] = field(default_factory=dict)  # by layer, steps since that prediction
 
 
 class UnionCosts:
-    """The costs of one node's blocks on the host; by one thread."""
+    """The costs of one node's blocks on the host. Used by one thread."""
 
     def __init__(self, limit: float | None = None) -> None:
-        """`limit` is the share of active neurons above which all are computed, whatever the size; None: as measured."""
+        """Create costs; `limit` is the share of active neurons above which all are computed, None to measure it."""
         self._given = limit
         self._sizes: dict[int, _Size] = {}
 
     def limit(self, tokens: int) -> float | None:
-        """That share for steps of so many tokens; None: not measured yet."""
+        """Return the limit for steps of about `tokens` tokens; None if it is not measured yet."""
         return self._given if self._given is not None else self._of(tokens).limit
 
     def learn(self, tokens: int, limit: float) -> None:
-        """It was measured."""
+        """Set the measured `limit` for steps of about `tokens` tokens."""
         self._of(tokens).limit = limit
 
     def asks(self, layer: int, tokens: int) -> bool:
-        """Whether to predict a layer's neurons for so many tokens: where it paid the last time, or that is long ago."""
+        """Return True if a layer should be predicted: it paid the last time, or that was `ASKED_AGAIN` steps ago."""
         size, limit = self._of(tokens), self.limit(tokens)
         if layer not in size.shares or limit is None or not size.whole or not size.predicting:
             return True
@@ -113,13 +116,13 @@ class UnionCosts:
         return True
 
     def predicted(self, layer: int, found: Union, tokens: int, seconds: float) -> None:
-        """That was named of a layer in a step of so many tokens, and asking took so long."""
+        """Record that predicting `found` for a layer, in a step of `tokens` tokens, took `seconds`."""
         size = self._of(tokens)
         size.shares[layer] = found.share
         size.predicting.append(seconds / max(1, found.tokens * found.neurons))
 
     def computed(self, tokens: int, neurons: int, share: float, seconds: float) -> None:
-        """That share of so many neurons took so long, without predicting them; 1: all were computed, by no list."""
+        """Record that computing a `share` of `neurons` neurons took `seconds`, without the time to predict them."""
         limit, each = self.limit(tokens), seconds / max(1, tokens * neurons)
         if share == 1:
             self._of(tokens).whole.append(each)

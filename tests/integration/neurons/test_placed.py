@@ -147,7 +147,7 @@ FLAGS = [
 def test_flags_that_leave_neurons_nothing_to_divide_are_refused_by_name(
     sparsity: str, options: OffloadOptions, flag: str, pack: Pack, tmp_path: Path
 ) -> None:
-    said = rf"--sparsity {sparsity} says by itself .* against {flag}; leave {flag.split()[0]} out"
+    said = rf"--sparsity {sparsity} cannot be combined with {flag}: .*; remove {flag.split()[0]} or --sparsity"
     more: dict[str, Any] = {"predictors": exact_predictors(pack), **SMALL}
     with closing(open_emulated(f"{LARGE}B,stretch=1")) as card:
         beside = {0: Beside(card, at_once(), options)}

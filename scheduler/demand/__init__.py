@@ -1,1 +1,1 @@
-"""Weights that are fetched when they are wanted: experts and neurons in a cache, and what keeps what in it."""
+"""Weights that are loaded when they are used: a cache of experts and neurons, and its eviction policies."""

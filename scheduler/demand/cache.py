@@ -1,13 +1,13 @@
-"""A cache of units in equal slots of one piece of memory, filled from the tier below when they are wanted.
+"""A cache of units in equal slots of one piece of memory, filled from the tier below on demand.
 
-    with cache.hold(keys) as data:      # waits until all are there; data is their bytes, in the order of the keys
-    with cache.follow(keys) as units:   # the same one after the other, each when it is there
-    with cache.groups(keys) as groups:  # as many at once as there is room for
-    held = cache.share(keys, choose)    # those that are there, and as many of the others as are worth their way
-    cache.expect(keys)                  # a hint: read ahead as far as the tier below has time
+    with cache.hold(keys) as data:      # waits until all are loaded; data is their bytes, in the order of the keys
+    with cache.follow(keys) as units:   # yields them one after the other, as each is loaded
+    with cache.groups(keys) as groups:  # yields as many at once as there is room for
+    held = cache.share(keys, choose)    # those that are loaded, and as many of the others as are worth loading
+    cache.expect(keys)                  # a hint: read ahead while the tier below is idle
 
-Nothing is overwritten while it is held or being loaded. What is demanded goes before what is read ahead. A load that
-failed surfaces in the hold that waits for it, and the next hold tries again.
+A slot is not overwritten while its unit is held or loading. Demand loads go before read-ahead. A failed load raises in
+the hold that waits for it, and the next hold tries again.
 """
 
 import time
@@ -32,11 +32,11 @@ from tpi.devices.pages import Bytes
 from tpi.errors import PlanError, TpiError
 from tpi.trace import OFF, NoTrace
 
-RECORDED = 256  # steps from the start, whose uses are kept for a comparison with other policies
+RECORDED = 256  # first steps whose uses are recorded, to compare policies
 
 
 class DemandCache:
-    """Holds by one thread at a time. What is held for a `device` is given back when that has used it."""
+    """A cache whose units one thread at a time may hold. With a `device`, units are released after its queued calls."""
 
     def __init__(
         self,
@@ -52,35 +52,40 @@ class DemandCache:
         clock: Callable[[], float] = time.perf_counter,
         idle: IdleTime | None = None,
     ) -> None:
-        """Fill slots of `source.slot_bytes` bytes of `memory`, which for a disk's large units is page-aligned.
+        """Create a cache with slots of `source.slot_bytes` bytes in `memory` (page-aligned for large units of a disk).
 
-        `policy` knows the units of `source` by their numbers. `verify(unit, data)` sees each unit when it is loaded
-        first, and raises if it is not what it should be; it is then read once more. `reads` is another reader's of the
-        same disk. `clock` gives the seconds by which the tier below is said to be idle, unless `idle` says it.
+        Args:
+            policy: the eviction policy; it knows units by their numbers in `source`.
+            verify: called as `verify(unit, data)` at a unit's first load. If it raises, the unit is read once more.
+            reads: the clock of another reader of the same disk.
+            clock: seconds, by which idle times of the tier below are measured, unless `idle` is given.
 
         Raises:
             PlanError: if `memory` does not hold one unit.
         """
         if memory.size < source.slot_bytes:
-            raise PlanError(f"{memory.size} bytes hold no unit; give the cache {source.slot_bytes} bytes at least")
+            raise PlanError(f"{memory.size} bytes hold no unit; give the cache at least {source.slot_bytes} bytes")
         self._device = device
         self._number = {key: number for number, key in enumerate(source.keys)}
         self._blocks = np.array([block for block, _ in source.keys], np.int64)
         self._recorded: list[list[Units]] = []
-        self._counted: DemandStats | None = None  # when the recording was full
+        self._counted: DemandStats | None = None  # the counts at the end of the recording
         self._store = Store(source, memory, policy, workers, verify, reads, trace, idle or Gaps(clock))
 
     @property
     def capacity(self) -> int:
-        """How many units there is room for."""
+        """Number of units that the cache has room for."""
         return len(self._store.table)
 
     def group_size(self, units: int) -> int:
-        """How many of so many units `groups` holds at once: one half of the cache is loaded while the other is used."""
+        """Return how many of `units` units `groups` holds at once.
+
+        If not all fit, it is half of the cache: one half is loaded while the other is used.
+        """
         return max(1, units if units <= self.capacity else self.capacity // 2)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step: tell the policy, and start a new entry of the recording."""
         with self._store.lock:
             if len(self._recorded) < RECORDED:
                 self._recorded.append([])
@@ -91,11 +96,11 @@ class DemandCache:
 
     @contextmanager
     def hold(self, keys: Sequence[Key]) -> Iterator[list[Bytes]]:
-        """All of `keys` of one block at once, each given once: their bytes, 1-D uint8, in that order.
+        """Hold all of `keys`, which are distinct and of one block; yield their bytes, 1-D uint8, in that order.
 
         Raises:
-            WeightsError: if one could not be loaded; names the file. Or what else a load failed with.
-            TpiError: if they are more than there is room for beside what is held, or the cache is closed.
+            WeightsError: if a unit cannot be loaded; names the file. Other errors of a load are raised as they are.
+            TpiError: if they do not fit in addition to what is held, or the cache is closed.
         """
         units = self._numbers(keys)
         self._pin(units, len(units))
@@ -107,9 +112,9 @@ class DemandCache:
 
     @contextmanager
     def follow(self, keys: Sequence[Key]) -> Iterator[Iterator[Bytes]]:
-        """The bytes of `keys`, of one block, one after the other; each is valid until the next is asked for.
+        """Yield an iterator over the bytes of `keys`, which are of one block; each is valid until the next is taken.
 
-        There may be more of them than there is room for. Errors as `hold`, some of them while iterating.
+        There may be more keys than slots. Errors are those of `hold`; some are raised during the iteration.
         """
         units = self._numbers(keys)
         walk = Walk(units, self._pin, self._store.wait, self._unpin)
@@ -121,9 +126,9 @@ class DemandCache:
 
     @contextmanager
     def groups(self, keys: Sequence[Key]) -> Iterator[Iterator[list[Bytes]]]:
-        """The bytes of `keys`, of one block, together: in one group if there is room for all, else in several.
+        """Yield an iterator over groups of the bytes of `keys`, which are of one block: one group if all fit.
 
-        Errors as `follow`.
+        Errors are those of `follow`.
         """
         units = self._numbers(keys)
         groups = Groups(units, self.group_size(len(units)), self._pin, self._store.wait, self._unpin)
@@ -134,10 +139,10 @@ class DemandCache:
             groups.close()
 
     def share(self, keys: Sequence[Key], choose: Choose) -> SharedHold:
-        """Those of `keys`, of one block, that are there, and as many of the others as `choose` has loaded.
+        """Hold those of `keys` (of one block) that are loaded, and load as many of the others as `choose` says.
 
-        What is left is computed elsewhere. It is used all the same, and loaded when the tier below is idle if the
-        policy would rather have it than something that is there. The hold is closed by whoever asked. Errors as `hold`.
+        The remaining units are computed elsewhere. They count as used, and are loaded while the tier below is idle if
+        the policy prefers them to a resident unit. The caller closes the hold. Errors are those of `hold`.
         """
         units = self._numbers(keys)
         self._note(units)
@@ -145,39 +150,39 @@ class DemandCache:
         return self._shared(*parts)
 
     def present(self, keys: Sequence[Key]) -> SharedHold:
-        """As `share`, of nothing but what is there; no use that is counted, or that a policy hears of."""
+        """Hold those of `keys` that are loaded, without loading others, counting a use or telling the policy."""
         return self._shared(*self._store.present(self._numbers(keys)))
 
     def warm(self, keys: Sequence[Key]) -> None:
-        """Load `keys` before the first step, in which nothing of it is counted. Errors as `hold`."""
+        """Load `keys` before the first step, without counting these loads. Errors are those of `hold`."""
         for _, same in groupby(keys, key=lambda key: key[0]):
             with self.hold(list(same)):
                 pass
         self._store.forget_counts()
 
     def expect(self, keys: Sequence[Key]) -> None:
-        """A hint that `keys`, all of one block, are what its next hold wants."""
+        """Expect that the next hold of a block will be of `keys`, which are all of that block; read ahead if idle."""
         if keys:
             self._store.announce(keys[0][0], self._numbers(keys))
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes that were loaded since it was opened, counted or not."""
+        """Bytes loaded since the cache was opened, counted or not."""
         return self._store.loaded_bytes
 
     def stats(self) -> DemandStats:
-        """The counts so far."""
+        """Return the counts so far."""
         with self._store.lock:
             return self._store.stats.copy()
 
     def recording(self) -> tuple[Recording, DemandStats]:
-        """What the first `RECORDED` steps used, and what was counted in them."""
+        """Return the units that the first `RECORDED` steps used, and the counts of these steps."""
         with self._store.lock:
             steps = tuple(tuple(step) for step in self._recorded)
             return Recording(self._blocks, steps), (self._counted or self._store.stats).copy()
 
     def close(self) -> None:
-        """UnitLoad nothing more, and join every thread of its own. Idempotent."""
+        """Stop loading, and join all threads of the cache. Idempotent."""
         self._store.close()
 
     def _numbers(self, keys: Sequence[Key]) -> Units:
@@ -198,7 +203,7 @@ class DemandCache:
         )
 
     def _note(self, units: Units) -> None:
-        """Keep for `recording` what was used."""
+        """Add `units` to the recording of the step."""
         with self._store.lock:
             if self._recorded and self._counted is None:
                 self._recorded[-1].append(units)
@@ -206,17 +211,17 @@ class DemandCache:
     def _pin(self, units: Units, at_least: int) -> int:
         count = self._store.pin(units, at_least)
         if count < at_least and self._device is not None:
-            self._device.start(_nothing).wait()  # what was held is given back by then
+            self._device.start(_nothing).wait()  # units that were held are released by then
             count = self._store.pin(units, at_least)
         if count < at_least:
             raise TpiError(
-                f"{at_least} of {len(units)} units cannot be held beside what is held: there is room for "
-                f"{self.capacity} in all; release what is held first"
+                f"{at_least} of {len(units)} units cannot be held: the cache has room for {self.capacity}, and others "
+                "are held; release these first"
             )
         return count
 
     def _unpin(self, units: Units) -> None:
-        """Give units back, when the device is through with what it was told so far."""
+        """Release units, with a device after the calls that are queued on it."""
         if self._device is None:
             self._store.unpin(units)
         else:
@@ -224,4 +229,4 @@ class DemandCache:
 
 
 def _nothing() -> None:
-    """A call that comes after those before it."""
+    """Do nothing; mark a position in the device's order of calls."""

@@ -1,4 +1,4 @@
-"""Units of a hold as they are used: one after the other, or as many together as there is room for."""
+"""Iterators over the units of a hold: one after the other, or as many at once as there is room for."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,10 +7,10 @@ from tpi.devices.pages import Bytes
 
 
 class Groups(Iterator[list[Bytes]]):
-    """The bytes of units in groups, in their order; each group is valid until the next is asked for.
+    """The bytes of units in groups, in order; each group is valid until the next is requested.
 
-    Where not all of them fit, one half of the cache is loaded while the other is used. Which units make a group does
-    not depend on which were there, so that sums have the same bits again. `close` gives back what is held.
+    If not all of them fit, one half of the cache is loaded while the other is used. The groups do not depend on which
+    units were loaded before, so that repeated sums have the same bits. `close` releases what is held.
     """
 
     def __init__(
@@ -21,13 +21,16 @@ class Groups(Iterator[list[Bytes]]):
         wait: Callable[[int], Bytes],
         unpin: Callable[[Units], None],
     ) -> None:
-        """`size` units make a group; `pin(units, at_least)` pins some of them from the first on, and says how many."""
+        """Iterate in groups of `size` units. `pin(units, at_least)` pins some, from the first on; returns how many."""
         self._units, self._size, self._pin, self._wait, self._unpin = units, size, pin, wait, unpin
-        self._used = self._given = self._pinned = 0  # units before these are given back, given out, pinned
+        self._used = self._given = self._pinned = 0  # units before these positions are released, handed out, pinned
         self._pin_more()
 
     def __next__(self) -> list[Bytes]:
-        """The next group's, when all of it is there. Errors as `scheduler.demand.cache.DemandCache.groups`."""
+        """Return the bytes of the next group, when all of it is loaded.
+
+        Errors are those of `scheduler.demand.cache.DemandCache.groups`.
+        """
         self._give_back(self._given)
         if self._given == len(self._units):
             raise StopIteration
@@ -36,12 +39,12 @@ class Groups(Iterator[list[Bytes]]):
         return [self._wait(int(unit)) for unit in self._units[begin : self._given]]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release all units. Idempotent."""
         self._give_back(self._pinned)
         self._given = len(self._units)
 
     def _pin_more(self) -> None:
-        """The next group has to be pinned as a whole, the one after it as far as there is room."""
+        """Pin the whole next group, and of the group after it as many units as there is room for."""
         if self._pinned == len(self._units):
             return
         least = min(self._given + self._size, len(self._units)) - self._pinned
@@ -54,9 +57,9 @@ class Groups(Iterator[list[Bytes]]):
 
 
 class Walk(Iterator[Bytes]):
-    """The bytes of units that are held in order, as many ahead as there is room for.
+    """The bytes of units in order, with as many units pinned ahead as there is room for.
 
-    Each is given back when the next is asked for, and the last ones by `close`.
+    Each unit is released when the next is requested, the last ones by `close`.
     """
 
     def __init__(
@@ -66,13 +69,16 @@ class Walk(Iterator[Bytes]):
         wait: Callable[[int], Bytes],
         unpin: Callable[[Units], None],
     ) -> None:
-        """`pin(units, at_least)` pins some of them from the first on; returns how many."""
+        """Iterate over `units`. `pin(units, at_least)` pins some of them, from the first on, and returns how many."""
         self._units, self._pin, self._wait, self._unpin = units, pin, wait, unpin
-        self._at = -1  # is used now
+        self._at = -1  # position of the unit in use
         self._pinned = pin(units, 1) if len(units) else 0
 
     def __next__(self) -> Bytes:
-        """The next unit's, when it is there. Errors as `scheduler.demand.cache.DemandCache.follow`."""
+        """Return the bytes of the next unit, when it is loaded.
+
+        Errors are those of `scheduler.demand.cache.DemandCache.follow`.
+        """
         if self._at >= 0:
             self._unpin(self._units[self._at : self._at + 1])
         self._at = min(self._at + 1, len(self._units))
@@ -83,7 +89,7 @@ class Walk(Iterator[Bytes]):
         return self._wait(int(self._units[self._at]))
 
     def close(self) -> None:
-        """Give back what is pinned. Idempotent."""
+        """Release the pinned units. Idempotent."""
         rest, self._pinned = self._units[max(self._at, 0) : self._pinned], 0
         self._at = len(self._units)
         self._unpin(rest)

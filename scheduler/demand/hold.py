@@ -1,4 +1,4 @@
-"""A block whose units are fetched when they are wanted, as the block loop holds it: a `scheduler.weights.Demanded`."""
+"""A block whose units are loaded when they are chosen: a `scheduler.weights.Demanded` for the block loop."""
 
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -14,13 +14,13 @@ from tpi.devices.pages import Bytes
 
 S = TypeVar("S")
 Gathered = Callable[[Sequence[tuple[int, Bytes]]], S]
-"""One segment of some units, each with its weights."""
+"""Makes one segment of some units, each given with its weights."""
 
 _NOTHING: Bytes = np.zeros(0, np.uint8)
 
 
 class DemandedBlock(Generic[S]):
-    """Some segments that every step needs, and units that are in the cache or come when they are wanted."""
+    """A block with segments that every step needs, and units that are cached or loaded when they are chosen."""
 
     def __init__(
         self,
@@ -30,28 +30,33 @@ class DemandedBlock(Generic[S]):
         cache: DemandCache,
         gathered: Gathered[S],
     ) -> None:
-        """`always` has one at least, which may be empty, so that a step that wants no unit here comes to something.
+        """Create the block with number `block`.
 
-        What is wanted and `units` lacks is another node's. `gathered` makes of units what is computed at once.
+        Args:
+            always: segments for every step. There is at least one, which may be empty, so that a step that chooses no
+                unit of this node has a result.
+            units: the units that this node has; others belong to other nodes.
+            cache: where the units are loaded.
+            gathered: makes one segment of the units that are computed together.
         """
         self._block, self._always, self._cache, self._gathered = block, always, cache, gathered
         self._units, self._own = units, frozenset(units)
 
     def wanting(self, wanted: Wanted) -> "DemandHold[S]":
-        """See `scheduler.weights.Demanded`."""
+        """Return a hold of the segments for every step and of the `wanted` units that this node has (None: all)."""
         units = self._units if wanted is None else _among(wanted, self._own)
         return DemandHold(BlockHold(self._always), self._block, units, self._cache, self._gathered)
 
     def expect(self, wanted: Wanted) -> None:
-        """See `scheduler.weights.Demanded`."""
+        """Expect that the next step chooses `wanted`; read them ahead if the disk is idle."""
         if wanted is not None:
             self._cache.expect([(self._block, unit) for unit in _among(wanted, self._own)])
 
 
 class DemandHold(Generic[S]):
-    """A `scheduler.weights.SegmentHold`: loads begin at once, and what is always there is computed meanwhile.
+    """A `scheduler.weights.SegmentHold`: loads begin at once, and the segments for every step are computed meanwhile.
 
-    The units come as one segment, or as several where there is no room for all of them at once.
+    The units form one segment, or several if there is no room for all of them at once.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class DemandHold(Generic[S]):
         with ExitStack() as stack:
             groups = stack.enter_context(self._cache.groups(self._keys))
             made = self._walk(groups)
-            stack.callback(made.close)  # what is given out is given back first
+            stack.callback(made.close)  # release the segments that were handed out first
             self._stack = stack.pop_all()
         return made
 

@@ -1,7 +1,7 @@
-"""Which loads of a demand cache go next: those that somebody waits for, then what is read ahead. Numbers only.
+"""The order of a demand cache's loads: first those that a hold waits for, then read-ahead. Numbers only.
 
-Read-ahead that is still going on when something is demanded makes it wait. So the gaps are measured, from the end of
-one hold's loads to the next hold, and only what the usual gap has time for is read in it.
+A demand load must wait for a read-ahead that is still running. Therefore the gaps between demands are measured, from
+the end of one hold's loads to the next hold, and read-ahead is limited to the usual gap.
 """
 
 from collections import deque
@@ -9,61 +9,63 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Protocol
 
-SAMPLES = 15  # gaps, of which the median counts
-_JUDGED, _REMEMBERED, _RETRY = 16, 256, 16  # units: enough to judge by; kept in mind; of which one is tried
-_FEWEST = 3  # before that many were seen, nothing is read ahead
-_MOST_AHEAD = 64  # units that wait to be read ahead: those that come later are not kept in mind
+SAMPLES = 15  # number of recent gaps whose median is used
+_JUDGED = 16  # units that were read ahead: enough to judge hints by
+_REMEMBERED = 256  # units; with more, older ones count half
+_RETRY = 16  # one of so many hints is followed although hints have been wrong
+_FEWEST = 3  # gaps that must have been seen before anything is read ahead
+_MOST_AHEAD = 64  # units that may wait to be read ahead; others are forgotten
 
 
 class UnitLoad:
-    """One unit on its way into its slot."""
+    """The load of one unit into its slot."""
 
     def __init__(self, unit: int, ahead: bool) -> None:
         self.unit = unit
         self.ahead = ahead
-        self.error: Exception | None = None  # what it failed with; it is over then
+        self.error: Exception | None = None  # the error of a load that has failed
 
 
 class Waiting:
-    """What is to be loaded and has not begun."""
+    """Queues of the loads that have not begun: on demand, and ahead."""
 
     def __init__(self, joins: Callable[[int, int, int], bool], nbytes: Callable[[int], int]) -> None:
-        """See `scheduler.demand.sources.UnitTier`."""
+        """Create empty queues. The arguments are methods of `scheduler.demand.sources.UnitTier`."""
         self._joins, self._nbytes = joins, nbytes
         self._demanded = deque[int]()
         self._ahead = deque[int]()
 
     @property
     def ahead(self) -> int:
-        """How many may be read ahead."""
+        """Number of units that wait to be read ahead."""
         return len(self._ahead)
 
     def demand(self, units: Iterable[int]) -> None:
-        """Somebody waits for these; what was to be read ahead is not read any more."""
+        """Queue loads that a hold waits for, and forget the units that were to be read ahead."""
         before = len(self._demanded)
         self._demanded.extend(units)
         if len(self._demanded) > before:
             self._ahead.clear()
 
     def announce(self, units: Iterable[int]) -> None:
-        """These may be read ahead."""
+        """Queue units to be read ahead."""
         self._ahead.extend(unit for unit in units if unit not in self._ahead)
 
     def announce_first(self, units: list[int]) -> None:
-        """These may be read ahead, before all others."""
+        """Queue units to be read ahead before all others."""
         others = [unit for unit in self._ahead if unit not in units]
         self._ahead = deque([*units, *others][:_MOST_AHEAD])
 
     def forget_ahead(self) -> None:
-        """There is no time to read ahead."""
+        """Forget the units that were to be read ahead."""
         self._ahead.clear()
 
     def next_demanded(self) -> list[int]:
-        """The units of the next load on demand: one, or neighbours that are loaded as one."""
+        """Remove and return the units of the next load on demand: one, or neighbours that are loaded together."""
         return self._run(self._demanded)
 
     def next_ahead(self, there: Callable[[int], bool]) -> int | None:
-        """The next unit to read ahead that is not `there`."""
+        """Remove and return the next unit to read ahead for which `there` returns False; None if there is none."""
         while self._ahead:
             unit = self._ahead.popleft()
             if not there(unit):
@@ -82,22 +84,22 @@ class Waiting:
 
 
 class HintRecord:
-    """Whether hints come true: what is read ahead takes the place of something, and is worth that only if it is used.
+    """A record of how many units that were read ahead were used.
 
-    Where fewer than a quarter were, one hint in `_RETRY` is followed, to see whether that goes on.
+    If fewer than a quarter were used, only one hint in `_RETRY` is followed, to see whether hints improve.
     """
 
     def __init__(self) -> None:
         self._used = self._wasted = self._asked = 0
 
     def note(self, used: int, wasted: int) -> None:
-        """So many units that were read ahead were used, or went before they were."""
+        """Count units that were read ahead and then used, or evicted before they were used."""
         self._used, self._wasted = self._used + used, self._wasted + wasted
         if self._used + self._wasted > _REMEMBERED:
             self._used, self._wasted = self._used // 2, self._wasted // 2
 
     def follows(self) -> bool:
-        """Whether to read the next unit ahead; asked once for each."""
+        """Return True if the next unit should be read ahead. Call it once for each unit."""
         judged = self._used + self._wasted
         if judged < _JUDGED or 4 * self._used >= judged:
             return True
@@ -106,68 +108,68 @@ class HintRecord:
 
 
 class IdleTime(Protocol):
-    """When the tier below has time for what nobody waits for. The cache asks under its lock."""
+    """An estimate of the time in which the tier below is idle. The cache calls it under its lock."""
 
     def asked(self, loads: bool) -> None:
-        """A hold begins; whether something has to be loaded for it."""
+        """Note that a hold begins; `loads` says if something has to be loaded for it."""
 
     def loaded(self) -> None:
-        """Everything that was demanded is there."""
+        """Note that all demanded units are loaded."""
 
     def room(self, speed: float, under_way: int) -> float:
-        """Bytes that could be read ahead from now on, at `speed` bytes per second, beside those under way."""
+        """Return how many bytes could be read ahead now, at `speed` bytes per second, besides those `under_way`."""
 
 
 class Patient:
-    """An `IdleTime` of a tier whose loads nobody has to wait for: it is idle while nothing is demanded.
+    """An `IdleTime` for a tier whose loads need not be waited for: it is idle while nothing is demanded.
 
-    Whoever finds a unit on its way does without it, if that is sooner, so read-ahead holds up nothing but the loads
-    on demand behind it, by one unit.
+    A hold that finds a unit still loading can do without it, so read-ahead delays only the demand loads behind it, by
+    one unit.
     """
 
     def __init__(self) -> None:
         self._busy = False
 
     def asked(self, loads: bool) -> None:
-        """See `IdleTime.asked`."""
+        """Note that a hold begins; `loads` says if something has to be loaded for it."""
         self._busy |= loads
 
     def loaded(self) -> None:
-        """See `IdleTime.loaded`."""
+        """Note that all demanded units are loaded."""
         self._busy = False
 
     def room(self, speed: float, under_way: int) -> float:
-        """See `IdleTime.room`."""
+        """Return 0 while a demanded unit is loading, else infinity."""
         return 0.0 if self._busy else inf
 
 
 class Gaps:
-    """The times between demands. Not safe from several threads: the cache asks under its lock."""
+    """The times between demands. Not thread-safe: the cache calls it under its lock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds."""
+        """Measure gaps with `clock`, which returns seconds."""
         self._clock = clock
         self._gaps = deque[float](maxlen=SAMPLES)
-        self._since: float | None = None  # nothing has been demanded since then; None: something is being loaded
+        self._since: float | None = None  # when the current gap began; None while something is loading
 
     def asked(self, loads: bool) -> None:
-        """A hold begins; whether something has to be loaded for it."""
+        """Note that a hold begins; `loads` says if something has to be loaded for it."""
         now = self._clock()
         if self._since is not None:
             self._gaps.append(now - self._since)
         self._since = None if loads else now
 
     def loaded(self) -> None:
-        """Everything that was demanded is there."""
+        """Note that all demanded units are loaded."""
         self._since = self._clock()
 
     @property
     def usual(self) -> float:
-        """The median gap in seconds; 0 while too few were seen."""
+        """Median gap in seconds; 0 while too few have been seen."""
         return sorted(self._gaps)[len(self._gaps) // 2] if len(self._gaps) >= _FEWEST else 0.0
 
     def room(self, speed: float, under_way: int) -> float:
-        """Bytes that could be read ahead from now on, at `speed` bytes per second, beside those under way."""
+        """Return how many bytes fit into the rest of the usual gap, at `speed` bytes per second, less `under_way`."""
         if self._since is None:
             return 0.0
         return (self.usual - (self._clock() - self._since)) * speed - under_way

@@ -1,7 +1,7 @@
-"""Which units a cache gives up first: policies behind one interface, on units that are numbered from 0 on.
+"""Eviction policies behind one interface. Units are numbered from 0.
 
-A policy hears of every step, hint and use, and says what a unit is worth to it; the cache gives up what is worth least
-among the units that nobody holds. Belady's, which knows the future, is `scheduler.demand.choice.replay.Belady`.
+A policy is told of every step, hint and use, and returns the worth of a unit. The cache evicts the unit with the least
+worth that is not held. Belady's policy, which knows the future, is `scheduler.demand.choice.replay.Belady`.
 """
 
 from dataclasses import dataclass
@@ -13,134 +13,134 @@ import numpy.typing as npt
 from tpi.errors import PlanError
 
 Key = tuple[int, int]
-"""A block in order of use, and a unit of it: an expert, or some neurons."""
+"""The number of a block in the order of use, and the number of a unit in it: an expert, or some neurons."""
 Units = npt.NDArray[np.int64]
-"""Numbers of units, of all blocks together."""
+"""Numbers of units, counted over all blocks."""
 F64 = npt.NDArray[np.float64]
-_RECENT = 2.0**-40  # of a use counts as much as being used later: it decides between equals
-_LARGE = 2.0**60  # increments are made small again beyond this
-_PINNED = 2.0**80  # worth more than anything that was used
+_RECENT = 2.0**-40  # weight of recency against one use: it only breaks ties
+_LARGE = 2.0**60  # scores are scaled down when increments exceed this
+_PINNED = 2.0**80  # worth of a pinned unit, above that of any use
 
 
 class Policy(Protocol):
-    """What a cache asks. Not safe from several threads: the cache asks under its lock."""
+    """An eviction policy. Not thread-safe: the cache calls it under its lock."""
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
 
     def expect(self, units: Units) -> None:
-        """The next use of a block is said to want `units`, all of that block."""
+        """Take the hint that the next use of a block will be of `units`, which are all of that block."""
 
     def use(self, units: Units) -> None:
-        """`units`, all of one block, are used now."""
+        """Note that `units`, all of one block, are used now."""
 
     def worth(self, units: Units) -> F64:
-        """What it is worth to keep each of `units`; only the order counts."""
+        """Return the worth of keeping each of `units`, float64 `[units]`; only the order of the values matters."""
 
 
 class Lru:
-    """What was used longest ago goes first."""
+    """Least recently used: evicts the unit whose last use is longest ago."""
 
     def __init__(self, units: int) -> None:
         self._last = np.zeros(units)
         self._now = 1
 
     def begin(self) -> None:
-        """See `Policy.begin`."""
+        """Do nothing."""
 
     def expect(self, units: Units) -> None:
-        """See `Policy.expect`."""
+        """Ignore hints."""
 
     def use(self, units: Units) -> None:
-        """See `Policy.use`."""
+        """Note that `units`, all of one block, are used now."""
         self._last[units] = self._now + np.arange(len(units))
         self._now += len(units)
 
     def worth(self, units: Units) -> F64:
-        """See `Policy.worth`."""
+        """Return the time of each unit's last use, counted in uses."""
         worth: F64 = self._last[units]
         return worth
 
 
 class Lfu:
-    """What was used least often goes first; a use counts half after `half_life` steps, if that is given."""
+    """Least frequently used: evicts the unit with the fewest uses. A use counts half after `half_life` steps."""
 
     def __init__(self, units: int, half_life: float = np.inf) -> None:
         self._score, self._recent = np.zeros(units), Lru(units)
         self._growth = 2.0 ** (1 / half_life)
-        self._gain = 1.0  # of a use now: those that come later count more, which is the same as ageing the others
+        self._gain = 1.0  # score of a use now; it grows with time, which has the effect of ageing earlier uses
 
     def begin(self) -> None:
-        """See `Policy.begin`."""
+        """Begin a step: earlier uses count less from now on."""
         self._gain *= self._growth
         if self._gain > _LARGE:
             self._score /= self._gain
             self._gain = 1.0
 
     def expect(self, units: Units) -> None:
-        """See `Policy.expect`."""
+        """Ignore hints."""
 
     def use(self, units: Units) -> None:
-        """See `Policy.use`."""
+        """Note that `units`, all of one block, are used now."""
         self._score[units] += self._gain
         self._recent.use(units)
 
     def worth(self, units: Units) -> F64:
-        """See `Policy.worth`."""
+        """Return the number of each unit's uses, aged; recency breaks ties."""
         worth: F64 = self._score[units] / self._gain + _RECENT * self._recent.worth(units)
         return worth
 
     def frequency(self, units: Units) -> F64:
-        """In which share of the steps each was used, recent ones counting more; 0 to 1."""
+        """Return the share of steps in which each unit was used, 0 to 1; recent steps count more."""
         steps = 1 / (1 - 1 / self._growth)
         frequency: F64 = self._score[units] / self._gain / steps
         return frequency
 
 
 class Pinned:
-    """Some units stay, those that are used most; the others are replaced as by `Lru`."""
+    """Pins some units and evicts the others as `Lru` does."""
 
     def __init__(self, units: int, pinned: Units) -> None:
-        """If all else is held a pinned one goes too: what is wanted has to be somewhere."""
+        """Pin the units `pinned`. One of them is evicted only if all other units are held."""
         self._bonus, self._recent = np.zeros(units), Lru(units)
         self._bonus[pinned] = _PINNED
 
     def begin(self) -> None:
-        """See `Policy.begin`."""
+        """Do nothing."""
 
     def expect(self, units: Units) -> None:
-        """See `Policy.expect`."""
+        """Ignore hints."""
 
     def use(self, units: Units) -> None:
-        """See `Policy.use`."""
+        """Note that `units`, all of one block, are used now."""
         self._recent.use(units)
 
     def worth(self, units: Units) -> F64:
-        """See `Policy.worth`."""
+        """Return the time of each unit's last use, plus a large bonus for pinned units."""
         worth: F64 = self._recent.worth(units) + self._bonus[units]
         return worth
 
 
 class Importance:
-    """v = a + lambda f (DynamicInfer): a is 1 where a unit is predicted, f is how often it was used.
+    """DynamicInfer's importance, v = a + lambda f: a is 1 for a predicted unit, f is its frequency of use.
 
-    Until a hint for a block comes, the units that its last step used are its prediction. `f` forgets by half in
+    Without a hint for a block, the units that its last step used are predicted. Uses count half in `f` after
     `half_life` steps; `weight` is lambda.
     """
 
     def __init__(self, blocks: Units, half_life: float, weight: float) -> None:
-        """`blocks` is the block of each unit."""
+        """Create a policy for units of which `blocks` has the block of each."""
         self._frequent = Lfu(len(blocks), half_life)
         self._blocks, self._weight = blocks, weight
         self._predicted = np.zeros(len(blocks))
-        self._of_block: dict[int, Units] = {}  # what is predicted of each
+        self._of_block: dict[int, Units] = {}  # the predicted units of each block
 
     def begin(self) -> None:
-        """See `Policy.begin`."""
+        """Begin a step: earlier uses count less from now on."""
         self._frequent.begin()
 
     def expect(self, units: Units) -> None:
-        """See `Policy.expect`."""
+        """Predict `units`, all of one block, instead of the earlier prediction for that block."""
         if not len(units):
             return
         block = int(self._blocks[units[0]])
@@ -149,12 +149,12 @@ class Importance:
         self._of_block[block] = units
 
     def use(self, units: Units) -> None:
-        """See `Policy.use`."""
+        """Note that `units`, all of one block, are used now; predict them for the next step."""
         self._frequent.use(units)
         self.expect(units)
 
     def worth(self, units: Units) -> F64:
-        """See `Policy.worth`."""
+        """Return each unit's importance."""
         worth: F64 = self._predicted[units] + self._weight * self._frequent.frequency(units)
         return worth
 
@@ -164,7 +164,7 @@ Kind = Literal["lru", "lfu", "aged", "pins", "importance"]
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """A policy by its name and its settings, as it is remembered beside a pack."""
+    """The name and settings of a policy, as stored next to a pack."""
 
     kind: Kind
     half_life: float = 64  # steps; of `aged` and `importance`
@@ -173,7 +173,7 @@ class PolicyChoice:
 
     @property
     def name(self) -> str:
-        """What people are told."""
+        """Description for people."""
         return {
             "lru": "LRU",
             "lfu": "LFU",
@@ -183,13 +183,16 @@ class PolicyChoice:
         }[self.kind]
 
     def open(self, blocks: Units) -> Policy:
-        """The policy for units of these blocks, one entry for each unit.
+        """Return a new policy; `blocks` has the block of each unit.
 
         Raises:
-            PlanError: if a setting means nothing.
+            PlanError: if a setting is out of range.
         """
         if self.half_life <= 0 or self.weight < 0:
-            raise PlanError(f"a policy that halves in {self.half_life:g} steps, with {self.weight:g} f, means nothing")
+            raise PlanError(
+                f"an eviction policy with a half-life of {self.half_life:g} steps and a weight of {self.weight:g} is "
+                "not possible; the half-life must be above 0 and the weight not negative"
+            )
         count = len(blocks)
         if self.kind == "lru":
             return Lru(count)

@@ -1,4 +1,4 @@
-"""A hold of what is in a cache by someone who can do without the rest, because another device has it, too."""
+"""A hold of the units that are in a cache, for a caller that can compute the others on another device."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,11 +6,11 @@ from scheduler.demand.policies import Key
 from tpi.devices.pages import Bytes
 
 Choose = Callable[[Sequence[Key], Sequence[Key]], int]
-"""How many of the second to have loaded, in their order, where the first are there. Asked under the cache's lock."""
+"""Called as `choose(ready, late)` under the cache's lock; returns how many of `late` to load, in their order."""
 
 
 class SharedHold:
-    """Units of one block: `ready` are there, `late` are on their way in that order, `left` are not coming."""
+    """Units of one block: `ready` are loaded, `late` are loading in that order, `left` will not be loaded."""
 
     def __init__(
         self,
@@ -20,20 +20,20 @@ class SharedHold:
         wait: Callable[[Key], Bytes],
         release: Callable[[], None],
     ) -> None:
-        """`wait(key)` gives a unit's bytes when they are there; `release` gives all of them back."""
+        """Create a hold. `wait(key)` returns a unit's bytes when they are loaded; `release()` releases all units."""
         self.ready, self.late, self.left = ready, late, left
         self._wait, self._release = wait, release
         self._closed = False
 
     def data(self, key: Key) -> Bytes:
-        """The bytes of one that is ready or late, when it is there; until `close`.
+        """Return the bytes of a unit of `ready` or `late`, when it is loaded. They are valid until `close`.
 
-        Raises what its load failed with.
+        Raises the error of a failed load.
         """
         return self._wait(key)
 
     def close(self) -> None:
-        """Give all back, when the device is through with what it was told so far. Idempotent."""
+        """Release all units, with a device after the calls that are queued on it. Idempotent."""
         if not self._closed:
             self._closed = True
             self._release()

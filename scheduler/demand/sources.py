@@ -1,7 +1,7 @@
-"""The tier below a demand cache: where units come from, and how they get into its slots.
+"""The tier below a demand cache: where units are loaded from, and how they get into its slots.
 
-Large units are read from disk one by one, each with one read and straight into its slot. Small ones would keep a disk
-busy with beginnings, so neighbours that are wanted together are read as one, and copied apart.
+A large unit is read from disk directly into its slot, with one read. Small units that are neighbours on disk are read
+together and then copied to their slots, because every read has a fixed cost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,71 +16,71 @@ from scheduler.storage.extent import Extent
 from tpi.devices.base import Device
 from tpi.devices.pages import PAGE, Bytes, page_buffer, round_up
 
-ALONE = 256 << 10  # bytes from which on a unit is a read of its own, and that others are joined up to
+ALONE = 256 << 10  # bytes: a unit of at least this size is read alone, and smaller ones are joined up to this size
 
 
 class UnitTier(Protocol):
-    """Units by their number, in the order of `keys`. Used by several threads."""
+    """A source of units, numbered in the order of `keys`. Several threads use it."""
 
     @property
     def keys(self) -> Sequence[Key]:
-        """Of all units, in the order of their numbers."""
+        """Keys of all units, in the order of their numbers."""
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of memory that any of them takes; whole pages where they are read straight into it."""
+        """Bytes of a slot, which any unit fits into; whole pages if units are read directly into slots."""
 
     def nbytes(self, unit: int) -> int:
-        """Bytes of a unit."""
+        """Return the size of a unit in bytes."""
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """Whether `other` should be loaded with `unit` and those before it, which are `together` bytes."""
+        """Return True if `other` should be loaded together with `unit` and those before it, of `together` bytes."""
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
-        """The unit's bytes in its slot."""
+        """Return the unit's bytes within its slot."""
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
-        """UnitLoad units that were joined into their slots; returns the bytes that moved.
+        """Load units that were joined into their slots; return the number of bytes that were moved.
 
         Raises:
-            WeightsError: or whatever else it failed with.
+            WeightsError: if they cannot be read; other errors are raised as they are.
         """
 
 
 class DiskUnits:
-    """Units that are extents of files."""
+    """Units that are byte ranges of files."""
 
     def __init__(self, disk: Disk, extents: Mapping[Key, Extent], alone: int = ALONE) -> None:
-        """`extents` has the units in the order of their numbers; reads of `alone` bytes are long enough."""
+        """Create a source of `extents`, in the order of the units' numbers. Units of `alone` bytes are read alone."""
         self._alone = alone
         self.keys = list(extents)
         self._extents = list(extents.values())
         self._disk = _Whole(disk)
         smallest = min((extent.nbytes for extent in self._extents), default=0)
-        self.staging_bytes = 0 if smallest >= alone else self._most_together() + PAGE  # for each thread
+        self.staging_bytes = 0 if smallest >= alone else self._most_together() + PAGE  # bytes per thread
         self.slot_bytes = self._slot_bytes()
         self._threads = local()
 
     def nbytes(self, unit: int) -> int:
-        """See `UnitTier.nbytes`."""
+        """Return the size of a unit in bytes."""
         return self._extents[unit].nbytes
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """See `UnitTier.joins`: small units that follow one another in a file, up to a read's size."""
+        """Return True if the units are small, follow one another in a file, and together do not exceed one read."""
         one, two = self._extents[unit], self._extents[other]
         follows = one.path == two.path and one.offset + one.nbytes == two.offset
         return bool(self.staging_bytes) and follows and together + two.nbytes <= self._alone
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
-        """See `UnitTier.view`."""
+        """Return the unit's bytes within its slot."""
         extent = self._extents[unit]
         return slot[: extent.nbytes] if self.staging_bytes else extent.view(slot)
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
-        """See `UnitTier.fill`.
+        """Read units into their slots; return the number of bytes that were read.
 
         Raises:
-            WeightsError: if the file is missing, short or unreadable, twice; names it.
+            WeightsError: if the file is missing, too short or unreadable at two attempts; names the file.
         """
         extents = [self._extents[unit] for unit in units]
         run = Extent(extents[0].path, extents[0].offset, sum(extent.nbytes for extent in extents))
@@ -95,7 +95,7 @@ class DiskUnits:
         return run.slot_bytes
 
     def _staging(self) -> Bytes:
-        """Memory of the calling thread."""
+        """Return the staging buffer of the calling thread."""
         if not hasattr(self._threads, "staging"):
             self._threads.staging = page_buffer(self.staging_bytes)
         staging: Bytes = self._threads.staging
@@ -111,33 +111,33 @@ class DiskUnits:
 
 
 class HostUnits:
-    """Units in the host's memory, on their way to a device: bytes that stay, or another cache's."""
+    """Units in the host's memory that are copied to a device: resident bytes, or those of another cache."""
 
     def __init__(
         self, device: Device, holds: Mapping[Key, AbstractContextManager[Bytes]], sizes: Sequence[int]
     ) -> None:
-        """`holds` gives the bytes of each unit, `sizes` says how many they are."""
+        """Create a source of units; entering a unit's context of `holds` yields its bytes, of size `sizes[unit]`."""
         self.keys = list(holds)
         self._device, self._holds, self._sizes = device, list(holds.values()), sizes
         self.slot_bytes = round_up(max(sizes, default=0))
 
     def nbytes(self, unit: int) -> int:
-        """See `UnitTier.nbytes`."""
+        """Return the size of a unit in bytes."""
         return self._sizes[unit]
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """See `UnitTier.joins`: a copy each."""
+        """Return False: each unit is copied by itself."""
         return False
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
-        """See `UnitTier.view`."""
+        """Return the unit's bytes within its slot."""
         return slot[: self._sizes[unit]]
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
-        """See `UnitTier.fill`.
+        """Copy units into their slots; return the number of bytes that were copied.
 
         Raises:
-            DeviceError: or whatever else a copy failed with.
+            DeviceError: if a copy failed; other errors are raised as they are.
         """
         for unit, slot in zip(units, slots, strict=True):
             with self._holds[unit] as data:
@@ -155,5 +155,5 @@ class _Whole:
         self._disk = disk
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """See `scheduler.storage.disk.Disk`."""
+        """Read bytes of a file into `into`; return how many were read."""
         return self._disk.read(path, offset, into)

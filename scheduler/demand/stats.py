@@ -1,37 +1,37 @@
-"""What a demand cache counts."""
+"""The counters of a demand cache."""
 
 from dataclasses import dataclass, fields
 
 
 @dataclass
 class DemandStats:
-    """Totals since the cache was opened. Units, bytes, seconds."""
+    """Totals since the cache was opened."""
 
     steps: int = 0
-    hits: int = 0  # uses that found their unit there
-    misses: int = 0  # uses for which a unit was loaded, or waited for while it was
-    elsewhere: int = 0  # uses that did without: another device has the unit, too, and was sooner
-    read_bytes: int = 0  # of units on demand and ahead, as they are read
+    hits: int = 0  # uses that found their unit loaded
+    misses: int = 0  # uses that loaded their unit or waited for its load
+    elsewhere: int = 0  # uses that were computed on another device, which was faster than loading
+    read_bytes: int = 0  # bytes that were loaded, on demand and ahead
     ahead: int = 0  # units that were loaded ahead
-    ahead_used: int = 0  # of those, used while they were there
-    ahead_wasted: int = 0  # of those, gone before they were used
-    stall_seconds: float = 0.0  # that holds waited
+    ahead_used: int = 0  # number of these that were used before they were evicted
+    ahead_wasted: int = 0  # number of these that were evicted before they were used
+    stall_seconds: float = 0.0  # time that holds waited
 
     @property
     def uses(self) -> int:
-        """All that was wanted."""
+        """Total number of uses."""
         return self.hits + self.misses + self.elsewhere
 
     @property
     def hit_rate(self) -> float:
-        """Share of the uses that waited for nothing; 0 to 1."""
+        """Share of the uses that found their unit loaded, 0 to 1."""
         return self.hits / max(1, self.uses)
 
     @property
     def bytes_per_step(self) -> float:
-        """What a step read."""
+        """Bytes loaded per step."""
         return self.read_bytes / max(1, self.steps)
 
     def copy(self) -> "DemandStats":
-        """As they are now."""
+        """Return a copy of the present counts."""
         return DemandStats(**{field.name: getattr(self, field.name) for field in fields(self)})

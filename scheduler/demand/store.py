@@ -1,4 +1,4 @@
-"""The slots of a demand cache and the loads into them, under one lock: what is pinned, waited for and served."""
+"""The slots of a demand cache and the loads into them, protected by one lock."""
 
 import threading
 import time
@@ -18,11 +18,11 @@ from tpi.errors import TpiError
 from tpi.trace import NoTrace
 
 Verify = Callable[[int, Bytes], None]
-_LOOK_AGAIN = 1.0  # seconds after which a hold that waits asks whether its load will come at all
+_LOOK_AGAIN = 1.0  # seconds after which a waiting hold checks if its load can still happen
 
 
 class Store:
-    """Arguments as `scheduler.demand.cache.DemandCache`."""
+    """The slots and loads of a cache. The arguments are those of `scheduler.demand.cache.DemandCache`."""
 
     def __init__(
         self,
@@ -43,19 +43,21 @@ class Store:
         self.lock = threading.Lock()
         self._done = threading.Condition(self.lock)
         self._waiting = Waiting(source.joins, source.nbytes)
-        self._loads: dict[int, UnitLoad] = {}  # begun or demanded, and not successful so far; each has a slot
-        self._unused = np.zeros(len(self._slots), np.bool_)  # slots that were filled ahead, and not used since
-        self._announced: dict[int, Units] = {}  # by block
-        self._demanded = self._ahead_bytes = self.loaded_bytes = (
-            0  # loads that somebody waits for; bytes that are being read ahead
-        )
+        self._loads: dict[int, UnitLoad] = {}  # loads that are queued, running or failed; each unit has a slot
+        self._unused = np.zeros(len(self._slots), np.bool_)  # True for slots that were filled ahead and not used since
+        self._announced: dict[int, Units] = {}  # expected units by block
+        self._demanded = 0  # number of loads that a hold waits for
+        self._ahead_bytes = 0  # bytes that are being read ahead
+        self.loaded_bytes = 0  # bytes that were loaded since the store was opened
         self._idle, self._reads, self._hints = idle, reads or ReadClock(), HintRecord()
         self._verify, self._unverified = verify, np.full(len(source.keys), verify is not None)
         self._closed = False
         workers.start(self._serve)
 
     def pin(self, units: Units, at_least: int) -> int:
-        """Pin as many of `units` as there is room for, and have them loaded; returns how many: none if below so many.
+        """Pin as many of `units` as there is room for and start loading them; return how many.
+
+        If there is room for fewer than `at_least`, pin none.
 
         Raises:
             TpiError: if the cache is closed.
@@ -72,10 +74,11 @@ class Store:
             return count
 
     def divide(self, units: Units, choose: Callable[[Units, Units], int]) -> tuple[Units, Units, Units]:
-        """Pin those of `units`, of one block, that are there, and as many of the others as `choose` says: see `Choose`.
+        """Pin those of `units` (of one block) that are loaded, and as many of the others as `choose` says.
 
-        Returns those that are there, those that are being loaded, and those that are left out. Of the others those that
-        are on their way come first, then what is worth most. Errors as `pin`.
+        Return the units that are loaded, that are loading, and that are left out. Of the units that are not loaded,
+        those that are already loading come first, then those with the highest worth. Errors are those of `pin`. For
+        `choose`, see `scheduler.demand.shared.Choose`.
         """
         with self.lock:
             self._require_open()
@@ -91,7 +94,7 @@ class Store:
             return ready, late[:count], left
 
     def present(self, units: Units) -> tuple[Units, Units, Units]:
-        """Pin those of `units` that are there, and count nothing; returns as `divide`."""
+        """Pin those of `units` that are loaded, without counting uses; return the same as `divide`."""
         with self.lock:
             self._require_open()
             ready, coming, lacking = self._sorted(units)
@@ -99,12 +102,12 @@ class Store:
             return ready, units[:0], np.concatenate([coming, lacking])
 
     def forget_counts(self) -> None:
-        """Nothing was counted so far."""
+        """Reset all counts to 0."""
         with self.lock:
             self.stats = DemandStats()
 
     def wait(self, unit: int) -> Bytes:
-        """The bytes of a pinned unit when it is there; raises what its load failed with."""
+        """Return the bytes of a pinned unit when it is loaded; raise the error of its load if that failed."""
         began = 0.0
         with self.lock:
             while (load := self._loads.get(unit)) is not None:
@@ -120,7 +123,7 @@ class Store:
             return self.source.view(unit, self._slots[self.table.slot_of[unit]])
 
     def unpin(self, units: Units) -> None:
-        """One hold of each is over."""
+        """Remove one pin of each of `units`."""
         with self.lock:
             self.table.unpin(units)
             for unit in units.tolist():
@@ -129,7 +132,7 @@ class Store:
                     self._drop_failed(unit)
 
     def announce(self, block: int, units: Units) -> None:
-        """The next hold of `block` is said to want these."""
+        """Expect that the next hold of `block` is of `units`; read them ahead if there is time."""
         with self.lock:
             if self._closed:
                 return
@@ -138,36 +141,36 @@ class Store:
             self._read_ahead(lambda: self._waiting.announce(self.table.lacking(units).tolist()))
 
     def close(self) -> None:
-        """Begin no more loads; return when those under way are over. Idempotent."""
+        """Begin no more loads; return when the running ones have ended. Idempotent."""
         with self.lock:
             self._closed = True
             self._done.notify_all()
         self._workers.close()
 
-    # under the lock
+    # The methods below are called with the lock held.
 
     def _require_open(self) -> None:
         if self._closed or self._workers.lost:
-            raise TpiError("the cache of weights is closed; nothing can be held any more")
+            raise TpiError("the cache of weights is closed; open the model again")
 
     def _name(self, unit: int) -> str:
         block, own = self.source.keys[unit]
         return f"block {block}, unit {own}"
 
     def _mark(self, block: int, units: Units) -> None:
-        """`units` of a block are wanted soon, and what was said of it before is over."""
+        """Mark `units` as expected, in place of the units of that block that were expected before."""
         self.table.announced[self._announced.pop(block, units)] = False
         self.table.announced[units] = True
         self._announced[block] = units
 
     def _sorted(self, units: Units) -> tuple[Units, Units, Units]:
-        """Those that are there, that are on their way, and that have no slot."""
+        """Return the units that are loaded, that are loading, and that have no slot."""
         slots = self.table.slot_of[units] >= 0
         coming = slots & np.array([unit in self._loads for unit in units.tolist()], np.bool_)
         return units[slots & ~coming], units[coming], units[~slots]
 
     def _admit(self, units: Units, used: Units | None = None) -> None:
-        """Pin `units`, and have those loaded that lack; `used` are of the same block, if more are used than these."""
+        """Pin `units` and start loading the missing ones. `used` are the units that are used, if these are more."""
         used = units if used is None else used
         self._mark(self.source.keys[used[0]][0], units[:0])
         pending = [unit for unit in units.tolist() if unit in self._loads]
@@ -182,13 +185,13 @@ class Store:
         self._demand([*lacking.tolist(), *(unit for unit in pending if self._loads[unit].error is not None)])
 
     def _read_ahead(self, announce: Callable[[], None]) -> None:
-        """Have what is announced read when there is time; no more is asked of the workers than waits for them."""
+        """Call `announce`, which queues units to read ahead, and wake as many workers as units were added."""
         before = self._waiting.ahead
         announce()
         self._workers.kick(max(0, self._waiting.ahead - before))
 
     def _demand(self, units: list[int]) -> None:
-        """Have units that have slots loaded, before all else."""
+        """Start loading `units`, which have slots, before all other loads."""
         self._idle.asked(bool(units))
         self._begin(units, ahead=False)
         self._demanded += len(units)
@@ -201,16 +204,16 @@ class Store:
         self.table.loading[self.table.slot_of[units]] = True
 
     def _drop_failed(self, unit: int) -> None:
-        """Forget what failed when nobody holds it, so that the next hold begins anew."""
+        """Forget a failed load if its unit is not held, so that the next hold tries again."""
         if not self.table.pins[self.table.slot_of[unit]]:
             self._unused[self.table.slot_of[unit]] = False
             self.table.drop(unit)
             del self._loads[unit]
 
-    # the workers' side
+    # The methods below are called by the workers.
 
     def _serve(self) -> None:
-        """UnitLoad what is most urgent."""
+        """Run the most urgent load, if there is one."""
         with self.lock:
             units = [] if self._closed else self._waiting.next_demanded() or self._next_ahead()
             slots = [self._slots[self.table.slot_of[unit]] for unit in units]
@@ -220,7 +223,7 @@ class Store:
         self._reads.fly()
         try:
             moved = self._fill(units, slots)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, it surfaces where the unit is awaited
+        except Exception as failure:  # noqa: BLE001 - the hold that waits for the unit raises it
             error = failure
         self._reads.land()
         with self.lock:
@@ -237,14 +240,14 @@ class Store:
             if self._verify is not None and self._unverified[unit]:
                 try:
                     self._verify(unit, self.source.view(unit, slot))
-                except Exception:  # noqa: BLE001 - it may be the reading that failed: read it once more
+                except Exception:  # noqa: BLE001 - the read may have been at fault: read the unit once more
                     moved += self.source.fill([unit], [slot])
                     self._verify(unit, self.source.view(unit, slot))
                 self._unverified[unit] = False
         return moved
 
     def _next_ahead(self) -> list[int]:
-        """A unit to read ahead, in its slot, if there is time for it and a slot that nobody uses."""
+        """Return a unit to read ahead, placed in a slot, if there is time and a slot that is not in use; else []."""
         unit = self._waiting.next_ahead(lambda unit: self.table.slot_of[unit] >= 0)
         if unit is None:
             return []

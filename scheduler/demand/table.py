@@ -1,4 +1,4 @@
-"""Which unit lies in which slot, who is held and who goes: numbers only, no threads and no memory."""
+"""The index of a cache: which unit is in which slot, which are pinned, and which is evicted. Numbers only."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,15 @@ import numpy as np
 
 from scheduler.demand.policies import F64, Policy, Units
 
-_WANTED_SOON = 2.0**100  # is added to the worth of what was announced and has not been used
-_FEW = 128  # that are sorted in the time in which the least of them are found
+_WANTED_SOON = 2.0**100  # added to the worth of units that are expected and have not been used
+_FEW = 128  # values: sorting that many takes no longer than finding the least of them
 
 
 def _least(worth: F64, count: int) -> Units:
-    """Where the `count` least are, from the least on; of equals the first. Of many only those are sorted."""
+    """Return the positions of the `count` least values, in ascending order; of equal values, the first.
+
+    If there are many values, only the least are sorted.
+    """
     if count >= len(worth) or len(worth) < _FEW:
         return np.argsort(worth, kind="stable")[:count]
     among = np.flatnonzero(worth <= np.partition(worth, count - 1)[count - 1])
@@ -25,7 +28,7 @@ class SlotTable:
     def __init__(self, units: int, slots: int) -> None:
         self.slot_of = np.full(units, -1)
         self.unit_of = np.full(slots, -1)
-        self.pins = np.zeros(slots, np.int64)  # holds of each slot
+        self.pins = np.zeros(slots, np.int64)  # number of holds of each slot
         self.loading = np.zeros(slots, np.bool_)
         self.announced = np.zeros(units, np.bool_)
 
@@ -33,12 +36,12 @@ class SlotTable:
         return len(self.unit_of)
 
     def lacking(self, units: Units) -> Units:
-        """Those of `units` that have no slot, each once, in their order."""
+        """Return those of `units` that have no slot, in their order."""
         lacking: Units = units[self.slot_of[units] < 0]
         return lacking
 
     def fitting(self, units: Units) -> int:
-        """How many of `units`, from the first on, can be pinned beside what is pinned now."""
+        """Return how many of `units`, from the first on, can be pinned in addition to the present pins."""
         room = int(np.count_nonzero((self.pins == 0) & ~self.loading))
         for count, slot in enumerate(self.slot_of[units].tolist()):
             room -= slot < 0 or not (self.pins[slot] or self.loading[slot])
@@ -48,19 +51,19 @@ class SlotTable:
 
     @property
     def settling(self) -> bool:
-        """Whether there are slots that nobody holds, and that can be had when they are loaded."""
+        """True if a slot is loading but not pinned, so that it becomes available when the load ends."""
         return bool((self.loading & (self.pins == 0)).any())
 
     def pin(self, units: Units) -> None:
-        """One more hold of each; they have slots."""
+        """Add one pin to each of `units`, which must have slots."""
         self.pins[self.slot_of[units]] += 1
 
     def unpin(self, units: Units) -> None:
-        """One hold less of each."""
+        """Remove one pin from each of `units`."""
         self.pins[self.slot_of[units]] -= 1
 
     def admit(self, units: Units, policy: Policy) -> Units:
-        """Pin `units`, which fit; slots are found for those that lack one, which are returned."""
+        """Pin `units`, which must fit; assign slots to those that have none, and return these."""
         lacking = self.lacking(units)
         present = units[self.slot_of[units] >= 0]
         self.pin(present)
@@ -69,7 +72,7 @@ class SlotTable:
         return lacking
 
     def slots_for(self, count: int, policy: Policy) -> Units:
-        """So many slots that nobody uses: free ones, then those of what is worth least; fewer if there are not."""
+        """Return up to `count` slots that are not in use: first empty ones, then those of the least worth."""
         free = np.flatnonzero(self.unit_of < 0)[:count]
         count -= len(free)
         if not count:
@@ -80,7 +83,7 @@ class SlotTable:
         return np.concatenate([free, used[_least(worth, count)]])
 
     def gains(self, unit: int, slot: int, policy: Policy) -> bool:
-        """Whether `unit` is worth more than what is in a slot, if anything is; what was announced stays."""
+        """Return True if `unit` should replace the unit in `slot`: it is worth more, and that one is not expected."""
         before = int(self.unit_of[slot])
         if before < 0 or (self.announced[unit] and not self.announced[before]):
             return True
@@ -88,19 +91,19 @@ class SlotTable:
         return bool(one > other) and not self.announced[before]
 
     def place(self, units: Units, slots: Units) -> None:
-        """`units` have these slots from now on; what was there is gone."""
+        """Assign `slots` to `units`; the units that had them lose them."""
         gone = self.unit_of[slots]
         self.slot_of[gone[gone >= 0]] = -1
         self.unit_of[slots] = units
         self.slot_of[units] = slots
 
     def drop(self, unit: int) -> None:
-        """The slot of a unit is free."""
+        """Clear the slot of a unit."""
         slot = int(self.slot_of[unit])
         self.slot_of[unit], self.unit_of[slot], self.loading[slot] = -1, -1, False
 
     def faults(self) -> Sequence[str]:
-        """What of the index contradicts itself; for tests."""
+        """Return descriptions of contradictions in the index, for tests."""
         slots = np.flatnonzero(self.unit_of >= 0)
         units = np.flatnonzero(self.slot_of >= 0)
         wrong = []

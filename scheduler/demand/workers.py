@@ -1,4 +1,4 @@
-"""Who loads units: threads of the cache's own, or those of a node's transfer queue."""
+"""The threads that load units: a cache's own, or those of a node's transfer queue."""
 
 import threading
 from collections import deque
@@ -9,32 +9,32 @@ from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from scheduler.window.wakeup import wake_soon
 
 Serve = Callable[[], None]
-"""Does one piece of work, whichever is the most urgent then, if there is any. Never raises."""
+"""A function that runs the most urgent load, if there is one. It never raises."""
 
 
 class LoadWorkers(Protocol):
     """Threads that serve a cache."""
 
     def start(self, serve: Serve) -> None:
-        """Begin; called once."""
+        """Start the threads, which call `serve`. Called once."""
 
     def kick(self, count: int) -> None:
-        """There may be so many more pieces of work.
+        """Announce up to `count` more loads.
 
         Raises:
-            TpiError: if nobody will do them.
+            TpiError: if no thread will run them.
         """
 
     @property
     def lost(self) -> bool:
-        """Whether work that was asked for will not be done."""
+        """True if requested loads will not be run."""
 
     def close(self) -> None:
-        """Return when nothing is being done any more, and nothing will be. Idempotent."""
+        """Stop the threads and return when no load is running. Idempotent."""
 
 
 class Readers:
-    """So many threads that do nothing else: for a disk."""
+    """Threads of the cache's own, for a disk."""
 
     lost = False
 
@@ -45,10 +45,10 @@ class Readers:
         self._threads: list[threading.Thread] = []
 
     def start(self, serve: Serve) -> None:
-        """See `LoadWorkers.start`."""
+        """Start the threads, which call `serve`."""
 
         def run() -> None:
-            wake_soon()  # a disk is idle until whoever saw the end of a read asks for the next
+            wake_soon()  # the disk is idle from the end of a read until this thread starts the next
             while self._work.acquire() and not self._closed:
                 serve()
 
@@ -58,12 +58,12 @@ class Readers:
             thread.start()
 
     def kick(self, count: int) -> None:
-        """See `LoadWorkers.kick`."""
+        """Announce up to `count` more loads."""
         if count:
             self._work.release(count)
 
     def close(self) -> None:
-        """See `LoadWorkers.close`."""
+        """Stop the threads and join them. Idempotent."""
         self._closed = True
         self._work.release(len(self._threads) or 1)
         for thread in self._threads:
@@ -71,19 +71,19 @@ class Readers:
 
 
 class Tickets:
-    """The threads of a transfer queue: each piece of work is a transfer, which does what is most urgent at its turn."""
+    """The threads of a transfer queue. Each load is a transfer, which runs the load that is most urgent at its turn."""
 
     def __init__(self, queue: TransferQueue, name: str) -> None:
-        """`name` is what traces call the transfers. The queue is not closed here, and should be closed later."""
+        """Use `queue`, which the caller closes after this; `name` is the name of the transfers in traces."""
         self._queue, self._name = queue, name
-        self._asked = deque[QueuedTransfer]()  # those that may not be over, in order
+        self._asked = deque[QueuedTransfer]()  # transfers that may not have ended, in order
 
     def start(self, serve: Serve) -> None:
-        """See `LoadWorkers.start`."""
+        """Remember `serve` for the transfers to come."""
         self._serve = serve
 
     def kick(self, count: int) -> None:
-        """See `LoadWorkers.kick`."""
+        """Submit `count` transfers; raise TpiError if the queue is closed."""
         while self._asked and self._asked[0].done and not self._asked[0].error:
             self._asked.popleft()
         for _ in range(count):
@@ -91,10 +91,10 @@ class Tickets:
 
     @property
     def lost(self) -> bool:
-        """See `LoadWorkers.lost`."""
-        return bool(self._asked and self._asked[-1].done and self._asked[-1].error)  # a queue closes with all of them
+        """True if the last transfer failed: a queue that closes fails all of its transfers."""
+        return bool(self._asked and self._asked[-1].done and self._asked[-1].error)
 
     def close(self) -> None:
-        """See `LoadWorkers.close`."""
+        """Wait for the submitted transfers to end. Idempotent."""
         for ticket in self._asked:
             ticket.join()

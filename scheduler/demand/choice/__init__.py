@@ -1,1 +1,1 @@
-"""Which policy a demand cache is run by: replays of what was recorded, the cliff of LRU, and the choice."""
+"""The choice of a demand cache's eviction policy, by replaying recorded uses."""

@@ -1,13 +1,14 @@
-"""Where LRU keeps nothing: as soon as a cache holds less than one token uses, blocks being used in a cycle.
+"""The cliff of LRU: it has no hits if a cache holds less than one token uses.
 
-What is used longest ago is then what comes next. Policies that count have no such cliff.
+Blocks are used in a cycle, so the unit that was used longest ago is the one that is used next. Policies that count
+uses have no such cliff.
 """
 
 from scheduler.demand.policies import PolicyChoice
 
-GUARDED = PolicyChoice("importance")  # where nothing was recorded: no cliff, and within some percent of LRU above it
+GUARDED = PolicyChoice("importance")  # without a recording: no cliff, and within a few percent of LRU above it
 
 
 def sensible(choice: PolicyChoice, slots: int, per_step: float) -> PolicyChoice:
-    """`choice`, or one that counts uses where LRU would keep nothing."""
+    """Return `choice`, or a policy that counts uses if `choice` is LRU and `slots` are fewer than a step uses."""
     return GUARDED if choice.kind == "lru" and slots < per_step else choice

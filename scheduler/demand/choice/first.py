@@ -1,4 +1,4 @@
-"""What lies in a cache before anything was used: what the policy would keep, if it had seen what was recorded."""
+"""The initial content of a cache: the units that its policy would keep after the recorded uses."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,10 @@ from scheduler.demand.policies import Key, Policy, PolicyChoice
 
 
 def warmed(choice: PolicyChoice, keys: Sequence[Key], recording: Recording | None = None) -> Policy:
-    """The policy for units `keys`, which has heard of all of a recording. Errors as `PolicyChoice.open`."""
+    """Return a policy for the units `keys` that has been told all uses of a recording.
+
+    Errors are those of `PolicyChoice.open`.
+    """
     policy = choice.open(np.array([block for block, _ in keys], np.int64))
     for step in recording.steps if recording is not None else ():
         policy.begin()
@@ -19,7 +22,10 @@ def warmed(choice: PolicyChoice, keys: Sequence[Key], recording: Recording | Non
 
 
 def worthiest(policy: Policy, keys: Sequence[Key], count: int) -> list[Key]:
-    """So many units, those that the policy would keep; of equals the same of every block. In order of blocks."""
+    """Return the `count` units that the policy would keep, in the order of blocks.
+
+    Of units with equal worth, the same ones of every block are chosen.
+    """
     worth = policy.worth(np.arange(len(keys)))
     blocks, units = np.array(keys, np.int64).reshape(-1, 2).T
     chosen = np.lexsort((blocks, units, -worth))[:count]

@@ -1,16 +1,16 @@
-"""Whether one policy is better than another, or only was so by chance: paired differences of windows of a recording."""
+"""A test of whether one policy is better than another by more than chance, on windows of a recording."""
 
 from scheduler.demand.policies import F64
 
-WINDOWS = 8
-_SURE = 4.029  # Student's t, one side, 7 degrees of freedom: 1% for four comparisons together (Bonferroni)
+WINDOWS = 8  # parts of a recording that are compared pairwise
+_SURE = 4.029  # Student's t, one-sided, 7 degrees of freedom: 1% for four comparisons together (Bonferroni)
 
 
 def clear_gain(some: F64, others: F64) -> float:
-    """By how much `some` exceed `others` of the same `WINDOWS` windows at least; 0 or less: not clearly.
+    """Return by how much `some` clearly exceed `others`, float64 `[windows]` each; 0 or less if they do not.
 
-    The lower end of the one-sided confidence interval of the mean paired difference (Student, The probable error of a
-    mean, Biometrika 6, 1908). Of fewer windows nothing is known.
+    It is the lower end of the one-sided confidence interval of the mean paired difference (Student, The probable error
+    of a mean, Biometrika 6, 1908). With fewer than `WINDOWS` windows it is 0.
     """
     if len(some) < WINDOWS:
         return 0.0

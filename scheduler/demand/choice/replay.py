@@ -1,6 +1,6 @@
-"""What each policy makes of a recorded run: hits, and bytes per token, beside what Belady's would have reached.
+"""Replays of a recorded run with a policy: hits, bytes per token, and the bound by Belady's policy.
 
-A model's routing decides which policy suits it, so the policy is chosen by replaying its own.
+The best policy depends on the model's routing, so it is chosen by replaying that.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,11 +17,11 @@ from tpi.errors import PlanError
 
 @dataclass(frozen=True)
 class Recording:
-    """The units that a run used, and the block of each unit that there is.
+    """The units that a run used.
 
     Attributes:
-        blocks: `[units]`.
-        steps: of every step the uses in order, each of units of one block.
+        blocks: the block of each unit, int64 `[units]`.
+        steps: the uses of each step in order; a use is the units of one block that are used at once.
     """
 
     blocks: Units
@@ -29,21 +29,21 @@ class Recording:
 
     @cached_property
     def uses(self) -> list[Units]:
-        """Of all steps, in order."""
+        """All uses of all steps, in order."""
         return [use for step in self.steps for use in step]
 
     @cached_property
     def counts(self) -> Units:
-        """`[units]`: how often each was used."""
+        """Number of uses of each unit, int64 `[units]`."""
         return np.bincount(np.concatenate([*self.uses, np.empty(0, np.int64)]), minlength=len(self.blocks))
 
     @cached_property
     def counts_by_step(self) -> Units:
-        """`[steps]`: how many units each used."""
+        """Number of units that each step used, int64 `[steps]`."""
         return np.array([sum(map(len, step)) for step in self.steps], np.int64)
 
     def of_at_most(self, slots: int) -> "Recording":
-        """With uses of at most so many units: a larger one, such as a prompt's, counts as several."""
+        """Return the recording with uses of at most `slots` units: a larger use, such as a prompt's, is divided."""
         size = max(1, slots)
         steps = (
             tuple(use[at : at + size] for use in step for at in range(0, max(1, len(use)), size)) for step in self.steps
@@ -52,72 +52,72 @@ class Recording:
 
     @property
     def units_per_step(self) -> float:
-        """How many units a step uses, on average."""
+        """Mean number of units that a step uses."""
         return float(self.counts.sum()) / max(1, len(self.steps))
 
     @property
     def largest_use(self) -> int:
-        """The most units that are used at once."""
+        """Largest number of units that are used at once."""
         return max(map(len, self.uses), default=0)
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a policy makes of a recording."""
+    """The result of replaying a recording with a policy."""
 
     name: str
     hits: int
     uses: int
     steps: int
     unit_bytes: int
-    loads: int | None = None  # units that came; None: one for each use that was no hit
+    loads: int | None = None  # units that were loaded; None: one for each use that was not a hit
 
     @property
     def hit_rate(self) -> float:
-        """Share of the uses that need no read; 0 to 1."""
+        """Share of the uses that need no load, 0 to 1."""
         return self.hits / max(1, self.uses)
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that a step, one token of a decode, reads."""
+        """Bytes that are loaded per step, which is one token when decoding."""
         loads = self.uses - self.hits if self.loads is None else self.loads
         return loads * self.unit_bytes / max(1, self.steps)
 
 
 class Belady:
-    """Belady's policy: what is used farthest in the future goes first. Nothing does better on a recorded run.
+    """Belady's policy: evicts the unit whose next use is farthest in the future. No policy has more hits.
 
-    Knows the uses of the run, in order, and has to hear of each of them. L. A. Belady, A study of replacement
+    It is given the uses of the run in order, and must be told each of them. L. A. Belady, A study of replacement
     algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966.
     """
 
     def __init__(self, units: int, uses: Sequence[Units]) -> None:
         self._next = np.full(units, np.inf)
-        self._after: list[F64] = []  # of each use: when its units are used again
+        self._after: list[F64] = []  # for each use, when its units are used again
         for at in range(len(uses) - 1, -1, -1):
             self._after.append(self._next[uses[at]])
             self._next[uses[at]] = at
 
     def begin(self) -> None:
-        """See `scheduler.demand.policies.Policy.begin`."""
+        """Do nothing."""
 
     def expect(self, units: Units) -> None:
-        """See `scheduler.demand.policies.Policy.expect`; it knows better."""
+        """Ignore hints: the uses are known."""
 
     def use(self, units: Units) -> None:
-        """See `scheduler.demand.policies.Policy.use`."""
+        """Take note of the next use in order, which must be of `units`."""
         self._next[units] = self._after.pop()
 
     def worth(self, units: Units) -> F64:
-        """See `scheduler.demand.policies.Policy.worth`."""
+        """Return minus the time of each unit's next use."""
         worth: F64 = -self._next[units]
         return worth
 
 
 def record(keys: Sequence[Key], steps: Iterable[Sequence[Key]]) -> Recording:
-    """A recording of runs over the units `keys`: for each step the wanted ones, in order.
+    """Return the recording of a run over the units `keys`; `steps` has the used units of each step, in order.
 
-    Neighbours of one block are one use, and a unit counts once in it.
+    Consecutive units of one block are one use, in which a unit counts once.
     """
     numbers = {key: number for number, key in enumerate(keys)}
 
@@ -129,20 +129,22 @@ def record(keys: Sequence[Key], steps: Iterable[Sequence[Key]]) -> Recording:
 
 
 def replay(recording: Recording, policy: Policy, slots: int, unit_bytes: int = 1, name: str = "") -> Replayed:
-    """What `policy` makes of a recording with room for `slots` units, of `unit_bytes` each, empty at first. Errors as
-    `hits_by_step`."""
+    """Replay a recording with a cache of `slots` units of `unit_bytes` each, which is empty at first.
+
+    Errors are those of `hits_by_step`.
+    """
     hits, uses = int(hits_by_step(recording, policy, slots).sum()), int(recording.counts_by_step.sum())
     return Replayed(name, hits, uses, len(recording.steps), unit_bytes)
 
 
 def hits_by_step(recording: Recording, policy: Policy, slots: int) -> Units:
-    """`[steps]`: how many of the uses of each `policy` finds in room for `slots` units, which is empty at first.
+    """Return the number of hits in each step, int64 `[steps]`, with a cache of `slots` units that is empty at first.
 
     Raises:
-        PlanError: if that is less than one use needs at once.
+        PlanError: if one use needs more than `slots` units at once.
     """
     if recording.largest_use > slots:
-        raise PlanError(f"{recording.largest_use} units are used at once, and there is room for {slots}; give it more")
+        raise PlanError(f"{recording.largest_use} units are used at once, and the cache has room for {slots}; raise it")
     table = SlotTable(len(recording.blocks), slots)
     hits: Units = recording.counts_by_step.copy()
     for at, step in enumerate(recording.steps):
@@ -155,15 +157,15 @@ def hits_by_step(recording: Recording, policy: Policy, slots: int) -> Units:
 
 
 def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> Replayed:
-    """What no policy exceeds. Errors as `replay`."""
+    """Replay a recording with Belady's policy, whose hits no policy exceeds. Errors are those of `replay`."""
     return replay(recording, Belady(len(recording.blocks), recording.uses), slots, unit_bytes, "Belady")
 
 
 def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -> Replayed:
-    """What Belady's policy makes of a recording where what is not there may be used elsewhere, and need not come.
+    """Replay a recording with Belady's policy if a missing unit may be used elsewhere and need not be loaded.
 
-    `first` are there when it begins, as many as there is room for. After each use those stay, of what is there and what
-    was used, whose next use is soonest.
+    `first` are the units in the cache at the start, as many as it has room for. After each use, of the cached and the
+    used units, those with the soonest next use are kept.
     """
     nearest, slots = Belady(len(recording.blocks), recording.uses), len(first)
     there = np.zeros(len(recording.blocks), np.bool_)

@@ -1,19 +1,19 @@
-"""Less of a recording, where all of it would take too long to replay: some layers, with their part of the room.
+"""A sample of a recording that is too long to replay: some layers, with their part of the slots.
 
-A cache of all layers gives each of them room by what its units are worth, so that evenly spread layers with their part
-of the room behave as all of them do, as a sample of the addresses does in C. A. Waldspurger et al., Efficient MRC
-Construction with SHARDS, FAST 2015. What is kept whole is time: policies differ in what they make of many tokens.
+A cache of all layers gives each layer slots by the worth of its units. Evenly spread layers with their part of them
+therefore behave as all layers do, like a sample of addresses in C. A. Waldspurger et al., Efficient MRC Construction
+with SHARDS, FAST 2015. All steps are kept, because policies differ in their behaviour over time.
 """
 
 import numpy as np
 
 from scheduler.demand.choice.replay import Recording
 
-MOST_USES = 8192  # of blocks, that a choice replays: a policy takes 20 to 45 us for one, and there are six replays
+MOST_USES = 8192  # uses that are replayed: a policy takes 20 to 45 us for each, and there are six replays
 
 
 def sampled(recording: Recording, slots: int, most_uses: int = MOST_USES) -> tuple[Recording, int]:
-    """At most about so many uses of a recording, and the room that is theirs of `slots`."""
+    """Return a sample of about `most_uses` uses at most, and its part of `slots`."""
     blocks = np.unique(recording.blocks)
     count = most_uses * len(blocks) // max(1, len(recording.uses))
     if count >= len(blocks):

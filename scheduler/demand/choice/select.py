@@ -1,4 +1,4 @@
-"""The policy for a cache of experts, by what each makes of the model's own routing with as much room as there is."""
+"""The choice of an eviction policy for experts, by replaying the model's own routing with the available slots."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,33 +12,33 @@ from scheduler.demand.choice.replay import Belady, Recording, hits_by_step
 from scheduler.demand.choice.sample import sampled
 from scheduler.demand.policies import F64, Key, Policy, PolicyChoice, Units
 
-ROBUST = PolicyChoice("aged")  # where something was recorded: near the best in every record, by a few percent at most
+ROBUST = PolicyChoice("aged")  # with a recording: within a few percent of the best in every recording so far
 _LRU = PolicyChoice("lru")
-_PINNED = 0.5  # of the slots
+_PINNED = 0.5  # share of the slots that the policy `pins` pins
 
 
 @dataclass(frozen=True)
 class Selected:
-    """A policy, and the share of uses that it would have found in memory; None where nothing was recorded."""
+    """The chosen policy, and its hit rate in the recording; None without a recording."""
 
     choice: PolicyChoice
     hit_rate: float | None = None
-    lru: float = 0.0  # the same of the plainest one
-    best: float = 0.0  # of Belady's
+    lru: float = 0.0  # hit rate of LRU
+    best: float = 0.0  # hit rate of Belady's policy
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Description for people."""
         if self.hit_rate is None:
-            return f"by {self.choice.name}, for nothing is known of the model's routing (tpi profile records it)"
+            return f"by {self.choice.name}; the model's routing is not known (tpi profile records it)"
         found = f"{self.hit_rate:.0%} in its recorded routing, LRU {self.lru:.0%}, at best {self.best:.0%}"
         return f"by {self.choice.name} ({found})"
 
 
 def of_experts(experts: npt.NDArray[np.uint16], blocks: Sequence[int], keys: Sequence[Key]) -> Recording:
-    """What `[tokens, layers, used]` experts are as uses of the units `keys`; `blocks` is the block of each layer.
+    """Return the recording of experts `[tokens, layers, used]` as uses of the units `keys`.
 
-    What `keys` lack is another node's.
+    `blocks` has the block of each layer. Experts that are not in `keys` belong to another node and are ignored.
     """
     number = {key: at for at, key in enumerate(keys)}
 
@@ -53,9 +53,9 @@ def of_experts(experts: npt.NDArray[np.uint16], blocks: Sequence[int], keys: Seq
 
 @dataclass(frozen=True)
 class Tried:
-    """The share of the second half's uses that each policy finds, and Belady's.
+    """Hit rates in the second half of a recording: of each policy, and of Belady's (`best`).
 
-    `windows` has the same of each policy for parts of the second half, as many for all: `[windows]`.
+    `windows` has those of each policy in equal parts of the second half, float64 `[windows]`.
     """
 
     found: dict[PolicyChoice, float]
@@ -64,10 +64,10 @@ class Tried:
 
 
 def select(recording: Recording, slots: int) -> Selected:
-    """`ROBUST`, or the policy that clearly finds more in the second half, when the first half has warmed it up.
+    """Return `ROBUST`, or a policy with clearly more hits in the second half after the first half has warmed it up.
 
-    Clearly is by more than windows of the record differ by chance (`scheduler.demand.choice.gain`). LRU is out of the
-    question below one token's units, whatever it found (`scheduler.demand.choice.cliff`).
+    "Clearly" means by more than chance (`scheduler.demand.choice.gain`). LRU is never chosen if there are fewer slots
+    than one token uses (`scheduler.demand.choice.cliff`).
     """
     some, room = sampled(recording, slots)
     tried = try_all(some, room)
@@ -89,14 +89,17 @@ def _clearly_best(tried: Tried, slots: int, per_step: float) -> PolicyChoice:
 
 
 def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyChoice:
-    """What was chosen by a part of a recording, for the whole: other units are pinned."""
+    """Return the choice that was made by a sample, for the whole recording: it pins other units."""
     if choice.kind != "pins":
         return choice
     return next(one for one in candidates(recording, slots) if one.kind == "pins")
 
 
 def try_all(recording: Recording, slots: int) -> Tried | None:
-    """Every policy, empty at first; what is pinned is chosen from the first half. None of less than two steps."""
+    """Replay every policy with a cache that is empty at first; pinned units are chosen from the first half.
+
+    Return None if the recording has fewer than two steps.
+    """
     known = recording.of_at_most(slots)
     half = len(known.steps) // 2
     if not half:
@@ -117,7 +120,7 @@ def try_all(recording: Recording, slots: int) -> Tried | None:
 
 
 def candidates(seen: Recording, slots: int) -> list[PolicyChoice]:
-    """The policies that are tried; what is pinned is what `seen` uses most."""
+    """Return the policies that are tried. The policy `pins` pins the units that `seen` uses most."""
     often = np.argsort(-seen.counts, kind="stable")
     pinned = tuple(often[: int(_PINNED * slots)].tolist())
     return [GUARDED, _LRU, PolicyChoice("lfu"), ROBUST, PolicyChoice("pins", pinned=pinned)]

@@ -130,5 +130,5 @@ def test_what_is_pinned_stays() -> None:
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(PlanError, match="means nothing"):
+    with pytest.raises(PlanError, match="is not possible"):
         PolicyChoice("aged", half_life=0).open(BLOCKS)

@@ -1,1 +1,1 @@
-"""Neurons that come from disk when they are wanted: records in slots, and the reads that fill them."""
+"""Neurons that are read from disk when they are needed: records in slots, and the reads that fill them."""

@@ -1,4 +1,4 @@
-"""One layer's records: where they are on disk, how many of them there is room for, and what is known of each."""
+"""One layer's records: their place on disk, their slots, and the frequency and worth of each."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,20 @@ from scheduler.neurons.worth import NeuronWorth
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import Bytes
 
-_WORTH_BYTES = 3 * 8  # of a neuron: its frequency as profiled and of late, and what it is worth while slots are chosen
-HALF_LIFE = 8.0  # tokens: nothing is crossed but a disk, so that a habit may be taken up sooner than on an accelerator
+_WORTH_BYTES = 3 * 8  # per neuron: its profiled frequency, its recent frequency, and its worth while slots are chosen
+HALF_LIFE = 8.0  # tokens: shorter than on an accelerator, because loading a record costs less than a migration
 
 
 @dataclass(frozen=True, eq=False)
 class RecordLayer:
-    """What is known of a layer before anything is read.
+    """The description of a layer before anything is read.
 
     Attributes:
-        name: what traces and errors call it.
-        extent: of all of this node's records of it, back to back.
-        record_bytes: bytes of each.
-        frequency: `[records]`, how often each is active, 0 to 1.
-        slots: how many of them there is room for.
+        name: its name in traces and errors.
+        extent: the byte range of this node's records, which follow one another.
+        record_bytes: bytes of a record.
+        frequency: share of tokens for which each neuron is active, float64 `[records]`, 0 to 1.
+        slots: number of records that memory has room for.
     """
 
     name: str
@@ -34,47 +34,47 @@ class RecordLayer:
 
     @property
     def neurons(self) -> int:
-        """Of this node, the padding of the last unit included."""
+        """Number of this node's neurons, including the padding of the last unit."""
         return len(self.frequency)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its slots."""
+        """Bytes of all slots."""
         return self.slots * self.record_bytes
 
     @property
     def overhead(self) -> int:
-        """Bytes of what is known of each neuron and slot."""
+        """Bytes of the index and the frequencies."""
         return (NEURON_BYTES + _WORTH_BYTES) * self.neurons + SLOT_BYTES * self.slots
 
 
 class OpenLayer:
-    """A layer's slots while it is used. Not safe from several threads: the tier asks under its lock."""
+    """A layer's slots during a run. Not thread-safe: the tier calls it under its lock."""
 
     def __init__(self, layer: RecordLayer, sizes: ReadSizes) -> None:
-        """Read in reads of such `sizes`."""
+        """Create the layer without slots; reads will have `sizes`."""
         self.layer = layer
         self.worth = NeuronWorth(layer.frequency, half_life=HALF_LIFE)
         self.expected: I32 | None = None  # pinned until the next hold
         self.along = 0
-        self.error: Exception | None = None  # the latest that a read of it failed with
+        self.error: Exception | None = None  # error of the last read that failed
         self._sizes = sizes
         self.lay(None)
 
     def lay(self, data: Bytes | None) -> None:
-        """Have the slots in `data`, nothing in them, or none at all; nothing is pinned or on its way."""
+        """Put empty slots into `data`; None: have no slots. Nothing may be pinned or loading."""
         slots = 0 if data is None else self.layer.slots
         self.data: Bytes = np.empty(0, np.uint8) if data is None else data
         self.records = self.data.reshape(slots, self.layer.record_bytes)
         self.table = RecordTable(self.layer.neurons, slots)
 
     def hottest(self) -> I32:
-        """What is active most often, as far as is known, in order: what fills the slots."""
+        """Return the neurons that are active most often, as many as there are slots, in ascending order."""
         hot = np.argsort(-self.worth.frequency, kind="stable")[: len(self.table)]
         return np.sort(hot).astype(np.int32)
 
     def request(self, neurons: I32, readers: int) -> tuple[int, list[RecordRead]] | None:
-        """Pin these; how many of them lacked, and the reads that bring them. None where there is no room now."""
+        """Pin `neurons`; return how many are missing and the reads that load them. None if there is no room now."""
         values = self.worth.values(neurons)
         lacking = self.table.pin(neurons, values)
         if lacking is None:
@@ -85,13 +85,13 @@ class OpenLayer:
         return len(lacking), dealt(ranges, kept, self.table.slot_of[kept], readers)
 
     def release_expected(self) -> None:
-        """What was expected is not held."""
+        """Unpin the expected neurons."""
         if self.expected is not None:
             self.table.unpin(self.expected)
             self.expected = None
 
     def _passing(self, ranges: list[Bounds], asked: int, values: F64) -> I32:
-        """Of the records between those that are asked for, what is kept."""
+        """Return those records between the requested ones that are worth keeping."""
         if sum(last - first for first, last in ranges) == asked:
             return np.empty(0, np.int32)
         every = covered(ranges)

@@ -1,4 +1,4 @@
-"""Ranges of a file on their way into slots, by a thread of its own staging memory."""
+"""A reader of byte ranges into slots, through staging memory of each thread."""
 
 import threading
 from collections.abc import Sequence
@@ -8,23 +8,23 @@ from scheduler.demand.records.reads import RecordRead, range_extent, staging_byt
 from scheduler.storage.disk import Disk, read_chunk
 from tpi.devices.pages import Bytes, page_buffer
 
-_THREAD, _CODE = 64 << 10, 2 << 20  # bytes that a thread takes, and whatever else once it all works
+_THREAD, _CODE = 64 << 10, 2 << 20  # bytes that a thread takes, and that the code takes once it runs
 
 
 class RecordReader:
-    """Reads for several threads at once, each into memory of its own first: records begin anywhere in a page."""
+    """A reader for several threads. Each reads into its own staging memory first, because records are not aligned."""
 
     def __init__(self, disk: Disk, record_bytes: int) -> None:
-        """The widest records are so long."""
+        """Create a reader for records of at most `record_bytes` bytes."""
         self._disk = _Whole(disk)
         self._size = staging_bytes(record_bytes)
         self._threads = threading.local()
 
     def read(self, layer: OpenLayer, read: RecordRead) -> int:
-        """Every range of `read`, and what is kept of it into its slots; bytes read.
+        """Read all ranges of `read` and copy the kept records to their slots; return the number of bytes read.
 
         Raises:
-            WeightsError: if the file is missing, short or unreadable, twice; names it.
+            WeightsError: if the file is missing, too short or unreadable at two attempts; names the file.
         """
         size, staging, moved, end = layer.layer.record_bytes, self._staging(), 0, 0
         for first, last in read.ranges:
@@ -54,7 +54,7 @@ class _Whole:
 
 
 def tier_bytes(layers: Sequence[RecordLayer], readers: int) -> int:
-    """All that a tier with so many readers takes: slots, index, staging."""
+    """Return the bytes that a tier with `readers` reader threads takes: slots, index and staging memory."""
     widest = max((layer.record_bytes for layer in layers), default=1)
     own = sum(layer.nbytes + layer.overhead for layer in layers)
     return _CODE + own + readers * (staging_bytes(widest) + _THREAD)

@@ -1,7 +1,7 @@
-"""Which reads fetch some records of a file: neighbours together, and what lies between them where that is cheaper.
+"""Planning of the reads that load some records of a file.
 
-A read takes `start` seconds and its bytes' time. Bytes that nobody asked for and that take less than `start` are read
-along: that is sooner than to begin anew, and a disk that is asked for little at a time gives little.
+A read takes a fixed time, `start` seconds, plus the time of its bytes. If the bytes between two records take less than
+`start`, they are read too: that is faster than a second read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,19 +16,19 @@ from scheduler.storage.extent import Extent
 from scheduler.storage.tune import measure_reads
 from tpi.devices.pages import PAGE, round_up
 
-USUAL_GAP = 32 << 10  # bytes between two records that are read along, where nothing was measured
-MOST_GAP = 64 << 10  # whatever was measured: beside other work a read takes long to begin, and a long one as well
-LONGEST = 128 << 10  # bytes of a read: longer ones are cut, so that several readers share them
-_SMALL, _LARGE = 2 * PAGE, 64 * PAGE  # bytes of the reads that a disk is measured by
-_SECONDS, _READS, _ROUNDS = 0.02, 512, 3  # each size at most; the fastest round counts
+USUAL_GAP = 32 << 10  # bytes between two records up to which they are read together, without a measurement
+MOST_GAP = 64 << 10  # upper limit of the measured gap: on a busy machine the fixed time is overestimated
+LONGEST = 128 << 10  # bytes of a read: longer ones are divided among several readers
+_SMALL, _LARGE = 2 * PAGE, 64 * PAGE  # bytes of the two sizes of reads that measure a disk
+_SECONDS, _READS, _ROUNDS = 0.02, 512, 3  # limits for each size; the fastest round counts
 
 Bounds = tuple[int, int]
-"""Neurons `[first, last)`."""
+"""A range of neurons `[first, last)`."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecordRead:
-    """Ranges of records that one reader reads, and what it keeps of them: `neurons`, in order, go to `slots`."""
+    """Ranges of records for one reader. The records of `neurons`, in ascending order, are copied to `slots`."""
 
     ranges: Sequence[Bounds]
     neurons: I32
@@ -37,7 +37,7 @@ class RecordRead:
 
 @dataclass(frozen=True)
 class ReadSizes:
-    """In records: what may lie between two that are read together, how long a read may be, and is at least."""
+    """Sizes in records: the largest gap between two that are read together, and the longest and shortest read."""
 
     gap: int
     most: int
@@ -45,15 +45,15 @@ class ReadSizes:
 
     @classmethod
     def of(cls, record_bytes: int, gap: int, least: int = 0) -> "ReadSizes":
-        """From bytes."""
+        """Return the sizes for records of `record_bytes` bytes; `gap` and `least` are in bytes."""
         most = max(1, LONGEST // record_bytes)
         return cls(gap // record_bytes, most, min(most, max(1, -(-least // record_bytes))))
 
 
 def plan_ranges(neurons: I32, sizes: ReadSizes, end: int) -> list[Bounds]:
-    """The ranges of `sizes` that have all of `neurons`, in order and each once; none goes beyond record `end`.
+    """Return the ranges of `sizes` that cover `neurons` (ascending, distinct); none exceeds record `end`.
 
-    Where a range is lengthened, it is by what follows; at the end of a layer there may be less than `least`.
+    A range that is shorter than `least` is extended by the records after it; at the end of a layer it may stay shorter.
     """
     if not len(neurons):
         return []
@@ -65,32 +65,32 @@ def plan_ranges(neurons: I32, sizes: ReadSizes, end: int) -> list[Bounds]:
 
 
 def covered(ranges: Sequence[Bounds]) -> I32:
-    """Every neuron of these ranges, in order."""
+    """Return all neurons of the ranges, in order."""
     parts = [np.arange(first, last, dtype=np.int32) for first, last in ranges]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
 def dealt(ranges: Sequence[Bounds], neurons: I32, slots: I32, readers: int) -> list[RecordRead]:
-    """The reads of all `ranges`, in about equal numbers for so many readers; `neurons`, in order, lie in them."""
+    """Divide `ranges` equally among `readers`; `neurons` (ascending) lie in them and go to `slots`."""
     each = -(-len(ranges) // readers) if ranges else 1
     return [_read_of(ranges[at : at + each], neurons, slots) for at in range(0, len(ranges), each)]
 
 
 def range_extent(whole: Extent, record_bytes: int, first: int, last: int) -> Extent:
-    """Where the records `[first, last)` are in the file that has all of them from `whole` on."""
+    """Return the byte range of the records `[first, last)`, which lie one after the other in `whole`."""
     return Extent(whole.path, whole.offset + first * record_bytes, (last - first) * record_bytes)
 
 
 def staging_bytes(record_bytes: int) -> int:
-    """Bytes that a reader needs for one read, which begins anywhere in a page."""
+    """Return the bytes of staging memory that a reader needs for one read, which need not be aligned."""
     return round_up(max(LONGEST, record_bytes)) + PAGE
 
 
 def measured_gap(extents: Sequence[Extent], disk: DirectDisk) -> int:
-    """Bytes that `disk` reads in the time that a read takes to begin, from drawn places of `extents`.
+    """Return how many bytes `disk` reads in the fixed time of a read, measured at random places of `extents`.
 
-    Two sizes are read by as many threads as will read. Nothing to read, or a disk that cannot be read, gives the
-    usual figure: who reads in earnest says what is wrong.
+    Two sizes are read, by as many threads as will read. If there is nothing to read or the disk cannot be read, the
+    result is `USUAL_GAP`; the later reads will report the error.
     """
     rounds = [[_seconds(extents, disk, size) for size in (_SMALL, _LARGE)] for _ in range(_ROUNDS)]
     small, large = (min(filter(None, each), default=0.0) for each in zip(*rounds, strict=True))
@@ -102,7 +102,7 @@ def measured_gap(extents: Sequence[Extent], disk: DirectDisk) -> int:
 
 
 def _seconds(extents: Sequence[Extent], disk: DirectDisk, size: int) -> float:
-    """Of a read of `size` bytes, beside others; 0 if there is none."""
+    """Return the seconds of a read of `size` bytes while others run; 0 if none was possible."""
     long = [extent for extent in extents if extent.nbytes >= size + PAGE]
     if not long:
         return 0.0

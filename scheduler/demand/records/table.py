@@ -1,8 +1,7 @@
-"""Which neuron of a layer lies in which slot, what is on its way, who is used: numbers only, no threads, no memory.
+"""The index of one layer's records: which neuron is in which slot, which are loading, and which are pinned.
 
-A slot holds one record. It is empty, being filled, or has a neuron; *pinned* ones are asked for or computed with, and
-stay. The index is compact, since a model has as many neurons as others have experts times a thousand: 4 bytes for each
-neuron and 13 for each slot.
+A slot holds one record. It is empty, loading, or has a neuron. Pinned slots are requested or in use, and stay. The
+index is compact, because a model has many neurons: 4 bytes for each neuron and 13 for each slot. Numbers only.
 """
 
 import numpy as np
@@ -18,25 +17,25 @@ class RecordTable:
     """The index of one layer's slots."""
 
     def __init__(self, neurons: int, slots: int) -> None:
-        self.slot_of = np.full(neurons, -1, np.int32)  # of what is there, or on its way
+        self.slot_of = np.full(neurons, -1, np.int32)  # slot of each neuron that is loaded or loading
         self.neuron_of = np.full(slots, -1, np.int32)
         self.pins = np.zeros(slots, np.int32)
         self.filling = np.zeros(slots, np.bool_)
-        self.broken = np.zeros(slots, np.bool_)  # what was on its way did not come
+        self.broken = np.zeros(slots, np.bool_)  # True for slots whose load failed
 
     def __len__(self) -> int:
         return len(self.neuron_of)
 
     @property
     def settling(self) -> bool:
-        """Whether slots can be had as soon as they are filled."""
+        """True if a slot is loading but not pinned, so that it becomes available when the load ends."""
         return bool((self.filling & (self.pins == 0)).any())
 
     def pin(self, neurons: I32, values: F64) -> I32 | None:
-        """Have all of `neurons`, each given once and in order, stay: those that have to be read, in order.
+        """Pin `neurons` (ascending, distinct); return those that have to be read, in ascending order.
 
-        They have the slots of what is worth least by `values` `[neurons of the layer]`. None, and nothing is changed,
-        where there is no room for them beside what is pinned or being filled.
+        Missing neurons replace those with the least worth in `values`, `[neurons of the layer]`. If there is no room in
+        addition to pinned and loading slots, return None and change nothing.
         """
         slots = self.slot_of[neurons]
         self.pins[slots[slots >= 0]] += 1
@@ -54,9 +53,10 @@ class RecordTable:
         return again
 
     def adopt(self, neurons: I32, values: F64) -> I32:
-        """Those of `neurons`, which pass by and lie nowhere, that are worth more than what they replace, in order.
+        """Assign slots to those of `neurons` (read in passing, without a slot) that are worth more than others.
 
-        The most valuable replaces what is worth least, and so on. Nothing is pinned.
+        The most valuable one replaces the neuron with the least worth, and so on. Return those that have a slot now, in
+        ascending order. Nothing is pinned.
         """
         free = self._least(len(neurons), values)
         hot = neurons[np.argsort(-values[neurons], kind="stable")][: len(free)]
@@ -67,23 +67,23 @@ class RecordTable:
         return np.sort(hot[better])
 
     def unpin(self, neurons: I32) -> None:
-        """One use of each, which is pinned, is over; what did not come has no slot any more."""
+        """Remove one pin from each of `neurons`; a neuron whose load failed loses its slot with the last pin."""
         slots = self.slot_of[neurons]
         self.pins[slots] -= 1
         self._drop(slots[self.broken[slots] & (self.pins[slots] == 0)])
 
     def arrived(self, slots: I32) -> None:
-        """These can be computed with."""
+        """Mark `slots` as loaded."""
         self.filling[slots] = False
 
     def failed(self, slots: I32) -> None:
-        """These could not be filled; who has pinned them finds them broken."""
+        """Mark `slots` as failed: pinned ones become broken, others are emptied."""
         self.filling[slots] = False
         self.broken[slots] = True
         self._drop(slots[self.pins[slots] == 0])
 
     def faults(self) -> list[str]:
-        """What of the index contradicts itself; for tests."""
+        """Return descriptions of contradictions in the index, for tests."""
         slots, neurons = np.flatnonzero(self.neuron_of >= 0), np.flatnonzero(self.slot_of >= 0)
         wrong = []
         if len(slots) != len(neurons) or (self.slot_of[self.neuron_of[slots]] != slots).any():
@@ -91,23 +91,23 @@ class RecordTable:
         if (self.pins < 0).any() or self.pins[self.neuron_of < 0].any():
             wrong.append("an empty slot is pinned, or one was given back twice")
         if (self.filling & self.broken).any() or (self.broken & (self.pins == 0)).any():
-            wrong.append("a slot that nobody uses is broken")
+            wrong.append("a slot that is not in use is broken")
         return wrong
 
     def _least(self, count: int, values: F64) -> I32:
-        """At most so many slots that nobody uses, those that could be lost the easiest, in no order."""
+        """Return at most `count` slots that are not in use, those with the least worth, in no order."""
         slots = np.flatnonzero((self.pins == 0) & ~self.filling)
         if count < len(slots):
             slots = slots[np.argpartition(self._lost(slots, values), count)[:count]] if count else slots[:0]
         return slots.astype(np.int32)
 
     def _lost(self, slots: npt.NDArray[np.integer], values: F64) -> F64:
-        """What each slot's neuron is worth."""
+        """Return the worth of each slot's neuron."""
         neurons = self.neuron_of[slots]
         return np.where(neurons < 0, _EMPTY, values[neurons])
 
     def _place(self, neurons: I32, slots: I32) -> None:
-        """`neurons` are on their way into these slots; what was there is gone."""
+        """Assign `slots` to `neurons` and mark them as loading; the neurons that had them lose them."""
         gone = self.neuron_of[slots]
         self.slot_of[gone[gone >= 0]] = -1
         self.neuron_of[slots], self.slot_of[neurons] = neurons, slots

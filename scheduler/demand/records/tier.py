@@ -1,13 +1,13 @@
-"""Records of a node's neurons in slots, filled from disk when they are wanted: a tier for models larger than memory.
+"""Records of a node's neurons in slots, read from disk when they are needed: a tier for models larger than memory.
 
-    tier.lay(memory); tier.fill()                # slots, with what is active most often in them
+    tier.lay(memory); tier.fill()                # slots with the neurons that are active most often
     tier.expect(layer, neurons)                  # a prediction: reads begin
-    with tier.hold(layer, neurons) as slots:     # waits until all are there; int32, in the order of the neurons
+    with tier.hold(layer, neurons) as slots:     # waits until all are loaded; int32, in the order of the neurons
         ...                                      # tier.layers[layer].data has the records by slot
 
-The slots are all the memory there is, decided before anything is read. What is expected or held stays; the others go
-by v = a + lambda f (`scheduler.neurons.worth`). A read that failed surfaces in the hold that waits for it, naming the
-file; the next hold tries again. Holds by one thread, one of a layer at a time.
+The memory for slots is fixed before anything is read. Expected and held neurons stay; others are evicted by their
+worth, v = a + lambda f (`scheduler.neurons.worth`). A failed read raises in the hold that waits for it, and names the
+file; the next hold tries again. One thread holds, one hold of a layer at a time.
 """
 
 import threading
@@ -29,11 +29,11 @@ from tpi.errors import PlanError, TpiError
 from tpi.progress import Progress, silent
 from tpi.trace import OFF, NoTrace
 
-_LOOK_AGAIN = 1.0  # seconds after which a hold that waits asks whether its reads will come at all
+_LOOK_AGAIN = 1.0  # seconds after which a waiting hold checks if its reads can still happen
 
 
 class RecordTier:
-    """The tier of one node. Closed before its memory goes."""
+    """The record tier of one node. Close it before its memory is released."""
 
     def __init__(
         self,
@@ -46,10 +46,14 @@ class RecordTier:
         reads: ReadClock | None = None,
         trace: NoTrace = OFF,
     ) -> None:
-        """Of all `layers`, without slots so far; `workers` are so many `readers`.
+        """Create a tier for `layers`, without slots.
 
-        `gap` is how many bytes are sooner read along than not (`scheduler.demand.records.reads.measured_gap`); reads
-        are of `least` bytes at least, but for those at a layer's end. `reads` is another reader's of the same disk.
+        Args:
+            disk: where records are read from.
+            workers: threads that read; there are `readers` of them.
+            gap: bytes between two records up to which they are read together (`reads.measured_gap`).
+            least: least bytes of a read, except at the end of a layer.
+            reads: the clock of another reader of the same disk.
         """
         self.layers = [OpenLayer(layer, ReadSizes.of(layer.record_bytes, gap, least)) for layer in layers]
         widest = max((layer.record_bytes for layer in layers), default=1)
@@ -63,13 +67,13 @@ class RecordTier:
         workers.start(self._serve)
 
     def lay(self, memory: Bytes) -> None:
-        """Have the slots of all layers, one layer after the other, in `memory`; there is nothing in them.
+        """Put the empty slots of all layers into `memory`, one layer after the other.
 
         Raises:
-            PlanError: if it does not hold them.
+            PlanError: if `memory` is too small.
         """
         if memory.size < sum(each.layer.nbytes for each in self.layers):
-            raise PlanError(f"{memory.size} bytes do not hold {len(self.layers)} layers' slots; give more --memory")
+            raise PlanError(f"{memory.size} bytes are too small for {len(self.layers)} layers' slots; raise --memory")
         at = 0
         with self._lock:
             for each in self.layers:
@@ -77,7 +81,7 @@ class RecordTier:
                 at += each.layer.nbytes
 
     def rest(self) -> None:
-        """Give the slots back, when nothing is read any more; nothing may be held. What is known of neurons stays."""
+        """Wait until no read is running, then remove all slots. Nothing may be held. Frequencies are kept."""
         self.abandon()
         with self._lock:
             while any(each.table.filling.any() for each in self.layers) and not self._closed:
@@ -86,7 +90,7 @@ class RecordTier:
                 each.lay(None)
 
     def fill(self, progress: Progress = silent) -> None:
-        """Read what is active most often into all slots; it is not counted. Errors as `hold`."""
+        """Fill all slots with the neurons that are active most often, without counting. Errors are those of `hold`."""
         counted = self.stats()
         for done, each in enumerate(self.layers, 1):
             with self._held(done - 1, each.hottest()):
@@ -95,7 +99,7 @@ class RecordTier:
             self._stats = counted
 
     def expect(self, layer: int, neurons: I32) -> None:
-        """The next hold of `layer` is said to want `neurons`, in order; what there is no room for is not read."""
+        """Expect that the next hold of `layer` is of `neurons` (ascending), and start reading them if there is room."""
         each = self.layers[layer]
         with self._lock:
             each.release_expected()
@@ -106,11 +110,11 @@ class RecordTier:
 
     @contextmanager
     def hold(self, layer: int, neurons: I32) -> Iterator[I32]:
-        """The slots of `neurons` (int32, each once, in order) when all are there; they stay until the end.
+        """Yield the slots of `neurons` (int32, ascending, distinct) when all are loaded; hold them until the exit.
 
         Raises:
-            WeightsError: if one could not be read; names the file. Or what else a read failed with.
-            TpiError: if they are more than the layer has slots for, or the tier is closed.
+            WeightsError: if a record cannot be read; names the file. Other errors of a read are raised as they are.
+            TpiError: if the layer has fewer slots, or the tier is closed.
         """
         with self._held(layer, neurons) as slots:
             self.layers[layer].worth.note(neurons)
@@ -133,37 +137,37 @@ class RecordTier:
                 each.table.unpin(neurons)
 
     def begin(self) -> None:
-        """A step begins that reads by neurons."""
+        """Count a step that reads single neurons."""
         with self._lock:
             self._stats.tokens += 1
 
     def abandon(self) -> None:
-        """Nothing that is expected will be held."""
+        """Unpin all expected neurons, because they will not be held."""
         with self._lock:
             for each in self.layers:
                 each.release_expected()
 
     def stats(self) -> RecordStats:
-        """The counts so far."""
+        """Return the counts so far."""
         with self._lock:
             self._stats.along = sum(each.along for each in self.layers)
             return self._stats.copy()
 
     def close(self) -> None:
-        """Begin no more reads; return when those under way are over. Idempotent."""
+        """Begin no more reads; return when the running ones have ended. Idempotent."""
         with self._lock:
             self._closed = True
             self._done.notify_all()
         self._workers.close()
 
-    # under the lock
+    # The methods below are called with the lock held.
 
     def _require_open(self) -> None:
         if self._closed or self._workers.lost:
-            raise TpiError("the neurons' records are closed; nothing can be held any more")
+            raise TpiError("the neurons' records are closed; open the model again")
 
     def _pin(self, layer: int, neurons: I32) -> None:
-        """Pin what is held now, in place of what was expected, and have what lacks read before all else."""
+        """Pin `neurons` in place of the expected ones, and read the missing ones before all others."""
         each = self.layers[layer]
         if each.expected is not None and each.expected is not neurons:
             each.release_expected()
@@ -171,8 +175,8 @@ class RecordTier:
             while not self._request(layer, neurons, self._demanded):
                 if not each.table.settling:
                     raise PlanError(
-                        f"{len(neurons)} neurons of {each.layer.name} cannot be held at once: there is room for "
-                        f"{len(each.table)}; give more --memory"
+                        f"{len(neurons)} neurons of {each.layer.name} cannot be held at once: memory has room for "
+                        f"{len(each.table)}; raise --memory"
                     )
                 self._done.wait(_LOOK_AGAIN)
         each.expected = None
@@ -180,7 +184,7 @@ class RecordTier:
         self._ahead = deque(job for job in self._ahead if job.layer != layer)
 
     def _request(self, layer: int, neurons: I32, queue: "deque[_Job]") -> bool:
-        """Pin `neurons` and queue the reads of what lacks; whether there was room."""
+        """Pin `neurons` and queue the reads of the missing ones; return False if there is no room."""
         self._require_open()
         each = self.layers[layer]
         requested = each.request(neurons, self._count)
@@ -195,7 +199,7 @@ class RecordTier:
         return True
 
     def _settled(self, layer: int, neurons: I32) -> I32:
-        """The slots of pinned neurons when nothing of them is on its way."""
+        """Wait until all of the pinned `neurons` are loaded, and return their slots."""
         each, began = self.layers[layer], 0.0
         slots: I32 = each.table.slot_of[neurons]
         while each.table.filling[slots].any():
@@ -211,10 +215,10 @@ class RecordTier:
             raise each.error
         return slots
 
-    # the readers' side
+    # The methods below are called by the readers.
 
     def _serve(self) -> None:
-        """One job of the most urgent, if there is any."""
+        """Run the most urgent job, if there is one."""
         with self._lock:
             queue = self._demanded or self._ahead
             if self._closed or not queue:
@@ -224,7 +228,7 @@ class RecordTier:
         self._reads.fly()
         try:
             moved = self._reader.read(self.layers[job.layer], job.read)
-        except Exception as failure:  # noqa: BLE001 - whatever it is, it surfaces where the records are awaited
+        except Exception as failure:  # noqa: BLE001 - the hold that waits for the records raises it
             error = failure
         self._reads.land()
         self._trace.add("load", self.layers[job.layer].layer.name, int(began * 1e9), int(time.perf_counter() * 1e9))
@@ -244,7 +248,7 @@ class RecordTier:
 
 
 class _Job:
-    """Reads of one layer."""
+    """A read of one layer."""
 
     __slots__ = ("layer", "read")
 

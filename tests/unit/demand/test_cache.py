@@ -93,7 +93,7 @@ def test_what_is_held_together_is_there_and_stays() -> None:
     with cache_of(slots=4) as (cache, _):
         cache.begin()
         with cache.hold([(0, 1), (0, 3)]) as first, cache.hold([(1, 0), (1, 5)]) as second:
-            with pytest.raises(TpiError, match="release what is held first"), cache.hold([(2, 0)]):
+            with pytest.raises(TpiError, match="release these first"), cache.hold([(2, 0)]):
                 pass
             assert right(first[0], (0, 1))
             assert right(first[1], (0, 3))

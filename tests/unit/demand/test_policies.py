@@ -95,7 +95,7 @@ def test_bytes_and_hits_are_of_the_recording() -> None:
 
 
 def test_a_use_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(PlanError, match="2 units are used at once, and there is room for 1"):
+    with pytest.raises(PlanError, match="2 units are used at once, and the cache has room for 1"):
         bound(record([(0, 0), (0, 1)], [[(0, 0), (0, 1)]]), 1)
 
 

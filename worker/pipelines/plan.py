@@ -1,9 +1,11 @@
-"""What a node keeps on its accelerator, and what passes through it, for batches: the roofline model's policy in pieces.
+"""The plan of a node's accelerator for batches: the roofline model's policy, translated into pieces of weights.
 
-Every layer keeps the same share (r_w), so that the link has the same to do in each. Attention is kept first, whole;
-then units of the neurons from the first on. Of keys and values those of the first heads stay (r_c). What passes through
-has two places by turns, each as large as the most that passes of one layer: while one is computed with, the other is
-filled, chunk by chunk. Each chunk of experts has a slot there, and is loaded, awaited and given back by itself.
+The same share of every layer (r_w) is resident, so that the link has the same work in each. Attention is made resident
+first, as a whole; then neurons, from the first unit on. The keys and values of the first heads are resident (r_c).
+
+The other pieces are streamed through a ring of two halves, each as large as the largest layer's streamed pieces. While
+one half is used for computing, the other is filled chunk by chunk. Each chunk of experts has its own slot in a half
+and is loaded, awaited and released by itself.
 """
 
 from collections.abc import Sequence
@@ -30,17 +32,22 @@ from worker.plan.fit import Tables, computing_bytes, need, passing_bytes
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import Numbers, OffloadPlan, layer_pages_bytes, offload_problem
 
-_PART = 1e-6  # of a head: as much less still counts as one
-_CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of the accelerator's memory
+_PART = 1e-6  # tolerance when a share is converted to a number of heads
+_CHUNK_SHARE = 8  # a chunk's activations take at most 1/8 of the accelerator's memory
 
 
 @dataclass(frozen=True)
 class BatchPlan(OffloadPlan):
-    """The decision. All that is not kept passes through, in steps of any length.
+    """The plan for batches. Steps of any length stream all pieces that are not resident.
 
-    `policy` is the roofline model's answer to `asked`; keys and values of the first `kv_heads_there` of the node's
-    `kv_heads` stay, those of the others live in RAM. `room_pages` are the pages of one micro-batch at most, and
-    `room_bytes` what the others take of them in one layer. `chunking` says how many chunks a layer passes in.
+    Attributes:
+        policy: the roofline model's choice.
+        asked: the problem that it solved.
+        kv_heads_there: the number of KV heads with keys and values on the accelerator: the first ones.
+        kv_heads: the number of KV heads of the node. Keys and values of the others lie in host memory.
+        room_pages: the largest number of KV pages of one micro-batch.
+        room_bytes: bytes of so many pages in one layer, for the heads in host memory.
+        chunking: the number or size of the chunks of a layer.
     """
 
     policy: BatchPolicy = field(kw_only=True)
@@ -53,60 +60,60 @@ class BatchPlan(OffloadPlan):
 
     @property
     def gathers(self) -> bool:
-        """See `OffloadPlan.gathers`."""
+        """True: one call computes all experts of a block, even if they lie in several places."""
         return True
 
     def named(self, piece: int) -> str:
-        """See `OffloadPlan.named`; what passes of experts in several chunks is numbered."""
+        """Return the name of a streamed piece in traces and errors, with a number if its block has several."""
         block, number = self.pieces[piece].block, self._numbers[piece]
         alone = number == 1 and all(other.block is not block for other in self.pieces[piece + 1 : piece + 2])
         return block.name if alone else f"{block.name}, chunk {number}"
 
     @property
     def longest(self) -> int:
-        """See `OffloadPlan.longest`: what is computed with at once is a micro-batch of it."""
+        """The number of tokens of the longest step, which is computed in micro-batches."""
         return self.asked.step
 
     @property
     def staged(self) -> list[int]:
-        """See `OffloadPlan.staged`: pages visit by micro-batches, not by layers."""
+        """An empty list: KV pages visit by micro-batch, not by layer."""
         return []
 
     @property
     def home_heads(self) -> int:
-        """See `OffloadPlan.home_heads`."""
+        """The number of KV heads per layer with keys and values in host memory."""
         return self.kv_heads - self.kv_heads_there
 
     @property
     def rooms(self) -> int:
-        """Micro-batches' pages on the accelerator at once."""
+        """The number of micro-batches whose visiting KV pages fit on the accelerator at once."""
         return ROOMS if self.kv == "ram" else 0
 
     @property
     def staged_bytes(self) -> int:
-        """See `OffloadPlan.staged_bytes`."""
+        """Bytes of host memory that collect keys and values on their way to or from the accelerator."""
         return self.rooms * self.room_bytes
 
     @property
     def memory_bytes(self) -> int:
-        """See `OffloadPlan.memory_bytes`."""
+        """Bytes of accelerator memory that the plan takes, without the buffers of kernels."""
         divided = len(self.layers) * self.kv_layer_bytes if self.kv == "ram" else 0
         return super().memory_bytes + self.rooms * self.room_bytes + divided
 
     @property
     def layer_bytes(self) -> int:
-        """The most bytes that pass through for one layer."""
+        """Bytes of the streamed pieces of the largest layer."""
         return max((round_up(self._slots(layer)[-1].stop) for layer in self._passing), default=0)
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk at most (weights paging, section 4.1)."""
+        """The size of the largest chunk in bytes (weights paging, section 4.1)."""
         chunks = (self.pieces[at] for at in self.lifted)
         largest = max((each.nbytes for each in chunks if each.block.kind == "experts"), default=0)
         return max(round_up(self.chunking.size(self.layer_bytes)), largest)
 
     def ring(self, there: Numbers) -> Ring:
-        """See `OffloadPlan.ring`: layers lie in two places by turns."""
+        """Return the ring for the pieces `there`: layers lie in its two halves in turn."""
         if not there:
             return super().ring(there)
         layers = self._passing * (1 + len(self._passing) % 2)
@@ -117,15 +124,18 @@ class BatchPlan(OffloadPlan):
         return with_lags(uses, [piece.nbytes for piece in self.pieces], 2 * self.layer_bytes, offsets)
 
     def ring_cuts(self, card: int) -> list[int]:
-        """See `OffloadPlan.ring_cuts`; chunks lie in places of their own, which are not cut."""
+        """Return an empty list: the ring's memory is allocated in one piece."""
         return []
 
     def ring_bytes(self, card: int) -> int:
-        """See `OffloadPlan.ring_bytes`."""
+        """Return the bytes of the ring."""
         return 2 * self.layer_bytes
 
     def _slots(self, layer: Sequence[int]) -> list[slice]:
-        """Where pieces of a layer lie in a place: each block from a page of memory on, its chunks back to back."""
+        """Return the byte range of each piece of a layer in its half of the ring.
+
+        Each block starts on a page of memory, and its chunks lie back to back.
+        """
         slots, before = list[slice](), None
         for piece in (self.pieces[number] for number in layer):
             end = slots[-1].stop if slots else 0
@@ -136,7 +146,7 @@ class BatchPlan(OffloadPlan):
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        """Of each piece that passes through, which of its block's it is, from 1 on."""
+        """The position of each streamed piece among those of its block, from 1 on."""
         found, counts = dict[int, int](), dict[int, int]()
         for piece in self.lifted:
             block = self.pieces[piece].block.number
@@ -145,7 +155,7 @@ class BatchPlan(OffloadPlan):
 
     @cached_property
     def _passing(self) -> list[list[int]]:
-        """The pieces that pass through, layer by layer; layers without any are left out."""
+        """The streamed pieces, layer by layer, without layers that have none."""
         found: dict[int, list[int]] = {}
         for piece in self.lifted:
             found.setdefault(self.pieces[piece].block.layer, []).append(piece)
@@ -159,17 +169,23 @@ def decide_batch(
     tables: Tables | None = None,
     chunking: Chunking | None = None,
 ) -> BatchPlan:
-    """What goes where on `machine` for as many sequences at once as the node has pages for, or its group agreed on.
+    """Choose the plan for batches of as many sequences as the node has pages for, or as its group agreed on.
 
-    `chunking` as for `planned_batch`.
+    Args:
+        plan: the node's part of the deployment.
+        machine: the node's speeds and memory.
+        options: the user's choices.
+        tables: tables and predictors, on the master.
+        chunking: the chunks of a layer; by default as many as there are micro-batches.
 
     Raises:
-        PlanError: if not one sequence fits, or several nodes have not agreed (`worker.pipelines.group.agree`).
+        PlanError: if not even one sequence fits, or if the node is one of several and the master sent no settings for
+            batches (`worker.pipelines.group.agree`).
     """
     if plan.size > 1 and plan.options.batch is None:
         raise PlanError(
-            "several nodes divide a batch as the master says, and this one was told nothing; use the same version of "
-            "tpi on all nodes, or leave --pipeline batch out"
+            "several nodes can compute a batch only with settings from the master, which sent none; use the same "
+            "version of tpi on all nodes, or leave out --pipeline batch"
         )
     asked = batch_problem(plan, machine, options, tables)
     policy = best_policy(asked).policy
@@ -181,20 +197,26 @@ def decide_batch(
 def _within(
     machine: NodeMachine, found: BatchPlan, plan: NodePlan, tables: Tables | None, options: OffloadOptions
 ) -> BatchPlan:
-    """The same, or with as much less of the weights on the accelerator as whole pages and units take too much."""
+    """Return `found` with fewer resident weights or KV heads if rounding to pages and units makes it too large.
+
+    Raises:
+        PlanError: if nothing is left to remove; names the `--gpu-memory` that would suffice.
+    """
     device, edges = machine.accelerator, PAGE * len(plan.blocks)
     assert device is not None
     while (beyond := found.memory_bytes - device.memory) > 0 and (less := _less(found, beyond + edges)) is not None:
         found = planned_batch(plan, found.asked, less, options, tables, found.chunking)
     if beyond > 0:
         least = -(-found.memory_bytes >> 20)
-        raise PlanError(f"{device.memory >> 20}MiB of GPU memory are too little: --gpu-memory {least}MiB would do")
+        raise PlanError(f"{device.memory >> 20}MiB of GPU memory are too little; --gpu-memory {least}MiB would do")
     return found
 
 
 def _less(found: BatchPlan, nbytes: int) -> BatchPolicy | None:
-    """A policy with so many bytes less of the weights on the accelerator, or without them a head less of keys and
-    values; None if there is nothing that it need not keep."""
+    """Return the policy of `found` with `nbytes` bytes less of resident weights.
+
+    If no weights are resident, one KV head less is. Return None if nothing may be removed.
+    """
     policy, total = found.policy, found.asked.layer.layers * found.asked.layer.nbytes
     if policy.weights_kept > 0:
         return replace(policy, weights_kept=max(0.0, policy.weights_kept - nbytes / total))
@@ -206,7 +228,7 @@ def _less(found: BatchPlan, nbytes: int) -> BatchPolicy | None:
 def prefers_batches(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> bool:
-    """Whether the roofline model has the accelerator compute neurons, for as many sequences as there is room for."""
+    """Return True if the roofline model predicts that the accelerator should compute neurons for this node's batch."""
     asked = batch_problem(plan, machine, options, tables)
     if machine.accelerator is None:
         return False
@@ -224,10 +246,17 @@ def planned_batch(
     tables: Tables | None = None,
     chunking: Chunking | None = None,
 ) -> BatchPlan:
-    """A policy in this node's pieces; neurons and products are the accelerator's.
+    """Translate a policy into this node's pieces. The accelerator computes neurons and all products with weights.
 
-    Of keys and values as many whole heads stay as the policy's share has. A layer has as many chunks as there are
-    micro-batches, if `chunking` does not say otherwise.
+    The policy's share of keys and values is rounded down to whole heads.
+
+    Args:
+        plan: the node's part of the deployment.
+        asked: the problem that the policy solves.
+        policy: the policy.
+        options: the user's choices.
+        tables: tables and predictors, on the master.
+        chunking: the chunks of a layer; by default as many as there are micro-batches.
     """
     heads = int(policy.kv_kept * plan.kv_heads + _PART)
     share = heads / plan.kv_heads if plan.kv_heads else round(policy.kv_kept)
@@ -238,7 +267,7 @@ def planned_batch(
     pages = room_pages(plan, policy.micro_batch)
     places: tuple[Place, ...] = tuple("accelerator" for _ in pieces)
     tiers: tuple[Tier, ...] = tuple("gpu" if at in kept else "ram" for at in range(len(pieces)))
-    kv: KvTier = "gpu" if policy.kv_kept == 1 else "ram"  # if not all, those of other heads
+    kv: KvTier = "gpu" if policy.kv_kept == 1 else "ram"  # "ram" if keys and values of any head are in host memory
     half = page_bytes(1, plan.kv_heads - heads, plan.config.head_dim, plan.options.kv_dtype) // 2
     return BatchPlan(
         pieces=pieces,
@@ -263,7 +292,7 @@ def planned_batch(
 
 
 def room_pages(plan: NodePlan, micro_batch: int) -> int:
-    """Pages of one micro-batch at most; the same on all nodes of a group."""
+    """Return the largest number of KV pages of one micro-batch, which is the same on all nodes of a group."""
     usual, longest = pages_for(plan.options.request.tokens), pages_for(plan.options.context)
     return min(plan.options.pages, max(micro_batch * usual, longest + 1))
 
@@ -271,9 +300,10 @@ def room_pages(plan: NodePlan, micro_batch: int) -> int:
 def batch_problem(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> BatchProblem:
-    """The node's part as the roofline model knows it; a step has at most the tokens that the master asks for.
+    """Return the input of the roofline model for one node.
 
-    Neurons are the accelerator's, if there is one. What a group agreed on is insisted on.
+    A step has at most `prefill_tokens` tokens. The accelerator, if there is one, computes neurons. The settings that a
+    group agreed on are fixed.
     """
     demand, agreed = need(plan, tables), plan.options.batch
     runs = [(block.kind, run.layout, len(run.units)) for block in plan.blocks for run in block.runs]
@@ -297,10 +327,10 @@ def batch_problem(
 
 
 def _within_blocks(machine: NodeMachine, plan: NodePlan) -> NodeMachine:
-    """The machine with what is left of its memories: pieces begin on pages of memory, and the node has a limit."""
+    """Return the machine with the memory that is available: less a reserve for rounding, and within `--memory`."""
     device, memory = machine.accelerator, plan.options.memory or machine.memory
     if device is not None:
-        room = min(device.memory, memory // 2) if device.shared else device.memory  # one memory, in halves
+        room = min(device.memory, memory // 2) if device.shared else device.memory  # a shared memory is halved
         memory -= room if device.shared else 0
         device = replace(device, memory=max(0, room - PAGE * 6 * len(plan.blocks)))
     return replace(machine, accelerator=device, memory=memory)
@@ -308,13 +338,16 @@ def _within_blocks(machine: NodeMachine, plan: NodePlan) -> NodeMachine:
 
 def _limits(options: OffloadOptions, agreed: GroupBatch | None, machine: NodeMachine, kv_heads: int) -> PolicyLimits:
     sizes = (agreed.micro_batches, agreed.batch) if agreed else (None, None)
-    if machine.accelerator is None:  # what a host alone has is all in RAM: see `worker.pipelines.group.hosted`
+    if machine.accelerator is None:  # without an accelerator all is in host memory: `worker.pipelines.group.hosted`
         return PolicyLimits(False, False, "ram", "ram", 1, *sizes)
     return PolicyLimits(None, True, options.weights_tier, options.kv_tier, kv_heads, *sizes)
 
 
 def prompt_chunk(plan: NodePlan, machine: NodeMachine) -> int:
-    """Tokens of prompts at once: halved until their activations are modest on the accelerator."""
+    """Return how many tokens of prompts to compute at once.
+
+    The number is halved until their activations take at most 1/8 of the accelerator's memory, or of the host's.
+    """
     chunk, token = min(plan.options.prefill_tokens, LONGEST_CHUNK), computing_bytes(plan)
     room = machine.accelerator.memory if machine.accelerator else machine.memory
     while chunk > 1 and chunk * token > room // _CHUNK_SHARE:

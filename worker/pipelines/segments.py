@@ -1,4 +1,4 @@
-"""Segments of a batch's pipeline: they begin a call and wait for nothing, whatever it needs is awaited in the call."""
+"""Segments for batches. They start calls without waiting; each call itself waits for its input."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -27,30 +27,34 @@ from worker.pipelines.visiting import VisitingPages
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Paged = tuple[KvArray, KvArray, Batch]
-"""Keys and values, and the batch by whose numbers they are found."""
+"""Keys and values, and the batch with the numbers of their pages."""
 Crossed = tuple[Any, Event]
-"""Heads, or what attention made of them, and the end of their crossing."""
+"""Heads, or the result of attention, and the end of their transfer over the link."""
 ExpertsCall = Callable[[Input, Routing], F32]
-"""A block's experts, for its input and what its tokens chose."""
+"""A call that computes a block's experts from its input and the routing of its tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class BatchAttention(AttentionSegment):
-    """Attention whose products are the accelerator's.
+    """Attention whose products with weights the accelerator computes.
 
-    With the heads that are `kept` the accelerator always attends, with pages of its own (`pages`). Who does with the
-    `others` is said by the micro-batch: the host in its own thread, with pages that live in its memory (`home`), or the
-    accelerator, with pages that visit it.
+    Attributes:
+        lanes: the accelerator, and the host's threads.
+        home: KV pages in host memory.
+        visiting: the same pages when they visit the accelerator; None if all keys and values are resident there.
+        kept: heads whose keys and values are resident on the accelerator, which always computes their attention.
+        others: heads whose keys and values are in host memory. The micro-batch says whether the host computes their
+            attention, in a thread of its own, or the accelerator, with visiting pages.
     """
 
     lanes: BatchLanes
     home: KvPages
-    visiting: VisitingPages | None  # None: all keys and values live on the accelerator
+    visiting: VisitingPages | None
     kept: SomeHeads | None
     others: SomeHeads | None
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `worker.node.segment.Segment.start`."""
+        """Start these phases of attention for a micro-batch; return the pending partial result with the last phase."""
         assert isinstance(part, LiftedMicroBatch)
         if self.empty:
             return super().start(phases, data, part, take)
@@ -67,21 +71,21 @@ class BatchAttention(AttentionSegment):
         return self._output(data, part) if Phase.OUTPUT in phases else None
 
     def squares(self, part: MicroBatch) -> F32:
-        """See `AttentionSegment.squares`."""
+        """Return the sums of squares of this segment's queries and keys, for norms over all heads of all nodes."""
         if self.empty:
             return np.zeros((len(part.x), 2 * GROUP), np.float32)
         heads, _ = part.between[self].wait()
         return squares(self.spec, heads)
 
     def finish(self, part: MicroBatch, sums: F32) -> None:
-        """See `AttentionSegment.finish`."""
+        """Finish the micro-batch's queries and keys with `sums`, the sums of squares over all nodes."""
         if not self.empty:
             heads, crossed = part.between[self].wait()
             ready = finished(self.spec, heads, part.batch.positions, sums), crossed
             part.between[self] = Finished(lambda: ready)
 
     def _project(self, data: Bytes, part: LiftedMicroBatch, take: Take) -> Pending[Crossed]:
-        """Heads; those that the host attends with cross to it (D1 of section 4.1)."""
+        """Start the projection to heads, then the transfer of those for which the host attends (D1, section 4.1)."""
         crossing = None if part.attended_there else self.others
 
         def project() -> Crossed:
@@ -92,15 +96,15 @@ class BatchAttention(AttentionSegment):
         return self.launch(project)
 
     def _attend_kept(self, kept: SomeHeads, part: LiftedMicroBatch) -> Pending[F32]:
-        """Attention by the accelerator with what lives there, while the host attends with the others."""
+        """Start the accelerator's attention for the heads that are resident on it; the host attends for the others."""
         before, kernels = part.between[self], self.device.kernels
         with self.pages.hold(self.layer, part.batch) as (keys, values):
             return self.launch(lambda: _attended(kernels, kept, before.wait()[0], (keys, values, part.batch)))
 
     def _attend_here(self, part: LiftedMicroBatch) -> Pending[Crossed]:
-        """Attention by the host, whose result then crosses (D2)."""
+        """Start the host's attention, and then the transfer of its result to the accelerator (D2)."""
         before, kernels, others = part.between[self], self.lanes.host.kernels, self.others
-        assert others is not None  # with nothing in its memory it does not attend
+        assert others is not None  # the host attends only for keys and values in its memory
 
         def arrived() -> Projected:
             heads: Projected
@@ -116,6 +120,7 @@ class BatchAttention(AttentionSegment):
         return self.lanes.attend(f"attention {self.layer}", arrived, attend)
 
     def _output(self, data: Bytes, part: LiftedMicroBatch) -> Pending[F32]:
+        """Start the product with o once all attention has ended, and return its pending result."""
         attended, kept = part.between.pop(self), part.between.pop((self, "kept"), None)
 
         def arrived() -> F32:
@@ -124,7 +129,7 @@ class BatchAttention(AttentionSegment):
             crossed.wait()
             return mixed
 
-        ready = self.device.start(arrived)  # a call of its own: waiting is no computing to who traces these
+        ready = self.device.start(arrived)  # a separate call, so that traces do not show waiting as computing
 
         def output() -> F32:
             mixed = ready.wait() if kept is None else put_together(kept.wait(), ready.wait())
@@ -133,7 +138,7 @@ class BatchAttention(AttentionSegment):
         return self.launch(output)
 
     def _attend_there(self, phases: Phases, data: Bytes, part: LiftedMicroBatch, take: Take) -> Pending[F32]:
-        """All of it on the accelerator, but for heads that are there already."""
+        """Start all phases on the accelerator; heads that are already projected are not projected again."""
         heads = part.between.pop(self, None)
         with ExitStack() as held:
             attending: list[tuple[SomeHeads, Paged]] = []
@@ -153,7 +158,7 @@ class BatchAttention(AttentionSegment):
         heads: Pending[Any] | None,
         attending: Sequence[tuple[SomeHeads, Paged]],
     ) -> Pending[F32]:
-        """With all heads in one call, or with some after the others."""
+        """Start attention for all heads in one call, for each of `attending` in turn if there are two."""
         spec, kernels = self.spec, self.device.kernels
 
         def attend() -> F32:
@@ -169,10 +174,10 @@ class BatchAttention(AttentionSegment):
 
 @dataclass(frozen=True, eq=False)
 class BatchFfn(FfnSegment):
-    """Feed-forward neurons whose input is made in the call."""
+    """Feed-forward neurons whose input is prepared in the call that computes them."""
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `worker.node.segment.Segment.start`."""
+        """Start these phases for a micro-batch; return the pending partial result with the last phase."""
         if Phase.OUTPUT not in phases or self.empty:
             return super().start(phases, data, part, take)
         _follow(part)
@@ -181,10 +186,10 @@ class BatchFfn(FfnSegment):
 
 @dataclass(frozen=True, eq=False)
 class BatchExperts(ExpertsSegment):
-    """Experts whose input and routing are made in the call."""
+    """Experts whose input and routing are prepared in the call that computes them."""
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `worker.node.segment.Segment.start`."""
+        """Start these phases for a micro-batch; return the pending partial result with the last phase."""
         if Phase.OUTPUT not in phases or self.empty:
             return super().start(phases, data, part, take)
         router, kernels, call = self.spec.router, self.device.kernels, self.call(data)
@@ -197,14 +202,22 @@ class BatchExperts(ExpertsSegment):
         return self.launch(experts)
 
     def call(self, data: Bytes) -> ExpertsCall:
-        """What computes them with the weights that are held now."""
+        """Return a call that computes the experts with the weights `data`."""
         return partial(self.device.kernels.experts, self.spec, data)
 
 
 def for_batches(
     segment: Segment, lanes: BatchLanes, home: KvPages, visiting: VisitingPages | None, kept: int = 0
 ) -> Segment:
-    """The same segment, as the pipeline computes it; keys and values of the first `kept` heads live there."""
+    """Return a segment in the form in which the pipeline computes it.
+
+    Args:
+        segment: a segment of the accelerator.
+        lanes: the accelerator, and the host's threads.
+        home: KV pages in host memory.
+        visiting: the same pages when they visit the accelerator, if they do.
+        kept: the number of KV heads, from the first on, whose keys and values are resident on the accelerator.
+    """
     if isinstance(segment, AttentionSegment):
         spec, every = segment.spec, segment.spec.kv_heads
         parts = (some_heads(spec, Range(0, min(kept, every))), some_heads(spec, Range(min(kept, every), every)))
@@ -223,10 +236,10 @@ def _follow(part: MicroBatch) -> None:
 
 
 def _attended(kernels: Kernels, some: SomeHeads, projected: Projected, pages: Paged) -> F32:
-    """What attention makes of some of the heads, `[tokens, their values]`."""
+    """Return the result of attention for some of the heads, `[tokens, their values]`."""
     own = projected if some.spec.kv_heads == projected.keys.shape[1] else some.of(projected)
     return kernels.attend(some.spec, own, *pages)
 
 
 def _nothing() -> None:
-    """Nothing crosses."""
+    """Do nothing: there is nothing to transfer."""

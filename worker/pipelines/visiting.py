@@ -78,7 +78,7 @@ class VisitingPages:
 
     def __init__(self, device: Device, home: KvPages, rooms: Sequence[PageRoom], queue: TransferQueue) -> None:
         self._device, self._home, self._rooms, self._queue = device, home, list(rooms), queue
-        self._numbers: list[PageNumbers] = []  # of each micro-batch of this step
+        self._numbers: list[PageNumbers] = []  # the pages of each micro-batch of this step
         self._next: dict[Visit, Visit] = {}
         self._ahead: dict[Visit, PageRoom] = {}  # rooms that are loaded, or being loaded, for later visits
         self._saves: dict[int, list[_Save]] = {}  # by layer

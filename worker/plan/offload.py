@@ -53,8 +53,8 @@ class OffloadPlan:
     short: Numbers  # other pieces that shorter steps stream to the accelerator
     crossover: int  # tokens
     kv: KvTier
-    depth: int  # of the ring, and of the pages that visit the accelerator
-    kv_layer_bytes: int  # of one layer's pages
+    depth: int  # segments in a ring at once, and layers whose KV pages visit the accelerator at once
+    kv_layer_bytes: int  # bytes of one layer's KV pages
     problem: Problem  # the input of the cost model
     chosen: Offload  # the choice of the cost model
     ahead: int = 0  # segments in a ring at once, if more than `depth`

@@ -17,7 +17,7 @@ from tpi.partition import Range, deal, kv_range
 from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
 from worker.shards.image import HeldBlock
 
-_LEAST = 8 << 20  # bytes of a tile: to read less, a disk takes hardly longer than to start reading
+_LEAST = 8 << 20  # bytes of a tile: a disk spends most of a smaller read on starting it
 _ASIDE = ("latent", "kv")  # runs that are not dealt: a device has the units that its query heads need
 
 

@@ -57,7 +57,7 @@ def test_what_a_node_cannot_do_is_refused_by_its_name(tiny_pack: Callable[..., P
     pack = tiny_pack("llama")
     one, two = members(pack, with_card(MUCH), with_card(MUCH))
     for other, said in [
-        (replace(two, options=OffloadOptions(pipeline="memory")), "node 1 is to use --pipeline memory"),
+        (replace(two, options=OffloadOptions(pipeline="memory")), "node 1 uses --pipeline memory"),
         (replace(two, machine=replace(two.machine, more=(laptop_gpu(),))), "node 1: .* computes on one accelerator"),
         (replace(two, machine=with_card(1 << 16)), "node 1: .* cannot hold the model and one sequence"),
         (

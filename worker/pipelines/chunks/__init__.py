@@ -1,1 +1,1 @@
-"""Chunks of experts on their way through an accelerator: how they are cut, and the table of where they lie."""
+"""Chunks of experts that are streamed through an accelerator: how blocks are cut, and the table of their places."""

@@ -1,8 +1,8 @@
-"""How a layer's weights are cut for batches: what stays of each block, and in which chunks the rest passes through.
+"""The division of a layer's weights for batches into resident pieces and streamed chunks.
 
-MoE-Lightning's weights paging (appendix A.1): a layer passes in as many chunks as there are micro-batches. Chunks are
-cut at units, wherever experts begin and end. What passes of attention or of dense neurons is one piece, since their
-kernels take it as it lies in one place; only its copies go by the size of a chunk.
+After MoE-Lightning's weights paging (appendix A.1), a layer is streamed in as many chunks as there are micro-batches.
+Chunks are cut between units, even inside an expert. The streamed part of attention or of dense neurons is one piece,
+since its kernel needs it in one place. It is only copied in parts of a chunk's size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,23 +15,29 @@ from worker.plan.offload import Numbers
 from worker.plan.segments import NodeSegment
 
 Runs = tuple[RunUnits, ...]
-_LEAST = 1 << 16  # bytes of a chunk: less takes the link no longer than to begin
+_LEAST = 1 << 16  # bytes of a chunk: a smaller copy takes hardly less time on the link
 
 
 @dataclass(frozen=True)
 class Chunking:
-    """A layer in `count` chunks, or in fewer of `least` bytes each."""
+    """The chunks of a layer: `count` of them, or fewer if they would be smaller than `least` bytes."""
 
     count: int
     least: int = _LEAST
 
     def size(self, passing: int) -> int:
-        """Bytes of a chunk where so many pass through of a layer."""
+        """Return the bytes of a chunk in a layer with `passing` streamed bytes."""
         return max(self.least, -(-passing // self.count))
 
 
 def pieces_of(plan: NodePlan, kept: float, chunking: Chunking) -> tuple[tuple[NodeSegment, ...], Numbers]:
-    """All pieces in order of use, and the numbers of those that stay."""
+    """Cut the node's blocks; return all pieces in order of use, and the numbers of those that are resident.
+
+    Args:
+        plan: the node's part of the deployment.
+        kept: the share of each layer's bytes that is resident, from 0 to 1.
+        chunking: the chunks of each layer's other bytes.
+    """
     found: list[NodeSegment] = []
     stay: set[int] = set()
     for layer in plan.layers:
@@ -43,7 +49,7 @@ def pieces_of(plan: NodePlan, kept: float, chunking: Chunking) -> tuple[tuple[No
 
 
 def _layer(layer: NodeLayer, room: float, chunking: Chunking) -> Iterator[tuple[NodeSegment, bool]]:
-    """Each block as what stays and what passes through, with whether it stays."""
+    """Yield the pieces of a layer, of which `room` bytes are resident, each with True if it is resident."""
     cut: list[tuple[NodeBlock, Runs, Runs]] = []
     for block in layer.blocks:
         first, rest = _cut(block, room)
@@ -59,7 +65,7 @@ def _layer(layer: NodeLayer, room: float, chunking: Chunking) -> Iterator[tuple[
 
 
 def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
-    """A block's units that fit into `room` bytes, from the first on, and the others; some blocks are one piece."""
+    """Return a block's units that fit into `room` bytes, and the others. Attention is not cut."""
     if block.nbytes <= room + 1:
         return block.runs, ()
     if block.kind == "experts":
@@ -72,9 +78,10 @@ def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
 
 
 def kept_experts(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
-    """What of a block of experts fits into `room` bytes, and the rest, which is contiguous.
+    """Return the units of a block of experts that fit into `room` bytes, and the others, which are contiguous.
 
-    Units are kept from the first on; or, where shared experts do not fit, which are never cut, the last ones.
+    The first units are resident. If the shared experts, which come first and are never cut, do not fit, the last units
+    are resident instead.
     """
     shared, routed = _sorted(block.runs)
     beside = sum(run.nbytes for run in shared)
@@ -87,7 +94,7 @@ def kept_experts(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
 
 
 def in_chunks(runs: Sequence[RunUnits], size: int) -> Iterator[Runs]:
-    """Units of experts that pass through, in even chunks of about `size` bytes; shared experts by themselves."""
+    """Cut units of experts into even chunks of about `size` bytes. Shared experts are a chunk by themselves."""
     shared, routed = _sorted(runs)
     if shared:
         yield shared
@@ -98,13 +105,13 @@ def in_chunks(runs: Sequence[RunUnits], size: int) -> Iterator[Runs]:
 
 
 def _sorted(runs: Sequence[RunUnits]) -> tuple[Runs, Runs]:
-    """Units of shared experts, if there are any, and of routed ones."""
+    """Return the runs of shared experts that have units, and the runs of routed experts."""
     shared = tuple(run for run in runs if run.name == "shared" and len(run.units))
     return shared, tuple(run for run in runs if run.name == "neuron")
 
 
 def _between(runs: Sequence[RunUnits], first: int, last: int) -> Runs:
-    """The units number `first` to `last` of runs that lie back to back."""
+    """Return the units `first` to `last` (exclusive), counted from 0 over all of `runs`, as runs."""
     found, begin = list[RunUnits](), 0
     for run in runs:
         end = begin + len(run.units)

@@ -1,7 +1,7 @@
-"""A table of chunks: where each piece of a block's experts lies, what stays and what passes through alike.
+"""The table of a block of experts: the place of each resident or streamed piece of an expert.
 
-One kernel call computes all of them (MoE-Lightning, appendix A.1). Pieces are cut where an expert ends, where a chunk
-does, and where what stays does; each chunk has a hold of its own.
+With it, one kernel call computes all experts (MoE-Lightning, appendix A.1). A piece ends at the end of an expert, of a
+chunk or of the resident part. Each chunk has its own hold.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,13 @@ _NOTHING = np.empty(0, np.uint8)
 
 @dataclass(frozen=True)
 class TableEntry:
-    """Piece number `piece` of a block's experts (or `SHARED`) has the bytes `place` of part number `part`."""
+    """The place of one piece of a block's experts.
+
+    Attributes:
+        piece: its number, or `SHARED` for the shared experts.
+        part: the number of the part that contains it.
+        place: its bytes in that part.
+    """
 
     piece: int
     part: int
@@ -34,7 +40,12 @@ class TableEntry:
 
 
 def entries(parts: Sequence[NodeSegment], experts: int) -> Iterator[TableEntry]:
-    """The table of a block of so many experts, whose units lie in these parts; pieces are numbered in this order."""
+    """Yield the table of a block.
+
+    Args:
+        parts: the resident and streamed parts of the block, in order. Pieces are numbered in this order.
+        experts: the number of routed experts of the block.
+    """
     number = 0
     for at, part in enumerate(parts):
         end = 0
@@ -46,25 +57,30 @@ def entries(parts: Sequence[NodeSegment], experts: int) -> Iterator[TableEntry]:
 
 
 def _cut(run: RunUnits, experts: int) -> list[int]:
-    """Units of each piece of a run."""
+    """Return the number of units of each piece of a run."""
     if run.name == "shared":
         return [len(run.units)] if len(run.units) else []
     return [len(part) for _, part in by_expert(run.units, run.layout.units // experts)]
 
 
 class ChunkTable:
-    """The hold of a block whose parts have holds of their own, in the order of use. See `scheduler.weights.Hold`."""
+    """One `scheduler.weights.Hold` for a block whose parts each have their own."""
 
     def __init__(self, holds: Sequence[Hold], table: Sequence[TableEntry]) -> None:
-        """`table` says where pieces are in what is held."""
+        """Create a hold of all parts.
+
+        Args:
+            holds: the hold of each part, in the order of use.
+            table: the places of the pieces in the parts.
+        """
         self._holds, self._table = holds, table
         self._parts: list[Bytes] = []
         self._within = ExitStack()
-        self.held: Mapping[int, Bytes] = {}  # while it is held: the bytes of every piece; replaced, never changed
+        self.held: Mapping[int, Bytes] = {}  # the bytes of every piece during a hold; replaced, never changed in place
 
     def __enter__(self) -> Bytes:
         with ExitStack() as stack:
-            parts = [stack.enter_context(hold) for hold in self._holds]  # each waits until it is there
+            parts = [stack.enter_context(hold) for hold in self._holds]  # each waits until its part is loaded
             self._within = stack.pop_all()
         if len(parts) != len(self._parts) or any(map(_differ, parts, self._parts)):
             self._parts = parts
@@ -81,18 +97,24 @@ def _differ(one: Bytes, other: Bytes) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TableExperts(BatchExperts):
-    """Experts that lie wherever their `table` says, while that is held."""
+    """Experts that lie in several places, which `table` gives while it is held."""
 
     table: ChunkTable
 
     def call(self, data: Bytes) -> ExpertsCall:
-        """See `BatchExperts.call`; `data` is nothing."""
+        """Return a call that computes the experts with the weights that the table holds; `data` is not used."""
         return partial(self.device.kernels.expert_pieces, self.spec, self.table.held)
 
 
 def gathered(
     segment: ExpertsSegment, parts: Sequence[tuple[NodeSegment, Hold]], experts: int
 ) -> tuple[TableExperts, ChunkTable]:
-    """A block's experts as they lie in `parts`, in this order, and the hold of all of these."""
+    """Return a block's experts as one segment over several parts, and one hold for all of them.
+
+    Args:
+        segment: the block's experts.
+        parts: the parts of the block, in the order of use, with their holds.
+        experts: the number of routed experts of the block.
+    """
     table = ChunkTable([hold for _, hold in parts], list(entries([part for part, _ in parts], experts)))
     return TableExperts(segment.device, segment.launch, segment.spec, table), table

@@ -1,1 +1,1 @@
-"""A batch over several nodes: what they agree on, and those without an accelerator."""
+"""Batches on several nodes: the settings that they share, and nodes without an accelerator."""

@@ -1,8 +1,8 @@
-"""What the nodes of a group have to have alike to compute a batch in micro-batches: decided by the master for them all.
+"""The settings that all nodes of a group share to compute a batch in micro-batches. The master chooses them.
 
-Every sum is of one micro-batch on all nodes, so these have the same sequences on each, in the same order. The node with
-the least room bounds how many there are, the slowest how long they take; where weights lie, and who attends, remains
-each node's own choice.
+Each sum over the nodes is of one micro-batch. So all nodes must have the same micro-batches, and compute them in the
+same order. The node with the least memory limits their size, and the slowest node determines their time. Each node
+decides by itself where its weights lie, and whether the host or the accelerator computes attention.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from worker.pipelines.plan import batch_problem, prompt_chunk
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
 
-_ALIKE = 1.01  # times as long is as fast
+_ALIKE = 1.01  # times that differ by at most this factor count as equal
 
 
 @dataclass(frozen=True)
 class GroupMember:
-    """A node of a group as the master knows it: its part of the model, its machine, what its owner says."""
+    """A node of a group as the master knows it: its part of the model, its machine, and its owner's options."""
 
     name: str
     plan: NodePlan
@@ -35,10 +35,16 @@ class GroupMember:
 
 
 def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: int | None = None) -> GroupBatch:
-    """The batch with which the slowest of them is fastest; `sums` is what each sum costs, `batch` an N that is decided.
+    """Return the batch settings with which the slowest node is fastest.
+
+    Args:
+        members: all nodes of the group.
+        sums: the cost of each sum over the nodes; by default nothing.
+        batch: the number of sequences at once, if it is given.
 
     Raises:
-        PlanError: if one cannot hold a single sequence, or so many, or its owner asks for another pipeline; names it.
+        PlanError: if a node cannot hold one sequence, or `batch` sequences, or if its owner's options rule out batches.
+            The error names the node.
     """
     for member in members:
         _check_owner(member)
@@ -53,16 +59,22 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
 
 
 def group_prefers(members: Sequence[GroupMember]) -> bool:
-    """Whether the roofline model has every accelerator compute neurons; there is one at least."""
+    """Return True if the group has an accelerator and the roofline model predicts that all should compute neurons."""
     return bool(_preferred(members, _problems(members)[1]))
 
 
 def fastest_batch(members: Sequence[GroupMember], insists: bool) -> int:
-    """The N with which the slowest of them is fastest, where there are pages for that many alone: of all that they have
-    pages for now. One search also says whether every accelerator is to compute neurons; 0: not so. `insists`: it is.
+    """Return the number of sequences at once (N) with which the slowest node is fastest, or 0 for no batches.
+
+    N is at most the number of sequences for which the nodes have KV pages now. It is chosen as if there were pages for
+    only N sequences.
+
+    Args:
+        members: all nodes of the group.
+        insists: whether the user asked for batches. If not, the roofline model decides whether to compute them.
 
     Raises:
-        PlanError: as `agree`, if somebody insists.
+        PlanError: if the user asked for batches and `agree` would refuse them.
     """
     problems = [replace(each, pool=0) for each in _problems(members)[1]]
     if not insists:
@@ -73,9 +85,9 @@ def fastest_batch(members: Sequence[GroupMember], insists: bool) -> int:
 
 
 def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem]) -> Sequence[BatchPolicy]:
-    """The policies with which the slowest is fastest, if every accelerator computes neurons then; else none.
+    """Return the policies with which the slowest node is fastest if all accelerators compute neurons then, else none.
 
-    A node for which nobody waits may do without: then all are to compute them if the slowest is as fast that way.
+    If only some accelerators compute neurons then, return policies with which all do, if the slowest node is as fast.
     """
     cards = [member for member in members if member.machine.accelerator is not None]
     if not cards or not all(leaves_open(member.plan, member.machine, member.options) for member in cards):
@@ -94,25 +106,29 @@ def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem])
 
 
 def _slowest(problems: Sequence[BatchProblem], policies: Sequence[BatchPolicy]) -> float:
-    """Seconds of a sequence on the node for which the others wait."""
+    """Return the seconds per sequence of the slowest node."""
     return max(seconds(problem, policy) / policy.batch for problem, policy in zip(problems, policies, strict=True))
 
 
 def _problems(members: Sequence[GroupMember], sums: SumCost | None = None) -> tuple[int, list[BatchProblem]]:
-    """Tokens of a prompt's chunk, and what each node is asked with that."""
+    """Return the number of tokens of a prompt's chunk, and each node's problem with that number."""
     chunk = min(prompt_chunk(member.plan, member.machine) for member in members)
     return chunk, [_problem(member, chunk, sums or SumCost()) for member in members]
 
 
 def _problem(member: GroupMember, chunk: int, sums: SumCost) -> BatchProblem:
-    """As the node will be asked, but for what is to be agreed on."""
+    """Return the problem that the node will solve, without limits on the settings that the group shares."""
     options = replace(member.plan.options, batch=GroupBatch(1, 1, True, chunk))
     asked = batch_problem(replace(member.plan, options=options), member.machine, member.options, member.tables)
     return replace(asked, limits=replace(asked.limits, batch=None, micro_batches=None), sums=sums)
 
 
 def _best(members: Sequence[GroupMember], problems: Sequence[BatchProblem]) -> Sequence[BatchPolicy]:
-    """What suits all; else the refusal of the first that could not even be alone."""
+    """Return the best policies for all nodes.
+
+    Raises:
+        PlanError: if there are none; names the first node that has no policy even by itself, if there is one.
+    """
     try:
         return best_policies(problems).policies
     except PlanError:
@@ -133,8 +149,8 @@ def _check_owner(member: GroupMember) -> None:
         return
     if member.options.pipeline not in ("auto", "batch"):
         raise PlanError(
-            f"{member.name} is to use --pipeline {member.options.pipeline}, and all nodes compute a batch alike; leave "
-            "it out there, or --pipeline batch here",
+            f"{member.name} uses --pipeline {member.options.pipeline}, but all nodes must compute a batch in the same "
+            "way; leave that out there, or leave out --pipeline batch here",
             member.name,
         )
     if why := refusal(member.plan, member.machine, member.options):

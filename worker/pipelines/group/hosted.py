@@ -1,4 +1,4 @@
-"""A node without an accelerator in a group that computes a batch in micro-batches: the same ones in the same order."""
+"""The pipeline of a node without an accelerator, whose group computes a batch in micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ I64 = npt.NDArray[np.int64]
 
 
 class HostedMicroBatch(MicroBatch):
-    """Those of a step's tokens that are in `rows`."""
+    """A micro-batch that knows `rows`, the indices of its tokens in the step."""
 
     def __init__(self, x: F32, batch: Batch, rows: I64) -> None:
         super().__init__(x, batch)
@@ -33,14 +33,20 @@ class HostedMicroBatch(MicroBatch):
 
 @dataclass(frozen=True)
 class HostedPipeline:
-    """See `worker.node.division.Division`; `attends` says of each block whether it is attention."""
+    """A division of steps into the same micro-batches, in the same order, as on nodes with an accelerator.
+
+    Attributes:
+        attends: whether each block is attention.
+        schedule: used for decode steps.
+        sizes: the limits on the sizes of micro-batches.
+    """
 
     attends: tuple[bool, ...]
     schedule: BatchSchedule
     sizes: Sizes
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
-        """See `Division.divide`."""
+        """Return the micro-batches of a step and the order of their tasks. `x` is `[tokens, hidden]`."""
         rows = divided(self.sizes, batch)
         parts = [
             HostedMicroBatch(x[own], Batch(batch.positions[own], batch.sequence[own], batch.tables), own)
@@ -49,20 +55,25 @@ class HostedPipeline:
         return parts, self.schedule.order if decodes(batch) else Layerwise(self.attends)
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
-        """See `Division.joined`."""
+        """Return the hidden states of the step's tokens in order, `[tokens, hidden]`."""
         found = [part for part in parts if isinstance(part, HostedMicroBatch)]
         return put_back([part.rows for part in found], [part.x for part in found])
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
-        """See `Division.alone`."""
+        """Return all tokens as one micro-batch, for a block by itself."""
         return HostedMicroBatch(x, batch, np.arange(len(x)))
 
 
 def hosted_pipeline(plan: NodePlan, budget: Budget, tables: Tables | None = None) -> HostedPipeline | None:
-    """How the node `plan` divides steps, whose `budget` is decided; None where its group does not batch.
+    """Return the pipeline of a node without an accelerator, or None if its group does not compute batches.
+
+    Args:
+        plan: the node's part of the deployment.
+        budget: the division of its memory.
+        tables: tables and predictors, on the master.
 
     Raises:
-        PlanError: as `check_hosted`.
+        PlanError: if the node's weights do not fit into its memory; names the memory that would suffice.
     """
     agreed = plan.options.batch
     if agreed is None:
@@ -77,15 +88,15 @@ def hosted_pipeline(plan: NodePlan, budget: Budget, tables: Tables | None = None
 
 
 def check_hosted(plan: NodePlan, budget: Budget, tables: Tables | None = None) -> None:
-    """Refuse a node of a batch's group whose weights come from disk: each would for every micro-batch.
+    """Refuse batches on a node that streams weights from disk, since it would read them again for every micro-batch.
 
     Raises:
-        PlanError: naming the memory that would do.
+        PlanError: if `budget` streams weights; names the memory that would suffice.
     """
     if budget.placement.streamed_bytes:
         needed = need(plan, tables)
         least = -(-sufficient_budget(needed, sum(needed.blocks), plan.options.prefill_tokens) >> 20)
         raise PlanError(
-            "without an accelerator it would read its weights from disk for every micro-batch of --pipeline batch; "
+            "a node without an accelerator would read weights from disk for every micro-batch of --pipeline batch; "
             f"give it --memory {least}MiB, or less of the model with --split"
         )

@@ -1,1 +1,1 @@
-"""Experts of a node that its memory does not hold: planned, opened, and what is said of them."""
+"""Experts that are loaded on demand, since the node's memory or accelerator does not hold them all."""

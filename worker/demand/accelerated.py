@@ -1,4 +1,4 @@
-"""A node's accelerator at work with experts that come as they are wanted."""
+"""A node's accelerator with a cache of routed experts that are copied to it on demand."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,25 +22,25 @@ from worker.plan.residence import Residence
 
 
 class ExpertAccelerated(Accelerated):
-    """See `Accelerated`: with some of the routed experts there, as they are wanted."""
+    """An `Accelerated` whose accelerator caches some of the routed experts."""
 
     def __init__(
         self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
-        """`devices` is one accelerator. Errors as `Accelerated`."""
+        """Create it for the one accelerator in `devices`; raise the same errors as `Accelerated`."""
         self.arena: ExpertArena | None = None
         self._blocks = {block.layer: block.number for block in plan.blocks if block.kind == "experts"}
         super().__init__(devices, plan, residence, placed, trace)
 
     @property
     def experts(self) -> ExpertPlan:
-        """What it does."""
+        """The plan of experts for the accelerator."""
         assert isinstance(self._offload, ExpertPlan)
         return self._offload
 
     @property
     def figures(self) -> LinkFigures:
-        """See `Accelerated.figures`."""
+        """Bytes moved over the link, including experts."""
         found = super().figures
         if self.arena is None:
             return found
@@ -48,15 +48,17 @@ class ExpertAccelerated(Accelerated):
         return replace(found, weight_bytes=found.weight_bytes + stats.read_bytes)
 
     def open_rings(self, window: Window) -> None:
-        """See `Accelerated.open_rings`; the arena is filled first, from `window`, which has all experts in memory.
+        """Fill the arena from `window`, which has all experts in memory, then open the rings.
 
         Raises:
-            PlanError: if it does not.
+            PlanError: if `window` does not have all experts in memory.
             DeviceFullError: if the accelerator has no room for the arena.
-            DeviceError: if they cannot be copied.
+            DeviceError: if the experts cannot be copied.
         """
         if window.kept is None:
-            raise PlanError("experts come to the accelerator from memory, which does not hold all; give more --memory")
+            raise PlanError(
+                "experts are copied to the accelerator from memory, which does not hold them all; give more --memory"
+            )
         units, plan = self._units(window.kept), self.experts
         slots = range(plan.slot_bytes, plan.arena_bytes, plan.slot_bytes)
         memory = self._placed.allocate(self.device, plan.arena_bytes, slots)
@@ -65,28 +67,28 @@ class ExpertAccelerated(Accelerated):
         super().open_rings(window)
 
     def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
-        """See `Accelerated.accompanied`: routed experts of the host's, with the arena."""
+        """Return a `HybridExperts` for the host's routed experts; other segments are returned unchanged."""
         if not isinstance(segment, ExpertsSegment) or segment.empty:
             return segment
-        assert self.arena is not None  # it is opened before any segment is
+        assert self.arena is not None  # opened before any segment
         block = self._blocks[layer]
         self.arena.routers[block] = segment.spec.router
         return HybridExperts(segment.device, segment.spec, self.device, self._launch(name), block, self.arena)
 
     def begin(self, short: bool) -> None:
-        """See `Accelerated.begin`; raises what a copy failed with that nobody waited for."""
+        """Begin a step; raise the error of an earlier copy that failed without a caller waiting for it."""
         super().begin(short)
         if self.arena is not None:
             self.arena.begin(short)
 
     def abandon(self) -> None:
-        """See `Accelerated.abandon`."""
+        """Discard the state of a step that was aborted."""
         super().abandon()
         if self.arena is not None:
             self.arena.abandon()
 
     def describe(self) -> str:
-        """See `Accelerated.describe`."""
+        """Return what the accelerator holds, computed and moved, for the user."""
         if self.arena is None or not self.arena.cache.stats().uses:
             return super().describe()
         plan, moved = self.experts, self.figures
@@ -98,7 +100,7 @@ class ExpertAccelerated(Accelerated):
         )
 
     def close(self) -> None:
-        """See `Accelerated.close`."""
+        """Close the arena, then the rest."""
         if self.arena is not None:
             self.arena.close()
         super().close()
@@ -109,7 +111,7 @@ class ExpertAccelerated(Accelerated):
         return self.device.start if self._trace is OFF else traced(self.device, self._trace, name)
 
     def _units(self, kept: Sequence[Bytes]) -> Mapping[Key, Bytes]:
-        """This node's part of every routed expert, in the host's memory."""
+        """Return this node's part of every routed expert, in the host's memory."""
         mixture = self._plan.config.mixture
         assert mixture is not None  # there are experts
         lying = {

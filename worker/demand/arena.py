@@ -1,4 +1,4 @@
-"""A node's experts on its accelerator: who is fetched, who is foretold, and what is said of it."""
+"""A cache of a node's experts on its accelerator, with the prediction of the experts that the next block needs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -30,30 +30,30 @@ _BELADY = "Belady's policy:"
 
 
 class LinkedExperts(HostUnits):
-    """Experts on their way to a device; a copy that fails is named, whether anybody waits for it or not."""
+    """Experts in the host's memory that are copied to a device; keeps the error of the last copy that failed."""
 
     def __init__(self, device: Device, units: Mapping[Key, Bytes]) -> None:
-        """`units` are the bytes of each, in the host's memory, where they stay."""
+        """Create a source of `units`, the bytes of each expert in the host's memory."""
         super().__init__(device, {key: _Stays(data) for key, data in units.items()}, [len(d) for d in units.values()])
         self._name = device.name
-        self.failed: DeviceError | None = None  # the last one, until somebody was told
+        self.failed: DeviceError | None = None  # the last failure, until it has been raised
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
-        """See `HostUnits.fill`."""
+        """Copy experts into their slots; raise DeviceError, naming the expert, if a copy fails."""
         try:
             return super().fill(units, slots)
         except Exception as error:
             block, expert = self.keys[units[0]]
-            self.failed = DeviceError(f"expert {expert} of block {block} did not come to {self._name}: {error}")
+            self.failed = DeviceError(f"expert {expert} of block {block} cannot be copied to {self._name}: {error}")
             raise self.failed from error
 
 
 class ExpertArena:
-    """Slots of whole experts in a device's memory. Used by one thread; the device's own calls back.
+    """A cache of whole experts in a device's memory. Used by one thread and by calls on the device.
 
     Attributes:
-        short: whether this step is one of those that count; in others what is there is used, and no more.
-        routers: of each block of experts, by its number.
+        short: True if the current step is short. Longer steps use cached experts but load none.
+        routers: the router of each block of experts, by the block's number.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class ExpertArena:
         recording: Recording | None = None,
         trace: NoTrace = OFF,
     ) -> None:
-        """Fill slots of `memory`, which is the device's, from `units` in the host's memory, over `queue`.
+        """Fill slots of the device's `memory` from `units` in the host's memory, over `queue`.
 
-        `recording` is of the model's routing: what is used most by it is there at first.
+        `recording` is a recording of the model's routing; the experts that it uses most fill the slots at first.
 
         Raises:
-            DeviceError: if that cannot be copied.
+            DeviceError: if an expert cannot be copied.
         """
         self.short, self.routers = True, dict[int, RouterSpec]()
         self._device, self._costs = device, costs
@@ -81,7 +81,7 @@ class ExpertArena:
         slots = memory.size // max(1, self._source.slot_bytes)
         self.policy = Selected(GUARDED) if recording is None else select(recording, slots)
         policy = warmed(self.policy.choice, list(units), recording)
-        self._reads, self._gaps = ReadClock(), Gaps(time.perf_counter)  # from a prediction to what it is of
+        self._reads, self._gaps = ReadClock(), Gaps(time.perf_counter)  # from a prediction to the block it is for
         workers = Tickets(queue, "experts")
         self.cache = DemandCache(
             self._source, memory, policy, workers, device=device, reads=self._reads, trace=trace, idle=Patient()
@@ -95,7 +95,10 @@ class ExpertArena:
         self._best: Replayed | None = None  # Belady's
 
     def share(self, block: int, wanted: Mapping[int, int]) -> SharedHold:
-        """Experts of a block, each with how many tokens want it: there, on their way, or left to the CPU."""
+        """Hold the experts of a block that are cached or worth loading; the CPU computes the others.
+
+        `wanted` has the number of tokens that use each expert.
+        """
         keys = [(block, expert) for expert in wanted]
         self._gaps.asked(loads=True)
         if not self.short:
@@ -108,9 +111,9 @@ class ExpertArena:
         return self.cache.share(keys, fetched)
 
     def foretell(self, block: int, x: F32) -> None:
-        """Have the router of the next block say what that will want of these hidden states, behind all else there.
+        """Prefetch the experts that the next block's router chooses for the hidden states `x` of this one.
 
-        Not where an expert takes longer to come than there is from here to the next block, as measured.
+        Does nothing if copying an expert takes longer than the usual time from one block to the next.
         """
         self.settle()
         following = min((number for number in self.routers if number > block), default=None)
@@ -128,13 +131,13 @@ class ExpertArena:
         self._asked = self._device.start(ask)
 
     def settle(self) -> None:
-        """Wait for the last prediction; raises what it failed with."""
+        """Wait for the last prediction; raise its error if it failed."""
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.wait()
 
     def begin(self, short: bool) -> None:
-        """A step begins; raises what a copy failed with that nobody waited for."""
+        """Begin a step; raise the error of an earlier copy that failed without a caller waiting for it."""
         if self._source.failed is not None:
             failed, self._source.failed = self._source.failed, None
             raise failed
@@ -143,14 +146,14 @@ class ExpertArena:
             self.cache.begin()
 
     def abandon(self) -> None:
-        """The step broke off, and whoever ran it was told why."""
+        """Discard the prediction and errors of a step that was aborted."""
         asked, self._asked = self._asked, None
         if asked is not None:
             Finished(asked.wait)
         self._source.failed = None
 
     def describe(self) -> str:
-        """What became of it, with the figures, in half a sentence."""
+        """Return the cache's statistics as a part of a sentence for the user."""
         stats, units, (_, recorded) = self.cache.stats(), len(self._source.keys), self.cache.recording()
         best, here = self.best(), stats.elsewhere / max(1, stats.uses)
         return (
@@ -161,7 +164,7 @@ class ExpertArena:
         )
 
     def best(self) -> Replayed:
-        """What Belady's policy makes of the steps that were recorded, with what was there at first."""
+        """Return the result of Belady's policy for the recorded steps, from the same initial contents."""
         recording, _ = self.cache.recording()
         if self._best is None or len(recording.steps) != self._best.steps:
             number = {key: at for at, key in enumerate(self._source.keys)}
@@ -174,13 +177,13 @@ class ExpertArena:
         self.cache.close()
 
     def _in_time(self) -> bool:
-        """Whether the link brings an expert in the usual time from a prediction to the block that it is of."""
+        """Return True if the link copies an expert within the usual time from a prediction to its block."""
         speed = self.cache.loaded_bytes / (self._reads.seconds or 1.0)
         return self._gaps.usual * speed >= self._source.slot_bytes
 
 
 class _Stays:
-    """A hold of bytes that stay; many at once."""
+    """A context manager that yields bytes which stay in memory; it can be entered several times."""
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
@@ -189,4 +192,4 @@ class _Stays:
         return self._data
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is given back."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""What a run found in a demand cache, beside what Belady's policy makes of the steps that were recorded."""
+"""Figures of a demand cache for the user, next to those of Belady's policy for the recorded steps."""
 
 from collections.abc import Callable
 
@@ -11,20 +11,20 @@ MB = 1e6
 def the_best(
     show: Callable[[DemandStats | Replayed], str], whole: DemandStats, recorded: DemandStats, best: Replayed, name: str
 ) -> str:
-    """What belongs beside a figure of the whole run: the best of its recorded part, under that `name`.
+    """Return the note behind a figure of the whole run: the best possible figure of its recorded steps.
 
-    Where the run went on after that part, its own figure of the part stands there too: the best of the first steps
-    says nothing about later ones.
+    `name` introduces the best figure. If the run has more steps than were recorded, the note also has the run's own
+    figure of the recorded steps, since the best one is only comparable with that.
     """
     part = f"in the first {best.steps} steps {show(recorded)}, " if recorded.steps < whole.steps else ""
     return f"({part}{name} {show(best)})"
 
 
 def hits(counted: DemandStats | Replayed) -> str:
-    """Share of the uses that found their unit."""
+    """Return the share of uses that found their unit in the cache, in percent."""
     return f"{counted.hit_rate:.0%}"
 
 
 def megabytes(counted: DemandStats | Replayed) -> str:
-    """MB that a step read."""
+    """Return the MB read per step."""
     return f"{counted.bytes_per_step / MB:.2f}"

@@ -1,4 +1,4 @@
-"""The experts of a node that come when they are wanted: their cache, their blocks, and what is said of them."""
+"""The experts that a node loads from disk on demand: their cache, blocks and statistics."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,7 +23,7 @@ from worker.shards.image import HeldBlock
 
 
 class Fetched:
-    """What a node fetches on demand. A `scheduler.weights.StepListener`."""
+    """A node's cache of experts that are loaded from disk on demand. A `scheduler.weights.StepListener`."""
 
     def __init__(
         self,
@@ -34,7 +34,11 @@ class Fetched:
         trace: NoTrace,
         verify: bool,
     ) -> None:
-        """`reads` is of the window that shares the disk; with `verify` units are compared with their hashes."""
+        """Open the cache of `plan`.
+
+        `reads` is the clock of the window that shares the disk. If `verify` is True, units are compared with their
+        hashes when they are first loaded.
+        """
         self._plan = plan
         source = plan.source(held, disk)
         self._unit_bytes = source.slot_bytes
@@ -48,7 +52,7 @@ class Fetched:
     def blocks(
         self, always: Sequence[Sequence[tuple[Segment, Hold]]], open_one: Callable[[NodeSegment], Segment]
     ) -> dict[int, DemandedBlock[Segment]]:
-        """The blocks of experts, by their number; `always` is what every step needs of every block."""
+        """Return the blocks of experts by number; `always` has the segments of each block that every step needs."""
         units: dict[int, dict[int, NodeSegment]] = {}
         for (block, expert), segment in self._plan.units.items():
             units.setdefault(block, {})[expert] = segment
@@ -58,14 +62,14 @@ class Fetched:
         }
 
     def begin(self, short: bool) -> None:
-        """See `scheduler.weights.StepListener`."""
+        """Begin a step."""
         self.cache.begin()
 
     def abandon(self) -> None:
-        """See `scheduler.weights.StepListener`; a hold gives back what it held."""
+        """Do nothing: the holds of an aborted step release their units."""
 
     def describe(self) -> str:
-        """What became of it, in a sentence with the figures; empty before anything was wanted."""
+        """Return the cache's statistics as a sentence for the user; empty before an expert was used."""
         stats = self.cache.stats()
         if not stats.uses:
             return ""
@@ -84,7 +88,7 @@ class Fetched:
         self.cache.close()
 
     def _bound(self, recording: Recording) -> Replayed:
-        """What Belady's policy makes of the steps that were recorded."""
+        """Return the result of Belady's policy for the recorded steps."""
         if self._best is None or len(recording.steps) != self._best.steps:
             self._best = bound(recording.of_at_most(self.cache.capacity), self.cache.capacity, self._unit_bytes)
         return self._best
@@ -93,11 +97,11 @@ class Fetched:
 def _gathered(
     units: Mapping[int, NodeSegment], open_one: Callable[[NodeSegment], Segment]
 ) -> Callable[[Sequence[tuple[int, Bytes]]], Segment]:
-    """What computes some of a block's experts, each given with its weights, in one call."""
+    """Return a function that makes one segment of some of a block's experts, each given with its weights."""
     piece = {expert: number for number, expert in enumerate(units)}
     parts = list(units.values())
     whole = open_one(NodeSegment(parts[0].block, tuple(run for part in parts for run in part.runs)))
-    assert isinstance(whole, ExpertsSegment)  # nothing else is fetched on demand
+    assert isinstance(whole, ExpertsSegment)  # only experts are loaded on demand
 
     def gathered(held: Sequence[tuple[int, Bytes]]) -> Segment:
         weights = {piece[expert]: data for expert, data in held}

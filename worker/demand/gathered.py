@@ -1,4 +1,4 @@
-"""Some routed experts of a block, wherever the cache has them, computed in one call."""
+"""A segment that computes some routed experts of a block, from their slots of the cache, in one call."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from worker.node.segment import F32, Bytes, Launch, Phases, Take
 
 @dataclass(frozen=True, eq=False)
 class GatheredExperts:
-    """A `worker.node.segment.Segment`. `spec` is of all of the node's routed experts of the block.
+    """A `worker.node.segment.Segment` of some routed experts.
 
-    `held` has the weights of those that are computed, by the number of their piece.
+    `spec` describes all of the node's routed experts of the block. `held` has the weights of the experts to compute,
+    by the number of their piece.
     """
 
     device: Device
@@ -25,11 +26,11 @@ class GatheredExperts:
 
     @property
     def empty(self) -> bool:
-        """See `worker.node.segment.Segment.empty`."""
+        """True if there are no experts to compute."""
         return not self.held
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `worker.node.segment.Segment.start`; `data` is nothing, for all weights are held."""
+        """Start the experts in the output phase, else return None; `data` is not used."""
         if Phase.OUTPUT not in phases:
             return None
         spec, kernels, x, held = self.spec, self.device.kernels, take(self), self.held
@@ -37,5 +38,5 @@ class GatheredExperts:
         return self.launch(lambda: kernels.expert_pieces(spec, held, x, routing))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """See `worker.node.segment.Segment.chained`; raises TpiError, for a chain waits for nothing."""
-        raise TpiError("experts that come when they are wanted are in no chain; run them block by block")
+        """Raise TpiError, since a chain does not wait for weights."""
+        raise TpiError("experts that are loaded on demand cannot be part of a chain; run them block by block")

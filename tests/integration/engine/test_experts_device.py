@@ -124,7 +124,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_
         how = Beside(card, at_once(link), DEMAND, in_a_share(THIRD, 32))
         with beside(pack, tmp_path / "device", card, how) as deployment:
             card.failing = True
-            with pytest.raises(DeviceError, match=r"expert \d of block \d did not come to twin: the card fell off"):
+            with pytest.raises(DeviceError, match=r"expert \d of block \d cannot be copied to twin: the card fell off"):
                 answers(deployment, asked, 12)
             card.failing = False
             assert answers(deployment, asked, 12) == expected

@@ -134,7 +134,7 @@ def _outcome(keys: list[Key], found: Pending[list[Bytes]], sizes: dict[Key, int]
 
 
 def _named(error: DeviceError) -> bool:
-    return "did not come to apart: copy" in str(error)
+    return "cannot be copied to apart: copy" in str(error)
 
 
 def _nothing() -> None:

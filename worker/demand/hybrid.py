@@ -1,8 +1,8 @@
-"""Experts on an accelerator and the CPU at the same time: each computes some of those that the tokens chose, one merge.
+"""Routed experts that the accelerator and the CPU compute together: each some of the chosen ones, then one sum.
 
-Those that lie in the accelerator's arena are computed there. All lie in the host's memory: of the others some are
-fetched, and the CPU computes the rest meanwhile (`worker.demand.arena.ExpertArena` says which). The accelerator is
-started first. A side with nothing to do is not called.
+The host's memory holds all experts. The accelerator computes the experts in its arena and those that are copied to it
+for this step; the CPU computes the rest at the same time. `worker.demand.arena.ExpertArena` divides them. The
+accelerator is started first. A side without experts to compute is not called.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,8 @@ F32 = npt.NDArray[np.float32]
 class HybridExperts:
     """A `worker.node.segment.Segment`: the routed experts of `block` in the host's memory, some of them in `arena`.
 
-    `device` is the host and `spec` of all these experts; `beside` computes on the accelerator, begun by `launch`.
+    `device` is the host, and `spec` describes all these experts. `beside` is the accelerator; `launch` starts a call
+    on it.
     """
 
     device: Device
@@ -43,11 +44,11 @@ class HybridExperts:
 
     @property
     def empty(self) -> bool:
-        """See `Segment.empty`."""
+        """True if the node has no routed experts of this block."""
         return self.spec.units == 0
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `Segment.start`; all is computed with the output."""
+        """Start the experts in the output phase; return None in the other phases, which compute nothing."""
         if Phase.OUTPUT not in phases:
             return None
         if self.empty:
@@ -58,24 +59,24 @@ class HybridExperts:
         try:
             pending = self._there(held, x, routing)
         finally:
-            held.close()  # behind the call
+            held.close()  # released after the accelerator's call
         self.arena.foretell(self.block, part.x)
         if held.left:
             pending.append(self._here(held.left, data, take(self), routing))
         return Merged(pending) if pending else Finished(lambda: np.zeros_like(part.x))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """See `Segment.chained`; a chain computes all on the host."""
+        """Return the experts as a part of a chain, which computes all of them on the host."""
         return ChainBlock(self.spec, data, residual)
 
     def _wanted(self, routing: Routing) -> Mapping[int, int]:
-        """How many tokens chose each of these experts, of those that any did."""
+        """Return the number of tokens that chose each expert, for experts with at least one."""
         counts = np.bincount(routing.experts.ravel(), minlength=self.spec.router.mixture.experts)
         return {expert: int(counts[expert]) for expert in self._pieces if counts[expert]}
 
     @cached_property
     def _pieces(self) -> Mapping[int, tuple[int, slice]]:
-        """Of each of these experts the number of its piece, and where its bytes are among those of all."""
+        """By expert, the number of its piece and the range of its bytes in the block."""
         size = self.spec.routed.neuron.unit_bytes
         ends = list(accumulate(piece.units * size for piece in self.spec.pieces))
         begins = [0, *ends]
@@ -84,7 +85,7 @@ class HybridExperts:
         }
 
     def _there(self, held: SharedHold, x: Input, routing: Routing) -> list[Pending[F32]]:
-        """The accelerator's part, begun: those that are there in one call, then each of the others when it is."""
+        """Start the accelerator's part: the cached experts together, then each other expert when it is loaded."""
         if not (held.ready or held.late):
             return []
         spec, kernels = self.spec, self.beside.kernels
@@ -103,7 +104,7 @@ class HybridExperts:
         return [self.launch(call)]
 
     def _here(self, keys: Sequence[Key], data: Bytes, x: Input, routing: Routing) -> Pending[F32]:
-        """The CPU's part, computed in this thread."""
+        """Start the CPU's part."""
         spec, kernels = self.spec, self.device.kernels
         pieces = (self._pieces[expert] for _, expert in keys)
         weights = {number: data[where] for number, where in pieces}

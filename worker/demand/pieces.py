@@ -1,4 +1,4 @@
-"""A node's blocks with routed experts in pieces of their own, and what the cost model is told of the experts."""
+"""A node's pieces with routed experts separate from the rest, and the experts' description for the cost model."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from worker.plan.segments import NodeSegment, cut_pieces
 
 
 def expert_work(plan: NodePlan) -> ExpertWork | None:
-    """The node's routed experts; None if it has none."""
+    """Describe the node's routed experts for the cost model; return None if it has none."""
     mixture = plan.config.mixture
     sizes = [segment for _, segment in routed_of(plan, mixture.experts)] if mixture else []
     if mixture is None or not sizes:
@@ -31,7 +31,7 @@ def expert_work(plan: NodePlan) -> ExpertWork | None:
 
 
 def pieces_with_experts(plan: NodePlan) -> Iterator[NodeSegment]:
-    """All pieces in order of use, those of routed experts by themselves."""
+    """Yield all pieces in order of use, with routed experts in pieces of their own."""
     block = None
     for piece in cut_pieces(plan):
         routed = tuple(run for run in piece.runs if run.name == "neuron")

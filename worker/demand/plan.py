@@ -1,4 +1,4 @@
-"""Which of a node's weights come when they are wanted: its experts, where all else stays and not all of them fit."""
+"""The plan to load a node's experts on demand, if its other weights fit in memory but not all experts do."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,35 +17,35 @@ from worker.plan.node_plan import NodeBlock, NodePlan
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
 
-_ALONE = 32 << 10  # bytes: smaller slices of experts are those of small models, whose memory is for slots
+_ALONE = 32 << 10  # bytes: expert slices of at least this size are read alone, without staging memory
 
 
 @dataclass(frozen=True)
 class DemandPlan:
-    """`units` come when they are wanted, into so many slots; `always` stay: what every step needs, in order of use."""
+    """The plan: `units` are loaded into slots on demand; `always` stay resident, in order of use."""
 
     always: tuple[NodeSegment, ...]
     units: dict[Key, NodeSegment]
     slots: int
-    memory_bytes: int  # of the slots
-    staging_bytes: int  # of all readers
-    routing: bytes = b""  # that was recorded of the model
+    memory_bytes: int  # memory of the slots
+    staging_bytes: int  # staging memory of all readers
+    routing: bytes = b""  # recorded routing of the model; empty if there is none
 
     def select(self, keys: Sequence[Key]) -> Selected:
-        """The policy that keeps most of what the model was recorded to use, in so many slots."""
+        """Return the eviction policy with the best hit rate on the recorded routing, for this number of slots."""
         recording = recording_of(self.routing, keys)
         return Selected(GUARDED) if recording is None else select(recording, self.slots)
 
     def source(self, held: Sequence[HeldBlock], disk: Disk) -> DiskUnits:
-        """The units as they are on disk."""
+        """Return the units as a source that reads them from disk."""
         return DiskUnits(disk, _extents(self.units, held), _ALONE)
 
 
 def decide_demand(plan: NodePlan, held: Sequence[HeldBlock], budget: Budget, disk: Disk) -> DemandPlan | None:
-    """What is fetched on demand where `budget` would have weights stream in a cycle; None: nothing is.
+    """Return the plan to load experts on demand, if weights would otherwise stream in a cycle under `budget`.
 
-    That is so where a model has no experts, where what is no expert does not fit, or not one block's worth of experts
-    beside it, and where the paper's window was asked for.
+    Return None if all weights fit, the model has no experts, or `--window` is given. Also return None if the other
+    weights do not fit together with the experts that a token uses in one block.
     """
     mixture = plan.config.mixture
     if mixture is None or plan.options.window or not budget.placement.streamed_bytes:
@@ -63,18 +63,18 @@ def decide_demand(plan: NodePlan, held: Sequence[HeldBlock], budget: Budget, dis
 
 
 def recording_of(routing: bytes, keys: Sequence[Key]) -> Recording | None:
-    """What the model was recorded to use of the experts `keys`; None: nothing, or a record of other layers."""
+    """Return the recorded routing of the experts `keys`; None if there is none or it is of other layers."""
     blocks = list(dict.fromkeys(block for block, _ in keys))
     if not routing:
         return None
     experts = heard(routing)
-    if experts.shape[1] != len(blocks):  # a node of a stage, or of another model's record
+    if experts.shape[1] != len(blocks):  # this node has some of the layers, or the record is of another model
         return None
     return of_experts(experts, blocks, keys)
 
 
 def always_of(block: NodeBlock) -> NodeSegment:
-    """A dense block, or the shared experts of another, if it has any."""
+    """Return a dense block whole, or the shared experts of a block of experts (empty if it has none)."""
     if block.kind != "experts":
         return NodeSegment(block, block.runs)
     shared = [run for run in block.runs if run.name == "shared"]
@@ -83,7 +83,7 @@ def always_of(block: NodeBlock) -> NodeSegment:
 
 
 def routed_of(plan: NodePlan, experts: int) -> Iterator[tuple[Key, NodeSegment]]:
-    """This node's units of each routed expert."""
+    """Yield this node's part of each routed expert."""
     for block in plan.blocks:
         for run in block.runs if block.kind == "experts" else ():
             if run.name == "neuron":

@@ -1,4 +1,4 @@
-"""A block of experts whose weights come when they are wanted: tokens choose before it is held."""
+"""A block of experts that are loaded on demand: its tokens are routed before the block is held."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ from worker.node.microbatch import MicroBatch
 
 @dataclass(frozen=True)
 class RoutedBlock(Block):
-    """`spec` is of any of its segments: all have its router. The host, `device`, has them choose."""
+    """A block of routed experts. `spec` is that of any segment, as all share one router; `device` is the host."""
 
     spec: ExpertsSpec = field(kw_only=True)
     device: Device = field(kw_only=True)
-    following: "RoutedBlock | None" = field(kw_only=True, default=None)  # the next one that is fetched
+    following: "RoutedBlock | None" = field(kw_only=True, default=None)  # the next block that loads on demand
 
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
-        """The experts that its tokens chose, in order; all of them for a long step, which uses about all."""
+        """Return the experts that the tokens choose, ascending; None (all) for several micro-batches."""
         if len(parts) > 1:
-            return None  # the second's sum may be on its way while the first computes
+            return None  # the second one's input may not be reduced yet
         (part,) = parts
         kernels = self.device.kernels
         x = part.prepared(self.spec, self.device, kernels)
         return _chosen(part.routed(self.spec.router, kernels, x))
 
     def foretold(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
-        """What the next router makes of the hidden states as they are now: right about four times in five."""
+        """Predict the next block's experts with its router and the current hidden states (about 80% are right)."""
         following = self.following
         if following is None or len(parts) > 1 or len(parts[0].x) > STREAM_TOKENS:
             return None
@@ -37,5 +37,5 @@ class RoutedBlock(Block):
 
 
 def _chosen(routing: Routing) -> list[int]:
-    """The experts that any token chose, in order."""
+    """Return the experts that any token chose, ascending."""
     return sorted(set(routing.experts.ravel().tolist()))

@@ -32,7 +32,7 @@ class DemandPlan:
     routing: bytes = b""  # recorded routing of the model; empty if there is none
 
     def select(self, keys: Sequence[Key]) -> Selected:
-        """Return the eviction policy with the best hit rate on the recorded routing, for this number of slots."""
+        """Return the eviction policy that `scheduler.demand.choice.select.select` chooses for the recorded routing."""
         recording = recording_of(self.routing, keys)
         return Selected(GUARDED) if recording is None else select(recording, self.slots)
 

@@ -1,1 +1,1 @@
-"""One node of the tensor-parallel group: shard cache, block loop, daemon."""
+"""One node of the tensor-parallel group: its shard cache, its block loop and its daemon."""

@@ -1,4 +1,4 @@
-"""`tpi ls` and `tpi rm`: what the cache of this machine holds, and how it goes."""
+"""The commands `tpi ls` and `tpi rm`, which list and remove the contents of this machine's cache."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"))
 @cache_limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def ls(cache: Path | None, cache_limit: CacheLimit, as_json: bool) -> None:
-    """List what the cache holds: models, packs, shards, their sizes, and when each was last used."""
+    """List the models, packs and shards in the cache, with their sizes and when each was last used."""
     directory = cache or default_cache()
     found = sorted(entries(directory), key=lambda entry: -entry.last_used)
     total = sum(entry.nbytes for entry in found)
@@ -46,43 +46,43 @@ def ls(cache: Path | None, cache_limit: CacheLimit, as_json: bool) -> None:
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @_CACHE
 @click.option("--shards", is_flag=True, help="Remove the shards of all models.")
-@click.option("--all", "everything", is_flag=True, help="Remove all that can be made or downloaded again.")
+@click.option("--all", "everything", is_flag=True, help="Remove everything that can be made or downloaded again.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm(names: tuple[str, ...], cache: Path | None, shards: bool, everything: bool, yes: bool) -> None:
     """Remove models, packs and shards by NAME.
 
-    A NAME is one that `tpi ls` shows, with or without its hash, or a model's: then all that was made from it goes.
-    A pack whose source is gone goes only when it is named. What a running process uses stays.
+    A NAME is one that `tpi ls` shows, with or without its hash. The name of a model removes everything made from it.
+    A pack whose source file is gone is removed only if it is named. Files that a running process uses stay.
     """
     directory = cache or default_cache()
     if not names and not shards and not everything:
-        raise UsageError("say what to remove: names that tpi ls shows, --shards or --all")
+        raise UsageError("nothing to remove was named; give names that `tpi ls` shows, --shards or --all")
     found = entries(directory)
     named = _named(names, found, directory)
     chosen = [entry for entry in found if entry in named or (shards and entry.kind == "shards")
               or (everything and entry.again)]  # fmt: skip
-    if chosen and not yes and _somebody_there():
+    if chosen and not yes and _is_interactive():
         listed = ", ".join(f"{entry.kind} {entry.name}" for entry in chosen)
         click.confirm(f"Remove {listed} ({_size(sum(entry.nbytes for entry in chosen))})?", abort=True, err=True)
-    shards_first = sorted(chosen, key=lambda entry: entry.kind != "shards")  # they are called what their packs are
+    shards_first = sorted(chosen, key=lambda entry: entry.kind != "shards")  # shards take their names from packs
     busy = [entry for entry in shards_first if not _discarded(entry)]
     gone = sum(entry.nbytes for entry in chosen if entry not in busy)
     click.echo(f"removed {len(chosen) - len(busy)} of {len(chosen)}, {_size(gone)}")
     if everything and (kept := [entry.name for entry in found if entry not in chosen]):
-        click.echo(f"tpi: the sources of {', '.join(kept)} are gone: name them to remove them too", err=True)
+        click.echo(f"tpi: kept {', '.join(kept)}: the source files are gone; name a pack to remove it too", err=True)
     if busy:
         raise TpiError(f"{', '.join(entry.name for entry in busy)}: in use by a running process; end it and try again")
 
 
-def _somebody_there() -> bool:
+def _is_interactive() -> bool:
     return sys.stdin.isatty()
 
 
 def _named(names: Sequence[str], found: Sequence[Entry], directory: Path) -> list[Entry]:
-    """The entries that the user named.
+    """Return the entries that the user named.
 
     Raises:
-        UsageError: if nothing is called so; names what comes near.
+        UsageError: if no entry has one of the names; the message lists similar names.
     """
     chosen: list[Entry] = []
     for name in names:
@@ -90,7 +90,7 @@ def _named(names: Sequence[str], found: Sequence[Entry], directory: Path) -> lis
         if not meant:
             known = sorted({entry.name for entry in found})
             near = [one for one in known if name and name.lower() in one.lower()] or get_close_matches(name, known)
-            hint = f"near that are {', '.join(near)}" if near else "tpi ls shows what there is"
+            hint = f"similar names: {', '.join(near)}" if near else "`tpi ls` lists the names"
             raise UsageError(f"nothing in {directory} is called {name!r}; {hint}")
         chosen += meant
     return chosen
@@ -100,7 +100,7 @@ def _discarded(entry: Entry) -> bool:
     try:
         return discard(entry)
     except OSError as error:
-        raise WeightsError(f"cannot remove {entry.path}: {error.strerror}; check whose it is") from error
+        raise WeightsError(f"cannot remove {entry.path}: {error.strerror}; check its owner and permissions") from error
 
 
 def _fields(entry: Entry) -> dict[str, Any]:

@@ -30,20 +30,23 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--listen", default="127.0.0.1:9990", show_default=True, help="HOST:PORT; takes the next two ports too.")
+@click.option(
+    "--listen", default="127.0.0.1:9990", show_default=True, help="HOST:PORT to listen on; uses the next two ports too."
+)
 @click.option("--memory", metavar="SIZE", help="Bytes to use above the bare process, for example 4GiB.")
-@click.option("-t", "--threads", type=click.IntRange(min=1), help="Threads that compute; all cores by default.")
-@click.option("--name", help="What others call this worker, 1 to 256 characters; the host's name by default.")
+@click.option("-t", "--threads", type=click.IntRange(min=1), help="Compute threads; all cores by default.")
+@click.option("--name", help="Name of this worker, 1 to 256 characters; the host name by default.")
 @click.option("--cache", type=DIRECTORY, help="Directory for this worker's shards.")
 @cache_limit_option
-@click.option("--model-dir", type=DIRECTORY, help="Packs that this machine has: not sent again.")
+@click.option(
+    "--model-dir", type=DIRECTORY, help="Directory of packs on this machine; their weights are not sent again."
+)
 @click.option("--announce/--no-announce", default=True, show_default=True, help="Let paired masters find it (mDNS).")
-@click.option("--remeasure", is_flag=True, help="Measure this machine again: masters share the work out by it.")
+@click.option("--remeasure", is_flag=True, help="Measure this machine's speed again; masters divide the work by it.")
 @click.option(
     "--no-keys",
     is_flag=True,
-    help="Encrypt nothing, and let anybody in: where a VPN sees to both. Nobody can be found by a key then: nothing is "
-    "announced.",
+    help="Do not encrypt, and accept every connection: only for networks that a VPN protects. Turns off --announce too.",
 )
 @device_options
 @click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")
@@ -61,7 +64,7 @@ def worker(
     attached: bool,
     **devices: Any,
 ) -> None:
-    """Lend this machine to a master. Listens on this machine only, unless --listen says otherwise."""
+    """Lend this machine to a master. Without --listen, only masters on this machine can connect."""
     from worker.equipment import measured, open_equipment
     from worker.plan.checks import check_assign
     from worker.service.options import WorkerOptions
@@ -89,22 +92,22 @@ def worker(
 
 
 def _memory(text: str | None) -> int:
-    """Bytes; 0 if nothing was said."""
+    """Return the value of --memory in bytes, or 0 if the flag is absent."""
     size = 0 if text is None else parse_size(text, "--memory")
     if text is not None and not size:
-        raise UsageError("--memory 0 lends nobody anything; give for example 600MiB or 4GiB")
+        raise UsageError("--memory must not be 0; give for example 600MiB or 4GiB")
     return size
 
 
 def _speed(kernels: "Kernels", options: "WorkerOptions", cache: Path, remeasure: bool) -> "MachineSpeed":
-    """What masters plan with; those that have workers of their own on this machine need not be told."""
+    """Return the speed of this machine, which masters plan with: the remembered one, unless `remeasure` is set."""
     from worker.measure.speed import machine_speed
 
     return machine_speed(kernels, options.threads, cache, remeasure)
 
 
 def serve(options: "WorkerOptions", build: "Build", check: "Check") -> None:
-    """Listen, say where on stdout, and serve until told to stop."""
+    """Listen, print the address on stdout, and serve until told to stop."""
     from worker.service.daemon import Daemon
 
     daemon = Daemon(options, build, check)
@@ -115,7 +118,7 @@ def serve(options: "WorkerOptions", build: "Build", check: "Check") -> None:
 
 
 def announcement(name: str, host: str, control: int, collective: int, weights: int) -> str:
-    """The line that a worker prints when it listens; `master.workers.local` reads the address from it."""
+    """Return the line that a worker prints when it listens; `master.workers.local` reads the address from it."""
     return f"worker {name} listens on {host}:{control} (collective {collective}, weights {weights})"
 
 

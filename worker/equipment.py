@@ -1,4 +1,4 @@
-"""What a node computes with: the host, its disk, and accelerators beside it."""
+"""The devices of a node: the host, its disk, and its accelerators."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from tpi.progress import Progress, warn
 from tpi.text import NAME_CHARACTERS, plain
 from worker.starting import say_alone, say_experimental, settle, try_out, watch
 
-if TYPE_CHECKING:  # what is not needed by everybody who names a device
+if TYPE_CHECKING:  # not imported at run time: commands that only name a device start faster
     from allreduce.base import Endpoints
     from scheduler.model.machine import NodeMachine
     from tpi.config import ModelConfig
@@ -33,37 +33,37 @@ if TYPE_CHECKING:  # what is not needed by everybody who names a device
     from worker.shards.image import HeldBlock
 
 _NO_LIMIT = 1 << 60  # bytes
-INTERRUPTED = 0.02  # of emulated tasks may overrun: the system stops a few, and most of them still end in time
+INTERRUPTED = 0.02  # share of emulated tasks that may overrun, because the system interrupts a few
 CPU, AUTO = "cpu", "auto"
 
 
 @dataclass(frozen=True)
 class Beside:
-    """An accelerator or several, how they are to be used, and the figures of the machine that they are in."""
+    """One or more accelerators, the options for their use, and the measured speeds of the machine that has them."""
 
     device: Device
     figures: "NodeMachine"
     options: OffloadOptions = field(default_factory=OffloadOptions)
-    decide: "Decide | None" = None  # in place of `worker.pipelines.decide.decide_accelerator`
+    decide: "Decide | None" = None  # replaces `worker.pipelines.decide.decide_accelerator`
     more: tuple[Device, ...] = ()  # `figures` has one accelerator for each
-    doubt: Callable[[], None] | None = None  # called if a run contradicts the figures; None: they are given
-    found: bool = False  # nobody asked for it: where it fails at the start, the host computes alone
+    doubt: Callable[[], None] | None = None  # called if a run contradicts the figures; None if they were not measured
+    found: bool = False  # True if `auto` found it: if it fails at the start, the host computes alone
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """All of them."""
+        """All accelerators."""
         return self.device, *self.more
 
     @property
     def machine(self) -> "NodeMachine":
-        """The figures, with the memory that the accelerators have left now."""
+        """The figures, with the memory that is free on the accelerators now."""
         rooms = [_room(device) for device in self.devices]
         first, *more = (replace(card, memory=room) for card, room in zip(self.figures.cards, rooms, strict=True))
         return replace(self.figures, accelerator=first, more=tuple(more))
 
     @property
     def card(self) -> "Card":
-        """What others are told of them."""
+        """The description of the accelerators that the master gets."""
         from scheduler.model.told import card_figures
         from tpi.net.fields import Card
 
@@ -82,7 +82,7 @@ class Beside:
 
 
 def _room(device: Device) -> int:
-    """Bytes of its memory that are left."""
+    """Return the free memory of `device` in bytes."""
     limit = device.memory.limit
     return (_NO_LIMIT if limit is None else limit) - device.memory.used
 
@@ -93,12 +93,12 @@ class Equipment:
 
     host: HostDevice
     accelerator: Beside | None = None
-    disk: Disk | None = None  # None: the real one
-    emulation: "Emulation | None" = None  # whose time all of it keeps
+    disk: Disk | None = None  # None: the real disk
+    emulation: "Emulation | None" = None  # keeps the time of all devices
 
     @property
     def card(self) -> "Card | None":
-        """What others are told of the accelerators."""
+        """The description of the accelerators that the master gets; None without accelerators."""
         return None if self.accelerator is None else self.accelerator.card
 
     def build(
@@ -109,9 +109,9 @@ class Equipment:
         progress: Progress,
         tables: "Tables | None" = None,
     ) -> "Node":
-        """A node of these devices. Arguments and errors as `worker.node.build.build_node`.
+        """Build a node of these devices, with the arguments and errors of `worker.node.build.build_node`.
 
-        An accelerator that the user did not ask for is tried, and left out with a warning if it fails.
+        An accelerator that `auto` found is tried first. If it fails, a warning says so, and the node is built without.
         """
         able = self.able(assign.config)
         try:
@@ -123,7 +123,10 @@ class Equipment:
             return able._without(error)._built(assign, held, endpoints, progress, tables)
 
     def able(self, config: "ModelConfig") -> "Equipment":
-        """The same; without an accelerator that nobody asked for and that does not know such models, which is said."""
+        """Return this equipment, without an accelerator that `auto` found if it cannot compute the model `config`.
+
+        If the accelerator is left out, a warning says so.
+        """
         beside = self.accelerator
         if beside is None or not beside.found:
             return self
@@ -135,9 +138,10 @@ class Equipment:
         return self
 
     def after(self, failure: TpiError) -> "Equipment | None":
-        """Return the devices to go on with after a step failed; None if it was no accelerator that `auto` found.
+        """Return the equipment to go on with after a step failed with `failure`.
 
-        The one that failed stays open, so that what used it can be closed.
+        Return None unless an accelerator that `auto` found has failed. The accelerator stays open, so that the node
+        that used it can be closed.
         """
         beside = self.accelerator
         of_device = isinstance(failure, (DeviceError, KernelError)) and not isinstance(failure, EmulationError)
@@ -168,7 +172,7 @@ class Equipment:
         return node
 
     def close(self) -> None:
-        """End the accelerators' threads; say it if what was emulated took real work for too long."""
+        """Close the accelerators; warn if the emulation could not keep its time."""
         for device in self.accelerator.devices if self.accelerator else ():
             device.close()
         try:
@@ -180,7 +184,7 @@ class Equipment:
 
 @dataclass(frozen=True)
 class MeasuredNode:
-    """The figures of this machine with its devices, and whom to tell if a run contradicts them."""
+    """The measured speeds of this machine and its devices, and a function to call if a run contradicts them."""
 
     machine: "NodeMachine"
     doubt: Callable[[], None]
@@ -190,9 +194,9 @@ Measure = Callable[[HostDevice, Sequence[Device]], MeasuredNode]
 
 
 def measured(host: HostDevice, devices: Sequence[Device], cache: Path) -> MeasuredNode:
-    """What is remembered in `cache` of this machine, its disk and these devices, or is measured now.
+    """Return the speeds of this machine, its disk and `devices`, from `cache` or measured now.
 
-    A disk that has nothing yet to measure it by is a laptop's.
+    If there is no file to measure the disk with, its speed is taken to be that of a laptop's disk.
     """
     from scheduler.model.machine import LAPTOP, NodeMachine
     from worker.measure.remembered import device_rates, doubt_machine
@@ -208,19 +212,20 @@ def measured(host: HostDevice, devices: Sequence[Device], cache: Path) -> Measur
 
 
 def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
-    """The devices that the user asked for; what is real is measured, what is emulated has its figures with it.
+    """Open the devices that the user asked for, and measure the real ones.
 
-    `auto` takes one graphics chip that is here. What it computes, if anything, its measured figures decide: a plan
-    leaves to the host every phase in which the host is faster. If it cannot be measured, the host computes alone.
+    `auto` opens one graphics chip if the machine has one. A plan then gives the chip the phases in which it is faster
+    than the host, according to the measurement. If the chip cannot be measured, the host computes alone.
 
     Raises:
-        UsageError: if a device is not there, has less memory than it is to use, or none is found for flags about one.
-        DeviceError, KernelError: if a device that was asked for, by its name or by flags about one, cannot compute.
+        UsageError: if a device is missing, if it has less memory than it is to use, or if there are flags about an
+            accelerator but `auto` finds none.
+        DeviceError, KernelError: if a device that was asked for by name, or by flags about one, cannot compute.
     """
     host = open_host()
     devices = _opened(options)
     if not devices:
-        options.refuse_flags("none was found here; name one with --device, or leave the flag out")
+        options.refuse_flags("this machine has none; name one with --device, or leave the flag out")
         return Equipment(host)
     emulations = [device.emulation for device in devices if isinstance(device, _Emulated)]
     if emulations:
@@ -265,7 +270,7 @@ def _beside(devices: Sequence[Device], figures: "NodeMachine", options: OffloadO
 def _emulated(
     devices: Sequence[Device], emulations: "Sequence[Emulation]", host: HostDevice, options: OffloadOptions
 ) -> Equipment:
-    """The whole node keeps the emulated time."""
+    """Return equipment whose host, disk and accelerators all run in emulated time."""
     from scheduler.model.machine import emulated_node
     from scheduler.storage.timed import TimedDisk
 

@@ -1,4 +1,4 @@
-"""What this machine says of itself: cores, memory, disk, and what this process takes of them."""
+"""A description of this machine: its cores, memory and disk, and the memory that this process uses."""
 
 import platform
 import socket
@@ -15,13 +15,16 @@ from tpi.system.private import make_private
 from tpi.text import plain
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"  # proc(5): set the peak to what is resident now
+_RESET_PEAK = "5"  # proc(5): set the peak to the memory that is resident now
 
 
 def measure_machine(
     cache: Path, threads: int, memory_limit: int, card: Card | None = None, speed: MachineSpeed | None = None
 ) -> Profile:
-    """The machine as it is now. `threads` 0 means all cores, `memory_limit` 0 what is free; sizes in bytes."""
+    """Return the profile of the machine as it is now.
+
+    Sizes are in bytes. `threads` 0 means all cores, `memory_limit` 0 all free memory.
+    """
     cores = usable_cores()
     return Profile(
         host=plain(socket.gethostname(), 64),
@@ -39,7 +42,7 @@ def measure_machine(
 
 
 def _disk_free(cache: Path) -> int:
-    """Bytes free where the cache is, which is made again if it went away; 0 if it cannot be."""
+    """Return the free bytes on the disk of the cache directory, or 0 if the directory cannot be created."""
     try:
         make_private(cache)
         return disk_free(cache)
@@ -48,15 +51,15 @@ def _disk_free(cache: Path) -> int:
 
 
 def memory_budget(profile: Profile) -> int:
-    """Bytes that the node may use above its bare process: its --memory, or what it found free."""
+    """Return the bytes that the node may use above its bare process: its --memory, or the memory that was free."""
     return profile.memory_limit or profile.memory_free
 
 
 def limited(asked: NodeOptions, profile: Profile) -> NodeOptions:
-    """The master's wishes within what the node said of itself, so that both of them plan with the same.
+    """Return the master's options `asked`, limited by the node's profile, so that both plan with the same values.
 
-    Neither memory (bytes) nor threads are left open; no memory at all is 1 byte, since 0 would ask for a choice. A
-    master without scheduler may load more than is free, but what the node's owner lends with --memory binds it too.
+    In the result, memory (bytes) and threads are set. If no memory is free, the result is 1 byte, since 0 would mean
+    "choose". With the scheduler `resident` a master may load more than is free, but not more than the node's --memory.
     """
     threads = min(asked.threads or profile.threads, profile.threads)
     if asked.scheduler == "resident":
@@ -66,20 +69,20 @@ def limited(asked: NodeOptions, profile: Profile) -> NodeOptions:
 
 
 def rss() -> int:
-    """Memory that this process has resident now, in bytes."""
+    """Return the resident memory of this process in bytes."""
     return resident_memory()
 
 
 def reset_peak() -> None:
-    """Forget the peak so far, where the system lets us (Linux, /proc writable): `peak_rss` is of one plan then."""
+    """Reset the peak that `peak_rss` returns, so that it covers one plan. This works only on Linux with /proc."""
     with suppress(OSError):
         _CLEAR_REFS.write_text(_RESET_PEAK)
 
 
 def peak_rss() -> int:
-    """The most memory that this process had resident since `reset_peak`, in bytes.
+    """Return the peak resident memory of this process since `reset_peak`, in bytes.
 
-    VmHWM; where there is no /proc getrusage, whose figure is since the process began.
+    Without /proc, the figure comes from getrusage and covers the whole life of the process.
     """
     try:
         for line in Path("/proc/self/status").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What is found out of a node's devices when it is made, and said of them: tried, stretched, compared with figures."""
+"""Checks of a new node's devices: trial runs, the calibration of an emulation, and warnings about them."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 
 def say_alone(why: Exception) -> None:
-    """Say that an accelerator is left out that the user did not ask for."""
-    warn(f"the graphics chip that was found is not used, and the CPU computes alone: {reason(why).partition(';')[0]}")
+    """Warn that the accelerator that `auto` found is not used."""
+    warn(f"the graphics chip is not used, and the CPU computes alone: {reason(why).partition(';')[0]}")
 
 
 def try_out(node: "Node", devices: Sequence[Device]) -> None:
-    """Have what was found compute one block of each kind that it is to compute; closes the node if it cannot."""
+    """Let the accelerators that `auto` found compute one block of each kind that the plan gives them.
+
+    If a computation fails, the node is closed and the error is raised.
+    """
     plan = node.offload
     if plan is None or not (there := plan.kept | plan.long | plan.short):
         return
@@ -32,25 +35,28 @@ def try_out(node: "Node", devices: Sequence[Device]) -> None:
 
 
 def say_experimental(devices: Sequence[Device]) -> None:
-    """Who computes on them should know."""
+    """Warn that the support for `devices` is experimental."""
     names = " and ".join(device.name for device in devices)
-    warn(f"{names}: experimental, such devices are tested on the CPU and have not been run on a card yet")
+    warn(f"{names}: support for such devices is experimental: it is tested on CPUs, not on a card yet")
 
 
 def settle(emulation: "Emulation", node: "Node") -> None:
-    """Find out by how much the emulation must be stretched, if nobody said so, and say it."""
+    """Calibrate how much slower than real time the emulation runs, unless the user set that, and print the factor."""
     if not emulation.pace.settled:
         node.rehearse()
         emulation.calibrate()
-    warn(f"this node is emulated, {emulation.stretch:.0f} times as slow as what it emulates (docs/emulation.md)")
+    warn(f"this node is emulated: it runs {emulation.stretch:.0f} times slower than real time (docs/emulation.md)")
 
 
 def watch(node: "Node", doubt: Callable[[], None]) -> None:
-    """Compare what its tokens take with what was predicted, but for what a disk decides, which is watched apart."""
+    """Compare the node's step times with the plan's prediction; call `doubt` if they contradict it.
+
+    A node that streams weights from its disk is not compared: the disk's speed is watched separately.
+    """
     from worker.measure.watch import StepWatch
     from worker.plan.offload import OffloadPlan
 
     plan = node.offload
-    plain = type(plan) is OffloadPlan  # what other kinds of plan come to, other models say
+    plain = type(plan) is OffloadPlan  # the prediction covers no subclass
     if plan is not None and plain and not node.window.placement.streamed_bytes:
         node.watch = StepWatch(plan.problem, plan.chosen, doubt)

@@ -27,7 +27,7 @@ from tpi.pack.reader import Pack
 from worker.measure import remembered
 
 MIB = 1 << 20
-LEFT_OUT = "the graphics chip that was found is not used, and the CPU computes alone"
+LEFT_OUT = "the graphics chip is not used, and the CPU computes alone"
 PROMPT = range(3, 20)
 
 

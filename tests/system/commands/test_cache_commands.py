@@ -74,17 +74,17 @@ def test_a_run_is_listed_and_removed(source: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_name_is_one_sentence_with_what_is_near(source: Path, tmp_path: Path) -> None:
     (path,) = make(tmp_path / "cache", source, "q8")
-    for name, words in (("tin", f"near that are {path.name}"), ("zzz", "tpi ls shows")):
+    for name, words in (("tin", f"similar names: {path.name}"), ("zzz", "`tpi ls` lists")):
         with pytest.raises(UsageError, match=words):
             command("rm", name, cache=tmp_path / "cache")
-    with pytest.raises(UsageError, match="say what to remove"):
+    with pytest.raises(UsageError, match="nothing to remove was named"):
         command("rm", cache=tmp_path / "cache")
     assert path.is_dir()
 
 
 def test_a_terminal_is_asked_first(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = make(tmp_path, source, "q8")
-    monkeypatch.setattr("worker.cachecommands._somebody_there", lambda: True)
+    monkeypatch.setattr("worker.cachecommands._is_interactive", lambda: True)
     flags = ["rm", "tiny-q8", "--cache", str(tmp_path)]
     refused = CliRunner().invoke(tpi.cli.tpi, flags, input="n\n")
     assert refused.exit_code == 1
@@ -135,7 +135,7 @@ def test_the_limit_takes_the_least_recently_used_that_can_be_made_again(source: 
     assert {entry.name for entry in keep_within(cache, CacheLimit(0))} == {middle.name, latest.name}
     assert names(cache / "packs") == {lost.name}
     assert names(cache / "models") == {FILE}
-    assert f"the sources of {lost.name} are gone" in command("rm", "--all", cache=cache)
+    assert f"kept {lost.name}: the source files are gone" in command("rm", "--all", cache=cache)
     assert names(cache / "packs") == {lost.name}
     assert names(cache / "models") == set()
     command("rm", lost.name, cache=cache)

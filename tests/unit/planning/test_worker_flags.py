@@ -9,7 +9,7 @@ from worker.commands import worker
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [(("--memory", "0"), "--memory 0 lends nobody anything"), (("--memory", "x"), "'x' is not a size")],
+    [(("--memory", "0"), "--memory must not be 0"), (("--memory", "x"), "'x' is not a size")],
 )
 def test_what_means_nothing_is_refused(flags: tuple[str, ...], said: str) -> None:
     error = CliRunner().invoke(worker, ["--listen", "127.0.0.1:0", *flags]).exception

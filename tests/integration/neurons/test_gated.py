@@ -156,5 +156,5 @@ def test_gates_of_other_neurons_are_refused(plan: Assign) -> None:
 
 
 def test_an_accelerator_refuses_it_by_name(plan: Assign) -> None:
-    with pytest.raises(PlanError, match="this node has a card beside it; use --device cpu"):
+    with pytest.raises(PlanError, match="this node also uses a card; use --device cpu"):
         refuse_gates(node_plan(plan), "a card")

@@ -16,11 +16,11 @@ from master.generation.engine import MOST_RUNNING, Engine
 from master.generation.sampler import Sampler, Sampling
 from master.generation.thread import EngineThread, Wanted
 from master.joining.discovery import find_workers, say_without, with_found
-from master.joining.lookout import Lookout
+from master.joining.discoverythread import DiscoveryThread
 from master.joining.measured import MeasuredWorkers
 from master.joining.planned import first_split, neighbours_at, shares_later
+from master.joining.probe import WorkerProbe
 from master.joining.recovery import Membership
-from master.joining.scout import Scout
 from master.joining.shares import Shares
 from master.options import DEFAULT_CONTEXT, RunOptions
 from master.reporting.figures import RunFigures
@@ -30,7 +30,7 @@ from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
 from tpi.errors import NodeError, PlanError, TpiError, UsageError
 from tpi.kernels.spec import PAGE_TOKENS
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.net.sockets import Net, Tap
 from tpi.pack.library.locate import Located, locate, open_located
 from tpi.pack.reader import Pack
@@ -207,7 +207,7 @@ class Session:
         if self._equipment is None:
             self._equipment = open_equipment(self.placement.devices, partial(measured, cache=self.placement.cache))
             stack.callback(self._equipment.close)
-        door = Door(locked=self.placement.keys)
+        door = KeyPolicy(locked=self.placement.keys)
         using: list[str] = []
         self.placement = placement = with_found(self.placement, door, warn, using.append)
         located = locate(placement.model, placement.cache)
@@ -244,8 +244,8 @@ class Session:
         stack.callback(self._close_deployment)
         looking = placement.discover and placement.keys
         choosy = looking and not isinstance(sharing, Shares)  # the plan decides whether a found worker takes part
-        lookout = Lookout(lambda: find_workers(door), lambda address, key: self._membership.hear(address, key))
-        scout = Scout(known if choosy else None, lambda one: self._cluster.seek(one.address, one.key))
+        lookout = DiscoveryThread(lambda: find_workers(door), lambda address, key: self._membership.hear(address, key))
+        scout = WorkerProbe(known if choosy else None, lambda one: self._cluster.seek(one.address, one.key))
         for each in (lookout, scout):
             stack.callback(each.close)
         scout.keep(planned.left_out if planned else ())

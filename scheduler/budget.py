@@ -133,7 +133,7 @@ def window_budget(need: Demand, window: int, retain: int, chunk: int = LONGEST_C
     return total
 
 
-def headed_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> int:
+def budget_with_head(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> int:
     """Return the smallest budget found that leaves `weights` bytes for blocks with the head in memory: whole MiB.
 
     If `weights` is the size of all blocks, the budget includes the embedding.

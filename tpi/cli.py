@@ -11,9 +11,9 @@ from typing import TextIO
 import click
 
 from tpi import __version__
-from tpi.config import another_place
+from tpi.config import cache_advice
 from tpi.errors import TpiError
-from tpi.system.memory import exhaustion_named
+from tpi.system.memory import explain_exhaustion
 from tpi.system.openfiles import require_open_files
 from tpi.system.streams import filter_output
 
@@ -98,7 +98,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
     def run() -> int:
         require_open_files(_FILES, "tpi")
-        with exhaustion_named():
+        with explain_exhaustion():
             code = tpi(list(arguments), standalone_mode=False)
         return code if isinstance(code, int) else 0
 
@@ -124,7 +124,7 @@ def _exit_code(run: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of the output has closed it
         return 1
     except OSError as error:
-        way_out = another_place(Path(os.fsdecode(error.filename))) if isinstance(error.filename, str | bytes) else ""
+        way_out = cache_advice(Path(os.fsdecode(error.filename))) if isinstance(error.filename, str | bytes) else ""
         _say(f"{error.filename or 'cannot write the output'}: {error.strerror or error}{way_out and '; '}{way_out}")
         return 1
     finally:

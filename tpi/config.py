@@ -186,7 +186,7 @@ def default_cache() -> Path:
     return directory_of("TPI_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
-def another_place(path: Path) -> str:
+def cache_advice(path: Path) -> str:
     """Return advice for moving the cache if `path` is inside the default one; else an empty string."""
     with suppress(UsageError):
         if path.is_relative_to(default_cache()):

@@ -15,7 +15,7 @@ from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.devices.options import DeviceOptions, device_options
 from tpi.errors import TpiError, UsageError
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.net.sockets import split_address
 from tpi.paths import DIRECTORY
 from tpi.system.streams import filter_output
@@ -81,7 +81,7 @@ def worker(
         threads=threads or 0,
         cache_limit=cache_limit,
         attached=attached,
-        door=Door(locked=not no_keys),
+        door=KeyPolicy(locked=not no_keys),
         model_dir=model_dir,
         announce=announce,
     )

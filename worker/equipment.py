@@ -38,7 +38,7 @@ CPU, AUTO = "cpu", "auto"
 
 
 @dataclass(frozen=True)
-class Beside:
+class AcceleratorSetup:
     """One or more accelerators, the options for their use, and the measured speeds of the machine that has them."""
 
     device: Device
@@ -64,7 +64,7 @@ class Beside:
     @property
     def card(self) -> "Card":
         """The description of the accelerators that the master gets."""
-        from scheduler.model.told import card_figures
+        from scheduler.model.nodefigures import card_figures
         from tpi.net.fields import Card
 
         used, (memory, *more) = self.options, (card.memory for card in self.machine.cards)
@@ -92,7 +92,7 @@ class Equipment:
     """The devices of one process, for every node that it builds."""
 
     host: HostDevice
-    accelerator: Beside | None = None
+    accelerator: AcceleratorSetup | None = None
     disk: Disk | None = None  # None: the real disk
     emulation: "Emulation | None" = None  # keeps the time of all devices
 
@@ -262,9 +262,9 @@ def _opened(options: DeviceOptions) -> Sequence[Device]:
     return open_devices(options.limits)
 
 
-def _beside(devices: Sequence[Device], figures: "NodeMachine", options: OffloadOptions) -> Beside:
+def _beside(devices: Sequence[Device], figures: "NodeMachine", options: OffloadOptions) -> AcceleratorSetup:
     first, *more = devices
-    return Beside(first, figures, options, more=tuple(more))
+    return AcceleratorSetup(first, figures, options, more=tuple(more))
 
 
 def _emulated(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.deployment import Nobody, Workers
+from master.deployment.deployment import NoWorkers, Workers
 from master.deployment.planner import deal_shards, units_of
 from master.vocabulary.vocabulary import table_bytes
 from scheduler.model.machine import emulated_node
@@ -33,7 +33,7 @@ from tpi.net.messages import NodeOptions, PeerAddress, Step, StepEntry
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.trace import Row
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.decide import Decide
@@ -79,7 +79,7 @@ class BatchNode:
     def __init__(self, node: Node, device: EmulatedDevice, filled: int, others: Workers | None = None) -> None:
         assert isinstance(node.link, BatchAccelerated)
         self.link: BatchAccelerated = node.link
-        self._emulation, self._node, self._others = device.emulation, node, others or Nobody()
+        self._emulation, self._node, self._others = device.emulation, node, others or NoWorkers()
         self.sequences, self._position, self._number = self.link.plan.policy.batch, filled, 0
         self._known = set[int]()  # sequences that the nodes have pages of
         shape = self.sequences, int(self.link.plan.asked.layer.hidden) // 4  # values are float32
@@ -154,7 +154,7 @@ def batch_node(
     with ExitStack() as stack:
         devices = [stack.enter_context(closing(open_emulated(device))) for _ in range(nodes)]
         beside = [
-            Beside(one, emulated_node(one.emulation.machine), OffloadOptions(weights, kv, "batch"), decide)
+            AcceleratorSetup(one, emulated_node(one.emulation.machine), OffloadOptions(weights, kv, "batch"), decide)
             for one in devices
         ]
         emulation = devices[0].emulation
@@ -182,7 +182,7 @@ def batch_node(
         yield BatchNode(deployment.node, devices[0], filled, deployment._workers)
 
 
-def _agreed(pack: Pack, beside: Sequence[Beside], options: dict[str, Any]) -> GroupBatch:
+def _agreed(pack: Pack, beside: Sequence[AcceleratorSetup], options: dict[str, Any]) -> GroupBatch:
     """What the nodes of a group have to have alike."""
     shards = deal_shards(pack.config, units_of(pack), [1] * len(beside))
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(beside))]

@@ -11,7 +11,7 @@ from benchmarks.experts.flexgen import flexgen_policy
 from benchmarks.experts.groups import SEQUENCES, TOKENS, groups
 from benchmarks.result import Bars, Check, Result, Row, Table
 from scheduler.model.machine import NodeMachine
-from scheduler.model.roofline.latency import PolicyPoint, roofs, uncut
+from scheduler.model.roofline.latency import PolicyPoint, roofs, without_partial_ffn
 from scheduler.model.roofline.policy import BatchPolicy
 from tests.support.devices.schedules import SCHEDULES, as_a_whole, follow
 from tpi.devices.options import OffloadOptions
@@ -137,7 +137,7 @@ def _with_policy(policy: Callable[..., BatchPolicy]) -> Decide:
 
     def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> BatchPlan:
         asked = batch_problem(plan, machine, options, tables)
-        return planned_batch(plan, asked, uncut(asked, policy(asked)), options, tables, Chunking(1))
+        return planned_batch(plan, asked, without_partial_ffn(asked, policy(asked)), options, tables, Chunking(1))
 
     return decide
 

@@ -36,7 +36,7 @@ from tpi.progress import silent
 from worker.demand.accelerated import ExpertAccelerated
 from worker.demand.arena import ExpertArena
 from worker.demand.offload import planned_experts
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.node.node import Node
 from worker.plan.node_plan import NodePlan, node_plan
 from worker.plan.offload import OffloadPlan
@@ -124,7 +124,7 @@ def expert_node(pack: Pack, machine: str, decide: Decide) -> Iterator[ExpertNode
     with ExitStack() as stack:
         device = stack.enter_context(closing(open_emulated(machine)))
         emulation = device.emulation
-        beside = Beside(device, emulated_node(emulation.machine), decide=decide)
+        beside = AcceleratorSetup(device, emulated_node(emulation.machine), decide=decide)
         deployment = in_process_deployment(
             pack, [1], Path(stack.enter_context(TemporaryDirectory())), chunk=CHUNK, context=CONTEXT,
             pool=CONTEXT // PAGE_TOKENS, threads=1, host=emulation.host(open_host()), accelerators={0: beside},

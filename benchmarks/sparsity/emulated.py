@@ -28,7 +28,7 @@ from tpi.kernels.spec import PAGE_TOKENS
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.predictor import Predictor
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronSetup, decide_neurons
 from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
@@ -101,7 +101,7 @@ def sparse_node(pack: Pack, machine: str, decide: Decide, trace: bool = False) -
         device = stack.enter_context(closing(open_emulated(machine)))
         emulation = device.emulation
         cache = Path(stack.enter_context(TemporaryDirectory()))
-        beside = Beside(device, emulated_node(emulation.machine), decide=decide)
+        beside = AcceleratorSetup(device, emulated_node(emulation.machine), decide=decide)
         deployment = in_process_deployment(
             pack, [1], cache, context=CONTEXT, pool=CONTEXT // PAGE_TOKENS, host=emulation.host(open_host()),
             accelerators={0: beside}, trace=trace,

@@ -17,7 +17,7 @@ import numpy as np
 
 from allreduce.base import Endpoints, Group, GroupSpec, Peer, open_group
 from benchmarks.result import Result, Row, Table
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.net.sockets import COLLECTIVE, Net
 
 NOTES = """
@@ -64,9 +64,9 @@ def run(groups: dict[bool, Group]) -> dict[tuple[bool, int], list[float]]:
     return found
 
 
-def doors(folder: Path) -> dict[bool, Door]:
+def doors(folder: Path) -> dict[bool, KeyPolicy]:
     """Without keys, and with keys for everybody."""
-    return {False: Door(folder, locked=False), True: Door(folder, outside=lambda host: True)}
+    return {False: KeyPolicy(folder, locked=False), True: KeyPolicy(folder, outside=lambda host: True)}
 
 
 def worker(folder: Path) -> None:
@@ -95,7 +95,7 @@ def measure() -> dict[tuple[bool, int], list[float]]:
     """Seconds by kind and values, of every round: this side of it."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        identity = Door(folder).identity
+        identity = KeyPolicy(folder).identity
         ports = stack.enter_context(other(folder))
         groups = {}
         for (keys, door), port in zip(doors(folder).items(), ports, strict=True):

@@ -15,7 +15,7 @@ _LARGE = 1 << 14  # values, which take about 30 ms to parse
 _PAUSE_S = 0.3  # pause before each large body, because parsing one holds up all other clients
 
 
-class BodyRoom:
+class BodyMemory:
     """The memory that all larger bodies may take together, in bytes.
 
     A client never gets more than the others have left. So a client that sends many large bodies leaves room for others.
@@ -47,7 +47,7 @@ class BodyRoom:
 class HeldBody:
     """The body of one request, and the memory that it holds."""
 
-    def __init__(self, room: BodyRoom) -> None:
+    def __init__(self, room: BodyMemory) -> None:
         self._room, self._client = room, ""
         self._size = self._taken = 0  # bytes in total, and those that count against the limit
         self._parts: list[bytes] = []

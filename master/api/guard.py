@@ -14,7 +14,7 @@ from time import perf_counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from master.api.bodies import BodyRoom, HeldBody, busy
+from master.api.bodies import BodyMemory, HeldBody, busy
 from master.api.failures import ApiFailure, anthropic_form, openai_form, refusal
 from master.api.senders import sender_of
 from master.api.state import ServeLimits
@@ -47,7 +47,7 @@ class Guard:
     def __init__(self, app: ASGIApp, access: Access, limits: ServeLimits, is_open: Callable[[str], bool]) -> None:
         """Create the middleware; `is_open` tells if a path may be read without a key."""
         self._app, self._access, self._limits, self._open = app, access, limits, is_open
-        self._room = BodyRoom(limits.bodies_bytes)
+        self._room = BodyMemory(limits.bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request and pass it on, or refuse it; the ASGI interface."""

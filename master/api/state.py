@@ -7,10 +7,10 @@ from starlette.requests import Request
 
 from master.api.answers.service import Service
 from master.api.failures import RequestError
-from master.api.left_out import LeftOutNotes
 from master.api.metrics import ServerMetrics
 from master.api.page.house import House
 from master.api.senders import Sender
+from master.api.unsupported_tools import UnsupportedToolReports
 from master.generation.client import Client
 
 
@@ -35,7 +35,7 @@ class ApiState:
     metrics: ServerMetrics
     limits: ServeLimits = ServeLimits()
     house: House | None = None  # the nodes' figures for the page
-    left_out: LeftOutNotes = field(default_factory=LeftOutNotes)
+    left_out: UnsupportedToolReports = field(default_factory=UnsupportedToolReports)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def named(self, name: str | None) -> str:

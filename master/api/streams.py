@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from master.api.answers.answering import Answering
+from master.api.answers.answering import PendingAnswer
 from master.api.answers.events import Event
 from master.api.failures import CLIENT_GONE, ApiFailure, RequestError, failure_of
 from tpi.errors import TpiError
@@ -49,7 +49,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterator[str], answers: Sequence[Answering], headers: Mapping[str, str] | None = None
+        self, events: AsyncIterator[str], answers: Sequence[PendingAnswer], headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **(headers or {})})
         del self.headers["content-length"]
@@ -90,7 +90,7 @@ async def _end(*tasks: "asyncio.Future[Any]") -> None:
 
 async def guarded(
     events: AsyncIterator[str],
-    answers: Sequence[Answering],
+    answers: Sequence[PendingAnswer],
     deadline: Deadline,
     failed: Callable[[ApiFailure], Sequence[str]],
 ) -> AsyncIterator[str]:
@@ -120,7 +120,7 @@ async def guarded(
             answer.cancel()
 
 
-async def merged(answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event]]:
+async def merged(answers: Sequence[PendingAnswer]) -> AsyncIterator[tuple[int, Event]]:
     """Yield the events of several answers as they come, each with the answer's index."""
     if len(answers) == 1:
         async for event in answers[0]:
@@ -128,7 +128,7 @@ async def merged(answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event
         return
     queue: asyncio.Queue[tuple[int, Event] | TpiError | None] = asyncio.Queue(_AHEAD)
 
-    async def pump(number: int, answer: Answering) -> None:
+    async def pump(number: int, answer: PendingAnswer) -> None:
         try:
             async for event in answer:
                 await queue.put((number, event))
@@ -152,7 +152,7 @@ async def merged(answers: Sequence[Answering]) -> AsyncIterator[tuple[int, Event
             task.cancel()
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T], deadline: Deadline) -> T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T], deadline: Deadline) -> T:
     """Return the result of `work`, unless the client disconnects or the deadline passes first.
 
     Raises:
@@ -170,7 +170,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T], deadline: 
         await _end(task, gone)
 
 
-async def collected(answers: Sequence[Answering]) -> list[list[Event]]:
+async def collected(answers: Sequence[PendingAnswer]) -> list[list[Event]]:
     """Return all events of each answer; cancel all answers if one fails or this is cancelled."""
     try:
         return list(await asyncio.gather(*(_all(answer) for answer in answers)))
@@ -185,7 +185,7 @@ def data(value: object, event: str | None = None) -> str:
     return f"{named}data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-async def _all(answer: Answering) -> list[Event]:
+async def _all(answer: PendingAnswer) -> list[Event]:
     return [event async for event in answer]
 
 

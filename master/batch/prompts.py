@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from master.api.answers.answering import Answering
-from master.api.answers.ask import ChatAsk, TextAsk
+from master.api.answers.answering import PendingAnswer
 from master.api.answers.events import Event
-from master.api.answers.prepare import PreparedAsk
+from master.api.answers.prepare import PreparedRequest
+from master.api.answers.requests import ChatRequest, TextRequest
 from master.api.answers.service import Service
 from master.api.failures import RequestError
 from master.api.forms import refuse
@@ -31,7 +31,7 @@ class ReadyLine:
 
     line: BatchLine
     form: ChatForm | CompletionForm
-    prompts: Sequence[tuple[ChatAsk | TextAsk, PreparedAsk]]
+    prompts: Sequence[tuple[ChatRequest | TextRequest, PreparedRequest]]
 
     @property
     def lengths(self) -> Lengths:
@@ -46,7 +46,7 @@ class ReadyLine:
             UsageError: if the request cannot be answered.
             TpiError: if the engine fails.
         """
-        answers: list[Answering] = []
+        answers: list[PendingAnswer] = []
         try:
             for ask, ready in self.prompts:
                 answers += await service.begin(ready, ask.wanted, ask.client)

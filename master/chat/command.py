@@ -12,9 +12,9 @@ from click.core import ParameterSource
 from master.chat.client import ChatServer
 from master.chat.conversation import Conversation
 from master.chat.loop import Chat, say_welcome
-from master.chat.own import OwnTalk
+from master.chat.own import LocalChatBackend
 from master.chat.readers import PlainReader, Reader, open_reader
-from master.chat.remote import ServerTalk
+from master.chat.remote import ServerChatBackend
 from master.chat.showing.screen import open_screen
 from master.generation.sampler import Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
@@ -25,7 +25,7 @@ from tpi.config import default_cache
 from tpi.errors import UsageError
 from tpi.flags import ModelCommand, model_argument
 from tpi.system.interrupts import ending
-from tpi.system.keyboard import typing_kept
+from tpi.system.keyboard import echo_disabled
 
 HISTORY, RESCUED = "chat_history", "lost-chat.json"  # file names in the cache
 KEY_VARIABLE = "TPI_API_KEY"
@@ -81,7 +81,7 @@ def chat(
         with _typing_kept(reader), Session(placement) as session, session.answering() as engine:
             if session.tokenizer.chat_template is None:
                 raise UsageError("this model has no chat template; use tpi run --raw")
-            talk = OwnTalk(session, engine, session.sampler(sampling), tokens, conversation, screen)
+            talk = LocalChatBackend(session, engine, session.sampler(sampling), tokens, conversation, screen)
             talk.check_system(conversation.system)
             if not quiet:
                 name = Path(placement.model).name or placement.model
@@ -118,7 +118,7 @@ def _talk_to_server(
     with ending():
         reader = open_reader(cache / HISTORY if history else None)
         with _typing_kept(reader):
-            talk = ServerTalk(server, sampling, tokens, conversation, open_screen(markdown))
+            talk = ServerChatBackend(server, sampling, tokens, conversation, open_screen(markdown))
             if not quiet:
                 say_welcome(talk.model, (server.name,), "a server", talk.context)
             Chat(talk, reader, quiet, cache / RESCUED).run()
@@ -126,7 +126,7 @@ def _talk_to_server(
 
 def _typing_kept(reader: Reader) -> AbstractContextManager[None]:
     """Keep what is typed during startup for the first prompt, if the prompt reads single keys."""
-    return nullcontext() if isinstance(reader, PlainReader) else typing_kept()
+    return nullcontext() if isinstance(reader, PlainReader) else echo_disabled()
 
 
 @contextmanager

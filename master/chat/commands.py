@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from master.chat.conversation import Conversation
-from master.chat.talk import Talk
+from master.chat.talk import ChatBackend
 from tpi.errors import UsageError
 from tpi.paths import user_path
 
@@ -21,10 +21,10 @@ class Command:
 
     argument: str
     help: str
-    run: Callable[[Talk, str, Say], None]
+    run: Callable[[ChatBackend, str, Say], None]
 
 
-def run_command(line: str, talk: Talk, say: Say) -> None:
+def run_command(line: str, talk: ChatBackend, say: Say) -> None:
     """Execute a command line. The chat's loop itself handles `/bye`, `/continue` and `/regenerate`.
 
     Raises:
@@ -47,16 +47,16 @@ def help_text() -> str:
     return "\n".join(f"{what:{width}}  {does}" for what, does in (rows | _KEYS).items())
 
 
-def _help(talk: Talk, argument: str, say: Say) -> None:
+def _help(talk: ChatBackend, argument: str, say: Say) -> None:
     say(help_text())
 
 
-def _reset(talk: Talk, argument: str, say: Say) -> None:
+def _reset(talk: ChatBackend, argument: str, say: Say) -> None:
     talk.conversation = Conversation(talk.conversation.system)
     say("all turns are forgotten; the system message stays" if talk.conversation.system else "all turns are forgotten")
 
 
-def _system(talk: Talk, argument: str, say: Say) -> None:
+def _system(talk: ChatBackend, argument: str, say: Say) -> None:
     if not argument:
         say(talk.conversation.system or "there is no system message; /system TEXT gives one")
         return
@@ -66,13 +66,13 @@ def _system(talk: Talk, argument: str, say: Say) -> None:
     say("the system message is set" if system else "the system message is removed")
 
 
-def _save(talk: Talk, argument: str, say: Say) -> None:
+def _save(talk: ChatBackend, argument: str, say: Say) -> None:
     path = _path(argument, "/save")
     talk.conversation.save(path)
     say(f"{_turns(talk.conversation)} in {path}")
 
 
-def _load(talk: Talk, argument: str, say: Say) -> None:
+def _load(talk: ChatBackend, argument: str, say: Say) -> None:
     path = _path(argument, "/load")
     loaded = Conversation.load(path)
     talk.check_system(loaded.system)
@@ -97,7 +97,7 @@ def _turns(conversation: Conversation) -> str:
     return f"{count} turn{'' if count == 1 else 's'}"
 
 
-def _of_the_loop(talk: Talk, argument: str, say: Say) -> None:
+def _of_the_loop(talk: ChatBackend, argument: str, say: Say) -> None:
     raise AssertionError("the chat's loop handles this command")
 
 

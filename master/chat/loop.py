@@ -8,11 +8,11 @@ import click
 from master.chat.commands import run_command
 from master.chat.conversation import Turn
 from master.chat.readers import Reader
-from master.chat.talk import Talk, said_in
+from master.chat.talk import ChatBackend, said_in
 from master.generation.answer import Answer
 from tpi.errors import NodeError, UsageError
 from tpi.system.interrupts import noticed
-from tpi.system.keyboard import typing_kept
+from tpi.system.keyboard import echo_disabled
 from tpi.text import plain
 
 _LEAVING = b"\nstopping after this step; Ctrl-C once more leaves the chat\n"
@@ -22,7 +22,7 @@ _GO_ON = ": /continue goes on"
 class Chat:
     """One chat. `run` returns when the user leaves."""
 
-    def __init__(self, talk: Talk, reader: Reader, quiet: bool, rescue: Path) -> None:
+    def __init__(self, talk: ChatBackend, reader: Reader, quiet: bool, rescue: Path) -> None:
         """Create a chat; `rescue` is the file to write the conversation to if a worker is lost."""
         self._talk = talk
         self._reader = reader
@@ -92,7 +92,7 @@ class Chat:
 
     def _answer(self, make: Callable[[Callable[[], bool]], Answer]) -> None:
         """Generate an answer, which Ctrl-C stops between two steps; then print a line of figures."""
-        with typing_kept(lines=True), noticed(_LEAVING) as stopped:
+        with echo_disabled(lines=True), noticed(_LEAVING) as stopped:
             self._answering = True
             result = make(stopped)
             self._answering = False

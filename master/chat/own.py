@@ -7,7 +7,7 @@ from functools import partial
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
 from master.chat.showing.screen import Screen
-from master.chat.talk import Talk, said_in
+from master.chat.talk import ChatBackend, said_in
 from master.generation.answer import Answer, AnswerLimits
 from master.generation.sampler import Sampler
 from master.generation.thread import EngineThread
@@ -17,7 +17,7 @@ from master.text.replay import Replay
 from master.text.tokenizer import Message
 
 
-class OwnTalk(Talk):
+class LocalChatBackend(ChatBackend):
     """A conversation with the model of a session, answered by its engine."""
 
     def __init__(

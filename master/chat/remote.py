@@ -8,7 +8,7 @@ from typing import Any
 from master.chat.client import ChatServer, ServerRefusedError
 from master.chat.conversation import Conversation, Turn
 from master.chat.showing.screen import Screen
-from master.chat.talk import Talk, said_in
+from master.chat.talk import ChatBackend, said_in
 from master.generation.answer import Answer, FinishReason
 from master.generation.sampler import Sampling
 from master.text.thoughts import ShownThoughts
@@ -18,7 +18,7 @@ _TOO_LONG = "context_length_exceeded"
 _REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 
 
-class ServerTalk(Talk):
+class ServerChatBackend(ChatBackend):
     """A conversation with a server. The server gets all turns each time; its prefix cache has the earlier ones."""
 
     lasting = True

@@ -9,7 +9,7 @@ from master.generation.answer import Answer
 from tpi.errors import UsageError
 
 
-class Talk(ABC):
+class ChatBackend(ABC):
     """A conversation. `context` is its length limit in tokens, of which `used` are in use.
 
     `lasting`: whether it can continue after a NodeError, because it has no state where the model runs.

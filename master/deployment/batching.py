@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from scheduler.budget import LONGEST_CHUNK
 from scheduler.free import default_budget
-from scheduler.model.told import told_machine
+from scheduler.model.nodefigures import machine_from_message
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.kernels.constants import PAGE_TOKENS
 from tpi.net.fields import MAX_STEP_BYTES, Card, MachineSpeed
 from tpi.net.messages import Assign
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.pipelines.group.agree import GroupMember, agree, fastest_batch, group_prefers
 from worker.plan.fit import Tables, passing_bytes
 from worker.plan.node_plan import node_plan
@@ -24,11 +24,11 @@ Told = tuple[tuple[str, Assign, Tables | None], Card | None, MachineSpeed | None
 """A node's (name, plan, tables), its accelerator, and the speed that it reports."""
 
 
-def members_of(told: Sequence[Told], asked: OffloadOptions, own: Beside | None) -> list[GroupMember]:
+def members_of(told: Sequence[Told], asked: OffloadOptions, own: AcceleratorSetup | None) -> list[GroupMember]:
     """Return the nodes of a deployment. `own` is the master's accelerator setup, `asked` its user's options."""
     found: list[GroupMember] = []
     for (name, plan, tables), card, speed in told:
-        machine = told_machine(plan.options.memory or default_budget(), card, speed)
+        machine = machine_from_message(plan.options.memory or default_budget(), card, speed)
         if not found and own is not None:
             machine = own.machine
         found.append(GroupMember(name, node_plan(plan), machine, card.options if card else asked, tables))

@@ -10,7 +10,7 @@ from allreduce.algorithms import shared
 from allreduce.algorithms.torchdist import refuse_keys
 from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
-from master.deployment.deployment import AtOnce, Capacity, Deployment, Stage, choose_collective
+from master.deployment.deployment import Capacity, Concurrency, Deployment, Stage, choose_collective
 from master.deployment.planner import Split, deal_shards, most_that_fit, units_of
 from master.deployment.predictors import SentPredictors, predictors_for
 from master.deployment.sentgates import SentGates
@@ -97,7 +97,7 @@ class Deployer:
             return ""
         return stack.enter_context(shared.BoardMemory(1 + local)).address
 
-    def _plans_that_fit(self, shards: Sequence[Shard], board: str) -> tuple[AtOnce, list[Assign]]:
+    def _plans_that_fit(self, shards: Sequence[Shard], board: str) -> tuple[Concurrency, list[Assign]]:
         """Return plans with room for the requests that were asked for, or for fewer.
 
         Raises:
@@ -107,9 +107,9 @@ class Deployer:
         with suppress(PlanError):  # a lasting refusal is raised again below
             if aimed := self._fastest(shards, board, most):
                 found, plans = most_that_fit(aimed, lambda batch: self._checked(shards, board, batch, batch))
-                return AtOnce(found, aimed, most, batches=True), plans
+                return Concurrency(found, aimed, most, batches=True), plans
         found, plans = most_that_fit(alone, lambda requests: self._checked(shards, board, requests))
-        return AtOnce(found, alone, max(alone, most), batches=plans[0].options.batch is not None), plans
+        return Concurrency(found, alone, max(alone, most), batches=plans[0].options.batch is not None), plans
 
     def _fastest(self, shards: Sequence[Shard], board: str, most: int) -> int:
         """Return how many requests at once, at most `most`, are fastest if accelerators batch them; 0 if none does."""

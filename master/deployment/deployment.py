@@ -31,7 +31,7 @@ class Workers(Protocol):
         """Start a step on every worker."""
 
 
-class Nobody:
+class NoWorkers:
     """A stand-in for the workers if there are none."""
 
     def step(self, step: Step) -> None:
@@ -57,7 +57,7 @@ class Capacity:
 
 
 @dataclass(frozen=True)
-class AtOnce:
+class Concurrency:
     """Numbers of requests that run at once.
 
     Attributes:
@@ -97,7 +97,7 @@ class Deployment:
         vocabulary: Vocabulary,
         limits: Capacity,
         resources: ExitStack | None = None,
-        at_once: AtOnce | None = None,
+        at_once: Concurrency | None = None,
     ) -> None:
         """Create a deployment of nodes that have loaded their weights.
 
@@ -109,7 +109,7 @@ class Deployment:
         self.node = node
         self.vocabulary = vocabulary
         self.limits = limits
-        self.at_once = at_once or AtOnce()
+        self.at_once = at_once or Concurrency()
         self.pages = PagePool(limits.pages)
         self._workers = workers
         self._resources = resources or ExitStack()

@@ -87,7 +87,7 @@ class TransferStats:
     sent: int = 0
 
 
-class Feeder:
+class WeightServer:
     """The master's server of units to one worker. It sends only units of the worker's own plan."""
 
     def __init__(self, channel: Channel, monitor: Monitor, session: int) -> None:

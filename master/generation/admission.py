@@ -5,7 +5,7 @@ from itertools import islice
 
 from master.deployment.deployment import Deployment
 from master.generation.fairness import Holdings, Room
-from master.generation.line import WaitingLine
+from master.generation.line import WaitingQueue
 from master.generation.request import Request
 from master.generation.sequence import Sequence
 from tpi.kv import pages_for
@@ -28,7 +28,7 @@ class Admission:
     def __init__(self, most: int) -> None:
         """Create an empty admission in which at most `most` requests run at once."""
         self.running: list[Request] = []  # in order of admission
-        self.waiting = WaitingLine()
+        self.waiting = WaitingQueue()
         self.preempted = 0  # requests preempted so far
         self.released: list[int] = []  # ids of sequences whose page tables the nodes are to forget
         self.most = most

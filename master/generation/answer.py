@@ -10,7 +10,7 @@ from typing import Literal
 from master.generation.client import Client
 from master.generation.request import Sampled
 from master.generation.sampler import Sampler
-from master.generation.thread import EngineAsk, EngineThread, Ticket
+from master.generation.thread import EngineRequest, EngineThread, Ticket
 from master.text.channels import SPELLED, ShownChannels, has_channels
 from master.text.prompts import checked_text
 from master.text.stops import StopFilter
@@ -222,7 +222,7 @@ def answer(
         NodeLost, NodeError: if a worker is lost or fails. Text that was shown stays shown.
     """
     heard = _Answering(tokenizer, limits, begun, mark)
-    ticket, cancelled = Ticket(EngineAsk(tokens, sampler, limits.tokens, client=client or Client()), heard), False
+    ticket, cancelled = Ticket(EngineRequest(tokens, sampler, limits.tokens, client=client or Client()), heard), False
     engine.submit(ticket)
     try:
         for piece in heard.pieces():

@@ -10,7 +10,7 @@ from master.generation.request import Request
 _Lines = dict[Client, deque[Request]]  # each `Client` stands for one HTTP request
 
 
-class WaitingLine:
+class WaitingQueue:
     """One line for each client's name, in which its HTTP requests take turns: one with 16 answers delays no other."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from master.generation.contents import BEGINNING, Contents, Key, Tail, chain
+from master.generation.prefixindex import BEGINNING, Key, PrefixIndex, Tail, chain
 from tpi.errors import PlanError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.kv import pages_for
@@ -33,7 +33,7 @@ class PagePool:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.contents = Contents()
+        self.contents = PrefixIndex()
         self._empty = list(range(total - 1, -1, -1))
         self._left: dict[int, None] = {}  # findable pages that no sequence holds, in the order of their release
         self._holders = Counter[int]()  # how many sequences hold each page

@@ -4,8 +4,8 @@ from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
 from master.generation.client import Client
-from master.generation.contents import Key
 from master.generation.pages import PagePool
+from master.generation.prefixindex import Key
 from tpi.kernels.spec import PAGE_TOKENS
 
 

@@ -63,7 +63,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class EngineAsk:
+class EngineRequest:
     """The parameters of a `master.generation.request.Request`."""
 
     tokens: SequenceOf[int]
@@ -82,7 +82,7 @@ class Ticket:
     Times in `perf_counter` seconds.
     """
 
-    asked: EngineAsk
+    asked: EngineRequest
     listener: Listener
     follows: "Ticket | None" = None
     at: float = field(default_factory=perf_counter)

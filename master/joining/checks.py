@@ -13,7 +13,7 @@ from master.joining.asking import Asked, ask
 from scheduler.free import default_budget
 from tpi import __version__
 from tpi.errors import UsageError
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.ring import KeyRing
 from tpi.keys.text import short_key
 from tpi.net.questions import Condition
@@ -35,7 +35,7 @@ class Observation:
     advice: str = ""
 
 
-def check_machine(door: Door, cache: Path, port: int) -> Iterator[Observation]:
+def check_machine(door: KeyPolicy, cache: Path, port: int) -> Iterator[Observation]:
     """Check this machine: keys, disk, memory, and whether a worker could listen on `port` and the two after it."""
     yield _own_key(door)
     cache = next(one for one in (cache, *cache.parents) if one.exists())
@@ -74,7 +74,7 @@ def firewall_advice(address: str) -> str:
     return f"its firewall has to let ports {port} to {min(port + 2, 65535)} through"
 
 
-def _own_key(door: Door) -> Observation:
+def _own_key(door: KeyPolicy) -> Observation:
     try:
         mine, paired = door.identity, KeyRing(door.folder).read().paired  # a Door does not report unreadable keys
     except UsageError as error:

@@ -13,7 +13,7 @@ from master.joining.checks import Observation, check_machine, check_workers
 from master.joining.discovery import workers_at_home
 from master.options import worker_addresses
 from tpi.config import default_cache
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.text import short_key
 from tpi.net.sockets import Net
 from tpi.paths import DIRECTORY
@@ -34,7 +34,7 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 @_NO_KEYS
 def ps(workers: tuple[str, ...], no_keys: bool) -> None:
     """Show the workers, the masters that use them, and since when."""
-    with closing(Net(door=Door(locked=not no_keys))) as net:
+    with closing(Net(door=KeyPolicy(locked=not no_keys))) as net:
         asked = ask(net, _addresses(workers, net.door))
         for one in asked:
             if (said := one.condition) is None:
@@ -54,7 +54,7 @@ def ps(workers: tuple[str, ...], no_keys: bool) -> None:
 @_NO_KEYS
 def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
     """Check keys, ports in both directions, versions, clocks, memory and disk; exit with 1 if something is wrong."""
-    with closing(Net(door=Door(locked=not no_keys))) as net:
+    with closing(Net(door=KeyPolicy(locked=not no_keys))) as net:
         click.echo("this machine")
         troubled = _print(check_machine(net.door, cache or default_cache(), _PORT))
         for address, findings in check_workers(net, _addresses(workers, net.door)):
@@ -74,7 +74,7 @@ def _print(findings: Iterable[Observation]) -> bool:
     return troubled
 
 
-def _addresses(named: tuple[str, ...], door: Door) -> tuple[str, ...]:
+def _addresses(named: tuple[str, ...], door: KeyPolicy) -> tuple[str, ...]:
     given = worker_addresses(named or (os.environ.get("TPI_WORKERS", ""),))
     if given or not door.locked:  # without keys no worker can be discovered
         return given

@@ -13,7 +13,7 @@ from master.joining.checks import firewall_advice
 from master.options import RunOptions
 from tpi.errors import NodeError, TpiError
 from tpi.keys.announcement import SERVICE, Announcement, read_announcement
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.ring import PairedKey
 from tpi.net.sockets import Net
 from tpi.progress import warn
@@ -64,7 +64,7 @@ class _Listener:
         """Do nothing: whether a worker can be reached is tried anyway."""
 
 
-def find_workers(door: Door, seconds: float = BROWSE_S, interfaces: Any = None) -> list[Announcement]:
+def find_workers(door: KeyPolicy, seconds: float = BROWSE_S, interfaces: Any = None) -> list[Announcement]:
     """Return the paired workers that announce themselves, sorted by name.
 
     With keys, addresses on this machine are left out: connections there need no key, so any process could pose as the
@@ -117,7 +117,7 @@ def _left(network: "Zeroconf", listener: _Listener) -> Iterator[None]:
             network.close()
 
 
-def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
+def workers_at_home(door: KeyPolicy, say: Callable[[str], None]) -> list[str]:
     """Return the addresses of the paired workers, reachable or not; call `say` if none is found."""
     there, hidden = _at_home(door)
     found = [*there.values(), *hidden.values()]
@@ -127,7 +127,7 @@ def workers_at_home(door: Door, say: Callable[[str], None]) -> list[str]:
 
 
 def with_found(
-    asked: RunOptions, door: Door, say: Callable[[str], None], using: Callable[[str], None] | None = None
+    asked: RunOptions, door: KeyPolicy, say: Callable[[str], None], using: Callable[[str], None] | None = None
 ) -> RunOptions:
     """Return `asked` with the paired workers that can be used now, if the user named none.
 
@@ -145,7 +145,7 @@ def say_without(say: Callable[[str], None], error: NodeError) -> None:
 
 
 def willing_at_home(
-    door: Door,
+    door: KeyPolicy,
     say: Callable[[str], None],
     later: Callable[[str], None] = lambda address: None,
     using: Callable[[str], None] | None = None,
@@ -185,7 +185,7 @@ def willing_at_home(
     return [address for _, address in willing.values()]
 
 
-def _at_home(door: Door) -> tuple[dict[str, str], dict[str, str]]:
+def _at_home(door: KeyPolicy) -> tuple[dict[str, str], dict[str, str]]:
     """Return the addresses of the paired workers by name: those that answer, and those announced that do not."""
     paired = door.keys.paired
     called = {one.key: one.name for one in paired}
@@ -205,7 +205,7 @@ def _at_home(door: Door) -> tuple[dict[str, str], dict[str, str]]:
     return {name: address for address, name in there.items() if address}, hidden
 
 
-def _announced(door: Door) -> list[Announcement]:
+def _announced(door: KeyPolicy) -> list[Announcement]:
     try:
         return find_workers(door)
     except TpiError as error:  # other workers may still be where they were paired
@@ -221,7 +221,7 @@ def _reachable(one: Announcement) -> str:
     return ""
 
 
-def _remembered(one: PairedKey, door: Door) -> str:
+def _remembered(one: PairedKey, door: KeyPolicy) -> str:
     """Return the address at which a machine was paired, if something answers there; or "".
 
     Addresses at which no key is needed are not tried.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from master.joining.measured import MeasuredWorkers
 from master.joining.shares import Shares, SharesLater, Sharing
 from master.options import RunOptions
-from tpi.keys.door import Door, leaves_machine
+from tpi.keys.policy import KeyPolicy, leaves_machine
 from tpi.net.sockets import split_address
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from master.planning.home.asked import Neighbour
 
 
-def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> "list[Neighbour]":
+def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: KeyPolicy) -> "list[Neighbour]":
     """Return the workers at `addresses` with their measurements.
 
     Import the planner first, so that no request waits for that later.

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from master.deployment.planner import Split
 from master.generation.thread import Wanted
-from master.joining.lookout import Lookout
-from master.joining.scout import Scout
+from master.joining.discoverythread import DiscoveryThread
+from master.joining.probe import WorkerProbe
 from master.joining.shares import Sharing
 from master.workers.cluster import Cluster
 from master.workers.remote import RemoteWorker
@@ -34,8 +34,8 @@ class Membership:
     warn: Callable[[str], None]
     patience_s: float  # how long to wait for workers that the model needs to fit
     rebalance: bool  # use a worker that joins at once, rather than from the next request on
-    lookout: Lookout
-    scout: Scout  # holds slow workers in reserve; they are used if the model does not fit without them
+    lookout: DiscoveryThread
+    scout: WorkerProbe  # holds slow workers in reserve; they are used if the model does not fit without them
     standing: bool = True  # whether there is a working deployment, as far as is known
     _told: set[bytes] = field(default_factory=set)  # keys of workers that were reported as not used
 

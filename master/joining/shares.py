@@ -7,7 +7,7 @@ from typing import Protocol
 
 from master.deployment.planner import Split
 from master.workers.places import WorkerId, recognise
-from tpi.keys.door import leaves_machine
+from tpi.keys.policy import leaves_machine
 from tpi.net.sockets import split_address
 
 

@@ -11,7 +11,7 @@ from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.work import Workload, half_of, unit_bytes, work_of
 from tpi.config import ModelConfig
 from tpi.errors import UsageError
-from tpi.kernels.memory import CardRoom, card_room, neurons_passed, slice_bytes
+from tpi.kernels.memory import CardMemoryNeed, card_memory_need, neurons_passed, slice_bytes
 from tpi.kv import KvDtype
 from tpi.pack.blockfile import BlockShape
 from tpi.system.machine import usable_cores
@@ -35,13 +35,15 @@ def planning_problem(
     return Problem(work, machine, request, Needs(token, _fixed(shape), _there(shape, request)), limits)
 
 
-def _there(shape: ModelShape, request: Workload) -> CardRoom:
+def _there(shape: ModelShape, request: Workload) -> CardMemoryNeed:
     """Return the room that the accelerator needs, calculated as by `worker.plan.fit.there_bytes`."""
     config = shape.config
     vectors = sum(_F32 * length for block in shape.blocks if block.kind != "experts" for _, length in block.vectors)
     vectors += _F32 * len(config.inv_freq) * config.layers
     units = config.heads, config.kv_heads, neurons_passed(config)
-    return card_room(config, units, [run for block in shape.blocks for run in block.runs], request.context, vectors)
+    return card_memory_need(
+        config, units, [run for block in shape.blocks for run in block.runs], request.context, vectors
+    )
 
 
 def ffn_parts(blocks: Sequence[BlockShape]) -> int:

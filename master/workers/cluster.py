@@ -14,9 +14,9 @@ import zmq
 from allreduce.deadline import Lateness
 from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
-from master.workers.links import APART_S, Circles, LinkBrokenError
+from master.workers.links import APART_S, LinkBrokenError, LinkWatch
 from master.workers.meeting import meeting, tell_apart
-from master.workers.places import WorkerId, WorkerPlaces
+from master.workers.places import WorkerId, WorkerOrder
 from master.workers.recruits import RETRY_S, Recruits
 from master.workers.remote import RemoteWorker
 from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
@@ -51,10 +51,10 @@ class Cluster:
         self.epoch = 0
         self.name = name
         self.recruits = Recruits(self._call)
-        self.places = WorkerPlaces()
+        self.places = WorkerOrder()
         self._watched: dict[int, int] = {}
         self.lateness = Lateness()  # tracks the rank for which the master itself waits in sums
-        self._circles = Circles()
+        self._circles = LinkWatch()
         self._broken_off = False
         self._keeper = Keeper(self._take_in)
 

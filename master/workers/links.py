@@ -38,7 +38,7 @@ def broken_link(missed: Sequence[int], done: Sequence[bool]) -> tuple[int, int] 
 
 
 @dataclass
-class Circles:
+class LinkWatch:
     """The current pattern of waiting nodes, and since when it has lasted. Times in `since_boot` seconds."""
 
     _found: tuple[int, int] | None = None

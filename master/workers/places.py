@@ -44,7 +44,7 @@ class _Identified(Protocol):
 Worker = TypeVar("Worker", bound=_Identified)
 
 
-class WorkerPlaces:
+class WorkerOrder:
     """The order of a run's workers, in which they get their units. A worker that returns gets the units that it has."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from master.deployment.weights import Feeder
+from master.deployment.weights import WeightServer
 from master.workers.dial import Dial, Line
 from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from master.workers.places import WorkerId
@@ -26,7 +26,7 @@ from tpi.net.messages import (
     Refuse,
     master_identity,
 )
-from tpi.net.monitor import deafen
+from tpi.net.monitor import drop_incoming
 from tpi.net.questions import Echo, Spans, Stats
 from tpi.net.sockets import WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
@@ -54,7 +54,7 @@ class RemoteWorker:
         self.ready: Ready | None = None
         self.stats: Stats | None = None
         self.spans: Spans | None = None
-        self.feeder: Feeder | None = None
+        self.feeder: WeightServer | None = None
         self.heartbeats = HeartbeatState()
         self.dropped = 0
         self.connected = False
@@ -204,7 +204,7 @@ class RemoteWorker:
         """Block the worker's messages on all planes, including the collective plane, which another thread reads."""
         self.connected = False
         ports = (self.hello.collective_port, self.hello.weights_port) if self.hello else ()
-        deafen(line.monitor.address, (self._port, *ports))
+        drop_incoming(line.monitor.address, (self._port, *ports))
 
     def _sent(self, frames: list[Buffer]) -> bool:
         try:
@@ -274,7 +274,7 @@ class RemoteWorker:
             raise NodeError(self.name, f"worker {self._who} offers {offer}, too little to compute; leave it out")
         return ready
 
-    def _feed(self, feeder: Feeder) -> None:
+    def _feed(self, feeder: WeightServer) -> None:
         try:
             feeder.serve()
         except WeightsError as error:
@@ -286,7 +286,7 @@ class RemoteWorker:
         self.name = self._net.door.name_of(self.key) or plain(hello.name) or self.address
         self.heartbeats.link.took(since_boot() - self._joined_at)
         weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity, self.key)
-        self.feeder = Feeder(Channel(weights, self._net.tap, share=True), monitor, self._session)
+        self.feeder = WeightServer(Channel(weights, self._net.tap, share=True), monitor, self._session)
 
     def _of_another_protocol(self, error: WrongProtocolError) -> NodeRefused:
         text = (

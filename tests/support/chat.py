@@ -9,7 +9,7 @@ from typing import Any
 
 from master.chat.client import ChatServer
 from master.chat.conversation import Conversation
-from master.chat.remote import ServerTalk
+from master.chat.remote import ServerChatBackend
 from master.generation.sampler import Sampling
 
 MODELS = json.dumps({"data": [{"id": "cat"}]}).encode()
@@ -84,10 +84,10 @@ class Thinker(ChatServer):
         yield {"choices": [{"delta": {}, "finish_reason": self._reason}]}
 
 
-def talk_to(url: str) -> ServerTalk:
+def talk_to(url: str) -> ServerChatBackend:
     """A conversation with the server there."""
-    return ServerTalk(ChatServer(url, None), Sampling(), 8, Conversation(None, []), ShownScreen())
+    return ServerChatBackend(ChatServer(url, None), Sampling(), 8, Conversation(None, []), ShownScreen())
 
 
-def reply(talk: ServerTalk) -> str:
+def reply(talk: ServerChatBackend) -> str:
     return talk.reply("Hello", lambda: False, lambda _: None).text

@@ -18,7 +18,7 @@ import psutil
 from master.generation.client import Client
 from master.generation.request import Sampled
 from master.generation.sampler import Sampler, Sampling
-from master.generation.thread import EngineAsk, Ticket
+from master.generation.thread import EngineRequest, Ticket
 from master.session import Session
 from tests.support.cluster.cluster_helpers import REAL_WORKER, announced
 from tests.support.paths import ROOT
@@ -139,7 +139,9 @@ def speak(session: Session, prompt: list[int], length: int, at: Callable[[int], 
     """
     speaker = _Speaker(at)
     with session.answering() as engine:
-        engine.submit(Ticket(EngineAsk(prompt, Sampler(GREEDY), length, client=Client(salt=token_bytes(8))), speaker))
+        engine.submit(
+            Ticket(EngineRequest(prompt, Sampler(GREEDY), length, client=Client(salt=token_bytes(8))), speaker)
+        )
         speaker.over.wait()
     if speaker.error is not None:
         raise speaker.error

@@ -14,7 +14,7 @@ from tpi.errors import DeviceError, DeviceFullError
 Array = npt.NDArray[Any]
 
 
-class NamedMemory(np.ndarray[Any, np.dtype[Any]]):
+class AddressOnlyArray(np.ndarray[Any, np.dtype[Any]]):
     """An array that stands for device memory which the host cannot read; only its address, shape and strides are valid.
 
     Slices, views and reshapes of it are of this class too. Its `repr` reads no memory, so that tests can print it.
@@ -29,7 +29,7 @@ class NamedMemory(np.ndarray[Any, np.dtype[Any]]):
 
 def named(memory: Bytes) -> Bytes:
     """Return `memory` as an array that gives addresses only, for memory that the host cannot read."""
-    return memory.view(NamedMemory)
+    return memory.view(AddressOnlyArray)
 
 
 def drop(memory: Bytes) -> None:

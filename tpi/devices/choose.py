@@ -42,9 +42,9 @@ def open_devices(named: Sequence[tuple[str, int | None]]) -> tuple[Device, ...]:
         UsageError: as in `open_device`, or if a device is named twice.
     """
     if len(named) > 1 and all(name.startswith(_EMULATED) for name, _ in named):
-        from tpi.devices.emulated.device import open_beside
+        from tpi.devices.emulated.device import open_emulated_devices
 
-        return open_beside([(name.removeprefix(_EMULATED), limit) for name, limit in named])
+        return open_emulated_devices([(name.removeprefix(_EMULATED), limit) for name, limit in named])
     with ExitStack() as stack:
         opened: list[Device] = []
         for name, limit in named:

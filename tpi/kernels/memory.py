@@ -12,7 +12,7 @@ _SPLITS = 32  # most partial sums that a short step's columns of records are spl
 
 
 @dataclass(frozen=True)
-class CardRoom:
+class CardMemoryNeed:
     """Memory of a card's kernels in addition to weights, keys and values; in bytes."""
 
     token: int  # for each token of a step
@@ -24,9 +24,9 @@ class CardRoom:
         return self.fixed + max(tokens * self.token, min(tokens, STREAM_TOKENS - 1) * (self.token + self.short))
 
 
-def card_room(
+def card_memory_need(
     config: ModelConfig, units: tuple[int, int, int], runs: Collection[RunLayout], context: int, vectors: int
-) -> CardRoom:
+) -> CardMemoryNeed:
     """Return the memory that a card's kernels need for the given runs and `units`: local heads, KV heads and neurons.
 
     It holds a block's input and its rounding, and the largest of these, in float32 unless rounded:
@@ -51,7 +51,7 @@ def card_room(
     given = 4 * hidden + _rounded(hidden, runs) + 8 + 6 * heads  # with the tables of an `AttentionStep`
     records = any(run.layout == "record" for run in runs)
     short = max(mixing * -(-context // _CHUNK), 4 * _SPLITS * hidden if records else 0)
-    return CardRoom(given + max(*attended, passed), short, vectors)
+    return CardMemoryNeed(given + max(*attended, passed), short, vectors)
 
 
 def _rounded(values: int, runs: Collection[RunLayout]) -> int:

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 import click
 
 from tpi.errors import UsageError
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.ring import KeyRing, PairedKey
 from tpi.keys.text import key_text, parse_key, short_key
 from tpi.text import plain
@@ -25,7 +25,7 @@ def pair(address: str | None, code: str | None, listen: str, key: str | None, na
 
     The first shows a code that is good for one guess. Alternatively, give each machine the other's key with --key.
     """
-    door = Door()
+    door = KeyPolicy()
     if key is not None:
         if address is not None:
             raise UsageError("--key cannot be combined with an address; give --key, or an address and a code")
@@ -49,13 +49,13 @@ def keys() -> None:
 @keys.command("show")
 def show_key() -> None:
     """Print this machine's whole key, by which other machines recognise it."""
-    click.echo(key_text(Door().identity.public))
+    click.echo(key_text(KeyPolicy().identity.public))
 
 
 @keys.command("list")
 def list_keys() -> None:
     """List the machines that this one trusts."""
-    door = Door()
+    door = KeyPolicy()
     paired = KeyRing(door.folder).read().paired
     width = max([len(one.name) for one in paired], default=0)
     for one in paired:
@@ -69,11 +69,11 @@ def list_keys() -> None:
 @click.argument("which", metavar="NAME|KEY")
 def revoke(which: str) -> None:
     """Stop trusting a machine. Its open connections end within a second."""
-    gone = KeyRing(Door().folder).revoke(which)
+    gone = KeyRing(KeyPolicy().folder).revoke(which)
     click.echo(f"{gone.name} ({short_key(gone.key)}) is no longer trusted; revoke this machine on that one, too")
 
 
-def _by_key(door: Door, key: str, name: str | None) -> PairedKey:
+def _by_key(door: KeyPolicy, key: str, name: str | None) -> PairedKey:
     other = parse_key(key)
     if other == door.identity.public:
         raise UsageError("this is the machine's own key; give the key of the other machine")
@@ -83,7 +83,7 @@ def _by_key(door: Door, key: str, name: str | None) -> PairedKey:
     return found
 
 
-def _invite(door: Door, listen_at: str, name: str | None) -> None:
+def _invite(door: KeyPolicy, listen_at: str, name: str | None) -> None:
     from tpi.keys.pairing import WAIT_S, invite, listen, own_introduction
 
     host, port = _address(listen_at)
@@ -134,7 +134,7 @@ def _address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _say_paired(door: Door, other: PairedKey) -> None:
+def _say_paired(door: KeyPolicy, other: PairedKey) -> None:
     click.echo(
         f"paired with {other.name} ({short_key(other.key)}); this machine is {short_key(door.identity.public)}",
         err=True,

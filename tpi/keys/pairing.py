@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import closing
 
 from tpi.errors import PairingError, UsageError
-from tpi.keys.door import Door
 from tpi.keys.exchange import Introduced, WrongCodeError, as_guest, as_host, new_code, require_code
-from tpi.keys.guests import Guests
+from tpi.keys.pairinglistener import PairingListener
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.ring import KeyRing, PairedKey
 from tpi.text import plain
 
@@ -28,7 +28,7 @@ _GUESSING = (
 Show = Callable[[str], None]
 
 
-def own_introduction(door: Door, name: str = "") -> Introduced:
+def own_introduction(door: KeyPolicy, name: str = "") -> Introduced:
     """Return this machine's key and name, as they are sent to the other machine."""
     return Introduced(door.identity.public, plain(name or socket.gethostname(), 64))
 
@@ -54,7 +54,7 @@ def _server(host: str, port: int) -> socket.socket:
     return socket.create_server((host.strip("[]"), port), family=family, backlog=4)
 
 
-def invite(listener: socket.socket, door: Door, own: Introduced, show: Show, wait_s: float = WAIT_S) -> PairedKey:
+def invite(listener: socket.socket, door: KeyPolicy, own: Introduced, show: Show, wait_s: float = WAIT_S) -> PairedKey:
     """Wait for the other machine, with a code passed to `show`. Each wrong guess makes a new code.
 
     Raises:
@@ -62,7 +62,7 @@ def invite(listener: socket.socket, door: Door, own: Introduced, show: Show, wai
     """
     ends, guesses, code = time.monotonic() + wait_s, 0, new_code()
     show(code)
-    with closing(Guests(listener)) as guests:
+    with closing(PairingListener(listener)) as guests:
         while (came := guests.next(ends)) is not None:
             link, address = came
             with closing(link):
@@ -80,7 +80,7 @@ def invite(listener: socket.socket, door: Door, own: Introduced, show: Show, wai
     )
 
 
-def accept(host: str, port: int, code: str, door: Door, own: Introduced) -> PairedKey:
+def accept(host: str, port: int, code: str, door: KeyPolicy, own: Introduced) -> PairedKey:
     """Connect to a machine that waits with `code`, and store its key.
 
     Raises:
@@ -102,7 +102,7 @@ def accept(host: str, port: int, code: str, door: Door, own: Introduced) -> Pair
         ) from error
 
 
-def _keep(door: Door, other: Introduced, host: str) -> PairedKey:
+def _keep(door: KeyPolicy, other: Introduced, host: str) -> PairedKey:
     if other.key == door.identity.public:
         raise PairingError("the other machine has this machine's own key, which needs no pairing")
     KeyRing(door.folder).pair(PairedKey(other.name, other.key, host))

@@ -14,7 +14,7 @@ import zmq
 
 from tpi.errors import MessageError
 from tpi.net.codec import Buffer, WrongProtocolError, decode, encode
-from tpi.net.monitor import Socket, end_connection, other_end, receive_keyed, receive_whole
+from tpi.net.monitor import Socket, end_connection, peer_address, receive_keyed, receive_whole
 from tpi.net.sockets import Tap
 from tpi.system.interrupts import deferred
 
@@ -75,7 +75,7 @@ class Channel:
 
     def sender_address(self) -> str:
         """Return the IP address that the last message came from; empty if the connection is gone or none is known."""
-        return other_end(self._descriptor) if self._descriptor >= 0 else ""
+        return peer_address(self._descriptor) if self._descriptor >= 0 else ""
 
     def send(self, message: object, peer: bytes = b"") -> None:
         """Queue a message; `peer` is the receiver's identity, on a ROUTER only.

@@ -14,7 +14,7 @@ from stat import S_ISSOCK
 
 import zmq
 
-from tpi.keys.callers import caller
+from tpi.keys.knownpeers import caller
 from tpi.system.interrupts import deferred
 from tpi.system.packets import drop_packets
 
@@ -87,7 +87,7 @@ class Monitor:
             # zmq_socket_monitor(3): 16 bits of event, 32 of value; zmq.utils.monitor would do it, but imports asyncio
             event = int.from_bytes(frames[0][:2], sys.byteorder)
             if event == zmq.EVENT_CONNECTED:
-                self.address = other_end(int.from_bytes(frames[0][2:6], sys.byteorder)) or self.address
+                self.address = peer_address(int.from_bytes(frames[0][2:6], sys.byteorder)) or self.address
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.refused = True
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
@@ -133,10 +133,10 @@ def end_connection(descriptor: int) -> None:
             one.shutdown(system.SHUT_RDWR)
 
 
-def sever(places: Collection[tuple[int, str]]) -> None:
+def end_connections(places: Collection[tuple[int, str]]) -> None:
     """End the connections in `places`, pairs of a port of this process and a remote address.
 
-    Addresses are written as `tpi.keys.callers.caller` returns them. Do nothing if there is no /proc.
+    Addresses are written as `tpi.keys.knownpeers.caller` returns them. Do nothing if there is no /proc.
     """
     for number in _open_sockets():
         with suppress(OSError), _borrowed(number) as one:
@@ -144,7 +144,7 @@ def sever(places: Collection[tuple[int, str]]) -> None:
                 one.shutdown(system.SHUT_RDWR)
 
 
-def deafen(address: str, ports: Collection[int]) -> None:
+def drop_incoming(address: str, ports: Collection[int]) -> None:
     """Discard further packets from `ports` at `address`, and shut down the sending side of these connections.
 
     Only connections that this process made are affected. If they were closed, libzmq would reconnect at once; so they
@@ -157,7 +157,7 @@ def deafen(address: str, ports: Collection[int]) -> None:
                 one.shutdown(system.SHUT_WR)
 
 
-def other_end(descriptor: int) -> str:
+def peer_address(descriptor: int) -> str:
     """Return the address at the other end of a connection; empty if it is no longer a connection."""
     with suppress(OSError), _borrowed(descriptor) as one:
         return caller(one.getpeername()[0]) if one.family in _INTERNET else ""

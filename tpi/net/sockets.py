@@ -14,10 +14,10 @@ from pathlib import Path
 import zmq
 
 from tpi.errors import UsageError
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.text import KEY_BYTES
 from tpi.net.codec import FRAME_BYTES, Buffer
-from tpi.net.monitor import Monitor, Socket, sever
+from tpi.net.monitor import Monitor, Socket, end_connections
 from tpi.net.zap import ZapHandler
 
 Tap = Callable[[str, Sequence[Buffer]], None]
@@ -58,11 +58,11 @@ COLLECTIVE = Plane("collective", frame_bytes=(256 << 10) + 32, high_water=64, go
 class Net:
     """One process's ZeroMQ context, which makes its sockets."""
 
-    def __init__(self, tap: Tap | None = None, door: Door | None = None) -> None:
+    def __init__(self, tap: Tap | None = None, door: KeyPolicy | None = None) -> None:
         """Create the context. `door` decides which connections need keys, and has the keys (None: the user's own)."""
         self.context: zmq.Context[Socket] = zmq.Context(io_threads=1)
         self.tap = tap
-        self.door = door or Door()
+        self.door = door or KeyPolicy()
         self._sockets: list[Socket] = []  # those that may still be open
         self._zap: ZapHandler | None = None
         self._guarded: set[tuple[Plane, int]] = set()  # ports
@@ -169,7 +169,9 @@ class Net:
         """
         gone = self._zap.callers.dismiss(self._refused) if self._zap else set()
         if gone:
-            sever({(port, address) for plane, port in self._guarded for name, address in gone if name == plane.name})
+            end_connections(
+                {(port, address) for plane, port in self._guarded for name, address in gone if name == plane.name}
+            )
         return bool(gone)
 
     def close(self) -> None:
@@ -212,7 +214,7 @@ class Net:
         return self.door.any_refused(keys, sums=name == COLLECTIVE.name)
 
 
-def _encrypt(socket: Socket, plane: Plane, door: Door) -> None:
+def _encrypt(socket: Socket, plane: Plane, door: KeyPolicy) -> None:
     socket.setsockopt(zmq.CURVE_PUBLICKEY, door.identity.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, door.identity.secret)
     socket.setsockopt(zmq.MAXMSGSIZE, plane.frame_bytes + _CURVE_BYTES)

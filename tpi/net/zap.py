@@ -12,7 +12,7 @@ from threading import Thread
 
 import zmq
 
-from tpi.keys.callers import Callers, caller
+from tpi.keys.knownpeers import KnownPeers, caller
 from tpi.net.monitor import Socket
 
 _ENDPOINT = "inproc://zeromq.zap.01"
@@ -33,7 +33,7 @@ class ZapHandler:
         """Start the handler's thread, which calls `admits`."""
         self.refused = 0
         self._last_reason = ""
-        self.callers = Callers()
+        self.callers = KnownPeers()
         self._admits = admits
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
@@ -82,7 +82,7 @@ class ZapHandler:
     def _let_in(self, key: bytes, plane: str, where: str) -> bool:
         """Return True if this key may connect.
 
-        The key is recorded before it is looked up: if it is revoked in between, `Callers.dismiss` still finds it.
+        The key is recorded before it is looked up: if it is revoked in between, `KnownPeers.dismiss` still finds it.
         """
         place = (plane, caller(where))
         new = self.callers.come(place, key)

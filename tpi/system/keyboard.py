@@ -10,7 +10,7 @@ from typing import Any
 
 
 @contextmanager
-def typing_kept(lines: bool = False) -> Iterator[None]:
+def echo_disabled(lines: bool = False) -> Iterator[None]:
     """Disable echo of stdin's terminal within the block, and keep typed keys for the program that reads next.
 
     Ctrl-C and other signal keys work. With `lines`, the terminal still edits lines, for programs that read whole lines.

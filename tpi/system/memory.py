@@ -57,7 +57,7 @@ def address_space() -> int | None:
 
 
 @contextmanager
-def exhaustion_named() -> Iterator[None]:
+def explain_exhaustion() -> Iterator[None]:
     """Turn errors from a lack of memory or threads within the block into a TpiError that says what to do."""
     try:
         yield

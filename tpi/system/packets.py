@@ -22,7 +22,7 @@ def drop_packets(one: socket.socket) -> None:
             one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(code)))
 
 
-def take_packets(one: socket.socket) -> None:
+def accept_packets(one: socket.socket) -> None:
     """Accept packets again after `drop_packets`."""
     if sys.platform == "linux":
         with suppress(OSError):

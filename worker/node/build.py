@@ -21,7 +21,7 @@ from tpi.progress import Progress, silent
 from tpi.system.machine import usable_cores
 from tpi.trace import OFF, Trace
 from worker.demand.routed import RoutedBlock
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.node.block import Block
 from worker.node.division import Division
 from worker.node.loop import BlockLoop, unchecked
@@ -51,7 +51,7 @@ def build_node(
     disk: Disk | None = None,
     host: Device | None = None,
     others: Sequence[tuple[Device, float]] = (),
-    accelerator: Beside | None = None,
+    accelerator: AcceleratorSetup | None = None,
     order: Order = plain,
 ) -> Node:
     """Everything that runs `assign` on this node; `held` are `assign.blocks`, in that order.

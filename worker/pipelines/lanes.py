@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from tpi.devices.base import Device, Event, Finished, Pending
-from tpi.devices.inorder import InOrder
+from tpi.devices.callqueue import CallQueue
 from tpi.kernels import Kernels
 from tpi.trace import OFF, NoTrace
 
@@ -27,7 +27,7 @@ class BatchLanes:
         self.device, self.host, self._trace = device, host, trace
         self.adds_there = adds_there
         emulation: Any = getattr(device, "emulation", None)
-        open_thread = InOrder if emulation is None else emulation.thread
+        open_thread = CallQueue if emulation is None else emulation.thread
         self._thread, self._adding = (open_thread(f"tpi-{name}") for name in ("attention", "adding"))
         self._cross = cast("Callable[[int, bool], Event] | None", getattr(device, "cross", None))
 

@@ -17,7 +17,7 @@ from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.work import KvTier, Offload, Place, TableWork, Tier
 from scheduler.model.ring import Ring, with_lags
-from scheduler.model.roofline.latency import uncut
+from scheduler.model.roofline.latency import without_partial_ffn
 from scheduler.model.roofline.layer import layer_shape
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork, PolicyLimits
 from scheduler.model.roofline.search import best_policy
@@ -190,7 +190,7 @@ def decide_batch(
     asked = batch_problem(plan, machine, options, tables)
     policy = best_policy(asked).policy
     if options.weights != "gpu":
-        policy = uncut(asked, policy)
+        policy = without_partial_ffn(asked, policy)
     return _within(machine, planned_batch(plan, asked, policy, options, tables, chunking), plan, tables, options)
 
 

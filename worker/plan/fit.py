@@ -13,7 +13,7 @@ from scheduler.free import default_budget
 from scheduler.model.placement import Speeds
 from tpi.config import ModelConfig
 from tpi.errors import PlanError
-from tpi.kernels.memory import CardRoom, buffer_bytes, card_room, slice_bytes
+from tpi.kernels.memory import CardMemoryNeed, buffer_bytes, card_memory_need, slice_bytes
 from tpi.kv import page_bytes
 from tpi.net.fields import Card
 from tpi.pack.layout import BlockKind
@@ -163,12 +163,12 @@ def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, pa
     return 4 * config.hidden * (5 + passing) + buffer_bytes(config, heads, kv_heads, neurons)
 
 
-def there_bytes(node: NodePlan) -> CardRoom:
+def there_bytes(node: NodePlan) -> CardMemoryNeed:
     """Return the memory that the kernels of an accelerator need if it computes all blocks of `node`."""
     vectors = sum(block.vectors_bytes for block in node.blocks if block.kind != "experts")  # those stay on the host
     vectors += 4 * len(node.config.inv_freq) * node.config.layers
     runs = [run.layout for block in node.blocks for run in block.runs]
-    return card_room(node.config, (node.heads, node.kv_heads, node.neurons), runs, node.options.context, vectors)
+    return card_memory_need(node.config, (node.heads, node.kv_heads, node.neurons), runs, node.options.context, vectors)
 
 
 def _passing(node: NodePlan) -> int:

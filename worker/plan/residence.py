@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from scheduler.budget import Budget, Demand, headed_budget, sufficient_budget, window_budget
+from scheduler.budget import Budget, Demand, budget_with_head, sufficient_budget, window_budget
 from scheduler.model.placement import Placement
 from scheduler.model.ring import EMPTY
 from scheduler.storage.disk import DirectDisk, Disk
@@ -134,7 +134,7 @@ def decide(
         placement=placement.renumbered(numbers, [extent.slot_bytes for extent in extents]),
         budget=replace(budget, placement=placement),
         disk=disk or speed.open(_smallest(extents)),
-        memory_for=partial(headed_budget, need(plan, tables, hosted), chunk=plan.options.prefill_tokens),
+        memory_for=partial(budget_with_head, need(plan, tables, hosted), chunk=plan.options.prefill_tokens),
         memory_with=partial(memory_with_window, plan, tables),
         places=on_the_host(segments) if offload is None else through_accelerator(offload, segments, numbers),
         speed=speed,
@@ -168,7 +168,7 @@ def _demanded(
         placement=placement,
         budget=replace(budget, placement=placement, demand_bytes=demand.memory_bytes + demand.staging_bytes),
         disk=disk,
-        memory_for=partial(headed_budget, needed, chunk=plan.options.prefill_tokens),
+        memory_for=partial(budget_with_head, needed, chunk=plan.options.prefill_tokens),
         memory_with=partial(memory_with_window, plan, tables),
         places=on_the_host(demand.always),
         speed=speed,
@@ -206,7 +206,7 @@ def _by_neurons(
         placement=records.first,
         budget=replace(budget, placement=records.first, demand_bytes=records.extra_bytes),
         disk=disk,
-        memory_for=partial(headed_budget, needed, chunk=plan.options.prefill_tokens),
+        memory_for=partial(budget_with_head, needed, chunk=plan.options.prefill_tokens),
         memory_with=partial(memory_with_window, plan, tables),
         places=on_the_host(records.segments),
         speed=speed,
@@ -248,7 +248,7 @@ def _dealt(plan: NodePlan, segments: Sequence[NodeSegment], tables: Tables | Non
         placement=Placement((), frozenset(), EMPTY),
         budget=budget,
         disk=disk or DirectDisk(),
-        memory_for=partial(headed_budget, needed, chunk=plan.options.prefill_tokens),
+        memory_for=partial(budget_with_head, needed, chunk=plan.options.prefill_tokens),
         memory_with=partial(memory_with_window, plan, tables),
         places=staying(segments),
     )

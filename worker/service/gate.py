@@ -15,7 +15,7 @@ from pathlib import Path
 from stat import S_ISSOCK
 
 from tpi.net.monitor import Arrivals
-from tpi.system.packets import drop_packets, take_packets
+from tpi.system.packets import accept_packets, drop_packets
 
 _QUEUED = 3 * 16  # connections that the three planes may have in their backlogs (zmq.BACKLOG)
 _OWN = 64  # descriptors that the process needs itself
@@ -63,7 +63,7 @@ class Gate:
     def _turn(self, shut: bool) -> None:
         self.shut = shut
         for listener in self._listeners:
-            (drop_packets if shut else take_packets)(listener)
+            (drop_packets if shut else accept_packets)(listener)
         # who is in the backlogs comes in meanwhile: nothing else ends the I/O thread's attempts
         room = min(self._hard, self._soft + _QUEUED) if shut else self._soft
         with suppress(ValueError, OSError):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tpi.cachelimit import CacheLimit
 from tpi.errors import UsageError
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.net.fields import Card, MachineSpeed, Profile
 from tpi.system.clocks import since_boot
 from tpi.text import NAME_CHARACTERS, plain
@@ -28,7 +28,7 @@ class WorkerOptions:
     attached: bool = False  # leave when stdin closes, that is when the parent process is gone
     card: Card | None = None  # its accelerator
     speed: MachineSpeed | None = None  # None: nobody plans by it
-    door: Door | None = None  # who may connect from other machines; None: by the user's keys
+    door: KeyPolicy | None = None  # who may connect from other machines; None: by the user's keys
     model_dir: Path | None = None  # with packs, from which units come rather than over the network
     announce: bool = False  # tell the network that it is there, if it listens beyond this machine
 

@@ -10,7 +10,7 @@ from master.generation.thread import EngineThread, Ticket
 from tpi.errors import TpiError
 
 
-class Answering:
+class PendingAnswer:
     """One answer in progress. Iterate over it once; call `cancel` to stop early."""
 
     def __init__(self, engine: EngineThread, echo: str = "") -> None:

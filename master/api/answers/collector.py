@@ -17,7 +17,7 @@ from master.api.answers.events import (
     TokenLogprob,
     ToolCall,
 )  # fmt: skip
-from master.api.answers.prepare import PreparedAsk
+from master.api.answers.prepare import PreparedRequest
 from master.generation.answer import AnswerLimits, AnswerText
 from master.generation.request import Sampled
 from master.generation.thread import Ticket
@@ -50,7 +50,7 @@ class Collector:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prepared: PreparedAsk,
+        prepared: PreparedRequest,
         limits: AnswerLimits,
         replay: Replay,
         meter: AnswerMeter,

@@ -101,7 +101,7 @@ class GrammarShare:
         self._late = max(0.0, self._late + seconds - _USUAL_S)
 
 
-class GrammarRoom:
+class GrammarMemory:
     """Accounting for the memory of all grammars that are cached or in use by an answer."""
 
     def __init__(self, most: int) -> None:
@@ -144,7 +144,7 @@ class Grammars:
         self._processes = [ConfinedProcess("master.api.answers.trial", {}, trial.LIMITS) for _ in range(AT_ONCE)]
         for process in self._processes:
             self._trials.put(process)
-        self._room = GrammarRoom(_MOST_LIVE)
+        self._room = GrammarMemory(_MOST_LIVE)
         self._lock, self._loading = Lock(), Lock()
         self._loaded: LLTokenizer | None = None
 

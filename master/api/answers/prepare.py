@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from master.api.answers.ask import ChatAsk, TextAsk, Wanted
+from master.api.answers.requests import ChatRequest, TextRequest, Wanted
 from master.api.answers.shape import Shape, Shapes
 from master.api.failures import RequestError
 from master.api.tools.families import SPELLED
@@ -21,7 +21,7 @@ _TAIL = 8  # number of last tokens in which the opening tag of reasoning is look
 
 
 @dataclass(frozen=True)
-class PreparedAsk:
+class PreparedRequest:
     """A prompt as token ids, with the limit of tokens for its answer and the answer's form."""
 
     tokens: Sequence[int]
@@ -46,14 +46,16 @@ class Preparer:
         """The grammars of answers that may be any JSON object. They do not depend on the request."""
         return self._shapes.of_objects
 
-    def chat(self, ask: ChatAsk) -> PreparedAsk:
+    def chat(self, ask: ChatRequest) -> PreparedRequest:
         """Return a conversation as a prompt; raise RequestError that names the field if it cannot be answered."""
         tokens = self.encode(ask)
         begun, shape = self._begun(ask, tokens), self._shapes.of_chat
         replayable = not (begun or ask.continued or self._shapes.channels)
-        return PreparedAsk(*self._sized(tokens, ask.wanted, ask.where), shape(ask, begun), self._spelled, replayable)
+        return PreparedRequest(
+            *self._sized(tokens, ask.wanted, ask.where), shape(ask, begun), self._spelled, replayable
+        )
 
-    def text(self, ask: TextAsk) -> PreparedAsk:
+    def text(self, ask: TextRequest) -> PreparedRequest:
         """Return a text as a prompt; raise RequestError that names the field if it cannot be answered."""
         if isinstance(ask.prompt, str):
             self._refuse_long([ask.prompt], ask.field)
@@ -62,9 +64,9 @@ class Preparer:
         else:
             tokens = list(ask.prompt)
         sized = self._sized(tokens, ask.wanted, ask.field)
-        return PreparedAsk(*sized, self._shapes.of_text(ask.wanted), echo=self._echo(ask))
+        return PreparedRequest(*sized, self._shapes.of_text(ask.wanted), echo=self._echo(ask))
 
-    def encode(self, ask: ChatAsk) -> list[int]:
+    def encode(self, ask: ChatRequest) -> list[int]:
         """Return the token ids of a conversation with its tools; raise RequestError if it is too long or is refused."""
         if len(ask.messages) >= self._context:  # each message makes at least one token
             raise self._too_long(f"{len(ask.messages)} messages", ask.where)
@@ -79,11 +81,11 @@ class Preparer:
             said = f"the model's chat template refused the conversation: {reason}"
             raise RequestError(said, ask.where, "template_refused") from error
 
-    def effort(self, ask: ChatAsk) -> str | None:
+    def effort(self, ask: ChatRequest) -> str | None:
         """Return the reasoning effort that the model is told; None if none was asked for or it cannot be told."""
         return ask.effort if ask.effort is not None and self._read(ask) else None
 
-    def untold(self, ask: ChatAsk) -> tuple[str, ...]:
+    def untold(self, ask: ChatRequest) -> tuple[str, ...]:
         """Return the settings (`effort`, `thinking`) that were asked for and that the model cannot be told."""
         read = self._read(ask) if (ask.effort, ask.thinking) != (None, None) else frozenset()
         thinks, switched = self._shapes.thinking is not None, bool(read & {*SWITCHES})
@@ -91,7 +93,7 @@ class Preparer:
         thinking = ask.thinking is not None and not switched and ask.thinking is not thinks
         return ("effort",) * effort + ("thinking",) * thinking
 
-    def _switches(self, ask: ChatAsk) -> dict[str, object]:
+    def _switches(self, ask: ChatRequest) -> dict[str, object]:
         """Return the template variables for the reasoning effort.
 
         Raises:
@@ -111,7 +113,7 @@ class Preparer:
             raise RequestError(said, ask.effort_field, "unsupported_parameter")
         return found
 
-    def _refuse_unread(self, ask: ChatAsk) -> None:
+    def _refuse_unread(self, ask: ChatRequest) -> None:
         """Refuse variables that the template does not read, unless they ask for what the model does anyway."""
         given = {name: value for name, value in ask.template.items() if name != "add_generation_prompt"}
         unread = given.keys() - self._tokenizer.names_read(bool(ask.use.tools)) if given else ()
@@ -125,7 +127,7 @@ class Preparer:
             said = "the chat template of this model does not read this name; leave it out"
             raise RequestError(f"{field}: {said}", field, "unsupported_parameter")
 
-    def _read(self, ask: ChatAsk) -> frozenset[str]:
+    def _read(self, ask: ChatRequest) -> frozenset[str]:
         return self._tokenizer.traits(bool(ask.use.tools)).switches
 
     def _sized(self, tokens: list[int], wanted: Wanted, field: str) -> tuple[Sequence[int], int]:
@@ -137,7 +139,7 @@ class Preparer:
         room = self._context - len(tokens)
         return array("i", tokens), room if wanted.tokens is None else min(wanted.tokens, room)
 
-    def _echo(self, ask: TextAsk) -> str:
+    def _echo(self, ask: TextRequest) -> str:
         """Return the prompt's text if the answer is to begin with it, else ""."""
         if not ask.echo:
             return ""
@@ -160,7 +162,7 @@ class Preparer:
         said = f"the prompt has {size}, over the context of {self._context} tokens; shorten it"
         return RequestError(said, field, "context_length_exceeded")
 
-    def _begun(self, ask: ChatAsk, tokens: Sequence[int]) -> bool:
+    def _begun(self, ask: ChatRequest, tokens: Sequence[int]) -> bool:
         """Return True if the prompt ends inside the model's reasoning."""
         if self._shapes.thinking is None:
             return False

@@ -11,19 +11,19 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from master.api.answers.answering import Answering
-from master.api.answers.ask import ChatAsk, TextAsk, Wanted
+from master.api.answers.answering import PendingAnswer
 from master.api.answers.collector import AnswerMeter, Collector
 from master.api.answers.constraint import AT_ONCE, GrammarConstraint, Grammars
-from master.api.answers.prepare import PreparedAsk, Preparer
-from master.api.answers.turns import FairThread
+from master.api.answers.prepare import PreparedRequest, Preparer
+from master.api.answers.requests import ChatRequest, TextRequest, Wanted
+from master.api.answers.turns import FairExecutor
 from master.api.failures import RequestError
 from master.generation.answer import AnswerLimits
 from master.generation.client import Client
 from master.generation.defaults import SamplingDefaults
 from master.generation.request import Sampled
 from master.generation.sampler import RANDOM_SEED, Sampler, Sampling
-from master.generation.thread import EngineAsk, EngineThread, Ticket
+from master.generation.thread import EngineRequest, EngineThread, Ticket
 from master.text.tokenizer import Tokenizer
 from tpi.errors import TpiError
 
@@ -41,14 +41,14 @@ class Service:
         self._defaults = SamplingDefaults.of(tokenizer.info)
         self._preparer = Preparer(tokenizer, self.context)
         self._grammars = Grammars(tokenizer, vocab)
-        self._text, self._grammar = FairThread("text"), ThreadPoolExecutor(AT_ONCE, "grammar")
+        self._text, self._grammar = FairExecutor("text"), ThreadPoolExecutor(AT_ONCE, "grammar")
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     def warm_up(self) -> None:
         """Load llguidance, and compile the server's own grammars, in the background."""
         self._grammar.submit(self._grammars.prepare, self._preparer.own_grammars)
 
-    async def chat(self, ask: ChatAsk) -> list[Answering]:
+    async def chat(self, ask: ChatRequest) -> list[PendingAnswer]:
         """Start `ask.wanted.count` answers to a conversation and return them.
 
         Raises:
@@ -57,14 +57,14 @@ class Service:
         """
         return await self.begin(await self.prepare(ask), ask.wanted, ask.client)
 
-    async def text(self, ask: TextAsk) -> list[Answering]:
+    async def text(self, ask: TextRequest) -> list[PendingAnswer]:
         """Start `ask.wanted.count` answers that continue a text; raise the errors of `chat`."""
         return await self.begin(await self.prepare(ask), ask.wanted, ask.client)
 
-    async def prepare(self, ask: ChatAsk | TextAsk) -> PreparedAsk:
+    async def prepare(self, ask: ChatRequest | TextRequest) -> PreparedRequest:
         """Prepare a request for `begin`; raise RequestError if it cannot be answered."""
         self._check_bias(ask.wanted.sampling)
-        if isinstance(ask, ChatAsk):
+        if isinstance(ask, ChatRequest):
             prepared = await self._text.run(ask.client.name, lambda: self._preparer.chat(ask))
         else:
             self._check_tokens(ask.prompt, ask.field)
@@ -72,23 +72,23 @@ class Service:
         await self._constraints(prepared, 0, ask.client)  # refuse an invalid grammar now, not when the answer begins
         return prepared
 
-    async def effort(self, ask: ChatAsk) -> str | None:
+    async def effort(self, ask: ChatRequest) -> str | None:
         """Return the reasoning effort that the model is told; None if none was asked for or it cannot be told."""
         if ask.effort is None:
             return None
         return await self._text.run(ask.client.name, lambda: self._preparer.effort(ask))
 
-    async def untold(self, ask: ChatAsk) -> tuple[str, ...]:
+    async def untold(self, ask: ChatRequest) -> tuple[str, ...]:
         """Return the settings (`effort`, `thinking`) that were asked for and that the model cannot be told."""
         if ask.effort is None and ask.thinking is None:
             return ()
         return await self._text.run(ask.client.name, lambda: self._preparer.untold(ask))
 
-    async def count(self, ask: ChatAsk) -> int:
+    async def count(self, ask: ChatRequest) -> int:
         """Return the number of tokens of a conversation; raise the errors of `chat`."""
         return len(await self._text.run(ask.client.name, lambda: self._preparer.encode(ask)))
 
-    async def embed(self, ask: TextAsk) -> tuple[F32, int]:
+    async def embed(self, ask: TextRequest) -> tuple[F32, int]:
         """Return the embedding of a text, and its number of tokens; raise the errors of `chat`.
 
         The embedding `[hidden]` is the sum of the last hidden states, scaled to length 1 (float32).
@@ -104,7 +104,7 @@ class Service:
             total = total + summed if total.size else summed
 
         ticket = Ticket(
-            EngineAsk(prepared.tokens, Sampler(Sampling(temperature=0)), 1, rows=add, client=ask.client), done
+            EngineRequest(prepared.tokens, Sampler(Sampling(temperature=0)), 1, rows=add, client=ask.client), done
         )
         self.engine.submit(ticket)
         try:
@@ -120,19 +120,19 @@ class Service:
         self._tokenizer.close()
         self._grammars.close()
 
-    async def begin(self, prepared: PreparedAsk, wanted: Wanted, client: Client) -> list[Answering]:
+    async def begin(self, prepared: PreparedRequest, wanted: Wanted, client: Client) -> list[PendingAnswer]:
         """Start `wanted.count` answers to a prepared request; raise BusyError if too many requests wait."""
         constraints = await self._constraints(prepared, wanted.count, client)
         samplers = [_sampler(constraint, wanted, index, self._defaults) for index, constraint in enumerate(constraints)]
         limits = AnswerLimits(prepared.limit, wanted.stops, wanted.ignore_eos)
-        answers, first = list[Answering](), None
+        answers, first = list[PendingAnswer](), None
         try:
             for sampler in samplers:
-                one = Answering(self.engine, prepared.echo)
+                one = PendingAnswer(self.engine, prepared.echo)
                 collector = Collector(
                     self._tokenizer, prepared, limits, self._preparer.replay, self._meter, one.deliver
                 )
-                asked = EngineAsk(prepared.tokens, sampler, prepared.limit, client=client, logprobs=wanted.logprobs)
+                asked = EngineRequest(prepared.tokens, sampler, prepared.limit, client=client, logprobs=wanted.logprobs)
                 collector.ticket = Ticket(asked, collector, first)
                 one.begin(collector.ticket)
                 first = first or collector.ticket
@@ -143,7 +143,9 @@ class Service:
             raise
         return answers
 
-    async def _constraints(self, prepared: PreparedAsk, count: int, client: Client) -> list[GrammarConstraint | None]:
+    async def _constraints(
+        self, prepared: PreparedRequest, count: int, client: Client
+    ) -> list[GrammarConstraint | None]:
         """Return a constraint for each of `count` answers. The grammar is compiled even if `count` is 0.
 
         The grammars of one client are compiled one after the other, so that a client never occupies both threads.

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from master.api.answers import grammars
-from master.api.answers.ask import ChatAsk, ToolUse, Wanted
-from master.api.tools.either import EitherParser
+from master.api.answers.requests import ChatRequest, ToolOptions, Wanted
+from master.api.tools.either import CallsOrTextParser
 from master.api.tools.families import ToolFamily, family_of, reasoning_tags
 from master.api.tools.harmony import HarmonyParser
 from master.api.tools.parser import NoTools, ToolParser
@@ -65,7 +65,7 @@ class Shapes:
         grammar = grammars.whole(wanted.grammar, None, False, self._literal)
         return Shape(NoTools, grammar, wanted.grammar_field)
 
-    def of_chat(self, ask: ChatAsk, begun: bool) -> Shape:
+    def of_chat(self, ask: ChatRequest, begun: bool) -> Shape:
         """Return the form of an answer to a conversation; `begun`: the prompt ends with the opening tag."""
         answer, field = self._grammar(ask)
         grammar = None if answer is None else grammars.whole(answer, self.thinking, begun, self._literal)
@@ -79,7 +79,7 @@ class Shapes:
         parts = _parts(ask.use) if grammar is not None else ()
         return Shape(parser, grammar, field, bool(ask.use.tools) and not ask.use.several, parts)
 
-    def _grammar(self, ask: ChatAsk) -> tuple[str | None, str]:
+    def _grammar(self, ask: ChatRequest) -> tuple[str | None, str]:
         """Return the grammar of the answer without its reasoning, and the request field that it comes from."""
         use, wanted = ask.use, ask.wanted
         tools = [dict(tool) for tool in use.tools if use.only in (None, tool["name"])]
@@ -94,19 +94,19 @@ class Shapes:
             return grammars.of_text_and_calls(self.family, _strict(use), use.several, self._literal), "tools"
         return wanted.grammar, wanted.grammar_field
 
-    def _reader(self, ask: ChatAsk) -> ToolParser:
+    def _reader(self, ask: ChatRequest) -> ToolParser:
         names = [tool["name"] for tool in ask.use.tools]
         calls = self.family.parser(names) if names else NoTools()
         if names and ask.wanted.grammar is not None and not ask.use.forced:
-            return EitherParser(self.family.beginnings(names), calls)
+            return CallsOrTextParser(self.family.beginnings(names), calls)
         return calls
 
 
-def _parts(use: ToolUse) -> tuple[tuple[str, str], ...]:
+def _parts(use: ToolOptions) -> tuple[tuple[str, str], ...]:
     """Return the name and the grammar of each tool's arguments."""
     return tuple((f"the tool {tool['name']}", grammars.of_schema(grammars.arguments_of(tool))) for tool in use.tools)
 
 
-def _strict(use: ToolUse) -> list[dict[str, Any]]:
+def _strict(use: ToolOptions) -> list[dict[str, Any]]:
     """Return the tools for a grammar; the arguments of those that are not strict may be any object."""
     return [dict(tool) if tool["name"] in use.strict else {"name": tool["name"]} for tool in use.tools]

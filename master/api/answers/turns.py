@@ -14,7 +14,7 @@ T = TypeVar("T")
 MOST_WAITING = 256
 
 
-class FairThread:
+class FairExecutor:
     """Runs functions on one thread. Call all methods on one event loop."""
 
     def __init__(self, name: str, most: int = MOST_WAITING) -> None:
@@ -46,7 +46,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Wait for a turn and hold it for the block; raise BusyError as described at `FairThread.run`."""
+        """Wait for a turn and hold it for the block; raise BusyError as described at `FairExecutor.run`."""
         if self._busy:
             await self._wait(client)
         self._busy = True

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from master.api.answers import grammars
-from master.api.answers.ask import ChatAsk, Wanted
+from master.api.answers.requests import ChatRequest, Wanted
 from master.api.failures import RequestError
 from master.api.forms import Body, FormPart
-from master.api.left_out import FUNCTION, OTHER, OtherTool
 from master.api.openai.chat_form import ToolName, check_continued, tool_use
 from master.api.openai.fields import Effort, Stop, nucleus
 from master.api.openai.history import result_text
+from master.api.unsupported_tools import FUNCTION, OTHER, OtherTool
 from master.generation.client import Client
 from master.generation.sampler import Sampling
 from master.text.tokenizer import Message
@@ -132,7 +132,7 @@ class CountForm(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
-    def asked(self, wanted: Wanted, client: Client) -> ChatAsk:
+    def asked(self, wanted: Wanted, client: Client) -> ChatRequest:
         """Return the conversation; raise RequestError that names the field."""
         said: list[Message] = []
         if self.system is not None:
@@ -161,7 +161,7 @@ class CountForm(Body):
                 raise RequestError(f"{field}: {refusal}", field, "invalid_value")
             check_continued(field, use, grammar is not None)
         thinking = self.thinking.type != "disabled" if self.thinking else None
-        return ChatAsk(
+        return ChatRequest(
             tuple(said), wanted, use, client=client, continued=continued, effort=output.effort, thinking=thinking
         )
 
@@ -179,7 +179,7 @@ class MessagesForm(CountForm):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, le=1_000_000)
 
-    def ask(self, client: Client) -> ChatAsk:
+    def ask(self, client: Client) -> ChatRequest:
         """Return the conversation with its sampling settings; raise RequestError that names the field."""
         own = {"temperature": self.temperature, **nucleus(self.top_p, self.top_k)}
         return self.asked(Wanted(Sampling.of(own), self.max_tokens, tuple(self.stop_sequences or ())), client)

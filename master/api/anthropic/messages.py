@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from master.api.answers.ask import Wanted
 from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, ToolCall
+from master.api.answers.requests import Wanted
 from master.api.anthropic.form import CountForm, MessagesForm
 from master.api.failures import ApiFailure, anthropic_form
-from master.api.left_out import FIELDS_HEADER
 from master.api.state import ApiState
-from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
+from master.api.streams import Deadline, EventStream, cancel_on_disconnect, collected, data, guarded, merged
+from master.api.unsupported_tools import FIELDS_HEADER
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "end_turn"}
 
@@ -28,13 +28,13 @@ def message_routes(state: ApiState) -> APIRouter:
         model = state.named(form.model)
         ask = form.ask(state.client(request))
         deadline = Deadline(state.limits.answer_s)
-        untold = await unless_gone(request, state.service.untold(ask), deadline)
-        answers = await unless_gone(request, state.service.chat(ask), deadline)
+        untold = await cancel_on_disconnect(request, state.service.untold(ask), deadline)
+        answers = await cancel_on_disconnect(request, state.service.chat(ask), deadline)
         blocks, headers = Blocks(model), state.left_out.headers(ask.use) | _untold_headers(untold)
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), blocks, answers[0].prompt_tokens)
             return EventStream(guarded(events, answers, deadline, _failed), answers, headers)
-        (got,) = await unless_gone(request, collected(answers), deadline)
+        (got,) = await cancel_on_disconnect(request, collected(answers), deadline)
         for event in got:
             list(blocks.push(event))
         return JSONResponse(blocks.message(), headers=headers)
@@ -43,7 +43,7 @@ def message_routes(state: ApiState) -> APIRouter:
     async def count_tokens(form: CountForm, request: Request) -> Response:
         state.named(form.model)
         ask = form.asked(Wanted(), state.client(request))
-        count = await unless_gone(request, state.service.count(ask), Deadline(state.limits.answer_s))
+        count = await cancel_on_disconnect(request, state.service.count(ask), Deadline(state.limits.answer_s))
         return JSONResponse({"input_tokens": count}, headers=state.left_out.headers(ask.use))
 
     return router

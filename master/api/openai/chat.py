@@ -6,12 +6,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from master.api.answers.answering import Answering
+from master.api.answers.answering import PendingAnswer
 from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, TokenLogprob, ToolCall
 from master.api.openai.chat_form import ChatForm
 from master.api.openai.common import DONE, chat_logprobs, failed, identity, timings, usage
 from master.api.state import ApiState
-from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
+from master.api.streams import Deadline, EventStream, cancel_on_disconnect, collected, data, guarded, merged
 
 
 def chat_routes(state: ApiState) -> APIRouter:
@@ -23,12 +23,12 @@ def chat_routes(state: ApiState) -> APIRouter:
         model = state.named(form.model)
         deadline = Deadline(state.limits.answer_s)
         ask = form.ask(state.client(request, *form.salts()))
-        answers = await unless_gone(request, state.service.chat(ask), deadline)
+        answers = await cancel_on_disconnect(request, state.service.chat(ask), deadline)
         headers = state.left_out.headers(ask.use)
         if form.stream:
             base = identity("chatcmpl") | {"model": model, "object": "chat.completion.chunk"}
             return EventStream(guarded(_stream(answers, base, form), answers, deadline, failed), answers, headers)
-        got = await unless_gone(request, collected(answers), deadline)
+        got = await cancel_on_disconnect(request, collected(answers), deadline)
         return JSONResponse(chat_completion(got, model, form), headers=headers)
 
     return router
@@ -62,7 +62,7 @@ def chat_completion(got: Sequence[Sequence[Event]], model: str, form: ChatForm) 
     return base | {"choices": choices, "usage": usage(ends), "timings": timings(ends[0])}
 
 
-async def _stream(answers: Sequence[Answering], base: dict[str, Any], form: ChatForm) -> AsyncIterator[str]:
+async def _stream(answers: Sequence[PendingAnswer], base: dict[str, Any], form: ChatForm) -> AsyncIterator[str]:
     def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
         return data(base | {"choices": choices} | ({"usage": None} if form.with_usage else {}) | more)
 

@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from master.api.answers.ask import ChatAsk, ToolUse, Wanted
+from master.api.answers.requests import ChatRequest, ToolOptions, Wanted
 from master.api.failures import RequestError
 from master.api.forms import FormPart, call_arguments
-from master.api.left_out import FUNCTION, OTHER, OtherTool, kind_of_tool, refuse_choice, types_of
 from master.api.openai.fields import (
     MOST_LOGPROBS,
     CommonFields,
@@ -19,6 +18,7 @@ from master.api.openai.fields import (
     limit_of,
     one_of,
 )
+from master.api.unsupported_tools import FUNCTION, OTHER, OtherTool, kind_of_tool, refuse_choice, types_of
 from master.api.unused import CACHING, SENT_BACK
 from master.generation.client import Client
 from master.text.templates.names import may_be_given
@@ -157,7 +157,7 @@ class ChatForm(CommonFields):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, bool | int | str] | None = None
 
-    def ask(self, client: Client) -> ChatAsk:
+    def ask(self, client: Client) -> ChatRequest:
         """Return the conversation with its settings; raise RequestError that names the field."""
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
@@ -178,11 +178,11 @@ class ChatForm(CommonFields):
             names["add_generation_prompt"] = False
         continued = self._is_continued(use, grammar is not None)
         effort = self.reasoning_effort
-        return ChatAsk(
+        return ChatRequest(
             messages, wanted, use, names, client, continued=continued, effort=effort, effort_field="reasoning_effort"
         )
 
-    def _tool_use(self) -> ToolUse:
+    def _tool_use(self) -> ToolOptions:
         given = self.tools or ()
         tools = [tool.function.model_dump(exclude_none=True) for tool in given if isinstance(tool, FunctionTool)]
         others = [tool for tool in given if isinstance(tool, OtherTool)]
@@ -192,7 +192,7 @@ class ChatForm(CommonFields):
         word = self.tool_choice if isinstance(self.tool_choice, str) else None
         return tool_use(tools, word, choice, self.parallel_tool_calls is not False, others)
 
-    def _is_continued(self, use: ToolUse, formed: bool) -> bool:
+    def _is_continued(self, use: ToolOptions, formed: bool) -> bool:
         """Return True if the answer continues the last message; raise RequestError if that is impossible."""
         last, place = self.messages[-1], f"messages[{len(self.messages) - 1}].prefix"
         field = "continue_final_message" if self.continue_final_message else place
@@ -222,7 +222,7 @@ class ChatForm(CommonFields):
         return names
 
 
-def check_continued(field: str, use: ToolUse, formed: bool) -> None:
+def check_continued(field: str, use: ToolOptions, formed: bool) -> None:
     """Raise RequestError if the answer must have a form, because that would have to begin before the continued text."""
     if formed or use.forced:
         what = "a tool that has to be called" if use.forced else "a form of the answer"
@@ -236,7 +236,7 @@ def tool_use(
     only: str | None,
     several: bool = True,
     others: Sequence[OtherTool] = (),
-) -> ToolUse:
+) -> ToolOptions:
     """Return the tools that the model may call.
 
     Args:
@@ -264,10 +264,10 @@ def tool_use(
             f"tool_choice required needs a tool of type function{without}", "tool_choice", "invalid_value"
         )
     if choice == "none":
-        return ToolUse(left_out=left_out)
+        return ToolOptions(left_out=left_out)
     strict = frozenset(tool["name"] for tool in tools if tool.get("strict"))
     told = tuple({key: value for key, value in tool.items() if key != "strict"} for tool in tools)
-    return ToolUse(told, choice == "required" or only is not None, only, several and only is None, strict, left_out)
+    return ToolOptions(told, choice == "required" or only is not None, only, several and only is None, strict, left_out)
 
 
 def as_message(message: ChatMessage, index: int) -> Message:

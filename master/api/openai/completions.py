@@ -7,14 +7,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from master.api.answers.answering import Answering
-from master.api.answers.ask import TextAsk, Wanted
+from master.api.answers.answering import PendingAnswer
 from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob
+from master.api.answers.requests import TextRequest, Wanted
 from master.api.failures import RequestError
 from master.api.openai.common import DONE, failed, identity, text_logprobs, timings, usage
 from master.api.openai.fields import CommonFields, ResponseFormat, TokenLimit, grammar_of, limit_of
 from master.api.state import ApiState
-from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
+from master.api.streams import Deadline, EventStream, cancel_on_disconnect, collected, data, guarded, merged
 from master.api.unused import NEUTRAL
 from master.generation.client import Client
 
@@ -36,7 +36,7 @@ class CompletionForm(CommonFields):
     echo: bool | None = None
     response_format: ResponseFormat | None = None
 
-    def asks(self, client: Client) -> list[TextAsk]:
+    def asks(self, client: Client) -> list[TextRequest]:
         """Return a request for each prompt; raise RequestError that names the field."""
         if self.echo and self.logprobs is not None:
             raise RequestError(
@@ -47,7 +47,7 @@ class CompletionForm(CommonFields):
             self.sampling(), limit_of(self.max_tokens), self.stops(), self.logprobs, self.n or 1, bool(self.ignore_eos),
             grammar, field,
         )  # fmt: skip
-        return [TextAsk(prompt, wanted, client, echo=bool(self.echo)) for prompt in prompts_of(self.prompt)]
+        return [TextRequest(prompt, wanted, client, echo=bool(self.echo)) for prompt in prompts_of(self.prompt)]
 
 
 def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[list[int]]) -> list[str | tuple[int, ...]]:
@@ -68,19 +68,19 @@ def completion_routes(state: ApiState) -> APIRouter:
         model = state.named(form.model)
         asks = form.asks(state.client(request, *form.salts()))
         deadline = Deadline(state.limits.answer_s)
-        answers = await unless_gone(request, _begun(state, asks), deadline)
+        answers = await cancel_on_disconnect(request, _begun(state, asks), deadline)
         if form.stream:
             events = _stream(answers, _base(model), form)
             return EventStream(guarded(events, answers, deadline, failed), answers)
-        got = await unless_gone(request, collected(answers), deadline)
+        got = await cancel_on_disconnect(request, collected(answers), deadline)
         return JSONResponse(text_completion(got, [answer.echo for answer in answers], model, form))
 
     return router
 
 
-async def _begun(state: ApiState, asks: Sequence[TextAsk]) -> list[Answering]:
+async def _begun(state: ApiState, asks: Sequence[TextRequest]) -> list[PendingAnswer]:
     """Start the answers to all prompts; return them in order."""
-    answers: list[Answering] = []
+    answers: list[PendingAnswer] = []
     try:
         for ask in asks:
             answers += await state.service.text(ask)
@@ -110,7 +110,7 @@ def _base(model: str) -> dict[str, Any]:
     return identity("cmpl") | {"object": "text_completion", "model": model}
 
 
-async def _stream(answers: Sequence[Answering], base: dict[str, Any], form: CompletionForm) -> AsyncIterator[str]:
+async def _stream(answers: Sequence[PendingAnswer], base: dict[str, Any], form: CompletionForm) -> AsyncIterator[str]:
     ends: dict[int, Ended] = {}
     for index, answer in enumerate(answers):
         if answer.echo:

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from master.api.answers.ask import TextAsk, Wanted
+from master.api.answers.requests import TextRequest, Wanted
 from master.api.failures import RequestError
 from master.api.forms import Body
 from master.api.openai.completions import Ids, prompts_of
 from master.api.state import ApiState
-from master.api.streams import Deadline, unless_gone
+from master.api.streams import Deadline, cancel_on_disconnect
 from master.api.unused import CALLER
 
 _MOST_INPUTS = 2048  # OpenAI's limit
@@ -45,7 +45,7 @@ def embedding_routes(state: ApiState) -> APIRouter:
                 "this model's vectors cannot be shortened; leave dimensions out", "dimensions", "invalid_value"
             )
         return JSONResponse(
-            await unless_gone(request, _all(state, form, model, request), Deadline(state.limits.answer_s))
+            await cancel_on_disconnect(request, _all(state, form, model, request), Deadline(state.limits.answer_s))
         )
 
     return router
@@ -75,7 +75,7 @@ async def _all(state: ApiState, form: EmbeddingForm, model: str, request: Reques
     found, tokens = [], 0
     for index, prompt in enumerate(prompts_of(form.input)):
         vector, count = await state.service.embed(
-            TextAsk(prompt, Wanted(), state.client(request), "input", literal=True)
+            TextRequest(prompt, Wanted(), state.client(request), "input", literal=True)
         )
         raw = vector.astype("<f4")
         shown = (

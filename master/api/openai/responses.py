@@ -13,15 +13,15 @@ from fastapi.responses import JSONResponse, Response
 from master.api.answers.events import Event
 from master.api.failures import ApiFailure
 from master.api.openai.items import Items
-from master.api.openai.kept import KeptResponses
 from master.api.openai.responses_form import ResponsesForm
+from master.api.openai.store import ResponseStore
 from master.api.state import ApiState, sender
-from master.api.streams import Deadline, EventStream, collected, data, guarded, merged, unless_gone
+from master.api.streams import Deadline, EventStream, cancel_on_disconnect, collected, data, guarded, merged
 
 
 def response_routes(state: ApiState) -> APIRouter:
     """Return the route, for the application."""
-    router, stored = APIRouter(), KeptResponses()
+    router, stored = APIRouter(), ResponseStore()
 
     @router.post("/v1/responses", summary="Answer a conversation (Responses API)")
     async def responses(form: ResponsesForm, request: Request) -> Response:
@@ -31,8 +31,8 @@ def response_routes(state: ApiState) -> APIRouter:
         said = [*kept.find(form.previous_response_id), *form.messages(kept.known)]
         ask = form.ask(said, state.client(request, *form.salts()))
         deadline = Deadline(state.limits.answer_s)
-        effort = await unless_gone(request, state.service.effort(ask), deadline)
-        answers = await unless_gone(request, state.service.chat(ask), deadline)
+        effort = await cancel_on_disconnect(request, state.service.effort(ask), deadline)
+        answers = await cancel_on_disconnect(request, state.service.chat(ask), deadline)
         items, headers = Items(form, model, effort), state.left_out.headers(ask.use)
 
         def keep() -> None:
@@ -42,7 +42,7 @@ def response_routes(state: ApiState) -> APIRouter:
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), items, keep)
             return EventStream(guarded(events, answers, deadline, partial(_failed, items)), answers, headers)
-        (got,) = await unless_gone(request, collected(answers), deadline)
+        (got,) = await cancel_on_disconnect(request, collected(answers), deadline)
         for event in got:
             items.push(event)
         keep()

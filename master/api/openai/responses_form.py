@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from master.api.answers import grammars
-from master.api.answers.ask import ChatAsk, ToolUse, Wanted
+from master.api.answers.requests import ChatRequest, ToolOptions, Wanted
 from master.api.failures import RequestError
 from master.api.forms import FormPart
-from master.api.left_out import FUNCTION, OTHER, OtherTool, kind_of_tool, refuse_choice
 from master.api.openai.chat_form import ToolName, tool_use
 from master.api.openai.fields import MOST_LOGPROBS, Effort, SamplingFields, TokenLimit, limit_of
 from master.api.openai.history import AnyItems, messages_of
+from master.api.unsupported_tools import FUNCTION, OTHER, OtherTool, kind_of_tool, refuse_choice
 from master.api.unused import CACHING, CALLER, NEUTRAL
 from master.generation.client import Client
 from master.text.tokenizer import Message
@@ -139,7 +139,7 @@ class ResponsesForm(SamplingFields):
             return [{"role": "user", "content": self.input}]
         return messages_of(self.input, known)
 
-    def ask(self, messages: Sequence[Message], client: Client) -> ChatAsk:
+    def ask(self, messages: Sequence[Message], client: Client) -> ChatRequest:
         """Return the conversation `messages` with the request's settings; raise RequestError that names the field."""
         said = list(messages)
         if self.instructions is not None:
@@ -150,9 +150,9 @@ class ResponsesForm(SamplingFields):
             self.sampling(), limit_of(self.max_output_tokens), logprobs=best, grammar=grammar, grammar_field=field
         )
         effort = self.reasoning.effort if self.reasoning else None
-        return ChatAsk(tuple(said), wanted, self._tool_use(), client=client, where="input", effort=effort)
+        return ChatRequest(tuple(said), wanted, self._tool_use(), client=client, where="input", effort=effort)
 
-    def _tool_use(self) -> ToolUse:
+    def _tool_use(self) -> ToolOptions:
         tools = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in self.functions]
         others = [tool for tool in self.tools or () if isinstance(tool, OtherTool)]
         if isinstance(self.tool_choice, OtherTool):

@@ -6,7 +6,7 @@ from master.api.answers.events import Piece
 from master.api.tools.parser import NoTools, ToolParser
 
 
-class EitherParser:
+class CallsOrTextParser:
     """A parser that reads the answer as calls if it begins like one, and otherwise as plain text to its end."""
 
     def __init__(self, beginnings: Sequence[str], calls: ToolParser) -> None:

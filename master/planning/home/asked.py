@@ -8,9 +8,9 @@ from master.joining.asking import Asked, ask
 from master.planning.home.members import Home, meeting_at_master
 from master.workers.places import WorkerId
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
-from scheduler.model.told import told_machine
+from scheduler.model.nodefigures import machine_from_message
 from tpi.errors import NodeLost
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.net.fields import Profile
 from tpi.net.sockets import Net
 from tpi.progress import warn
@@ -41,7 +41,7 @@ class Neighbour:
         return WorkerId(self.address, self.key)
 
 
-def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Door) -> list[Neighbour]:
+def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: KeyPolicy) -> list[Neighbour]:
     """Return the workers at `addresses`, in that order, measured over connections with the keys of `door`.
 
     Stop early once `wanted` returns False. Implements `master.joining.measured.Ask`.
@@ -66,7 +66,7 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Hom
     )
 
 
-def home_asked(addresses: Sequence[str], own: NodeMachine, door: Door | None = None) -> Home:
+def home_asked(addresses: Sequence[str], own: NodeMachine, door: KeyPolicy | None = None) -> Home:
     """Return the home of this machine and the workers at `addresses`, except those that serve other masters now.
 
     `door` has the keys for the connections (None: the user's).
@@ -90,7 +90,7 @@ def _neighbour(one: Asked) -> Neighbour:
         raise NodeLost(one.address, f"{who} does not say how fast it is; start it again with --remeasure")
     if one.link is None:
         raise NodeLost(one.address, f"{who} echoed too little in time to tell how fast the link to it is")
-    card = told_machine(profile.memory_limit or profile.memory_free, profile.card, profile.speed)
+    card = machine_from_message(profile.memory_limit or profile.memory_free, profile.card, profile.speed)
     return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key)
 
 

@@ -10,7 +10,7 @@ from master.options import worker_addresses
 from master.planning.home.members import DEFAULT_LINK, Home, described_home, home_in_file
 from master.planning.node import NodeFlags, planned_node
 from tpi.errors import UsageError
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.system.quota import allowed_cores
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -76,7 +76,7 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
         return home_in_file(flags["topology"], own, allowed_cores())
     from master.planning.home.asked import home_asked
 
-    return home_asked(worker_addresses(flags["workers"]), own, Door(locked=not flags["no_keys"]))
+    return home_asked(worker_addresses(flags["workers"]), own, KeyPolicy(locked=not flags["no_keys"]))
 
 
 def _refuse_idle(home: str, names: list[str], flags: dict[str, Any]) -> None:

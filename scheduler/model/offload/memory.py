@@ -7,7 +7,7 @@ PIPO's appendix B, for what this runtime allocates:
 | W_mha + W_mlp, preloading   | the largest two neighbours among the streamed segments                           |
 | W_mha or W_mlp, without     | the largest streamed segment                                                     |
 | 2C/l decoding, C/l without  | one layer's pages for each slot, if they are in RAM and the accelerator attends  |
-| pbs(5d + hs), pbs(3d_h + 2d)| `tpi.kernels.memory.card_room` for a step: a chunk in place of scores of s^2      |
+| pbs(5d + hs), pbs(3d_h + 2d)| `tpi.kernels.memory.card_memory_need` for a chunk, in place of scores of s^2     |
 | W_embed, pbsV               | nothing: tables are on the host, with one row of logits per sequence             |
 
 Resident segments are added to that. Slots and pages are allocated once, so a node takes the larger of both stretches.
@@ -21,7 +21,7 @@ from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.timeline import ACCELERATOR_SLOTS, HOST_SLOTS
 from scheduler.model.offload.work import NodeWork, Offload, Stretch, Workload, kv_pages
 from scheduler.model.ring import neighbours
-from tpi.kernels.memory import CardRoom
+from tpi.kernels.memory import CardMemoryNeed
 
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of either memory
 
@@ -32,12 +32,12 @@ class Needs:
 
     token: int  # activations of one token of a step (`worker.plan.fit.token_bytes`)
     fixed: int = 0  # on the host, whatever is placed: the process, vectors, tables' rows, sampling
-    card: CardRoom | None = None  # on an accelerator; None: as much for a token as on the host
+    card: CardMemoryNeed | None = None  # on an accelerator; None: as much for a token as on the host
 
     @property
-    def there(self) -> CardRoom:
+    def there(self) -> CardMemoryNeed:
         """The needs of kernels on an accelerator."""
-        return self.card or CardRoom(self.token)
+        return self.card or CardMemoryNeed(self.token)
 
 
 @dataclass(frozen=True)

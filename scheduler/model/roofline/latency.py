@@ -70,7 +70,7 @@ def head_seconds(problem: BatchProblem, batch: Number) -> float:
     return float(_roofline(problem.machine.host, head.nbytes, 2.0 * head.weights * batch)) if head.nbytes else 0.0
 
 
-def uncut(problem: BatchProblem, policy: BatchPolicy) -> BatchPolicy:
+def without_partial_ffn(problem: BatchProblem, policy: BatchPolicy) -> BatchPolicy:
     """Return the policy, or one with fewer weights resident on the accelerator if that is faster.
 
     If some of a layer's dense neurons are resident and others streamed, each micro-batch takes two calls, and its

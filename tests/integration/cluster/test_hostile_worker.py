@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.deployment.weights import Feeder
+from master.deployment.weights import WeightServer
 from master.reporting.timeline import write_timeline
 from master.workers.cluster import Cluster
 from tests.support.cluster.cluster_helpers import MadeUpModel
@@ -58,12 +58,12 @@ def test_pages_of_spans_without_end_do_not_fill_the_master(tmp_path: Path, monke
 
 
 @contextmanager
-def feeding(model: MadeUpModel) -> Iterator[tuple[Feeder, Channel, bytes]]:
+def feeding(model: MadeUpModel) -> Iterator[tuple[WeightServer, Channel, bytes]]:
     """A feeder that serves rank 1 of `model`, and the other end of its connection, with its identity there."""
     net = Net()
     router, port = net.bind(WEIGHTS, "127.0.0.1", 0)
     socket, monitor = net.connect_watched(WEIGHTS, "127.0.0.1", port, b"master")
-    feeder, other = Feeder(Channel(socket), monitor, 1), Channel(router)
+    feeder, other = WeightServer(Channel(socket), monitor, 1), Channel(router)
     feeder.begin(model.split(1, 1, PEERS, model.layouts[0].units)[1], model)
     try:
         while (found := other.wait(0.01)) is None:
@@ -75,7 +75,7 @@ def feeding(model: MadeUpModel) -> Iterator[tuple[Feeder, Channel, bytes]]:
         net.close()
 
 
-def answer(feeder: Feeder, other: Channel, peer: bytes, need: Need) -> object:
+def answer(feeder: WeightServer, other: Channel, peer: bytes, need: Need) -> object:
     other.send(need, peer)
     while (found := other.wait(0.01)) is None:
         feeder.serve()
@@ -102,7 +102,7 @@ def test_one_that_asks_without_end_is_let_go() -> None:
         ask_forever(feeder, other, peer, need)
 
 
-def ask_forever(feeder: Feeder, other: Channel, peer: bytes, need: Need) -> None:
+def ask_forever(feeder: WeightServer, other: Channel, peer: bytes, need: Need) -> None:
     for _ in range(200):
         answer(feeder, other, peer, need)
 

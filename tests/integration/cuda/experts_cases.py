@@ -21,7 +21,7 @@ from tpi.devices.cuda.device import CudaDevice
 from tpi.devices.options import OffloadOptions
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.pipelines.chunks.table import TableExperts
 
 SMALL: dict[str, Any] = {"context": 32, "pool": 8, "chunk": 16}  # tokens, pages
@@ -79,7 +79,7 @@ def test_experts_that_come_when_they_are_wanted(pack: Pack, tmp_path: Path) -> N
     """Some lie on the card, some are fetched for the token, and the host computes the others."""
     expected = answered_on_the_host(pack, tmp_path / "host")
     with closing(open_tested(16 << 20)) as card:
-        how = Beside(card, at_once(20.0), DEMAND, in_a_share(1 / 3))
+        how = AcceleratorSetup(card, at_once(20.0), DEMAND, in_a_share(1 / 3))
         made = in_process_deployment(pack, [1], tmp_path / "card", accelerators={0: how}, **SMALL)
         with closing(made) as deployment:
             assert answers(deployment, ASKED, LENGTH) == expected

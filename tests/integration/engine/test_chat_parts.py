@@ -16,7 +16,7 @@ from master.chat.commands import COMMANDS, help_text
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
 from master.chat.readers import PlainReader
-from master.generation.contents import Contents
+from master.generation.prefixindex import PrefixIndex
 from master.generation.request import Request
 from master.generation.sampler import Sampler, Sampling
 from master.text.prompts import MOST_BYTES
@@ -162,7 +162,7 @@ def test_an_answer_that_is_stopped_can_be_gone_on_from(tiny_pack: Callable[..., 
             assert again == [sampled.token for sampled in generate(engine, fresh, greedy, 5)]
             engine.release(resumed)
             engine.release(fresh)
-            engine.deployment.pages.contents = Contents()  # the next one finds nothing
+            engine.deployment.pages.contents = PrefixIndex()  # the next one finds nothing
 
 
 def test_only_a_chat_at_a_terminal_loads_the_editor() -> None:

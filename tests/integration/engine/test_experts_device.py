@@ -26,7 +26,7 @@ from tpi.kernels import Kernels
 from tpi.pack.reader import Pack
 from tpi.pack.routing import NAME, RoutingRecord, save_routing
 from worker.demand.offload import ExpertPlan
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 
 CARD = "64MiB,stretch=1"
 THIRD = 1 / 3
@@ -42,7 +42,7 @@ CASES = [
 
 
 @contextmanager
-def beside(pack: Pack, cache: Path, device: Device, how: Beside) -> Iterator[Deployment]:
+def beside(pack: Pack, cache: Path, device: Device, how: AcceleratorSetup) -> Iterator[Deployment]:
     """A node with this accelerator; nothing may be left in its memory."""
     with closing(in_process_deployment(pack, [1], cache, accelerators={0: how}, **SMALL)) as deployment:
         yield deployment
@@ -63,7 +63,7 @@ def test_tokens_equal_the_run_without(
     asked = prompts(pack.config.vocab, 3, seed=5)
     expected = on_the_host(pack, tmp_path / "host", asked)
     with closing(open_emulated(CARD)) if device == "emulated" else opencl_device() as card:
-        how = Beside(card, at_once(link), DEMAND, in_a_share(THIRD, crossover))
+        how = AcceleratorSetup(card, at_once(link), DEMAND, in_a_share(THIRD, crossover))
         with beside(pack, tmp_path / "device", card, how) as deployment:
             assert answers(deployment, asked, 12) == expected
             arena, plan, node = arena_of(deployment.node), deployment.node.offload, deployment.node
@@ -87,8 +87,8 @@ def test_three_nodes_with_different_devices(tiny_pack: Packs, tmp_path: Path) ->
     expected = on_the_host(pack, tmp_path / "host", asked, shares)
     with closing(open_emulated(CARD)) as card, Twin(open_host().kernels, 64 << 20) as twin:
         accelerators = {
-            0: Beside(card, at_once(100.0), DEMAND, in_a_share(THIRD, 32)),
-            2: Beside(twin, at_once(), OffloadOptions(weights="gpu")),
+            0: AcceleratorSetup(card, at_once(100.0), DEMAND, in_a_share(THIRD, 32)),
+            2: AcceleratorSetup(twin, at_once(), OffloadOptions(weights="gpu")),
         }
         made = in_process_deployment(pack, shares, tmp_path / "device", accelerators=accelerators, **SMALL)
         with closing(made) as deployment:
@@ -121,7 +121,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_
     asked = [list(range(3, 9))]
     expected = on_the_host(pack, tmp_path / "host", asked)
     with Fragile(open_host().kernels) as card:
-        how = Beside(card, at_once(link), DEMAND, in_a_share(THIRD, 32))
+        how = AcceleratorSetup(card, at_once(link), DEMAND, in_a_share(THIRD, 32))
         with beside(pack, tmp_path / "device", card, how) as deployment:
             card.failing = True
             with pytest.raises(DeviceError, match=r"expert \d of block \d cannot be copied to twin: the card fell off"):
@@ -133,7 +133,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_
 
 def test_a_card_that_cannot_be_filled_gives_everything_back(tiny_pack: Packs, tmp_path: Path) -> None:
     with Fragile(open_host().kernels) as card:
-        how = Beside(card, at_once(), DEMAND, in_a_share(THIRD))
+        how = AcceleratorSetup(card, at_once(), DEMAND, in_a_share(THIRD))
         card.failing = True
         with (
             pytest.raises(DeviceError, match="the card fell off the bus"),
@@ -149,7 +149,7 @@ def test_recorded_routing_says_what_lies_there_at_first_and_by_which_policy(tiny
     save_routing(pack.path / NAME, RoutingRecord("a text", 64, experts))
     try:
         with closing(open_emulated(CARD)) as card:
-            how = Beside(card, at_once(), DEMAND, in_a_share(0.5))
+            how = AcceleratorSetup(card, at_once(), DEMAND, in_a_share(0.5))
             with beside(pack, tmp_path, card, how) as deployment:
                 arena, blocks = arena_of(deployment.node), deployment.node.loop.blocks
                 first, second = (block.number for block in blocks if block.name.startswith("experts"))
@@ -181,12 +181,12 @@ def test_auto_brings_experts_on_demand_where_that_is_predicted_to_be_sooner(
     with (
         closing(open_emulated(CARD)) as card,
         pytest.raises(PlanError, match="seen"),
-        beside(pack, tmp_path / "device", card, Beside(card, figures, decide=note)),
+        beside(pack, tmp_path / "device", card, AcceleratorSetup(card, figures, decide=note)),
     ):
         pytest.fail("it was built")
     limit = limit_for(share, decided[0])
     with closing(open_emulated(CARD, limit)) as card:
-        how = Beside(card, figures, OffloadOptions(pipeline=pipeline))
+        how = AcceleratorSetup(card, figures, OffloadOptions(pipeline=pipeline))
         with beside(pack, tmp_path / "device", card, how) as deployment:
             assert answers(deployment, asked, 12) == expected
             plan = deployment.node.offload
@@ -207,7 +207,7 @@ def test_what_cannot_be_on_demand_is_refused_by_name(
     family: str, limit: int, options: OffloadOptions, way_out: str, tiny_pack: Packs, tmp_path: Path
 ) -> None:
     with closing(open_emulated(CARD, limit)) as card:
-        how = Beside(card, at_once(), options)
+        how = AcceleratorSetup(card, at_once(), options)
         with pytest.raises(PlanError, match=way_out), beside(tiny_pack(family), tmp_path, card, how):
             pytest.fail("it was built")
         assert card.memory.used == 0

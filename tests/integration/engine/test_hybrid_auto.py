@@ -18,7 +18,7 @@ from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import NAME, load_predictors
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.neurons.accelerated import NeuronAccelerated
 
 SHAPE: dict[str, Any] = LLAMA_1B | {
@@ -48,7 +48,7 @@ def machine(host: float) -> NodeMachine:
 def ran(pack: Pack, cache: Path, room: str, host: float, **more: Any) -> tuple[list[list[int]], Any]:
     options = more.pop("options", OffloadOptions())
     with closing(open_emulated(f"{room},stretch=1")) as card:
-        beside = {0: Beside(card, machine(host), options)}
+        beside = {0: AcceleratorSetup(card, machine(host), options)}
         given: dict[str, Any] = {
             "accelerators": beside,
             "predictors": load_predictors(pack.path / NAME),

@@ -27,7 +27,7 @@ from tpi.devices.host import HostDevice, open_host
 from tpi.kernels.native import NativeKernels
 from tpi.kernels.spec import F32, I32, U8, FfnSpec, Input
 from tpi.pack.reader import Pack
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronSetup, decide_neurons
 
@@ -119,7 +119,7 @@ def watched(
     neurons = sum(block.shape.nbytes for _, block in pack.layers)
     setup = NeuronSetup(frequency, scorers=scorers(pack, Graded), moving=Moving(migrate=False), most=neurons // 2)
     decide: Any = partial(decide_neurons, setup=setup)
-    beside = {0: Beside(card, emulated_node(parse_emulated(MACHINE)), decide=decide)}
+    beside = {0: AcceleratorSetup(card, emulated_node(parse_emulated(MACHINE)), decide=decide)}
     made = in_process_deployment(pack, [1], cache, accelerators=beside, host=host, trace=True, **ROOM)
     with closing(made) as deployment:
         link = deployment.node.link

@@ -25,7 +25,7 @@ from tpi.devices.base import Device
 from tpi.devices.emulated.device import open_emulated
 from tpi.errors import PlanError
 from tpi.pack.reader import Pack
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.neurons import accelerated
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronSetup, decide_neurons
@@ -62,7 +62,7 @@ def sparse_answers(
     pack: Pack, cache: Path, device: Device, setup: NeuronSetup, asked: list[list[int]]
 ) -> tuple[list[list[int]], NeuronAccelerated]:
     decide: Any = partial(decide_neurons, setup=setup)
-    accelerators: Mapping[int, Beside] = {0: Beside(device, at_once(), decide=decide)}
+    accelerators: Mapping[int, AcceleratorSetup] = {0: AcceleratorSetup(device, at_once(), decide=decide)}
     with closing(in_process_deployment(pack, [1], cache, accelerators=accelerators, **SMALL)) as deployment:
         found = answers(deployment, asked, 12)
         link = deployment.node.link
@@ -147,7 +147,7 @@ def test_a_group_of_three_of_which_two_have_accelerators(
     predictors, asked = exact_predictors(pack), prompts(pack.config.vocab, 1, seed=4, longest=12)
     with ExitStack() as stack:
         cards = {rank: stack.enter_context(closing(open_emulated(CARD))) for rank in (0, 2)}
-        accelerators = {rank: Beside(card, at_once()) for rank, card in cards.items()}
+        accelerators = {rank: AcceleratorSetup(card, at_once()) for rank, card in cards.items()}
         more: dict[str, Any] = {"accelerators": accelerators, "predictors": predictors, "sparsity": sparsity, **SMALL}
         made = in_process_deployment(pack, [2, 1, 1], tmp_path / "sparse", **more)
         deployment = stack.enter_context(closing(made))

@@ -28,7 +28,7 @@ from tpi.errors import DeviceError, PlanError, WeightsError
 from tpi.kernels import Kernels
 from tpi.kv import KvDtype
 from tpi.pack.reader import Pack
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 
 PLACEMENTS = list(product(["auto", "gpu", "ram", "disk"], ["auto", "gpu", "ram"], ["auto", "performance", "memory"]))
 BATCHES = [1, 4, 32]
@@ -240,7 +240,7 @@ def test_what_is_read_goes_over_the_link_in_pieces_as_large_as_were_measured_to_
     link = replace(laptop_gpu().link, piece=1 << 26)
     figures = replace(LAPTOP, accelerator=replace(laptop_gpu(), link=link))
     with Counting(open_host().kernels, room(pack, 0.6), copied) as device:
-        beside = Beside(device, figures, OffloadOptions("disk", "gpu", "performance", 1))
+        beside = AcceleratorSetup(device, figures, OffloadOptions("disk", "gpu", "performance", 1))
         disk = DirectDisk(PAGE, 1)
         with closing(
             in_process_deployment(pack, [1], tmp_path, accelerators={0: beside}, disk=disk, **SMALL)

@@ -11,8 +11,8 @@ from master.joining.discovery import find_workers
 from tests.support.cluster.key_helpers import pair_folders
 from tests.support.house import until
 from tpi.keys.announcement import Announcement
-from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.keys.policy import KeyPolicy
 from worker.service import announce
 from worker.service.announce import Announcer
 
@@ -58,7 +58,7 @@ def test_a_new_address_is_announced(tmp_path: Path, machine: Machine) -> None:
     pair_folders(here, there)
 
     def heard() -> list[tuple[str, ...]]:
-        found = find_workers(Door(there, lambda host: True), seconds=2, interfaces=["127.0.0.1"])
+        found = find_workers(KeyPolicy(there, lambda host: True), seconds=2, interfaces=["127.0.0.1"])
         return [one.hosts for one in found]
 
     announcer = Announcer("laptop", load_identity(here).public, "0.0.0.0", 9990)

@@ -30,8 +30,8 @@ from tests.support.processes.hostile_worker import Hostile, hostile
 from tpi import __version__
 from tpi.errors import UsageError
 from tpi.keys.announcement import Announcement
-from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.ring import KeyRing, PairedKey
 from tpi.net import codec
 from tpi.net.fields import Card
@@ -95,9 +95,11 @@ def test_a_worker_that_listens_at_any_address_takes_its_port(tmp_path: Path, hos
         listener.bind((host, 0))
         listener.listen()
         port = listener.getsockname()[1]
-        found = [one.found for one in check_machine(Door(tmp_path / "keys"), tmp_path, port) if one.subject == "ports"]
+        found = [
+            one.found for one in check_machine(KeyPolicy(tmp_path / "keys"), tmp_path, port) if one.subject == "ports"
+        ]
         assert any(f"{port} is in use;" in one for one in found)
-    found = [one.found for one in check_machine(Door(tmp_path / "keys"), tmp_path, port) if one.subject == "ports"]
+    found = [one.found for one in check_machine(KeyPolicy(tmp_path / "keys"), tmp_path, port) if one.subject == "ports"]
     assert not any(f"{port} is in use;" in one for one in found)
 
 
@@ -140,7 +142,7 @@ def test_what_a_worker_says_reaches_no_terminal_as_a_command(tmp_path: Path) -> 
 
 
 def test_doctor_looks_at_this_machine(tmp_path: Path) -> None:
-    found = list(check_machine(Door(tmp_path / "keys"), tmp_path / "not" / "there", 1))
+    found = list(check_machine(KeyPolicy(tmp_path / "keys"), tmp_path / "not" / "there", 1))
     assert [one.subject for one in found[:3]] == ["key", "disk", "memory"]
     assert "no machine yet" in found[0].found
 
@@ -163,8 +165,8 @@ def test_paired_workers_are_found_by_what_they_announce_and_strangers_are_not(tm
     ours = Announcer("laptop", load_identity(here).public, "127.0.0.1", 9990)
     theirs = Announcer("stranger", load_identity(stranger).public, "127.0.0.1", 9991)
     try:
-        found = find_workers(Door(there, lambda host: True), seconds=20, interfaces=["127.0.0.1"])
-        unproved = find_workers(Door(there), seconds=20, interfaces=["127.0.0.1"])
+        found = find_workers(KeyPolicy(there, lambda host: True), seconds=20, interfaces=["127.0.0.1"])
+        unproved = find_workers(KeyPolicy(there), seconds=20, interfaces=["127.0.0.1"])
     finally:
         ours.close()
         theirs.close()
@@ -203,7 +205,7 @@ def test_a_worker_that_has_revoked_this_machine_keeps_it_from_none_of_the_others
 def test_an_unpaired_machine_asks_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zeroconf", None)  # importing it would fail
     said: list[str] = []
-    assert workers_at_home(Door(tmp_path), said.append) == []
+    assert workers_at_home(KeyPolicy(tmp_path), said.append) == []
     assert said == []
 
 

@@ -19,8 +19,8 @@ from tests.support.cluster.key_helpers import locked, pair_folders
 from tests.support.house import until
 from tpi.errors import NodeError, NodeRefused, TpiError, UsageError
 from tpi.keys.announcement import Announcement
-from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.ring import KeyRing, PairedKey
 from tpi.net.messages import Alive
 from tpi.net.sockets import Net
@@ -84,7 +84,7 @@ def test_a_silent_worker_is_sought_where_it_was_paired(tmp_path: Path, monkeypat
         monkeypatch.setattr(discovery, "_PORT", port_of(address))
         assert willing_at_home(locked(here), said.append) == [address]
         assert said == [f"using laptop ({address}); --workers none uses no other machine"]
-        assert willing_at_home(Door(here), said.append) == []  # who answers on this machine proves no key
+        assert willing_at_home(KeyPolicy(here), said.append) == []  # who answers on this machine proves no key
     assert willing_at_home(locked(here), said.append) == []
     assert "this machine computes alone" in said[-1]
 
@@ -98,7 +98,7 @@ def test_without_a_network_no_worker_is_found(
 
     pair_folders(tmp_path / "here", tmp_path / "there")
     monkeypatch.setattr("zeroconf.Zeroconf", fail)
-    assert find_workers(Door(tmp_path / "here")) == []
+    assert find_workers(KeyPolicy(tmp_path / "here")) == []
 
 
 def test_a_machine_is_called_as_the_list_of_keys_has_it(tmp_path: Path) -> None:

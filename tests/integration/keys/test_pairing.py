@@ -15,11 +15,11 @@ from click.testing import CliRunner
 
 from tpi.errors import PairingError, TpiError, UsageError
 from tpi.keys import commands, exchange, pairing
-from tpi.keys.door import Door
 from tpi.keys.exchange import as_guest, as_host, new_code
-from tpi.keys.guests import Guests
 from tpi.keys.identity import load_identity
 from tpi.keys.pairing import accept, invite, listen, own_introduction
+from tpi.keys.pairinglistener import PairingListener
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.ring import KeyRing, PairedKey
 
 
@@ -29,7 +29,7 @@ class Host:
     def __init__(self, folder: Path, wait_s: float = 30) -> None:
         self.codes: list[str] = []
         self.problem: TpiError | None = None
-        self._door = Door(folder)
+        self._door = KeyPolicy(folder)
         self._listener = listen("127.0.0.1", 0)
         self.port: int = self._listener.getsockname()[1]
         self._wait_s = wait_s
@@ -66,7 +66,7 @@ def waiting(folder: Path, wait_s: float = 30) -> Iterator[Host]:
 
 
 def guess(host: Host, folder: Path, code: str) -> None:
-    door = Door(folder)
+    door = KeyPolicy(folder)
     accept("127.0.0.1", host.port, code, door, own_introduction(door, "guest"))
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_a_code_costs_no_guess(tmp_path: Path, code: str) -> None
 
 
 def test_a_new_code_comes_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def guessed_once(listener: object, door: Door, own: object, show: Callable[[str], None]) -> PairedKey:
+    def guessed_once(listener: object, door: KeyPolicy, own: object, show: Callable[[str], None]) -> PairedKey:
         show("111-111")
         show("222-222")
         return PairedKey("guest", bytes(32))
@@ -154,14 +154,14 @@ def test_a_dripping_client_delays_no_other(
             pass
 
     with Slow() as link:
-        own = own_introduction(Door(tmp_path), "host")
+        own = own_introduction(KeyPolicy(tmp_path), "host")
         with pytest.raises(TimeoutError, match="takes too long"):
             pairs(link, "482-193", own, lasts_s=2.0)
     assert now[0] == 2.0
 
 
 def test_what_cannot_be_a_name_is_said_so(tmp_path: Path) -> None:
-    door = Door(tmp_path)
+    door = KeyPolicy(tmp_path)
     with pytest.raises(UsageError, match=r"'192\.\.168\.1\.7' is not a host name or address"):
         accept("192..168.1.7", 9993, "482-193", door, own_introduction(door))
 
@@ -203,7 +203,7 @@ def test_an_impostor_is_not_trusted(tmp_path: Path, answer: bytes) -> None:
 
         thread = Thread(target=pretend)
         thread.start()
-        door = Door(tmp_path)
+        door = KeyPolicy(tmp_path)
         with pytest.raises(PairingError):
             accept("127.0.0.1", server.getsockname()[1], "123456", door, own_introduction(door))
         thread.join()
@@ -214,7 +214,7 @@ def test_no_worker_comes(tmp_path: Path) -> None:
     with waiting(tmp_path, wait_s=0.1) as host:
         pass
     assert "no machine connected" in str(host.problem)
-    door = Door(tmp_path)
+    door = KeyPolicy(tmp_path)
     with pytest.raises(PairingError, match="cannot be reached"):
         accept("127.0.0.1", host.port, "123456", door, own_introduction(door))
 
@@ -238,8 +238,8 @@ def test_silent_connections_delay_no_pairing(tmp_path: Path) -> None:
 
 
 def test_the_oldest_of_too_many_silent_connections_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpi.keys.guests._MOST_SILENT", 2)
-    with listen("127.0.0.1", 0) as listener, closing(Guests(listener)) as guests, ExitStack() as stack:
+    monkeypatch.setattr("tpi.keys.pairinglistener._MOST_SILENT", 2)
+    with listen("127.0.0.1", 0) as listener, closing(PairingListener(listener)) as guests, ExitStack() as stack:
         links = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(4)]
         links[3].sendall(b"t")
         came = guests.next(time.monotonic() + 60)

@@ -14,8 +14,8 @@ from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.cluster.key_helpers import listening, locked, pair_folders, trust
 from tests.support.recorder import Recorder
 from tpi.errors import UsageError
-from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.ring import KeyRing
 from tpi.net.channel import Channel, UnreachableError
 from tpi.net.messages import Bye
@@ -28,7 +28,7 @@ QUIET_S = 0.5  # in which a message between two that know each other has long ar
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)  # ZMTP 3.1, RFC 37
 
 
-def says(door: Door, port: int, key: bytes, plane: Plane = CONTROL, seconds: float = PATIENCE_S) -> Net:
+def says(door: KeyPolicy, port: int, key: bytes, plane: Plane = CONTROL, seconds: float = PATIENCE_S) -> Net:
     """A message on its way to `port`, from whoever is behind `door`."""
     net = Net(door=door)
     dealer = net.connect(plane, "127.0.0.1", port, b"me", key)
@@ -58,7 +58,7 @@ def test_an_unpaired_peer_and_a_wrong_key_reach_nothing(tmp_path: Path, plane: P
     if stranger == "another key":
         pair_folders(here, there)
         key = load_identity(third).public
-    door = Door(there, locked=stranger != "no key at all") if stranger == "no key at all" else locked(there)
+    door = KeyPolicy(there, locked=stranger != "no key at all") if stranger == "no key at all" else locked(there)
     with listening(locked(here), plane) as (_, channel, port):
         with closing(says(door, port, b"" if stranger == "no key at all" else key, plane, REFUSED_S)):
             assert channel.wait(QUIET_S) is None
@@ -87,7 +87,7 @@ def test_keys_that_cannot_be_looked_up_end_no_request(
 
 def test_without_a_key_nothing_leaves_the_machine(tmp_path: Path) -> None:
     with (
-        closing(Net(door=Door(tmp_path))) as net,
+        closing(Net(door=KeyPolicy(tmp_path))) as net,
         pytest.raises(UsageError, match=r"192\.0\.2\.1:9990 is on another machine, whose key is not known to this one"),
     ):
         net.connect(CONTROL, "192.0.2.1", 9990, b"me")
@@ -155,6 +155,6 @@ def test_a_master_on_the_workers_machine_has_its_key(tmp_path: Path) -> None:
     """A worker that listens beyond the machine asks everybody for a key; its own is known to who can read it."""
     with (
         fake_worker(tmp_path / "a", "--keys", str(tmp_path / "keys")) as (_, address),
-        Cluster.connect([address], Net(door=Door(tmp_path / "keys"))) as cluster,
+        Cluster.connect([address], Net(door=KeyPolicy(tmp_path / "keys"))) as cluster,
     ):
         assert cluster.workers[0].key == load_identity(tmp_path / "keys").public

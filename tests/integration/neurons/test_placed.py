@@ -20,7 +20,7 @@ from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.neurons import accelerated
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.neurons.plan import NeuronPlan, placed_bytes
@@ -70,7 +70,7 @@ def deployed(
 ) -> Iterator[tuple[Deployment, EmulatedDevice, NeuronAccelerated]]:
     with closing(open_emulated(f"{memory}B,stretch=1")) as card:
         more: dict[str, Any] = {"predictors": predictors, "sparsity": sparsity, **SMALL}
-        beside = {0: Beside(card, machine)}
+        beside = {0: AcceleratorSetup(card, machine)}
         with closing(in_process_deployment(pack, [1], cache, accelerators=beside, **more)) as deployment:
             link = deployment.node.link
             assert isinstance(link, NeuronAccelerated)
@@ -150,7 +150,7 @@ def test_flags_that_leave_neurons_nothing_to_divide_are_refused_by_name(
     said = rf"--sparsity {sparsity} cannot be combined with {flag}: .*; remove {flag.split()[0]} or --sparsity"
     more: dict[str, Any] = {"predictors": exact_predictors(pack), **SMALL}
     with closing(open_emulated(f"{LARGE}B,stretch=1")) as card:
-        beside = {0: Beside(card, at_once(), options)}
+        beside = {0: AcceleratorSetup(card, at_once(), options)}
         with pytest.raises(PlanError, match=said):
             in_process_deployment(pack, [1], tmp_path, accelerators=beside, sparsity=sparsity, **more)
 
@@ -160,7 +160,7 @@ def test_keys_and_values_lie_where_the_user_says(
 ) -> None:
     more: dict[str, Any] = {"predictors": exact_predictors(pack), "sparsity": "static", **SMALL}
     with closing(open_emulated(f"{LARGE}B,stretch=1")) as card:
-        beside = {0: Beside(card, at_once(), OffloadOptions(kv="ram"))}
+        beside = {0: AcceleratorSetup(card, at_once(), OffloadOptions(kv="ram"))}
         with closing(in_process_deployment(pack, [1], tmp_path, accelerators=beside, **more)) as deployment:
             assert answers(deployment, asked, 12) == expected
             assert deployment.node.link is not None

@@ -12,7 +12,7 @@ from master.deployment.planner import deal_shards, units_of
 from master.options import RunOptions
 from master.session import Session
 from scheduler.model.machine import LAPTOP, NodeMachine, Rates, emulated_node, laptop_gpu
-from scheduler.model.told import card_figures, told_machine
+from scheduler.model.nodefigures import card_figures, machine_from_message
 from tests.support.devices.offloading import answers, prompts
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.options import DeviceOptions, OffloadOptions
@@ -140,14 +140,16 @@ def test_figures_are_the_same_when_they_come_back(tiny_pack: Callable[..., Pack]
     machine = replace(emulated_node(parse_emulated("t4")), bus=1e11)
     assert machine.accelerator is not None
     card = Card("emu", machine.accelerator.memory, "auto", "auto", "batch", 0, (), card_figures(machine))
-    told = told_machine(machine.memory, card, None)
+    told = machine_from_message(machine.memory, card, None)
     there = replace(machine.accelerator, name="emu")
     assert told == replace(machine, accelerator=there, disk=told.disk)
     assert told.disk.read == machine.disk.read
     assert card_figures(replace(machine, accelerator=None)) is None
     lying = replace(card, figures=replace(card.figures, up=0.0))  # type: ignore[type-var]
-    assert told_machine(1 << 30, lying, None).accelerator == replace(laptop_gpu(), memory=card.memory, name="emu")
-    slow = told_machine(1 << 30, None, MachineSpeed(1e9, 2e9, 0))
+    assert machine_from_message(1 << 30, lying, None).accelerator == replace(
+        laptop_gpu(), memory=card.memory, name="emu"
+    )
+    slow = machine_from_message(1 << 30, None, MachineSpeed(1e9, 2e9, 0))
     assert (slow.host.read, slow.host.operations, slow.accelerator) == (1e9, 2e9, None)
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from master.batch.command import batch
-from master.deployment.deployment import AtOnce
+from master.deployment.deployment import Concurrency
 from master.generation.batcher import Batcher, Work
 from master.generation.engine import MOST_RUNNING
 from master.generation.sequence import Sequence as Running
@@ -98,7 +98,7 @@ def test_a_group_has_one_number_for_all_its_nodes(lines: int, tiny_pack: Callabl
     with Session(replace(options, devices=devices, cache=tmp_path, memory=1 << 28)) as session:
         deployment, link = session.engine.deployment, session.node.link
         assert isinstance(link, BatchAccelerated)
-        assert deployment.at_once == AtOnce(lines, lines, lines, batches=True)
+        assert deployment.at_once == Concurrency(lines, lines, lines, batches=True)
         assert link.plan.asked.limits.batch == lines
         assert deployment.pages.total == max(lines, 2)  # of one context
         assert session.engine.admission.most == max(lines, MOST_RUNNING)

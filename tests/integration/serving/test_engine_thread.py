@@ -10,7 +10,7 @@ from master.generation.answer import AnswerLimits, answer
 from master.generation.engine import Engine
 from master.generation.request import Sampled
 from master.generation.sampler import F32, Sampler, Sampling
-from master.generation.thread import EngineAsk, EngineThread, FixedNodes, Ticket, Wanted
+from master.generation.thread import EngineRequest, EngineThread, FixedNodes, Ticket, Wanted
 from master.text.tokenizer import Tokenizer
 from tests.support.cluster.inprocess import in_process_engine
 from tpi.errors import BusyError, NodeLost, TpiError, UsageError
@@ -40,7 +40,7 @@ class Heard:
 
 
 def submitted(thread: EngineThread, prompt: list[int], heard: Heard, limit: int = 20) -> Ticket:
-    ticket = Ticket(EngineAsk(prompt, Sampler(Sampling(temperature=0)), limit), heard)
+    ticket = Ticket(EngineRequest(prompt, Sampler(Sampling(temperature=0)), limit), heard)
     thread.submit(ticket)
     return ticket
 
@@ -120,12 +120,12 @@ def broken_rows(rows: F32) -> None:
 
 
 GREEDY = Sampler(Sampling(temperature=0))
-FAULTS: dict[str, tuple[Heard, EngineAsk]] = {
-    "a token": (BrokenToken(), EngineAsk([5, 6, 7], GREEDY, 20)),
-    "the end": (BrokenEnd(), EngineAsk([5, 6, 7], GREEDY, 20)),
-    "the draw": (Heard(), EngineAsk([5, 6, 7], BrokenSampler(Sampling()), 20)),
-    "hidden states": (Heard(), EngineAsk([5, 6, 7], GREEDY, 20, rows=broken_rows)),
-    "a prompt that is no numbers": (Heard(), EngineAsk(["x"], GREEDY, 20)),  # type: ignore[list-item]
+FAULTS: dict[str, tuple[Heard, EngineRequest]] = {
+    "a token": (BrokenToken(), EngineRequest([5, 6, 7], GREEDY, 20)),
+    "the end": (BrokenEnd(), EngineRequest([5, 6, 7], GREEDY, 20)),
+    "the draw": (Heard(), EngineRequest([5, 6, 7], BrokenSampler(Sampling()), 20)),
+    "hidden states": (Heard(), EngineRequest([5, 6, 7], GREEDY, 20, rows=broken_rows)),
+    "a prompt that is no numbers": (Heard(), EngineRequest(["x"], GREEDY, 20)),  # type: ignore[list-item]
 }
 
 

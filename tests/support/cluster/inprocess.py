@@ -26,14 +26,14 @@ from tpi.net.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
 from tpi.partition import Range
 from tpi.sparsity.predictor import Predictor
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.node.build import build_node
 from worker.node.node import Node
 from worker.node.order import Order, plain
 from worker.shards.cache import ShardCache
 
 CONTEXT = 128
-NOBODY: Mapping[int, Beside] = {}
+NOBODY: Mapping[int, AcceleratorSetup] = {}
 
 
 class ThreadedWorkers:
@@ -83,7 +83,7 @@ def in_process_deployment(
     order: Order = plain,
     host: HostDevice | None = None,
     disk: Disk | None = None,
-    accelerators: Mapping[int, Beside] = NOBODY,
+    accelerators: Mapping[int, AcceleratorSetup] = NOBODY,
     pool: int | None = None,
     predictors: Mapping[int, Predictor] | None = None,
     hosts: Mapping[int, HostDevice] | None = None,

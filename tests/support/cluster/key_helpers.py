@@ -5,16 +5,16 @@ from contextlib import closing, contextmanager
 from itertools import permutations
 from pathlib import Path
 
-from tpi.keys.door import Door
 from tpi.keys.identity import load_identity
+from tpi.keys.policy import KeyPolicy
 from tpi.keys.ring import KeyRing, PairedKey
 from tpi.net.channel import Channel
 from tpi.net.sockets import CONTROL, Net, Plane
 
 
-def locked(folder: Path) -> Door:
+def locked(folder: Path) -> KeyPolicy:
     """A door of the machine whose keys are in `folder`, to which every address is another machine's."""
-    return Door(folder, outside=lambda host: True)
+    return KeyPolicy(folder, outside=lambda host: True)
 
 
 def pair_folders(*folders: Path) -> None:
@@ -29,7 +29,7 @@ def trust(one: Path, other: Path) -> None:
 
 
 @contextmanager
-def listening(door: Door, plane: Plane = CONTROL) -> Iterator[tuple[Net, Channel, int]]:
+def listening(door: KeyPolicy, plane: Plane = CONTROL) -> Iterator[tuple[Net, Channel, int]]:
     """A ROUTER behind `door`, and its port."""
     with closing(Net(door=door)) as net:
         router, port = net.bind(plane, "127.0.0.1", 0)

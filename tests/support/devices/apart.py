@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from tests.support.devices.shuffled import Shuffled
 from tpi.devices.base import Event, Pending
+from tpi.devices.callqueue import CallQueue
 from tpi.devices.host import check_sizes
-from tpi.devices.inorder import InOrder
 from tpi.devices.pages import Bytes
 from tpi.kernels import Kernels
 
@@ -20,7 +20,7 @@ class Apart(Shuffled):
 
     def __init__(self, kernels: Kernels, seed: int, failing: Callable[[int], bool] = lambda _: False) -> None:
         super().__init__(kernels, seed, failing)
-        self._computing = InOrder("apart-compute")
+        self._computing = CallQueue("apart-compute")
 
     def __enter__(self) -> "Apart":
         return self

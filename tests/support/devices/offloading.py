@@ -18,7 +18,7 @@ from tests.support.cluster.inprocess import in_process_deployment
 from tpi.devices.base import Device
 from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
-from worker.equipment import Beside
+from worker.equipment import AcceleratorSetup
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.decide import Decide
 
@@ -50,11 +50,13 @@ def offloaded(
         )
 
 
-def _beside(devices: Sequence[Device], options: OffloadOptions, decide: Decide | None, shared: bool) -> Beside:
+def _beside(
+    devices: Sequence[Device], options: OffloadOptions, decide: Decide | None, shared: bool
+) -> AcceleratorSetup:
     """Laptops' cards, all alike but for the memory that they have."""
     first, *more = devices
     figures = replace(LAPTOP, more=(laptop_gpu(),) * len(more)).with_cards(lambda card: replace(card, shared=shared))
-    return Beside(first, figures, options, decide, more=tuple(more))
+    return AcceleratorSetup(first, figures, options, decide, more=tuple(more))
 
 
 def batched(deployment: Deployment, micro_batch: int = 3) -> BatchAccelerated:

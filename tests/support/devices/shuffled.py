@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
+from tpi.devices.callqueue import Started
 from tpi.devices.host import check_sizes
-from tpi.devices.inorder import Started
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
 

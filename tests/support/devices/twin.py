@@ -12,8 +12,8 @@ import numpy as np
 
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
+from tpi.devices.callqueue import CallQueue
 from tpi.devices.host import check_sizes
-from tpi.devices.inorder import InOrder
 from tpi.devices.owned import OwnedKernels
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import DeviceError
@@ -32,8 +32,8 @@ class Twin:
     def __init__(self, kernels: Kernels, limit: int | None = None) -> None:
         self.memory = Arena(self.name, limit)
         self.kernels: Kernels = OwnedKernels(kernels, self.memory)
-        self._computing = InOrder("twin-compute")
-        self._copying = InOrder("twin-copy")
+        self._computing = CallQueue("twin-compute")
+        self._copying = CallQueue("twin-copy")
 
     def __enter__(self) -> "Twin":
         return self

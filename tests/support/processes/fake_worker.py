@@ -13,7 +13,7 @@ from allreduce.base import Endpoints
 from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
 from scheduler.window.stats import WindowPosition
 from tpi.errors import NodeLost
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.net.messages import (
     Assign,
     Step,
@@ -105,7 +105,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (flags.descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     lease.YIELD_S = flags.yields or lease.YIELD_S
     host, port = split_address(flags.listen, lowest_port=0)
-    door = Door(flags.keys, outside=lambda host: True) if flags.keys else None
+    door = KeyPolicy(flags.keys, outside=lambda host: True) if flags.keys else None
     options = WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached, door=door)
     serve(options, FakeMember, anything)
 

@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
-from master.joining import lookout, scout
+from master.joining import discoverythread, probe
 from master.joining.discovery import find_workers
 from master.options import RunOptions
 from master.session import Session
 from tests.support.house import speak
 from tpi.config import default_cache
 from tpi.keys.announcement import Announcement
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 
 _PORT = 9990
 _PROMPT, _LENGTH = [5, 6, 7, 8], 2
@@ -29,12 +29,12 @@ def _announced(file: Path) -> list[Announcement]:
 
 
 def main(model: str, file: str, *flags: str) -> None:
-    def find(door: Door) -> list[Announcement]:
+    def find(door: KeyPolicy) -> list[Announcement]:
         return find_workers(door) if file == "-" else _announced(Path(file))
 
     if "--own-pace" not in flags:
-        lookout._EVERY_S = lookout._SELDOM_S = 0.3
-        scout._EVERY_S = 0.5
+        discoverythread._EVERY_S = discoverythread._SELDOM_S = 0.3
+        probe._EVERY_S = 0.5
     options = RunOptions(model, discover=True, context=64, cache=default_cache())
     with (
         patch("master.session.find_workers", find),

@@ -7,7 +7,7 @@ from threading import Event
 
 from master.generation.request import Sampled
 from master.generation.sampler import Sampler
-from master.generation.thread import EngineAsk, Ticket
+from master.generation.thread import EngineRequest, Ticket
 from master.options import RunOptions
 from master.session import Session
 from tests.support.house import GREEDY, amid, house, speak, until
@@ -56,7 +56,7 @@ def test_eight_streams_lose_no_token_when_workers_are_killed(
 
                         streams += [Stream(one_more) for _ in PROMPTS]
                         for prompt, stream in zip(PROMPTS, streams, strict=True):
-                            engine.submit(Ticket(EngineAsk(prompt, Sampler(GREEDY), LENGTH), stream))
+                            engine.submit(Ticket(EngineRequest(prompt, Sampler(GREEDY), LENGTH), stream))
                         assert all(stream.over.wait(120) for stream in streams)
                     assert [stream.error for stream in streams] == [None] * STREAMS
                     assert [stream.tokens for stream in streams] == wanted, f"seed {seed}"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from master.api.bodies import BodyRoom
+from master.api.bodies import BodyMemory
 from master.api.failures import CLIENT_GONE
 from master.api.state import ServeLimits
 
@@ -35,7 +35,7 @@ PARTS = st.lists(st.integers(0, 60).map(lambda size: b"x" * size), min_size=1, m
 @given(st.lists(st.tuples(PARTS, st.booleans(), st.booleans()), max_size=8))
 def test_what_is_taken_is_given_back(bodies: list[tuple[list[bytes], bool, bool]]) -> None:
     async def all_of_them() -> None:
-        room, under_way = BodyRoom(ROOM), []
+        room, under_way = BodyMemory(ROOM), []
         for parts, leaves, over in bodies:
             held, size, free = room.held(), sum(map(len, parts)), room.free
             failure = await held.read(None, Client(parts, leaves).receive, LIMITS)
@@ -60,7 +60,7 @@ def test_what_is_taken_is_given_back(bodies: list[tuple[list[bytes], bool, bool]
 
 def test_the_body_comes_once_and_then_what_the_client_does() -> None:
     async def twice() -> None:
-        held, client = BodyRoom(ROOM).held(), Client([b"ab", b"c"], False)
+        held, client = BodyMemory(ROOM).held(), Client([b"ab", b"c"], False)
         assert await held.read("3", client.receive, LIMITS) is None
         receive = held.replayed(client.receive)
         assert (await receive())["body"] == b"abc"
@@ -71,7 +71,7 @@ def test_the_body_comes_once_and_then_what_the_client_does() -> None:
 
 def test_what_a_client_says_of_the_size_is_looked_at_first() -> None:
     async def refused(length: str) -> int:
-        failure = await BodyRoom(ROOM).held().read(length, Client([b""], False).receive, LIMITS)
+        failure = await BodyMemory(ROOM).held().read(length, Client([b""], False).receive, LIMITS)
         return failure.status if failure else 0
 
     assert [asyncio.run(refused(length)) for length in ("101", "-1", "x", "\u00b2", "9" * 5000, "100")] == [413] * 5 + [
@@ -80,13 +80,13 @@ def test_what_a_client_says_of_the_size_is_looked_at_first() -> None:
 
 
 def test_one_client_leaves_room_for_others_and_small_bodies_need_none() -> None:
-    async def status(room: BodyRoom, client: str, size: int) -> int:
+    async def status(room: BodyMemory, client: str, size: int) -> int:
         limits = ServeLimits(body_bytes=100, small_body_bytes=10)
         failure = await room.held().read(None, Client([b"x" * size], False).receive, limits, client)
         return failure.status if failure else 200
 
     async def all_of_them() -> list[int]:
-        room = BodyRoom(ROOM)
+        room = BodyMemory(ROOM)
         many = [await status(room, "a", 40) for _ in range(9)]
         return [*many, await status(room, "b", 40), await status(room, "a", 10)]
 
@@ -96,7 +96,7 @@ def test_one_client_leaves_room_for_others_and_small_bodies_need_none() -> None:
 def test_other_clients_go_on_between_two_large_bodies() -> None:
     events: list[str] = []
 
-    async def read(room: BodyRoom) -> None:
+    async def read(room: BodyMemory) -> None:
         body = b"[" + b"1," * 20_000 + b"1]"
         assert await room.held().read(None, Client([body], False).receive, ServeLimits()) is None
         events.append("read")
@@ -107,7 +107,7 @@ def test_other_clients_go_on_between_two_large_bodies() -> None:
             await asyncio.sleep(0)
 
     async def together() -> None:
-        room = BodyRoom(1 << 20)
+        room = BodyMemory(1 << 20)
         await asyncio.gather(read(room), read(room), others())
 
     asyncio.run(together())
@@ -118,7 +118,7 @@ def test_other_clients_go_on_between_two_large_bodies() -> None:
 def test_a_text_without_an_end_is_counted_at_once() -> None:
     begun = thread_time()
     body = b"[" + b"," * 140_000 + b'"' + b'\\"' * 1_000_000
-    failure = asyncio.run(BodyRoom(1 << 23).held().read(None, Client([body], False).receive, ServeLimits()))
+    failure = asyncio.run(BodyMemory(1 << 23).held().read(None, Client([body], False).receive, ServeLimits()))
     assert failure is not None
     assert failure.status == 400
     assert thread_time() - begun < 5  # of processor time; a tenth of a second where it is counted once

@@ -99,7 +99,7 @@ def test_the_last_ones_are_kept_within_their_memory(grammars_of: Grammars, monke
 
 
 def test_grammars_of_live_answers_are_within_their_memory_too() -> None:
-    room = constraint.GrammarRoom(10)
+    room = constraint.GrammarMemory(10)
     shares = [room.take(5), room.take(5)]
     with pytest.raises(BusyError, match="try again later"):
         room.take(1)

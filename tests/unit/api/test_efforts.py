@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import pre_tokenizers
 
-from master.api.answers.ask import ChatAsk, Wanted
 from master.api.answers.prepare import Preparer
+from master.api.answers.requests import ChatRequest, Wanted
 from master.api.anthropic.form import CountForm
 from master.api.failures import RequestError
 from master.api.openai.chat_form import ChatForm
@@ -44,20 +44,20 @@ TEMPLATES = {
 }
 
 
-def chat(**more: Any) -> ChatAsk:
+def chat(**more: Any) -> ChatRequest:
     return ChatForm.model_validate({"messages": [USER], **more}).ask(CLIENT)
 
 
-def response(effort: str) -> ChatAsk:
+def response(effort: str) -> ChatRequest:
     form = ResponsesForm.model_validate({"input": [USER], "reasoning": {"effort": effort, "summary": "auto"}})
     return form.ask(form.messages({}), CLIENT)
 
 
-def claude(**more: Any) -> ChatAsk:
+def claude(**more: Any) -> ChatRequest:
     return CountForm.model_validate({"model": "m", "messages": [USER], **more}).asked(Wanted(), CLIENT)
 
 
-EFFORTS: list[tuple[ChatAsk, str, str]] = [
+EFFORTS: list[tuple[ChatRequest, str, str]] = [
     (chat(), "medium", "True"),
     (chat(reasoning_effort="high"), "high", "True"),
     (chat(reasoning_effort="none"), "none", "False"),

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from master.api.answers.ask import ChatAsk, ToolUse
+from master.api.answers.requests import ChatRequest, ToolOptions
 from master.api.anthropic.form import MessagesForm
 from master.api.failures import RequestError
-from master.api.left_out import HEADER, LeftOutNotes
 from master.api.openai.chat_form import ChatForm
 from master.api.openai.responses_form import ResponsesForm
+from master.api.unsupported_tools import HEADER, UnsupportedToolReports
 from master.generation.client import Client
 from tests.support.recorded import recorded
 
@@ -49,16 +49,16 @@ ANTHROPIC_TOOLS: list[dict[str, Any]] = [
 CUSTOM: dict[str, Any] = {"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}}
 
 
-def response(**more: Any) -> ChatAsk:
+def response(**more: Any) -> ChatRequest:
     form = ResponsesForm.model_validate({"input": "Go", **more})
     return form.ask(form.messages({}), Client())
 
 
-def chat(**more: Any) -> ChatAsk:
+def chat(**more: Any) -> ChatRequest:
     return ChatForm.model_validate({"messages": [{"role": "user", "content": "Go"}], **more}).ask(Client())
 
 
-def anthropic(**more: Any) -> ChatAsk:
+def anthropic(**more: Any) -> ChatRequest:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Go"}], **more}
     return MessagesForm.model_validate(body).ask(Client())
 
@@ -74,10 +74,10 @@ def anthropic(**more: Any) -> ChatAsk:
 )
 def test_a_tool_of_another_kind_is_left_out_and_the_rest_is_kept(ask: Any, look: Any, other: Any) -> None:
     for tools in ([other, look], [look, other, other]):
-        use: ToolUse = ask(tools=tools).use
+        use: ToolOptions = ask(tools=tools).use
         assert [tool["name"] for tool in use.tools] == ["look"]
         assert use.left_out == (other["type"],)
-    assert ask(tools=[other]).use == ToolUse(left_out=(other["type"],))
+    assert ask(tools=[other]).use == ToolOptions(left_out=(other["type"],))
     assert ask(tools=[look]).use.left_out == ()
 
 
@@ -122,16 +122,16 @@ def test_a_type_that_no_header_carries_is_refused(kind: str) -> None:
 
 
 def test_the_log_has_each_type_once(caplog: pytest.LogCaptureFixture) -> None:
-    notes = LeftOutNotes()
+    notes = UnsupportedToolReports()
     with caplog.at_level(logging.WARNING, "tpi.serve"):
         for _ in range(3):
-            use = ToolUse(left_out=("local_shell", "web_search"))
+            use = ToolOptions(left_out=("local_shell", "web_search"))
             assert notes.headers(use) == {HEADER: "local_shell, web_search"}
         assert [record.args for record in caplog.records] == [("local_shell",), ("web_search",)]
         for number in range(1000):  # a client makes types up
-            notes.headers(ToolUse(left_out=(f"t{number}",)))
+            notes.headers(ToolOptions(left_out=(f"t{number}",)))
     assert len(caplog.records) <= 64
-    assert notes.headers(ToolUse()) == {}
+    assert notes.headers(ToolOptions()) == {}
 
 
 def called(name: str, arguments: Any, call_id: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from master.api.answers.collector import Collector
 from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob
-from master.api.answers.prepare import PreparedAsk
+from master.api.answers.prepare import PreparedRequest
 from master.api.answers.shape import Shape
 from master.api.openai.common import chat_logprobs, text_logprobs
 from master.generation.answer import AnswerLimits
@@ -22,7 +22,7 @@ METER: Any = SimpleNamespace(first_token=lambda s: None, next_token=lambda s: No
 def said(tokenizer: Tokenizer, tokens: list[int]) -> tuple[str, list[TokenLogprob]]:
     """The text of an answer of these tokens, and their logarithms; each beats the next number by one."""
     events: list[Event] = []
-    prepared = PreparedAsk([1], len(tokens), Shape())
+    prepared = PreparedRequest([1], len(tokens), Shape())
 
     def deliver(what: Any) -> None:
         events.extend(what)

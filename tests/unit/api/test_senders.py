@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from master.api.answers.turns import FairThread, Turns
+from master.api.answers.turns import FairExecutor, Turns
 from master.api.failures import RequestError
-from master.api.openai.kept import KeptResponses
+from master.api.openai.store import ResponseStore
 from master.api.senders import network_of, sender_of
 from tpi.errors import BusyError
 
@@ -52,7 +52,7 @@ def test_a_salt_of_the_request_counts_also_where_prefixes_are_shared() -> None:
 
 
 def test_responses_are_found_by_their_owner_alone() -> None:
-    kept = KeptResponses()
+    kept = ResponseStore()
     kept.keep(b"a", "one", [TURN], {"item": TURN})
     assert kept.of(b"a").find("one") == (TURN,)
     assert kept.of(b"a").known == {"item": TURN}
@@ -63,7 +63,7 @@ def test_responses_are_found_by_their_owner_alone() -> None:
 
 @pytest.mark.parametrize(("most", "characters"), [(8, 1 << 20), (1000, 900)])
 def test_an_owner_of_many_responses_loses_its_own(most: int, characters: int) -> None:
-    kept = KeptResponses(most, characters)
+    kept = ResponseStore(most, characters)
     kept.keep(b"a", "mine", [TURN], {})
     for number in range(100):
         kept.keep(b"b", str(number), [TURN], {str(number): TURN})
@@ -93,7 +93,7 @@ def test_clients_take_turns_on_a_thread() -> None:
 
 def test_a_call_that_is_given_up_passes_its_turn_on() -> None:
     async def run() -> list[object]:
-        turns, thread = Turns(100), FairThread("test", 1)
+        turns, thread = Turns(100), FairExecutor("test", 1)
         first, second, third = (asyncio.ensure_future(_order(turns, client)) for client in "abc")
         await asyncio.sleep(0)
         second.cancel()

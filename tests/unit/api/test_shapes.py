@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from master.api.answers.collector import Collector
 from master.api.answers.constraint import Grammars
 from master.api.answers.events import Ended, Event, Piece, ReasoningPiece, TextPiece, ToolCall
-from master.api.answers.prepare import PreparedAsk
+from master.api.answers.prepare import PreparedRequest
 from master.api.answers.shape import Shape, Shapes
 from master.api.openai.chat_form import ChatForm
 from master.generation.answer import AnswerLimits
@@ -202,7 +202,7 @@ class Heard:
         self.events: list[Event] = []
         self.replay = Replay()
         meter: Any = SimpleNamespace(first_token=lambda s: None, next_token=lambda s: None, over=lambda *a: None)
-        prepared = PreparedAsk([1], 500, shape, replayable=True)
+        prepared = PreparedRequest([1], 500, shape, replayable=True)
         deliver: Any = self.events.extend
         self._collector = Collector(tokenizer, prepared, AnswerLimits(500), self.replay, meter, deliver)
         asked: Any = SimpleNamespace(client=Client())

@@ -3,18 +3,18 @@
 import pytest
 
 from master.chat.conversation import Conversation, Turn
-from master.chat.remote import ServerTalk
+from master.chat.remote import ServerChatBackend
 from master.generation.answer import Answer
 from master.generation.sampler import Sampling
 from tests.support.chat import ShownScreen, Thinker
 from tpi.errors import UsageError
 
 
-def talk_with(server: Thinker, *turns: Turn) -> ServerTalk:
-    return ServerTalk(server, Sampling(), 8, Conversation(None, list(turns)), ShownScreen())
+def talk_with(server: Thinker, *turns: Turn) -> ServerChatBackend:
+    return ServerChatBackend(server, Sampling(), 8, Conversation(None, list(turns)), ShownScreen())
 
 
-def go_on(talk: ServerTalk) -> Answer:
+def go_on(talk: ServerChatBackend) -> Answer:
     return talk.go_on(lambda: False, lambda _: None)
 
 

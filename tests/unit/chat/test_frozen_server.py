@@ -14,7 +14,7 @@ from master.chat import client
 from master.chat.client import ChatServer
 from master.chat.conversation import Conversation, Turn
 from master.chat.loop import Chat
-from master.chat.remote import ServerTalk
+from master.chat.remote import ServerChatBackend
 from master.generation.sampler import Sampling
 from tests.support.chat import MODELS, ShownScreen, Thinker, reply, server, talk_to
 from tpi.errors import NodeError, NodeLost
@@ -53,7 +53,7 @@ class Known(ChatServer):
 def test_an_answer_is_stopped_though_nothing_comes(said: bytes, shown: str) -> None:
     looks, screen = count(), ShownScreen()
     with frozen(said) as url:
-        talk = ServerTalk(Known(url, None), Sampling(), 8, Conversation(None, []), screen)
+        talk = ServerChatBackend(Known(url, None), Sampling(), 8, Conversation(None, []), screen)
         result = talk.reply("Hello", lambda: bool(screen.shown) == bool(shown) and next(looks) > 2, lambda _: None)
     assert result.finish_reason == "interrupted"
     assert "".join(screen.shown) == shown
@@ -63,7 +63,7 @@ def test_an_answer_is_stopped_though_nothing_comes(said: bytes, shown: str) -> N
 def test_what_takes_a_connection_and_says_nothing_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_MEET_S", 0.1)
     with frozen(b"") as url, pytest.raises(NodeLost, match=r"does not answer any more \(timed out\)"):
-        ServerTalk(ChatServer(url, None), Sampling(), 8, Conversation(None, []), ShownScreen())
+        ServerChatBackend(ChatServer(url, None), Sampling(), 8, Conversation(None, []), ShownScreen())
 
 
 @pytest.mark.parametrize("end", [b"", b'data: {"choices": [{"delta": {"content": " up'])
@@ -108,7 +108,7 @@ def test_a_server_that_is_lost_ends_no_chat_at_a_terminal(tmp_path: Path, capsys
 
 def test_what_goes_wrong_while_reading_is_said_where_it_is_waited_for() -> None:
     with frozen(b"HTTP/1.1 nonsense\r\n\r\n") as url:
-        talk = ServerTalk(Known(url, None), Sampling(), 8, Conversation(None, []), ShownScreen())
+        talk = ServerChatBackend(Known(url, None), Sampling(), 8, Conversation(None, []), ShownScreen())
         with pytest.raises(NodeLost, match="does not answer any more"):
             talk.reply("Hello", lambda: False, lambda _: None)
 
@@ -117,7 +117,7 @@ def test_what_is_taken_of_the_context_is_that_of_the_turns_that_are_kept() -> No
     looks = count()
     server = Thinker({"content": "Two"}, {"content": "."})
     conversation = Conversation(None, [Turn("a", "b", used=90), Turn("c", "d", used=95)])
-    talk = ServerTalk(server, Sampling(), 8, conversation, ShownScreen())
+    talk = ServerChatBackend(server, Sampling(), 8, conversation, ShownScreen())
     talk.context = 100
     talk.regenerate(lambda: next(looks) > 0, lambda _: None)
     assert talk.used == 91  # of the first turn, and one that came

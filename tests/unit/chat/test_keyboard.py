@@ -8,13 +8,13 @@ from tests.support.terminal import ENTER, terminal
 
 KEEP = """
 import os, sys, termios
-from tpi.system.keyboard import typing_kept
+from tpi.system.keyboard import echo_disabled
 if sys.argv[1] == "background":
     if child := os.fork():
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, os.WUNTRACED)[1]))
     os.setpgid(0, 0)  # setting a terminal from here would stop this process
 before = termios.tcgetattr(0)
-with typing_kept(lines=True):
+with echo_disabled(lines=True):
     print("within", termios.tcgetattr(0) == before, flush=True)
     while sys.argv[1] == "kept" and not os.path.exists(sys.argv[2]):
         pass

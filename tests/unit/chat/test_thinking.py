@@ -4,7 +4,7 @@ import pytest
 
 from master.chat.client import ChatServer
 from master.chat.conversation import Conversation, Turn
-from master.chat.remote import ServerTalk
+from master.chat.remote import ServerChatBackend
 from master.chat.talk import said_in
 from master.generation.answer import Answer
 from master.generation.sampler import Sampling
@@ -14,12 +14,12 @@ from tests.support.chat import ShownScreen, Thinker
 THOUGHT = "<think>\nOne and one\n</think>\n\n"
 
 
-def talk_to(server: ChatServer, *turns: Turn) -> tuple[ServerTalk, ShownScreen]:
+def talk_to(server: ChatServer, *turns: Turn) -> tuple[ServerChatBackend, ShownScreen]:
     screen = ShownScreen()
-    return ServerTalk(server, Sampling(), 8, Conversation(None, list(turns)), screen), screen
+    return ServerChatBackend(server, Sampling(), 8, Conversation(None, list(turns)), screen), screen
 
 
-def reply(talk: ServerTalk, after: int = 1 << 30) -> Answer:
+def reply(talk: ServerChatBackend, after: int = 1 << 30) -> Answer:
     """The answer, stopped by the user when so many pieces have come."""
     count = iter(range(1 << 30))
     return talk.reply("Hello", lambda: next(count) >= after, lambda _: None)

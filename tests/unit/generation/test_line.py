@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from master.generation.client import Client
-from master.generation.line import WaitingLine
+from master.generation.line import WaitingQueue
 from master.generation.request import Request
 from master.generation.sampler import Sampler, Sampling
 from master.generation.sequence import Sequence
@@ -19,7 +19,7 @@ def request(client: str | Client, number: int) -> Request:
 
 @given(st.lists(st.sampled_from("abc"), max_size=30))
 def test_a_client_with_many_requests_waits_behind_every_other_one_between_two(clients: list[str]) -> None:
-    line = WaitingLine()
+    line = WaitingQueue()
     for number, client in enumerate(clients):
         line.push(request(client, number))
     assert len(line) == len(clients) == len(list(line))
@@ -36,7 +36,7 @@ def test_a_client_with_many_requests_waits_behind_every_other_one_between_two(cl
             assert len(between) == len(set(between)), "nobody has two turns between two of mine"
 
 
-def order(line: WaitingLine) -> list[int]:
+def order(line: WaitingQueue) -> list[int]:
     """Take all out, in turn."""
     found = []
     while line:
@@ -47,7 +47,7 @@ def order(line: WaitingLine) -> list[int]:
 
 
 def test_preempted_requests_are_first_in_their_own_line_alone() -> None:
-    line = WaitingLine()
+    line = WaitingQueue()
     for number, client in enumerate("ab" * 2):
         line.push(request(client, number))
     for number in range(10, 13):
@@ -56,7 +56,7 @@ def test_preempted_requests_are_first_in_their_own_line_alone() -> None:
 
 
 def test_answers_to_one_http_request_take_turns_with_the_next() -> None:
-    line, many = WaitingLine(), Client("a")
+    line, many = WaitingQueue(), Client("a")
     for number in range(3):
         line.push(request(many, number))
     line.push(request("a", 10))
@@ -66,7 +66,7 @@ def test_answers_to_one_http_request_take_turns_with_the_next() -> None:
 
 
 def test_any_request_can_leave() -> None:
-    line = WaitingLine()
+    line = WaitingQueue()
     first, second, third = request("a", 1), request("b", 2), request("a", 3)
     for each in (first, second, third):
         line.push(each)
@@ -78,7 +78,7 @@ def test_any_request_can_leave() -> None:
 
 
 def test_a_request_that_is_held_up_holds_no_other_up() -> None:
-    line = WaitingLine()
+    line = WaitingQueue()
     first = request("a", 1)
     second = request("a", 2)
     second.follows = first

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 from gguf import GGUFWriter
 
-from master.api.answers.ask import Wanted
+from master.api.answers.requests import Wanted
 from master.api.answers.service import _sampler
 from master.api.anthropic.form import MessagesForm
 from master.api.openai.chat_form import ChatForm
 from master.chat.conversation import Conversation
-from master.chat.remote import ServerTalk
+from master.chat.remote import ServerChatBackend
 from master.generation.client import Client
 from master.generation.defaults import SamplingDefaults
 from master.generation.sampler import Sampling
@@ -113,7 +113,7 @@ def test_a_server_fills_in_what_a_request_leaves_out(body: dict[str, Any], tempe
 
 def test_a_server_is_sent_what_was_given_alone() -> None:
     server = Thinker({"content": "One"})
-    talk = ServerTalk(server, typed("--temp", "0"), 8, Conversation(), ShownScreen())
+    talk = ServerChatBackend(server, typed("--temp", "0"), 8, Conversation(), ShownScreen())
     talk.reply("Hello", lambda: False, lambda _: None)
     assert server.asked["temperature"] == 0
     assert not {"top_k", "top_p", "min_p", "repeat_penalty"} & server.asked.keys()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allreduce.deadline import MISSING_S, Lateness
-from master.workers.links import CONFIRMED_S, Circles, broken_link
+from master.workers.links import CONFIRMED_S, LinkWatch, broken_link
 
 NOBODY = -1
 
@@ -42,7 +42,7 @@ def test_a_broken_link_is_one_on_which_a_worker_waits(missed: list[int], done: s
 
 
 def test_it_has_to_stand_for_two_heartbeats() -> None:
-    circles, stuck, free = Circles(), [NOBODY, 2, 1], [NOBODY, 2, NOBODY]
+    circles, stuck, free = LinkWatch(), [NOBODY, 2, 1], [NOBODY, 2, NOBODY]
     assert not circles.look(stuck, [False] * 3, 10)
     assert not circles.look(free, [False] * 3, 10 + CONFIRMED_S)
     assert not circles.look(stuck, [False] * 3, 10.1 + CONFIRMED_S)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zeroconf import EventLoopBlocked
 
-from master.joining import lookout
-from master.joining.lookout import Lookout
+from master.joining import discoverythread
+from master.joining.discoverythread import DiscoveryThread
 from master.joining.shares import Shares
 from master.workers.places import WorkerId
 from tpi.keys.announcement import SERVICE, Announcement, read_announcement
@@ -18,10 +18,10 @@ LAPTOP, OTHER = b"\1" * KEY_BYTES, b"\2" * KEY_BYTES
 
 
 def test_laptop_sleeps_and_wakes_changes_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "_EVERY_S", 0.01)
+    monkeypatch.setattr(discoverythread, "_EVERY_S", 0.01)
     sought: SimpleQueue[str] = SimpleQueue()
     said = [Announcement("laptop", LAPTOP, 9990, ("192.0.2.9", "fd00::9")), Announcement("other", OTHER, 1, ("h",))]
-    looking = Lookout(lambda: said, lambda address, key: sought.put(address))
+    looking = DiscoveryThread(lambda: said, lambda address, key: sought.put(address))
     looking.miss([b""])  # nobody who could be known again
     with pytest.raises(Empty):
         sought.get(timeout=0.1)
@@ -52,10 +52,10 @@ def test_nonsense_is_no_announcement(record: dict[bytes, bytes | None], port: in
 
 
 def test_a_worker_started_later_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "_EVERY_S", 0.01)
-    monkeypatch.setattr(lookout, "_SELDOM_S", 0.02)
+    monkeypatch.setattr(discoverythread, "_EVERY_S", 0.01)
+    monkeypatch.setattr(discoverythread, "_SELDOM_S", 0.02)
     said, heard = list[Announcement](), SimpleQueue[tuple[str, bytes]]()
-    looking = Lookout(lambda: said, lambda address, key: heard.put((address, key)))
+    looking = DiscoveryThread(lambda: said, lambda address, key: heard.put((address, key)))
     looking.welcome()
     with pytest.raises(Empty):
         heard.get(timeout=0.1)
@@ -68,7 +68,7 @@ def test_a_search_that_fails_is_said_once_and_does_not_end_the_lookout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """zeroconf's own errors are plain exceptions, and a busy machine brings them about."""
-    monkeypatch.setattr(lookout, "_EVERY_S", 0.01)
+    monkeypatch.setattr(discoverythread, "_EVERY_S", 0.01)
     heard: SimpleQueue[str] = SimpleQueue()
     said_by_laptop = [Announcement("laptop", LAPTOP, 1, ("h",))]
     answers: list[Exception | list[Announcement]] = [EventLoopBlocked(), EventLoopBlocked(), said_by_laptop]
@@ -79,7 +79,7 @@ def test_a_search_that_fails_is_said_once_and_does_not_end_the_lookout(
             return answer
         raise answer
 
-    looking = Lookout(find, lambda address, key: heard.put(address))
+    looking = DiscoveryThread(find, lambda address, key: heard.put(address))
     looking.miss([LAPTOP])
     assert heard.get(timeout=10) == "h:1"
     looking.close()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from master.joining.lookout import Lookout
+from master.joining.discoverythread import DiscoveryThread
+from master.joining.probe import WorkerProbe
 from master.joining.recovery import Membership
-from master.joining.scout import Scout
 from master.joining.shares import Shares
 from master.workers.places import WorkerId
 from tpi.errors import NodeLost, PlanError
@@ -52,8 +52,8 @@ def refuse(shares: object) -> None:
 
 
 def member(cluster: Any, said: list[str], patience_s: float = 1e9) -> Membership:
-    lookout = Lookout(list, lambda address, key: None)
-    scout = Scout(None, lambda one: cluster.seek(one.address, one.key))
+    lookout = DiscoveryThread(list, lambda address, key: None)
+    scout = WorkerProbe(None, lambda one: cluster.seek(one.address, one.key))
     return Membership(cluster, Shares(1.0, {}), refuse, said.append, patience_s, False, lookout, scout)
 
 
@@ -168,8 +168,8 @@ class Home:
     called: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        lookout, house = Lookout(list, lambda address, key: None), self.house
-        scout = Scout(None, lambda one: self.called.append(one.address))
+        lookout, house = DiscoveryThread(list, lambda address, key: None), self.house
+        scout = WorkerProbe(None, lambda one: self.called.append(one.address))
         cluster: Any = house
         self.membership = Membership(cluster, self.rules, self.deploy, self.said.append, 60.0, False, lookout, scout)
 

@@ -22,7 +22,7 @@ from master.workers.places import WorkerId
 from scheduler.model.home.problem import Dealing
 from scheduler.model.machine import LAPTOP
 from tests.support.paths import DATA
-from tpi.keys.door import Door
+from tpi.keys.policy import KeyPolicy
 from tpi.net.fields import MachineSpeed, Profile
 from tpi.net.questions import Condition
 from tpi.topology.links import Link
@@ -98,7 +98,7 @@ def test_an_unmeasurable_worker_is_named_once_with_the_reason(
         return [{"fast:1": fine, "laptop:1": found}[one] for one in addresses]
 
     monkeypatch.setattr(asked, "ask", answers)
-    measured = MeasuredWorkers(partial(neighbours_at, door=Door()))
+    measured = MeasuredWorkers(partial(neighbours_at, door=KeyPolicy()))
     options = RunOptions("llama", workers=("fast:1", "laptop:1"))
     assert plan_split(options, measured) is None
     said = capsys.readouterr().err.splitlines()

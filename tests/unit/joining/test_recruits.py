@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.joining.lookout import Lookout
+from master.joining.discoverythread import DiscoveryThread
+from master.joining.probe import WorkerProbe
 from master.joining.recovery import Membership
-from master.joining.scout import Scout
 from master.joining.shares import Shares
-from master.workers.places import WorkerId, WorkerPlaces, recognise
+from master.workers.places import WorkerId, WorkerOrder, recognise
 from master.workers.recruits import RETRY_S, ROOM_S, Recruits
 from master.workers.remote import RemoteWorker
 from tpi.errors import NodeInUse, NodeRefused, NodeTwice, PlanError, TpiError
@@ -174,8 +174,8 @@ def membership(cluster: Any, *errors: TpiError) -> Membership:
         if left:
             raise left.pop(0)
 
-    lookout = Lookout(list, lambda address, key: None)
-    scout = Scout(None, lambda one: None)
+    lookout = DiscoveryThread(list, lambda address, key: None)
+    scout = WorkerProbe(None, lambda one: None)
     return Membership(cluster, Shares(1.0, {}), deploy, lambda text: None, 0.0, False, lookout, scout)
 
 
@@ -292,7 +292,7 @@ def test_no_two_are_one(present: list[WorkerId], known: list[WorkerId]) -> None:
 
 
 def test_a_worker_at_another_address_gets_its_place_back() -> None:
-    places = WorkerPlaces()
+    places = WorkerOrder()
     places.known = [WorkerId("a"), WorkerId("b")]
     first = [SimpleNamespace(id=WorkerId("a", LAPTOP)), SimpleNamespace(id=WorkerId("b", OTHER))]
     assert places.ordered(reversed(first)) == first
@@ -301,7 +301,7 @@ def test_a_worker_at_another_address_gets_its_place_back() -> None:
 
 
 def test_lines_have_numbers_of_their_own_and_few() -> None:
-    places = WorkerPlaces()
+    places = WorkerOrder()
     assert [places.link(one, ["a", "b"]) for one in "abab"] == [0, 1, 0, 1]
     for number in range(1 << 10):  # an identity has two bytes for them
         assert places.link(f"x{number}", ["b", f"x{number}"]) == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from master.joining.measured import MeasuredWorkers
-from master.joining.scout import Scout
+from master.joining.probe import WorkerProbe
 from master.planning.home.asked import Neighbour
 from master.workers.places import WorkerId
 from scheduler.model.machine import LAPTOP
@@ -41,9 +41,9 @@ class Worker:
 
 
 @contextmanager
-def scouting(network: Network) -> Iterator[tuple[Scout, MeasuredWorkers]]:
+def scouting(network: Network) -> Iterator[tuple[WorkerProbe, MeasuredWorkers]]:
     measured = MeasuredWorkers(network)
-    scout = Scout(measured, network.sought.append)
+    scout = WorkerProbe(measured, network.sought.append)
     try:
         yield scout, measured
     finally:
@@ -70,7 +70,7 @@ def test_a_failed_measurement_admits_the_worker_and_the_scout_goes_on(
     def fails(addresses: Sequence[str], wanted: Callable[[], bool]) -> list[Neighbour]:
         raise ValueError("no such thing")
 
-    scout = Scout(MeasuredWorkers(fails), lambda one: None)
+    scout = WorkerProbe(MeasuredWorkers(fails), lambda one: None)
     try:
         for one in (HERE, THERE):
             worker: Any = Worker(one.address)
@@ -108,7 +108,7 @@ def test_a_local_worker_is_admitted_at_once() -> None:
 def test_a_worker_in_reserve_is_called_once_it_is_better(now: Neighbour | None, called: bool) -> None:
     network = Network({HERE.address: FAR})
     measured = MeasuredWorkers(network)
-    scout = Scout(measured, network.sought.append)
+    scout = WorkerProbe(measured, network.sought.append)
     measured.ask([HERE.address])
     scout._kept[HERE] = None  # without the thread, which looks once a minute
     network.there = {HERE.address: now} if now else {}
@@ -123,7 +123,7 @@ def test_a_worker_in_reserve_is_called_once_it_is_better(now: Neighbour | None, 
 def test_a_little_better_each_time_is_better_in_the_end() -> None:
     network = Network({HERE.address: FAR})
     measured = MeasuredWorkers(network)
-    scout = Scout(measured, network.sought.append)
+    scout = WorkerProbe(measured, network.sought.append)
     measured.ask([HERE.address])
     scout._kept[HERE] = None
     for latency_s in (0.08, 0.07, 0.06):
@@ -148,7 +148,7 @@ def test_a_worker_is_in_reserve_only_where_it_was_measured() -> None:
 
 def test_named_workers_are_never_measured() -> None:
     sought: list[WorkerId] = []
-    scout = Scout(None, sought.append)
+    scout = WorkerProbe(None, sought.append)
     scout.keep([HERE])
     worker: Any = Worker(THERE.address)
     scout.look_over(worker)
@@ -167,7 +167,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_silent_worker() -> None:
         until(lambda: not wanted())
         return []
 
-    scout = Scout(MeasuredWorkers(silent), lambda one: None)
+    scout = WorkerProbe(MeasuredWorkers(silent), lambda one: None)
     worker: Any = Worker(HERE.address)
     scout.look_over(worker)
     assert asked.wait(60)

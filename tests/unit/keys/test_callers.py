@@ -10,10 +10,10 @@ import zmq
 
 from tests.support.cluster.key_helpers import locked, pair_folders
 from tests.support.house import until
-from tpi.keys.callers import Callers, caller
 from tpi.keys.identity import load_identity
+from tpi.keys.knownpeers import KnownPeers, caller
 from tpi.keys.ring import KeyRing
-from tpi.net.monitor import end_connection, other_end, receive_keyed
+from tpi.net.monitor import end_connection, peer_address, receive_keyed
 from tpi.net.sockets import CONTROL, Net
 
 
@@ -27,7 +27,7 @@ def test_an_address_has_one_name(written: str, means: str) -> None:
 
 
 def test_only_places_that_a_refused_key_came_from_are_forgotten() -> None:
-    callers, here, there = Callers(), ("control", "192.0.2.1"), ("control", "192.0.2.2")
+    callers, here, there = KnownPeers(), ("control", "192.0.2.1"), ("control", "192.0.2.2")
     assert callers.come(here, b"good")
     assert callers.come(here, b"bad")
     assert not callers.come(here, b"good")
@@ -72,5 +72,5 @@ class Reset:
 def test_a_message_of_a_connection_that_is_not_known_any_more_is_received() -> None:
     socket: Any = Reset()
     assert receive_keyed(socket) == ([b"hello"], b"", -1)
-    assert other_end(-1) == ""
+    assert peer_address(-1) == ""
     end_connection(-1)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.cluster.key_helpers import pair_folders
 from tpi.errors import UsageError
-from tpi.keys.door import Door, leaves_machine
 from tpi.keys.identity import load_identity
+from tpi.keys.policy import KeyPolicy, leaves_machine
 from tpi.keys.ring import FILE, KeyRing, PairedKey
 from tpi.keys.text import key_text
 
@@ -60,7 +60,7 @@ def test_concurrent_pairings_lose_no_key(tmp_path: Path) -> None:
 def test_a_damaged_file_admits_no_key(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
-    theirs, door = load_identity(there).public, Door(here)
+    theirs, door = load_identity(there).public, KeyPolicy(here)
     assert door.admits(theirs)
     (here / FILE).write_text("{")
     assert not door.admits(theirs)
@@ -74,13 +74,13 @@ def test_an_unreadable_file_is_explained_and_admits_no_key(tmp_path: Path) -> No
     folder.write_text("")
     with pytest.raises(UsageError, match=r"keys\.json cannot be read: Not a directory; .*TPI_CONFIG"):
         KeyRing(folder).read()
-    assert Door(folder).keys.paired == ()
+    assert KeyPolicy(folder).keys.paired == ()
     with pytest.raises(UsageError, match="TPI_CONFIG"):
         KeyRing(folder).pair(PairedKey("laptop", key(1)))
 
 
 def test_a_guest_may_sum_and_nothing_else_unless_its_key_was_revoked(tmp_path: Path) -> None:
-    door = Door(tmp_path)
+    door = KeyPolicy(tmp_path)
     door.guests = frozenset({key(1)})
     assert door.admits(key(1), sums=True)
     assert not door.admits(key(1))
@@ -98,14 +98,14 @@ def test_a_guest_may_sum_and_nothing_else_unless_its_key_was_revoked(tmp_path: P
 )  # fmt: skip
 def test_what_leaves_the_machine(host: str, leaves: bool) -> None:
     assert leaves_machine(host) == leaves
-    assert not Door(locked=False).guards(host)
+    assert not KeyPolicy(locked=False).guards(host)
 
 
 def test_keys_of_a_host_begin_with_the_last_one_met(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path)
     for number, host in enumerate(("192.0.2.1", "192.0.2.2", "192.0.2.3")):
         ring.pair(PairedKey(host, key(number), host))
-    door = Door(tmp_path)
+    door = KeyPolicy(tmp_path)
     assert door.trusted("192.0.2.2")[0] == key(1)
     assert door.trusted("192.0.2.9")[-1] == door.identity.public
     assert len(door.trusted("192.0.2.9")) == 4

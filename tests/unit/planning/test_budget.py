@@ -12,7 +12,7 @@ from scheduler.budget import (
     TILE,
     Demand,
     affordable_pages,
-    headed_budget,
+    budget_with_head,
     minimum_bytes,
     plan_budget,
     sufficient_budget,
@@ -98,7 +98,7 @@ def test_enough_for_a_head_keeps_it_in_memory_and_leaves_blocks_what_they_need(
     need: Demand, share: float, chunk: int
 ) -> None:
     weights = round(share * sum(need.blocks))
-    budget = plan_budget(need, headed_budget(need, weights, chunk), chunk)
+    budget = plan_budget(need, budget_with_head(need, weights, chunk), chunk)
     assert budget.head_bytes >= need.head
     others = budget.fixed + budget.kv_bytes + budget.chunk_bytes + budget.head_bytes + min(TILE, need.embedding)
     assert budget.total - others >= weights

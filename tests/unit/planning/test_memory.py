@@ -33,13 +33,13 @@ def test_what_is_free_on_a_disk_is_what_users_may_take(tmp_path: Path) -> None:
     "error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("can't start new thread")]
 )
 def test_what_is_refused_for_lack_of_memory_says_what_to_do(error: Exception) -> None:
-    with pytest.raises(TpiError, match="no more memory or threads; free memory, or raise"), memory.exhaustion_named():
+    with pytest.raises(TpiError, match="no more memory or threads; free memory, or raise"), memory.explain_exhaustion():
         raise error
 
 
 @pytest.mark.parametrize("error", [RuntimeError("other"), OSError(errno.ENOENT, "gone"), TpiError("known")])
 def test_other_errors_are_left_alone(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, memory.exhaustion_named():
+    with pytest.raises(type(error)) as raised, memory.explain_exhaustion():
         raise error
     assert raised.value is error
 

@@ -32,7 +32,7 @@ from scheduler.model.offload.work import (
 )
 from tests.support.devices.offload_cases import ATTENTION, MACHINE, layers
 from tpi.errors import PlanError
-from tpi.kernels.memory import CardRoom
+from tpi.kernels.memory import CardMemoryNeed
 
 MIB = 1 << 20
 KV = 8  # bytes of one token's keys and values in a layer
@@ -213,7 +213,7 @@ def test_so_much_memory_as_a_refusal_names_is_enough_and_less_is_not(
 ) -> None:
     """Whatever is set aside for rounding, and whatever kernels have."""
     limits = Limits(weights, kv, pipeline, "accelerator", "accelerator")
-    needs = Needs(1, card=CardRoom(token, 3 * token, 999))
+    needs = Needs(1, card=CardMemoryNeed(token, 3 * token, 999))
     asked = replace(large(limits, BIG, 32 * context), reserve=reserve, needs=needs)
     with pytest.raises(PlanError, match=r"--gpu-memory \d+MiB would do") as refused:
         choose(with_gpu_memory(asked, 0))

@@ -20,7 +20,7 @@ from scheduler.model.roofline.latency import (
     roofs,
     seconds,
     throughput,
-    uncut,
+    without_partial_ffn,
 )
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from scheduler.model.roofline.search import GAP, best_policy
@@ -122,7 +122,7 @@ def test_neurons_are_cut_where_the_link_needs_it_alone(problem: BatchProblem) ->
         policy = best_policy(problem).policy
     except PlanError:
         assume(False)
-    found = uncut(problem, policy)
+    found = without_partial_ffn(problem, policy)
     assert found == policy or not problem.layer.routed_bytes  # experts are one call wherever they lie
     share = problem.layer.attention_bytes / problem.layer.nbytes
     assert found.weights_kept in (policy.weights_kept, share, 0.0)
@@ -142,14 +142,14 @@ def test_on_a_slow_link_what_stays_is_cut_and_on_a_fast_one_it_is_not() -> None:
     device = problem.machine.accelerator
     assert device is not None
     policy = best_policy(problem).policy
-    assert uncut(problem, policy) == policy
+    assert without_partial_ffn(problem, policy) == policy
     fast = replace(device, link=replace(device.link, up=1e12, down=1e12))
     quick = replace(problem, machine=replace(problem.machine, accelerator=fast))
     whole = problem.layer.attention_bytes / problem.layer.nbytes
-    assert uncut(quick, policy) == replace(policy, weights_kept=whole)
-    assert uncut(replace(quick, layer=mixture.layer), policy) == policy
+    assert without_partial_ffn(quick, policy) == replace(policy, weights_kept=whole)
+    assert without_partial_ffn(replace(quick, layer=mixture.layer), policy) == policy
     little = replace(quick, machine=replace(quick.machine, memory=int(host_bytes(quick, PolicyPoint.of(policy)))))
-    assert uncut(little, policy) == policy  # RAM has no room for what would no longer stay
+    assert without_partial_ffn(little, policy) == policy  # RAM has no room for what would no longer stay
 
 
 def test_a_fast_accelerator_that_holds_the_keys_and_values_attends_itself() -> None:

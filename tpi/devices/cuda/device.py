@@ -8,13 +8,13 @@ import torch
 
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
+from tpi.devices.callqueue import CallQueue
 from tpi.devices.cuda.backend import CudaBackend, Tensor, TorchBackend
 from tpi.devices.cuda.copies import CudaCopies
 from tpi.devices.cuda.staging import Staging
 from tpi.devices.cuda.tensors import TensorNames, bytes_at
 from tpi.devices.failures import close_all
 from tpi.devices.host import check_sizes
-from tpi.devices.inorder import InOrder
 from tpi.devices.pages import Bytes
 from tpi.errors import DeviceError, UsageError
 from tpi.kernels import Kernels
@@ -41,7 +41,7 @@ class CudaDevice:
         self._computing = CudaKernels(backend, self.memory, self._names)
         self.kernels: Kernels = self._computing
         self._staging = Staging(backend)
-        self._calls = InOrder(f"{self.name} compute")
+        self._calls = CallQueue(f"{self.name} compute")
         self._inward, self._outward = (CudaCopies(self.name, backend.lane()) for _ in range(2))
 
     @property

@@ -94,7 +94,7 @@ def open_emulated(argument: str, limit: int | None = None, beside: Emulation | N
     return EmulatedDevice(Emulation(machine, beside), open_host().kernels, limit)
 
 
-def open_beside(described: Sequence[tuple[str, int | None]]) -> tuple[EmulatedDevice, ...]:
+def open_emulated_devices(described: Sequence[tuple[str, int | None]]) -> tuple[EmulatedDevice, ...]:
     """Return the accelerators of one emulated node, each with its limit; host, disk and stretch are the first one's.
 
     A device without a name of its own is numbered.

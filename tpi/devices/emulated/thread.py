@@ -4,17 +4,17 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from tpi.devices.base import Finished, Pending
+from tpi.devices.callqueue import CallQueue
 from tpi.devices.emulated.clock import EmulatedClock
-from tpi.devices.inorder import InOrder
 
 T = TypeVar("T")
 
 
 class TimedThread:
-    """A queue of calls (`tpi.devices.inorder.InOrder`) whose thread follows emulated time."""
+    """A queue of calls (`tpi.devices.callqueue.CallQueue`) whose thread follows emulated time."""
 
     def __init__(self, name: str, clock: EmulatedClock) -> None:
-        self._thread = InOrder(name)
+        self._thread = CallQueue(name)
         self._clock = clock
         self._ended = 0.0  # the end of the call before
 

@@ -5,8 +5,8 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from tpi.devices.base import Event, Pending
+from tpi.devices.callqueue import CallQueue
 from tpi.devices.failures import close_all
-from tpi.devices.inorder import InOrder
 from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.opencl.compute.kernels import OpenClKernels
 from tpi.devices.opencl.copies import Copies
@@ -29,7 +29,7 @@ class OpenClDevice:
         self.memory = self._card.memory
         self.kernels: Kernels = OpenClKernels(self._card, self.memory)
         self._copies = Copies(self._card)
-        self._computing = InOrder(f"{name} compute")
+        self._computing = CallQueue(f"{name} compute")
 
     @cached_property
     def identity(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tpi.config import another_place
+from tpi.config import cache_advice
 from tpi.errors import WeightsError
 from tpi.system.fulldisk import is_full, write_error
 from tpi.system.private import FILE, FOLDER, make_private, private
@@ -56,7 +56,7 @@ def drafting(target: Path) -> Iterator[Path]:
                 shutil.rmtree(partial, ignore_errors=True)
             sync_directory(target.parent)
     except OSError as error:
-        way_out = another_place(target) or "choose another place"
+        way_out = cache_advice(target) or "choose another place"
         raise write_error(
             error.filename or target, error, f"free space or {way_out}" if is_full(error) else way_out
         ) from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from scheduler.demand.records.tier import RecordTier
 from scheduler.demand.workers import Readers
-from scheduler.storage.kept import KeptFiles
+from scheduler.storage.openfiles import OpenFilesDisk
 from scheduler.weights import Hold
 from scheduler.window.switched import SwitchedWindow
 from scheduler.window.window import Window
@@ -78,7 +78,7 @@ class StreamedNeurons:
     def close(self) -> None:
         """Join the readers, and close the files that they read. Idempotent."""
         self.tier.close()
-        if isinstance(self._plan.disk, KeptFiles):
+        if isinstance(self._plan.disk, OpenFilesDisk):
             self._plan.disk.close()
 
     def _change_over(self, by_neurons: bool) -> None:

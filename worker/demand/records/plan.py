@@ -19,7 +19,7 @@ from scheduler.demand.records.table import SLOT_BYTES
 from scheduler.model.placement import Placement
 from scheduler.model.ring import smallest
 from scheduler.storage.disk import DirectDisk, Disk
-from scheduler.storage.kept import KeptFiles
+from scheduler.storage.openfiles import OpenFilesDisk
 from scheduler.storage.tune import DiskSpeed
 from tpi.partition import FFN_UNIT
 from worker.neurons.sent import frequencies_of
@@ -98,7 +98,7 @@ def decide_records(
         return RecordPlan(tuple(segments), placement, layers, disk, readers)
     direct = DirectDisk(threads=readers)
     gap = measured_gap([layer.extent for layer in layers.values()], direct)
-    return RecordPlan(tuple(segments), placement, layers, KeptFiles(direct), readers, gap)
+    return RecordPlan(tuple(segments), placement, layers, OpenFilesDisk(direct), readers, gap)
 
 
 def _predicted(plan: NodePlan, blocks: Sequence[NodeBlock]) -> bool:

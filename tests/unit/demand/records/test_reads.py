@@ -19,7 +19,7 @@ from scheduler.demand.records.reads import (
 )
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.extent import Extent
-from scheduler.storage.kept import KeptFiles
+from scheduler.storage.openfiles import OpenFilesDisk
 from tpi.devices.pages import PAGE, page_buffer
 
 NEURONS = st.lists(st.integers(0, 300), unique=True, max_size=60).map(sorted).map(lambda all: np.array(all, np.int32))
@@ -71,7 +71,7 @@ def test_files_that_stay_open_are_read_as_others_are(direct: bool, tmp_path: Pat
     file = tmp_path / "weights"
     content = np.random.default_rng(0).integers(0, 256, 3 * PAGE + 100, np.uint8)
     file.write_bytes(content.tobytes())
-    disk, into = KeptFiles(DirectDisk(direct=direct)), page_buffer(2 * PAGE)
+    disk, into = OpenFilesDisk(DirectDisk(direct=direct)), page_buffer(2 * PAGE)
     for _ in range(2):
         assert disk.read(file, PAGE, into) == 2 * PAGE
         assert (into == content[PAGE : 3 * PAGE]).all()

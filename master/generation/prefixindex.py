@@ -40,7 +40,7 @@ class Tail:
     tokens: tuple[int, ...]
 
 
-class Contents:
+class PrefixIndex:
     """The index of page contents. A page must be forgotten before it is rewritten or given to another sequence."""
 
     def __init__(self) -> None:

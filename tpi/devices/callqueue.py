@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class InOrder:
+class CallQueue:
     """A queue of calls that one thread makes in the order given; `close` joins the thread."""
 
     def __init__(self, name: str) -> None:

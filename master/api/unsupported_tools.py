@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from master.api.answers.ask import ToolUse
+from master.api.answers.requests import ToolOptions
 from master.api.failures import RequestError
 from master.api.forms import FormPart
 
@@ -60,13 +60,13 @@ def refuse_choice(choice: OtherTool) -> RequestError:
     return RequestError(said, "tool_choice", "invalid_value")
 
 
-class LeftOutNotes:
+class UnsupportedToolReports:
     """Reports of tools that are left out: to each client in a header, to the log once for each type."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
-    def headers(self, use: ToolUse) -> dict[str, str]:
+    def headers(self, use: ToolOptions) -> dict[str, str]:
         """Return the response headers for a request with these tools; log types of tools when they are new."""
         if not use.left_out:
             return {}

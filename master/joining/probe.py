@@ -8,7 +8,7 @@ from time import monotonic
 from master.joining.measured import MeasuredWorkers
 from master.workers.places import WorkerId
 from master.workers.remote import RemoteWorker
-from tpi.keys.door import leaves_machine
+from tpi.keys.policy import leaves_machine
 from tpi.net.sockets import split_address
 from tpi.system.threads.turns import Turns
 
@@ -16,7 +16,7 @@ _EVERY_S = 60.0  # between two measurements of the workers in reserve
 _STOP_S = 5.0
 
 
-class Scout:
+class WorkerProbe:
     """The workers in reserve, and a thread that measures, started when first needed.
 
     All methods may be called from any thread.

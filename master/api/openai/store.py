@@ -61,7 +61,7 @@ class KeptTurns:
             self.known.pop(item, None)
 
 
-class KeptResponses:
+class ResponseStore:
     """The responses of all owners. If there are too many, the owner with the most loses its oldest."""
 
     def __init__(self, most: int = MOST_KEPT, characters: int = MOST_CHARACTERS) -> None:

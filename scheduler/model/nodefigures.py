@@ -28,7 +28,7 @@ def card_figures(machine: NodeMachine) -> CardFigures | None:
     )  # fmt: skip
 
 
-def told_machine(memory: int, card: Card | None, speed: MachineSpeed | None) -> NodeMachine:
+def machine_from_message(memory: int, card: Card | None, speed: MachineSpeed | None) -> NodeMachine:
     """Return the machine that a node with `memory` bytes of RAM described; missing or zero figures are a laptop's."""
     machine = replace(LAPTOP, memory=memory, accelerator=None)
     if card is None:

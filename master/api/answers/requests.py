@@ -24,7 +24,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class ToolUse:
+class ToolOptions:
     """The tools that a model may call: each has a name and perhaps a description and parameters (JSON schema).
 
     Attributes:
@@ -44,7 +44,7 @@ class ToolUse:
 
 
 @dataclass(frozen=True)
-class ChatAsk:
+class ChatRequest:
     """A conversation to continue. Messages are in the form of OpenAI's chat completions, with plain text as contents.
 
     `template` has further variables for the chat template. `client` identifies the sender.
@@ -52,7 +52,7 @@ class ChatAsk:
 
     messages: tuple[Message, ...]
     wanted: Wanted
-    use: ToolUse = ToolUse()
+    use: ToolOptions = ToolOptions()
     template: Mapping[str, Any] = field(default_factory=dict)
     client: Client = field(default_factory=Client)
     where: str = "messages"  # the request field that holds the messages
@@ -63,7 +63,7 @@ class ChatAsk:
 
 
 @dataclass(frozen=True)
-class TextAsk:
+class TextRequest:
     """A text, or token ids, to continue as they are.
 
     In a `literal` text, the spelling of a control token is plain text and does not become that token.

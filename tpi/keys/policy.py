@@ -28,7 +28,7 @@ def leaves_machine(host: str) -> bool:
         return True  # a host name, which may be any machine
 
 
-class Door:
+class KeyPolicy:
     """The access policy of one process. Its methods may be called by any thread.
 
     The machine's own key is always admitted, because its owner can read this machine's files anyway.

@@ -10,7 +10,7 @@ from tpi.devices.pages import PAGE, Bytes
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-class KeptFiles:
+class OpenFilesDisk:
     """A `scheduler.storage.disk.Disk` that reads as the given `DirectDisk` does, but keeps files open until `close`.
 
     A file that is replaced while it is open is still read as it was.

@@ -14,7 +14,7 @@ Refused = Callable[[str, Iterable[bytes]], bool]
 """Returns True if at least one of the keys is no longer admitted to the plane with the given name."""
 
 
-class Callers:
+class KnownPeers:
     """Admitted keys by the place that they connected from. Safe for use by several threads."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 _MOST_SILENT = 64  # connections that have sent nothing yet; the oldest are closed first
 
 
-class Guests:
+class PairingListener:
     """Connections to a listener, handed out one after the other, because a code is good for one guess."""
 
     def __init__(self, listener: socket.socket) -> None:

@@ -11,7 +11,7 @@ _SELDOM_S = 15.0
 _STOP_S = 5.0
 
 
-class Lookout:
+class DiscoveryThread:
     """The thread; it starts with the first missing machine, or with `welcome`. Machines are known by their keys."""
 
     def __init__(self, find: Callable[[], Sequence[Announcement]], seek: Callable[[str, bytes], None]) -> None:

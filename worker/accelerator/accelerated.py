@@ -81,9 +81,10 @@ class Accelerated:
     def describe(self) -> str:
         """Return a sentence, without a full stop, about the plan and the traffic over the links."""
         plan, moved = self._offload, self.figures
+        cards = "accelerators" if len(plan.cards) > 1 else "accelerator"
         said = [
             self.held,
-            f"keys and values are {'on the accelerator' if plan.kv == 'gpu' else 'in memory'}",
+            f"keys and values are {f'on the {cards}' if plan.kv == 'gpu' else 'in memory'}",
             _steps(plan),
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved",
             plan.remark,
@@ -147,7 +148,7 @@ class Accelerated:
             staged.abandon()
 
     def settle(self) -> None:
-        """Wait for all transfers in flight. Until the next step, no transfer reads the host's memory."""
+        """Wait for all transfers in flight, so that other code may hold segments of the host's window."""
         if self._rings is not None:
             self._rings.quiet()
         for staged in self._staged:

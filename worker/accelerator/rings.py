@@ -57,8 +57,8 @@ class Rings:
         groups = [frozenset(fed)] if together else [plan.on(card) for card in plan.cards]
         self._group = {piece: number for number, group in enumerate(groups) for piece in group}
 
-        def opened(there: Numbers) -> list[DeviceRing]:
-            return [DeviceRing(parts, plan.ring(there & group), contents, queue, trace) for group in groups]
+        def opened(pieces: Numbers) -> list[DeviceRing]:
+            return [DeviceRing(parts, plan.ring(pieces & group), contents, queue, trace) for group in groups]
 
         self._long = opened(plan.long)
         self._short = self._long if plan.short == plan.long else opened(plan.short)

@@ -200,10 +200,10 @@ class BatchAccelerated(Accelerated):
         if not plan.rooms:
             return None
         heads, numbers = plan.home_heads, range(plan.rooms)
-        there = self._placed.pages(self.device, self._plan, numbers, plan.room_pages, heads)
+        on_card = self._placed.pages(self.device, self._plan, numbers, plan.room_pages, heads)
         dim, dtype = self._plan.config.head_dim, self._plan.options.kv_dtype
-        here = KvPages.allocate(numbers, plan.room_pages, heads, dim, dtype, self.device.staging)
-        rooms = [PageRoom(there.keys[at], there.values[at], (here.keys[at], here.values[at])) for at in numbers]
+        staged = KvPages.allocate(numbers, plan.room_pages, heads, dim, dtype, self.device.staging)
+        rooms = [PageRoom(on_card.keys[at], on_card.values[at], (staged.keys[at], staged.values[at])) for at in numbers]
         return VisitingPages(self.device, self.home, rooms, self._queue)
 
 

@@ -39,7 +39,7 @@ def decide_accelerator(
 def check_accelerator(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> None:
-    """Refuse a plan that nothing allowed by `options` fits into `machine`, before any weight moves.
+    """Check that a plan fits into `machine` in a way that `options` allow, before any weight moves.
 
     Raises:
         PlanError: if the options contradict each other, or do not allow a plan that fits.
@@ -81,8 +81,8 @@ def leaves_open(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -
 def _batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> bool:
     """Return True if the node computes batches.
 
-    It does if the master or the user says so. If the choice is open, there must be many requests and a group of one
-    node, and batches must be predicted to be faster.
+    It does if the master or the user says so. If the choice is open, the node must be alone and have many requests, and
+    the roofline model must predict that its accelerator should compute neurons.
     """
     if plan.options.batch is not None:
         return True

@@ -63,7 +63,7 @@ class LiftedMicroBatch(MicroBatch):
 
     def join(self) -> None:
         """Go on to the next block with the same hidden states, after the accelerator's queued calls for this block."""
-        self._moves.append(self._lanes.device.start(self._forget))
+        self._moves.append(self._lanes.device.start(self._discard))
 
     def settles(self, residual: Residual) -> bool:
         """Queue the sum of the segments and the residual connection; return True, as no other node adds to the sum."""
@@ -75,7 +75,7 @@ class LiftedMicroBatch(MicroBatch):
             for result in results[1:]:
                 total = np.add(total, result)
             self.x = kernels.add_residual(residual, self.x, total)
-            self._forget()
+            self._discard()
 
         self._later(settle)
         return True
@@ -88,7 +88,7 @@ class LiftedMicroBatch(MicroBatch):
         def settle(kernels: Kernels) -> None:
             if own is not None:
                 self.x = kernels.add_residual(residual, self.x, own)
-            self._forget()
+            self._discard()
 
         self._later(settle)
 
@@ -106,7 +106,7 @@ class LiftedMicroBatch(MicroBatch):
     def _later(self, call: Callable[[Kernels], None]) -> None:
         self._moves.append(self._lanes.add(call))
 
-    def _forget(self, kernels: Kernels | None = None) -> None:
+    def _discard(self, kernels: Kernels | None = None) -> None:
         """Discard the prepared inputs and the routing of the block."""
         self._ready.clear()
         self._routing = None

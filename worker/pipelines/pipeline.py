@@ -52,12 +52,12 @@ def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy, group: GroupBatc
         group: the settings of a group of several nodes. All of its nodes use the same order, whether the host or the
             accelerator attends on this node.
     """
-    here = not policy.attention_there
-    ahead = here if group is None else group.host_attends
+    host_attends = not policy.attention_there
+    ahead = host_attends if group is None else group.host_attends
     least = min(HOST_OVERLAP if ahead else PAGES_OVERLAP, policy.micro_batches)
     behind = 0 if group is None else 1
     order = Interleaved(attends, behind=behind) if ahead else Layerwise(attends)
-    return BatchSchedule(policy.micro_batch, here, order, least)
+    return BatchSchedule(policy.micro_batch, host_attends, order, least)
 
 
 def put_back(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
@@ -114,11 +114,11 @@ class BatchPipeline:
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
         """Begin a step; return its micro-batches and the order of their tasks. `x` is `[tokens, hidden]`."""
         answers = decodes(batch)
-        here = answers and self.schedule.host_attends
+        host_attends = answers and self.schedule.host_attends
         rows = divided(self.sizes, batch)
-        parts = [self._part(number, x, batch, own, not here) for number, own in enumerate(rows)]
+        parts = [self._part(number, x, batch, own, not host_attends) for number, own in enumerate(rows)]
         order = self.schedule.order if answers else Layerwise(self.attends)
-        self._begin(parts, order, here)
+        self._begin(parts, order, host_attends)
         return parts, order
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
@@ -138,15 +138,15 @@ class BatchPipeline:
     def sizes(self) -> Sizes:
         """The limits on the sizes of micro-batches."""
         schedule = self.schedule
-        if self.pages:  # a group: no node may have larger micro-batches than fit on each
+        if self.pages:  # in a group, every micro-batch must fit on every node
             return Sizes(schedule.micro_batch, schedule.least, self.chunk, self.pages, visits=True)
         room = 0 if self.visiting is None else self.visiting.capacity
         return Sizes(schedule.micro_batch, schedule.least, self.chunk, room, visits=not schedule.host_attends)
 
-    def _begin(self, parts: Sequence[LiftedMicroBatch], order: Order, here: bool) -> None:
+    def _begin(self, parts: Sequence[LiftedMicroBatch], order: Order, host_attends: bool) -> None:
         found = visits(order, len(self.attends), len(parts))
         hold_for(found, self.holds)
-        self.starts(here)
+        self.starts(host_attends)
         if self.visiting is not None:
             attended = [
                 (self.layers[visit.block], job.micro_batch)
@@ -155,7 +155,7 @@ class BatchPipeline:
                 for job in visit.jobs
                 if Phase.OUTPUT in job.phases
             ]
-            self.visiting.begin([part.batch for part in parts], [] if here else attended)
+            self.visiting.begin([part.batch for part in parts], [] if host_attends else attended)
 
     def _part(self, number: int, x: F32, batch: Batch, rows: I64, attended_there: bool) -> LiftedMicroBatch:
         own = Batch(batch.positions[rows], batch.sequence[rows], batch.tables)

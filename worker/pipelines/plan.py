@@ -46,7 +46,7 @@ class BatchPlan(OffloadPlan):
         kv_heads_there: the number of KV heads with keys and values on the accelerator: the first ones.
         kv_heads: the number of KV heads of the node. Keys and values of the others lie in host memory.
         room_pages: the largest number of KV pages of one micro-batch.
-        room_bytes: bytes of so many pages in one layer, for the heads in host memory.
+        room_bytes: bytes of so many pages in one layer, for heads whose keys and values are in host memory.
         chunking: the number or size of the chunks of a layer.
     """
 
@@ -112,10 +112,10 @@ class BatchPlan(OffloadPlan):
         largest = max((each.nbytes for each in chunks if each.block.kind == "experts"), default=0)
         return max(round_up(self.chunking.size(self.layer_bytes)), largest)
 
-    def ring(self, there: Numbers) -> Ring:
-        """Return the ring for the pieces `there`: layers lie in its two halves in turn."""
-        if not there:
-            return super().ring(there)
+    def ring(self, numbers: Numbers) -> Ring:
+        """Return the ring for the pieces `numbers`: layers lie in its two halves in turn."""
+        if not numbers:
+            return super().ring(numbers)
         layers = self._passing * (1 + len(self._passing) % 2)
         uses = [piece for layer in layers for piece in layer]
         offsets = [

@@ -63,11 +63,11 @@ class BatchAttention(AttentionSegment):
             if not (part.attended_there and phases >= COMPUTE):
                 part.between[self] = self._project(data, part, take)
         if part.attended_there:
-            return self._attend_there(phases, data, part, take) if Phase.OUTPUT in phases else None
+            return self._attend_on_card(phases, data, part, take) if Phase.OUTPUT in phases else None
         if Phase.ATTEND in phases:
             if self.kept is not None:
                 part.between[self, "kept"] = self._attend_kept(self.kept, part)
-            part.between[self] = self._attend_here(part)
+            part.between[self] = self._attend_on_host(part)
         return self._output(data, part) if Phase.OUTPUT in phases else None
 
     def squares(self, part: MicroBatch) -> F32:
@@ -101,7 +101,7 @@ class BatchAttention(AttentionSegment):
         with self.pages.hold(self.layer, part.batch) as (keys, values):
             return self.launch(lambda: _attended(kernels, kept, before.wait()[0], (keys, values, part.batch)))
 
-    def _attend_here(self, part: LiftedMicroBatch) -> Pending[Crossed]:
+    def _attend_on_host(self, part: LiftedMicroBatch) -> Pending[Crossed]:
         """Start the host's attention, and then the transfer of its result to the accelerator (D2)."""
         before, kernels, others = part.between[self], self.lanes.host.kernels, self.others
         assert others is not None  # the host attends only for keys and values in its memory
@@ -137,7 +137,7 @@ class BatchAttention(AttentionSegment):
 
         return self.launch(output)
 
-    def _attend_there(self, phases: Phases, data: Bytes, part: LiftedMicroBatch, take: Take) -> Pending[F32]:
+    def _attend_on_card(self, phases: Phases, data: Bytes, part: LiftedMicroBatch, take: Take) -> Pending[F32]:
         """Start all phases on the accelerator; heads that are already projected are not projected again."""
         heads = part.between.pop(self, None)
         with ExitStack() as held:
@@ -158,7 +158,7 @@ class BatchAttention(AttentionSegment):
         heads: Pending[Any] | None,
         attending: Sequence[tuple[SomeHeads, Paged]],
     ) -> Pending[F32]:
-        """Start attention for all heads in one call, for each of `attending` in turn if there are two."""
+        """Start one call that computes attention, for each group of heads in `attending` in turn, and the output."""
         spec, kernels = self.spec, self.device.kernels
 
         def attend() -> F32:

@@ -170,7 +170,7 @@ class VisitingPages:
         def load() -> None:
             for ended in (before, *saves):
                 ended.wait().wait()
-            self._lift(layer, room, list(pages))
+            self._copy_in(layer, room, list(pages))
 
         room.loaded = self._queue.submit("kv load", f"KV {layer}, micro-batch {number}", load)
         return room
@@ -179,24 +179,23 @@ class VisitingPages:
         pages = slice(numbers.written, len(numbers.home))
 
         def save() -> None:
-            there = zip((room.keys, room.values), room.staged, strict=True)
-            ends = [(_bytes(array[pages]), _bytes(staged[pages])) for array, staged in there]
-            self._move(ends)
+            both = zip((room.keys, room.values), room.staged, strict=True)
+            self._move([(_bytes(array[pages]), _bytes(staged[pages])) for array, staged in both])
             home = list(numbers.home[pages])
             self._home.keys[layer][home] = room.staged[0][pages]
             self._home.values[layer][home] = room.staged[1][pages]
 
         return self._queue.submit("kv save", f"KV {layer}, micro-batch saved", save)
 
-    def _lift(self, layer: int, room: PageRoom, pages: list[int]) -> None:
+    def _copy_in(self, layer: int, room: PageRoom, pages: list[int]) -> None:
         """Gather pages in the host's buffer and copy them to the room at once, as many small copies would be slow."""
         if not pages:
             return
         some = slice(0, len(pages))
         for home, staged in zip((self._home.keys[layer], self._home.values[layer]), room.staged, strict=True):
             np.take(home, pages, axis=0, out=staged[some])
-        there = zip(room.staged, (room.keys, room.values), strict=True)
-        self._move([(_bytes(staged[some]), _bytes(array[some])) for staged, array in there])
+        both = zip(room.staged, (room.keys, room.values), strict=True)
+        self._move([(_bytes(staged[some]), _bytes(array[some])) for staged, array in both])
 
     def _move(self, ends: Sequence[tuple[Bytes, Bytes]]) -> None:
         wait_all([self._device.copy(source, target) for source, target in ends])

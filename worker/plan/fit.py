@@ -109,8 +109,8 @@ def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None
 
     sizes = (card.memory, *card.more)
     # Whether a plan fits does not depend on speeds: any will do.
-    there, *more = (replace(laptop_gpu(), memory=size, shared=card.shared) for size in sizes)
-    check_accelerator(plan, replace(LAPTOP, accelerator=there, more=tuple(more)), card.options, tables)
+    first, *more = (replace(laptop_gpu(), memory=size, shared=card.shared) for size in sizes)
+    check_accelerator(plan, replace(LAPTOP, accelerator=first, more=tuple(more)), card.options, tables)
 
 
 def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = None) -> Demand:

@@ -34,7 +34,7 @@ from worker.plan.segments import NodeSegment, cut_pieces
 _DEPTH = {"performance": 2, "memory": 1}  # segments in the ring at once; as many layers' KV pages visit at once
 _DEEPEST = 4  # the most segments in a ring: more would not even out the sizes any further
 _VALUE = 4  # bytes of an activation
-_PAGES_BESIDE = 5  # pages of memory to reserve for each piece, for plans that cut pieces further
+_PAGES_PER_PIECE = 5  # pages of memory to reserve for each piece, for plans that cut pieces further
 Numbers = frozenset[int]
 
 
@@ -94,20 +94,20 @@ class OffloadPlan:
         """Return the numbers of the pieces that are assigned to accelerator `card`."""
         return frozenset(number for number, piece in enumerate(self.pieces) if piece.device == card)
 
-    def ring(self, there: Numbers) -> Ring:
-        """Return the rings through which the pieces `there` are streamed, merged into one, by piece number."""
+    def ring(self, numbers: Numbers) -> Ring:
+        """Return a ring for the pieces `numbers`, merged from one per accelerator; its blocks are piece numbers."""
         sizes = [_size(piece) for piece in self.pieces]
         depth = self.ahead or self.depth
-        return merged([smallest(sorted(there & self.on(card)), sizes, depth) for card in self.cards], sizes)
+        return merged([smallest(sorted(numbers & self.on(card)), sizes, depth) for card in self.cards], sizes)
 
     def ring_bytes(self, card: int) -> int:
         """Return the bytes of accelerator `card`'s ring: long and short steps use the same memory in turn."""
-        return max(self.ring(there & self.on(card)).size for there in (self.long, self.short))
+        return max(self.ring(streamed & self.on(card)).size for streamed in (self.long, self.short))
 
     def ring_cuts(self, card: int) -> list[int]:
         """Return the offsets in accelerator `card`'s ring at which no piece of long or short steps is cut in two."""
         mine = self.on(card)
-        rings = [self.ring(there & pieces) for there in (self.long, self.short) for pieces in (mine, there)]
+        rings = [self.ring(streamed & pieces) for streamed in (self.long, self.short) for pieces in (mine, streamed)]
         return cuts_between(
             (offset, offset + _size(self.pieces[piece]))
             for ring in rings
@@ -139,8 +139,8 @@ class OffloadPlan:
     @property
     def staged(self) -> list[int]:
         """The layers whose attention an accelerator computes while their keys and values lie in the host's memory."""
-        there = self.kept | self.long | self.short
-        attending = {self.pieces[number].block.layer for number in there if self._attends(number)}
+        computed = self.kept | self.long | self.short
+        attending = {self.pieces[number].block.layer for number in computed if self._attends(number)}
         return [layer for layer in self.layers if layer in attending] if self.kv == "ram" else []
 
     def staged_on(self, card: int) -> list[int]:
@@ -176,9 +176,9 @@ class OffloadPlan:
     def shared_bytes(self) -> int:
         """Bytes of host memory that accelerators without memory of their own take, including kernels' buffers."""
         cards = self.problem.machine.cards
-        there = self.problem.needs.there.nbytes(self.problem.tokens)
+        buffers = self.problem.needs.there.nbytes(self.problem.tokens)
         taken = [(card, size) for card, size in zip(cards, self.card_bytes, strict=False) if card.shared and size]
-        return sum(size + there for _, size in taken)
+        return sum(size + buffers for _, size in taken)
 
     @property
     def card_bytes(self) -> list[int]:
@@ -227,7 +227,7 @@ class OffloadPlan:
 
 
 def check_offload(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None) -> None:
-    """Refuse a plan that no placement allowed by `options` fits into `machine`, before any weight moves.
+    """Check that a plan fits into `machine` in a way that `options` allow, before any weight moves.
 
     Raises:
         PlanError: if nothing fits; names the smallest setting that would suffice.
@@ -280,11 +280,11 @@ def _by_length(
     problem: Problem, chosen: Offload, options: OffloadOptions, kept: Numbers
 ) -> tuple[Numbers, Numbers, int]:
     """Return the pieces that long and short steps stream to the accelerator, and the first length of a long step."""
-    long, short = (_there(places) - kept for places in (chosen.prompt, chosen.decode))
+    long, short = (_on_accelerator(places) - kept for places in (chosen.prompt, chosen.decode))
     return long, short, options.crossover or turning_point(problem, chosen)
 
 
-def _there(places: Sequence[Place]) -> Numbers:
+def _on_accelerator(places: Sequence[Place]) -> Numbers:
     return frozenset(number for number, place in enumerate(places) if place == "accelerator")
 
 
@@ -307,7 +307,7 @@ def offload_problem(
         reserve: bytes to leave free on each accelerator because sizes are rounded up to pages of memory. By default
             some pages for each piece, for plans that cut pieces further.
     """
-    demand, reserve = need(plan, tables), PAGE * _PAGES_BESIDE * len(pieces) if reserve is None else reserve
+    demand, reserve = need(plan, tables), PAGE * _PAGES_PER_PIECE * len(pieces) if reserve is None else reserve
     smaller = machine.with_cards(lambda card: replace(card, memory=max(0, card.memory - reserve)))
     context = plan.options.pages * PAGE_TOKENS
     work = NodeWork(

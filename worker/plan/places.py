@@ -79,9 +79,9 @@ def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], n
     within = dict(zip(offload.fed, numbers, strict=True))
     ring = {piece: Place(offload.pieces[piece], "ring", piece) for piece in offload.lifted}
 
-    def visits(there: frozenset[int]) -> Visits:
-        here = (Place(window[number], "window", number) for piece, number in within.items() if piece not in there)
-        found = _by_block([*stay, *(ring[piece] for piece in sorted(there)), *dict.fromkeys(here)])
+    def visits(streamed: frozenset[int]) -> Visits:
+        hosted = (Place(window[number], "window", number) for piece, number in within.items() if piece not in streamed)
+        found = _by_block([*stay, *(ring[piece] for piece in sorted(streamed)), *dict.fromkeys(hosted)])
         return tuple(_gathered(block) for block in found) if offload.gathers else found
 
     return Places(

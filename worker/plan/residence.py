@@ -217,7 +217,7 @@ def _by_neurons(
 def _budget(
     plan: NodePlan, tables: Tables | None, hosted: Hosted, extents: Sequence[Extent], kernels: Kernels | None
 ) -> tuple[Budget, DiskSpeed]:
-    """Return the division of the node's memory and the disk's speed.
+    """Return how the node's memory is divided, and the disk's speed.
 
     Speeds are measured, with `kernels`, if weights must be streamed. Without `kernels` nothing is measured.
     """

@@ -18,7 +18,7 @@ from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
 from worker.shards.image import HeldBlock
 
 _LEAST = 8 << 20  # bytes of a tile: a disk spends most of a smaller read on starting it
-_ASIDE = ("latent", "kv")  # runs that are not dealt: a device has the units that its query heads need
+_NOT_DEALT = ("latent", "kv")  # runs that are not dealt: a device has the units that its query heads need
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
         )
     segments: list[NodeSegment] = []
     for block in plan.blocks:
-        dealt = [deal(len(run.units), shares) for run in block.runs if run.name not in _ASIDE]
+        dealt = [deal(len(run.units), shares) for run in block.runs if run.name not in _NOT_DEALT]
         of_run = dealt if block.kind == "experts" else [dealt[0]] * len(block.runs)
         parts = [
             NodeSegment(

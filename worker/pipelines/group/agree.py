@@ -96,9 +96,9 @@ def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem])
     try:
         policies = best_policies(open_ones).policies
         chosen = zip(policies, members, strict=True)
-        there = {policy.ffn_there for policy, member in chosen if member.machine.accelerator is not None}
-        if len(there) == 1:
-            return policies if there == {True} else ()
+        choices = {policy.ffn_there for policy, member in chosen if member.machine.accelerator is not None}
+        if len(choices) == 1:
+            return policies if choices == {True} else ()
         alike = best_policies(problems).policies
     except PlanError:
         return ()

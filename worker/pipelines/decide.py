@@ -81,8 +81,8 @@ def leaves_open(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -
 def _batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> bool:
     """Return True if the node computes batches.
 
-    It does if the master or the user says so. If the choice is open, the node must be alone and have many requests, and
-    the roofline model must predict that its accelerator should compute neurons.
+    It does if the master or the user says so. If the choice is open, it does only if it is alone and has many requests.
+    The roofline model must then predict that its accelerator should compute neurons.
     """
     if plan.options.batch is not None:
         return True

@@ -56,8 +56,8 @@ class Interleaved:
     def _staggered(self, places: list[Place]) -> Iterator[Task]:
         """Yield the tasks if neurons are computed one turn later.
 
-        Each turn computes the output of one place, attention of a later one, and the neurons of the place before, and
-        starts the sums that are complete by then.
+        Each turn computes the output of one place, attention of a later one, and the neurons of the place before.
+        It also starts the sums that are complete by then.
         """
         computed = list[Place]()  # places whose neurons are computed, but whose last sum is not started
         for place in places[: self.ahead]:

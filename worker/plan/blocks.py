@@ -26,8 +26,8 @@ def attention_vectors(config: ModelConfig) -> dict[str, int]:
 def holds_keys(assign: Assign, attention: BlockPlan) -> bool:
     """Return True if the node's KV units are exactly those that its query units attend to.
 
-    If keys and values come from a latent vector, the node must also have all units of its run `latent`, or none if it
-    has no query units.
+    If keys and values come from a latent vector, the node must also have all units of the run `latent`. A node without
+    query units must have none of them.
     """
     config = assign.config
     runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in attention.runs}

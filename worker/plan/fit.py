@@ -151,8 +151,8 @@ def passing_bytes(node: NodePlan) -> int:
 def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, passing: int = 0) -> int:
     """Return an upper bound of the bytes that one token's activations take on a node.
 
-    In addition to the kernels' buffers, these float32 arrays of `config.hidden` values exist at once: the step's
-    input, x, two partial results, normed x, and `passing` arrays on their way between tiles and nodes.
+    Several float32 arrays of `config.hidden` values exist at once, in addition to the kernels' buffers. They are the
+    step's input, x, two partial results, normed x, and `passing` others.
 
     Args:
         heads: query heads of the node.

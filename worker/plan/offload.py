@@ -214,8 +214,8 @@ class OffloadPlan:
     def over(self, below: Placement) -> "OffloadPlan":
         """Return the plan adapted to `below`, the placement of the pieces `fed` in the host's memory.
 
-        If some of them are read from disk, a step that streams pieces to the accelerator must stream all of them,
-        because the disk is read in one fixed order.
+        If some of them are read from disk, a step that streams any pieces to the accelerator must stream all of them.
+        The reason is that the disk is read in a fixed order.
         """
         if not below.streamed_bytes:
             return self

@@ -116,7 +116,7 @@ def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
 
 
 def tiles(plan: NodePlan) -> list[NodeSegment]:
-    """Return all segments in order of use, as `cut_pieces` cuts them; whole blocks if all weights are resident."""
+    """Return all segments in order of use: those of `cut_pieces`, or whole blocks if the scheduler is off."""
     return whole_blocks(plan) if plan.options.scheduler == "resident" else cut_pieces(plan)
 
 

@@ -49,7 +49,7 @@ def pieces_of(plan: NodePlan, kept: float, chunking: Chunking) -> tuple[tuple[No
 
 
 def _layer(layer: NodeLayer, room: float, chunking: Chunking) -> Iterator[tuple[NodeSegment, bool]]:
-    """Yield the pieces of a layer, of which `room` bytes are resident, each with True if it is resident."""
+    """Yield the pieces of a layer, each with True if it is resident; at most `room` bytes are."""
     cut: list[tuple[NodeBlock, Runs, Runs]] = []
     for block in layer.blocks:
         first, rest = _cut(block, room)

@@ -1,1 +1,1 @@
-"""A node that computes: blocks, segments, the order of a step, pages of keys and values."""
+"""The computation of a node: blocks, segments, the order of a step, and the pages of the KV cache."""

@@ -1,4 +1,4 @@
-"""A block as the block loop knows it: what all its segments have in common."""
+"""The properties of a block that the block loop needs and that all segments of the block share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,15 @@ class Block:
     number: int  # in order of use
     name: str
     residual: Residual
-    joins: bool = False  # it has no sum of its own: what it comes to is added to the next block's
+    joins: bool = False  # True: its partial result is added to that of the next block, and one sum serves both
 
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
-        """Which of its units a visit needs: all, since it is dense."""
+        """Return the units that the micro-batches `parts` need. None means all units, since the block is dense."""
         return None
 
     def foretold(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
-        """Another block, and which of its units will be wanted; asked when all of this one's weights are there."""
+        """Return the number of a later block and the units that it will need, to prefetch them; None if unknown.
+
+        The block loop calls this when all weights of this block are in memory.
+        """
         return None

@@ -1,4 +1,4 @@
-"""From a plan to a node that computes: segments and the window they come from, pages, collective."""
+"""Construction of a node from its plan: segments, memory window, KV pages and collective."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -38,8 +38,8 @@ from worker.shards.image import HeldBlock
 if TYPE_CHECKING:
     from worker.neurons.gates.segment import GatedNode
 
-_SPIN_US = 300  # about what a thread takes to fall asleep and wake up again
-_PREFILL = 128  # tokens of the prefill step that the collective is chosen for
+_SPIN_US = 300  # microseconds; about the time that a thread needs to fall asleep and wake up again
+_PREFILL = 128  # tokens of the prefill step for which the collective is tuned
 
 
 def build_node(
@@ -54,17 +54,25 @@ def build_node(
     accelerator: AcceleratorSetup | None = None,
     order: Order = plain,
 ) -> Node:
-    """Everything that runs `assign` on this node; `held` are `assign.blocks`, in that order.
+    """Build the node that runs `assign`.
 
-    `progress` hears of every segment that is loaded to stay, and may raise to give up; `tables` are the master's;
-    `disk` is read, and `host` computes, in place of the real one. `others` are more devices of this node, each with the
-    share of every block that it computes, and keeps; the host does the rest. Or one `accelerator` keeps what fits, and
-    has the rest pass through its memory. `order` is that of a step's tasks.
+    Args:
+        assign: the plan of this node.
+        held: the images of `assign.blocks`, in the same order.
+        endpoints: the sockets of the node, for the collective.
+        progress: called for each resident segment that is loaded; may raise to cancel.
+        tables: the embedding and the head; on the master only.
+        disk: replaces the real disk.
+        host: replaces the real host device.
+        others: further devices, each with its share (0 to 1) of every block; the weights of that share are resident on
+            it. The host computes the rest. Not together with `accelerator`.
+        accelerator: accelerators that keep the weights that fit resident, and stream the others through their memory.
+        order: the order of the tasks of a step.
 
     Raises:
-        WeightsError: if a shard image cannot be read, or with `verify_weights` is not what the plan says.
-        PlanError: if the node's memory does not hold what the plan asks for, or the accelerator's what its options do.
-        DeviceFullError: if another device's does not hold its share.
+        WeightsError: if a shard image cannot be read, or, with `verify_weights`, differs from its hashes.
+        PlanError: if the plan needs more memory than the node has, or its options more than the accelerator has.
+        DeviceFullError: if one of `others` has too little memory for its share.
     """
     plan, devices = node_plan(assign), [host or open_host(), *(device for device, _ in others)]
     kernels, shares = devices[0].kernels, [1 - sum(share for _, share in others), *(share for _, share in others)]
@@ -78,13 +86,13 @@ def build_node(
     if accelerator is not None:
         devices += accelerator.devices
         from worker.neurons.auto import decide_either
-        from worker.pipelines.decide import decide_accelerator  # heavier than all that the host alone needs
+        from worker.pipelines.decide import decide_accelerator  # slow to import, and not needed without an accelerator
 
         chosen = accelerator.decide or decide_accelerator
         offload = decide_either(plan, held, accelerator.machine, accelerator.options, tables, chosen)
     residence = decide(plan, held, kernels, tables, disk, shares, offload)
     spec = _group_spec(plan, kernels.threads())
-    with ExitStack() as stack:  # what is open is closed if the rest fails, so that another plan finds the memory free
+    with ExitStack() as stack:  # after a failure it frees the memory for the next plan
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
         gated = _gated(plan, held)
         opened = open_weights(stack, plan, residence, held, devices, trace, progress, gated)
@@ -96,7 +104,10 @@ def build_node(
 
 
 def _gated(plan: NodePlan, held: Sequence[HeldBlock]) -> "GatedNode | None":
-    """What chooses neurons by their gate, if the master sent what for: no other run has this code in its memory."""
+    """Return the selection of neurons by their gate, or None if the plan has no thresholds for gates.
+
+    The module is imported only if it is used, to save memory.
+    """
     if not plan.gates:
         return None
     from worker.neurons.gates.segment import open_gated
@@ -105,7 +116,7 @@ def _gated(plan: NodePlan, held: Sequence[HeldBlock]) -> "GatedNode | None":
 
 
 def _hosted(plan: NodePlan, residence: Residence, tables: Tables | None) -> Division | None:
-    """How a node without an accelerator divides steps, if its group computes batches; else as it likes."""
+    """Return the division of steps for a node without an accelerator; None (halves) if the plan sets no batch size."""
     if plan.options.batch is None:
         return None
     from worker.pipelines.group.hosted import hosted_pipeline
@@ -118,7 +129,7 @@ def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
 
 
 def _blocks(plan: NodePlan, held: Sequence[HeldBlock], arrangement: Arrangement[Segment]) -> list[Block]:
-    """All blocks in order of use; those that are fetched know which is fetched next."""
+    """Return all blocks in order of use. Each block of routed experts gets the next such block, to prefetch for it."""
     blocks: list[Block] = []
     following: RoutedBlock | None = None
     for block in reversed(plan.blocks):
@@ -144,7 +155,7 @@ def _block(
             assert isinstance(streamed, StreamedBlock)
             return streamed.block(block.number, block.name, after, joins)
         segment = arrangement.blocks[block.number][0]
-        assert isinstance(segment.spec, ExpertsSpec)  # nothing else is fetched on demand
+        assert isinstance(segment.spec, ExpertsSpec)  # without predictors only experts are loaded on demand
         return RoutedBlock(
             block.number, block.name, after, joins, spec=segment.spec, device=segment.device, following=following
         )
@@ -167,9 +178,10 @@ def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:
 
 
 def _spin_us(plan: NodePlan, threads: int) -> int:
-    """Waiting awake pays off where all nodes share a machine and each of their threads has a core.
+    """Return how long a thread spins before it sleeps while it waits for a sum, in microseconds.
 
-    Over sockets it does not: the waiting thread then keeps ZeroMQ's own from the core that it needs to end the wait.
+    Spinning pays if all nodes are on one machine and each of their threads has a core. Over sockets it does not: the
+    spinning thread would take the core that ZeroMQ's I/O thread needs.
     """
     alone = plan.collective == "shared" and plan.size * threads <= usable_cores()
     return _SPIN_US if alone else 0

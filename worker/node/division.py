@@ -1,4 +1,4 @@
-"""How a step's tokens become micro-batches, and in which order their tasks are done."""
+"""The division of a step's tokens into micro-batches, and the order of their tasks."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,34 +14,37 @@ from worker.node.microbatch import Memory, MicroBatch
 from worker.node.order import Order
 
 F32 = npt.NDArray[np.float32]
-_LEAST = 32  # tokens of a micro-batch at least: shorter products of matrices take longer per token
+_LEAST = 32  # minimum tokens of a micro-batch: smaller matrix products take longer per token
 
 
 class Division(Protocol):
-    """What the block loop asks at each step."""
+    """The division of each step into micro-batches, as the block loop uses it."""
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
-        """The micro-batches of a step, and the order of their tasks; `x` is `[tokens, hidden]`."""
+        """Return the micro-batches of a step, and the order of their tasks; `x` is `[tokens, hidden]`."""
         ...
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
-        """Hidden states `[tokens, hidden]` of the step's tokens in their order, after the last block."""
+        """Return the hidden states `[tokens, hidden]` after the last block, with the tokens in their first order."""
         ...
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
-        """All of the tokens as one, for a block by itself."""
+        """Return one micro-batch of all tokens, to rehearse a single block."""
         ...
 
 
 class Halves:
-    """A step's tokens in order, in halves if that pays: keys of the first are there when the second attends."""
+    """Division of a long step into a first and a second half of its tokens, if the group can sum while it computes.
+
+    The keys of the first half are in the pages before the second half attends.
+    """
 
     def __init__(self, group: Group, order: Order) -> None:
         self._group, self._order = group, order
-        self._memory: list[Memory] = [{} for _ in range(IN_FLIGHT)]  # what was prepared last, by micro-batch
+        self._memory: list[Memory] = [{} for _ in range(IN_FLIGHT)]  # buffers for prepared inputs, by micro-batch
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
-        """See `Division.divide`."""
+        """Return two halves of `x` `[tokens, hidden]`, or one micro-batch if the step is short, and the order."""
         tokens = len(x)
         if tokens < IN_FLIGHT * _LEAST or not self._group.overlaps:
             return [self.alone(x, batch)], self._order
@@ -50,9 +53,9 @@ class Halves:
         return [MicroBatch(x[half], batch.cut(half), memory) for half, memory in halves], self._order
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
-        """See `Division.joined`."""
+        """Return the hidden states of the halves as one array `[tokens, hidden]`."""
         return parts[0].x if len(parts) == 1 else np.concatenate([part.x for part in parts])
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
-        """See `Division.alone`."""
+        """Return one micro-batch of all tokens of `x` `[tokens, hidden]`."""
         return MicroBatch(x, batch, self._memory[0])

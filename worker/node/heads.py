@@ -1,7 +1,7 @@
-"""The heads of one attention in two parts, whose keys and values live on different sides.
+"""The division of an attention block's heads into two parts, one for the host and one for the card.
 
-A KV head is the unit: with the query heads that attend to it, it needs no other. So products before and after attention
-are of all heads at once, wherever each is attended with.
+The unit is a KV head together with the query heads that attend to it, because it needs no other head. The projections
+before and after attention are computed for all heads at once; only attention itself is divided.
 """
 
 from dataclasses import dataclass, replace
@@ -17,19 +17,19 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class SomeHeads:
-    """Neighbouring heads of an attention: `spec` is theirs, for attending alone; the ranges are among all of them."""
+    """A range of an attention block's KV heads, with the query heads that attend to them."""
 
-    spec: AttentionSpec
-    queries: Range
-    kv: Range
+    spec: AttentionSpec  # of these heads only; for `Kernels.attend`
+    queries: Range  # among all query heads of the block
+    kv: Range  # among all KV heads of the block
 
     def of(self, projected: Projected) -> Projected:
-        """Their part of all heads, each array in one piece."""
+        """Return the queries, keys and values of these heads as contiguous arrays; `projected` is of all heads."""
         own = self._views(projected)
         return Projected(*(np.ascontiguousarray(heads) for heads in (own.queries, own.keys, own.values)))
 
     def nbytes(self, projected: Projected) -> int:
-        """Bytes of their part."""
+        """Return the size of these heads' queries, keys and values in bytes."""
         own = self._views(projected)
         return own.queries.nbytes + own.keys.nbytes + own.values.nbytes
 
@@ -39,9 +39,10 @@ class SomeHeads:
 
 
 def some_heads(spec: AttentionSpec, kv: Range) -> SomeHeads | None:
-    """The KV heads `kv` with their query heads; None if there are none of them.
+    """Return the KV heads `kv` with their query heads, or None if `kv` is empty.
 
-    What heads are made with is left out: biases, norms, and rotary frequencies if no latent vector is checked by them.
+    The result's spec lacks the parts that only projection needs: biases, norms, and, unless attention is latent, the
+    rotary frequencies.
     """
     first, last = np.searchsorted(spec.kv_index, (kv.first, kv.last)).tolist()
     if not len(kv):
@@ -61,5 +62,5 @@ def some_heads(spec: AttentionSpec, kv: Range) -> SomeHeads | None:
 
 
 def put_together(kept: F32, others: F32) -> F32:
-    """What attention made of the first heads and of the others, `[tokens, heads * head_dim]` each, for the product."""
+    """Return the attention results of the first heads and of the others, `[tokens, heads * head_dim]`, as one array."""
     return np.concatenate([kept, others], axis=1)

@@ -1,8 +1,8 @@
-"""The block loop: one node's part of the model, the same code on the master (rank 0) and on every worker.
+"""The block loop, which runs one node's part of the model: the same code on the master (rank 0) and on every worker.
 
-A step's order is data (`worker.node.order`): any that keeps each micro-batch's own is run here. In the plain one a long
-step passes in two micro-batches, the first and the second half of its tokens: while the sum of one travels, the other
-computes, and each block is held once for both.
+The order of a step's tasks is data (`worker.node.order`). The loop runs any order that keeps the blocks and phases of
+each micro-batch in sequence. By default, a long step is divided into two micro-batches, the halves of its tokens. While
+the sum of one is on the network, the other computes, and each block's weights are held once for both.
 """
 
 from collections import deque
@@ -29,36 +29,37 @@ from worker.node.segment import AttentionSegment, Phases, Segment
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Sum = Callable[[F32], F32]
-Check = Callable[[F32, str], None]  # with a partial result and the name of its block; may raise
+Check = Callable[[F32, str], None]
+"""A function that gets a partial result and the name of its block, and raises if the result is wrong."""
 
 _AFTER_HEADS = frozenset({Phase.ATTEND, Phase.OUTPUT})
 
 
 def _as_it_is(values: F32) -> F32:
-    """A sum of one."""
+    """Return `values`: the sum over a single node."""
     return values
 
 
 def _nothing() -> None:
-    """Nobody listens."""
+    """Do nothing."""
 
 
 def unchecked(partial: F32, name: str) -> None:
-    """Any result will do."""
+    """Accept any partial result."""
 
 
 @dataclass
 class StepClock:
-    """Where the time of this node's steps went, in seconds, summed since the start."""
+    """Totals of this node's steps since the start; times in seconds."""
 
     steps: int = 0
     tokens: int = 0
     total: float = 0.0
-    sync: float = 0.0  # inside allreduce: transfer, latency, and waiting for slower nodes
+    sync: float = 0.0  # in allreduce: transfer, latency, and waiting for slower nodes
 
 
 class BlockLoop:
-    """Runs steps through all blocks, with the weights they hold and the group that they are summed in."""
+    """The loop over all blocks that computes each step, holds its weights, and sums its results over the group."""
 
     def __init__(
         self,
@@ -71,9 +72,17 @@ class BlockLoop:
         check: Check = unchecked,
         division: Division | None = None,
     ) -> None:
-        """`kernels` are the host's, which adds residuals; `check` sees this node's part of every sum.
+        """Create the loop.
 
-        `division` says what a step is divided into, and the order then, in place of halves and `order`.
+        Args:
+            blocks: all blocks of the model, in order of use.
+            weights: the weights of this node's units.
+            group: the collective that sums partial results.
+            kernels: the host's kernels, which add residuals.
+            trace: records the spans of computations and sums.
+            order: the order of a step's tasks, if `division` is None.
+            check: gets each partial result of this node before it is summed.
+            division: divides steps into micro-batches and orders their tasks. None: halves, in the given `order`.
         """
         self.blocks = blocks
         self.weights = weights
@@ -85,8 +94,8 @@ class BlockLoop:
         self._kernels = kernels
         self._order, self._check = order, check
         self._division: Division = division or Halves(group, order)
-        self._flying = deque[tuple[MicroBatch, Block]]()  # whose sums are on their way, the oldest first
-        self._chain: Chain | None = None  # of all blocks, opened when first used
+        self._flying = deque[tuple[MicroBatch, Block]]()  # of the sums under way, the oldest first
+        self._chain: Chain | None = None  # of all blocks; opened when first used
         self._names = [block.name for block in blocks]
 
     def forward(self, x: F32, batch: Batch, step: int) -> F32 | None:
@@ -94,11 +103,12 @@ class BlockLoop:
 
         Args:
             x: `[tokens, hidden]` float32, the embedded tokens; the same on every node.
-            batch: where each token stands and where its KV goes.
-            step: number of the step, which fences the collective's messages.
+            batch: the position of each token in its sequence, and the pages for its keys and values.
+            step: number of the step; the collective drops messages of other steps.
 
         Returns:
-            `[tokens, hidden]` after the last block on rank 0, None elsewhere (only the master needs the last sum).
+            On rank 0, the hidden states `[tokens, hidden]` after the last block. On other ranks None, since only the
+            master needs the last sum.
         """
         started = perf_counter()
         self.weights.begin(len(x))
@@ -109,7 +119,10 @@ class BlockLoop:
         return out
 
     def rehearse(self, index: int, x: F32, batch: Batch) -> None:
-        """Compute a block and do nothing with the result; what `batch` names of the pages is overwritten."""
+        """Compute the block with number `index` for `x` `[tokens, hidden]`, and discard the result.
+
+        The pages that `batch` names are overwritten.
+        """
         part = self._division.alone(x, batch)
         with self.weights.hold(index) as segments:
             for segment, data in segments:
@@ -144,11 +157,11 @@ class BlockLoop:
         self.progress += 1
 
     def _compute(self, block: Block, visit: Visit, parts: Sequence[MicroBatch]) -> None:
-        """The jobs of a visit, while the block's weights are held."""
+        """Do the jobs of a visit while the block's weights are held."""
         hold = self.weights.hold(visit.block, block.wanted(parts))
         left = len(hold)
         with hold as segments:
-            for segment, data in segments:  # each waits until it is where it is computed
+            for segment, data in segments:  # each iteration waits until the segment's weights are on its device
                 left -= 1
                 if not left and (foretold := block.foretold(parts)) is not None:
                     self.weights.expect(*foretold)
@@ -164,14 +177,14 @@ class BlockLoop:
     def _start(
         self, segment: Segment, phases: Phases, data: Bytes, part: MicroBatch, summed: Sum | None = None
     ) -> None:
-        """Begin phases of a segment on its device; what it comes to is added to the micro-batch's partial result.
+        """Start `phases` of a segment on its device, and add the result to the micro-batch's partial result.
 
-        `summed` adds over all nodes what the heads of some models wait for.
+        `summed` returns the sum of its argument over all nodes. Some models need one between projection and attention.
         """
 
         def take(segment: Segment) -> Input:
-            routed = isinstance(segment.spec, ExpertsSpec)  # its input is for the router, too
-            fused = self.weights.now.single and phases >= COMPUTE and not routed  # it prepares the input itself
+            routed = isinstance(segment.spec, ExpertsSpec)  # the router needs the prepared input too
+            fused = self.weights.now.single and phases >= COMPUTE and not routed  # the kernel prepares the input itself
             return part.x if fused else part.prepared(segment.spec, segment.device, self._kernels)
 
         if isinstance(segment, AttentionSegment) and segment.waits and Phase.PROJECT in phases:
@@ -200,23 +213,23 @@ class BlockLoop:
         self.clock.sync += perf_counter() - syncing
 
     def _sum_now(self, values: F32) -> F32:
-        """The sum over all nodes of something small, behind those that are on their way."""
+        """Return the sum of the small array `values` over all nodes; finish the sums under way first."""
         while self._flying:
             self._finish_sum()
         syncing = perf_counter()
         self.group.start(values)
         total = self.group.finish()
         self.clock.sync += perf_counter() - syncing
-        assert total is not None  # it is for everybody
+        assert total is not None  # an allreduce gives every node the sum
         return total
 
     def _finish_sums(self, part: MicroBatch) -> None:
-        """Bring a micro-batch up to the last block that it computed."""
+        """Finish all sums of a micro-batch, so that its hidden states include the last block that it computed."""
         while any(flying is part for flying, _ in self._flying):
             self._finish_sum()
 
     def _finish_sum(self) -> bool:
-        """Wait for the oldest sum; whether its tokens are there on this node."""
+        """Wait for the oldest sum; return True if this node has the result."""
         part, block = self._flying.popleft()
         syncing = perf_counter()
         with self.trace.span("allreduce", block.name):
@@ -227,16 +240,16 @@ class BlockLoop:
         return total is not None
 
     def _waits_for_nothing(self, x: F32) -> bool:
-        """Whether all blocks may run in one call: neither other nodes nor weights are awaited.
+        """Return True if all blocks can run in one call, because neither nodes nor weights are waited for.
 
-        A prompt takes long enough for people to follow it block by block, and for Python to cost nothing.
+        Long steps run block by block: they can then report progress, and the overhead of Python is negligible.
         """
         return (
             len(x) <= STREAM_TOKENS
             and self.group.trivial
             and self._order is plain
             and self.weights.now.kept is not None
-            and not any(block.joins for block in self.blocks)  # a chain adds each block's result to what the next reads
+            and not any(block.joins for block in self.blocks)  # a chain adds each block's residual before the next
         )
 
     def _run_chain(self, x: F32, batch: Batch) -> F32:

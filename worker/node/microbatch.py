@@ -1,4 +1,4 @@
-"""Some of the tokens of a step on their way through the blocks: their hidden states, and what is under way for them."""
+"""The state of a micro-batch (some tokens of a step) on its way through the blocks."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -12,43 +12,56 @@ from tpi.kernels.spec import Batch, BlockSpec, Input, Prepared, Residual, Router
 
 F32 = npt.NDArray[np.float32]
 Memory = dict[int, Prepared]
-"""What was prepared last with each device's kernels, by their `id`: used again from block to block and step to step."""
+"""Buffers for prepared inputs, by the `id` of a device's kernels; reused from block to block and step to step."""
 
 
 class MicroBatch:
-    """`x` is `[tokens, hidden]`; `batch` says where each token stands and where its keys and values go."""
+    """Hidden states of some tokens of a step, and their unfinished computations in the current block."""
 
     def __init__(self, x: F32, batch: Batch, memory: Memory | None = None) -> None:
+        """Create a micro-batch before its first block.
+
+        Args:
+            x: hidden states `[tokens, hidden]`, float32.
+            batch: the position of each token in its sequence, and the pages for its keys and values.
+            memory: buffers of an earlier micro-batch to reuse.
+        """
         self.x = x
         self.batch = batch
-        self.between: dict[Hashable, Pending[Any]] = {}  # by segment: what one phase leaves for the next
+        self.between: dict[Hashable, Pending[Any]] = {}  # by segment: the result of its last phase, for the next
         self._memory = {} if memory is None else memory
-        self._ready: Memory = {}  # of this block
-        self._routing: Routing | None = None  # of this block
+        self._ready: Memory = {}  # prepared inputs of the current block
+        self._routing: Routing | None = None  # of the current block
         self._partial: F32 | None = None
         self._pending: list[Pending[F32]] = []
 
     def prepared(self, spec: BlockSpec, device: Device, host: Kernels) -> Input:
-        """The block's input as this device's kernels take it; normed once, by the host."""
+        """Return the block's input in the form that this device's kernels take. The host applies the norm, once."""
         if device.kernels is host:
             return self._prepare(spec, host, self.x)
         return self._prepare(spec, device.kernels, self._prepare(spec, host, self.x))
 
     def routed(self, router: RouterSpec, kernels: Kernels, x: Input) -> Routing:
-        """The experts of this block that the tokens chose: once, by whoever asks first, so that all agree."""
+        """Return the experts that the tokens chose in this block.
+
+        The first call computes them, so that all segments use the same choice.
+        """
         if self._routing is None:
             self._routing = kernels.route(router, x)
         return self._routing
 
     def add(self, partial: Pending[F32]) -> None:
-        """Add what one segment comes to. Sums are in the order of adding, whichever is there first."""
+        """Add the result of one segment. Results are summed in the order of the calls, whichever is ready first."""
         if self._pending or not partial.done:
             self._pending.append(partial)
         else:
             self._sum(partial.wait())
 
     def partial(self) -> F32:
-        """The result of all segments, `[tokens, hidden]`, when every device has it; raises what failed on any."""
+        """Wait for all segments and return the sum of their results, `[tokens, hidden]`.
+
+        If the computation of a segment failed, its error is raised.
+        """
         for result in wait_all(self._pending):
             self._sum(result)
         self._pending.clear()
@@ -56,17 +69,23 @@ class MicroBatch:
         return self._partial
 
     def join(self) -> None:
-        """On to the next block, with the same hidden states: what this one comes to is part of that one's sum."""
+        """Go on to the next block with the same hidden states, and keep the partial result, to sum it with the next."""
         self.partial()
         self._ready.clear()
         self.between.clear()
 
     def settles(self, residual: Residual) -> bool:
-        """Whether it goes on to the next block by itself, where this node's sum is everybody's: see `summed`."""
+        """Add the residual without a sum over nodes and return True, if this class can; here, return False.
+
+        Called only if this node is the whole group. A subclass that returns True does the work of `summed`.
+        """
         return False
 
     def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
-        """The sum over all nodes is there, or is for another node: on to the next block."""
+        """Add the sum over all nodes to the hidden states, and go on to the next block.
+
+        `total` is `[tokens, hidden]`, or None if this node does not get the sum.
+        """
         if total is not None:
             self.x = host.add_residual(residual, self.x, total)
         self._partial = None
@@ -75,7 +94,7 @@ class MicroBatch:
         self.between.clear()
 
     def abandon(self) -> None:
-        """Wait for all that is under way, whatever comes of it: nothing is computed any more with what it reads."""
+        """Wait for all computations under way and ignore their errors, so that their memory can be reused."""
         for pending in [*self._pending, *self.between.values()]:
             Finished(pending.wait)
 

@@ -1,7 +1,4 @@
-"""One member of the tensor-parallel group: a block loop with the page tables that the master announces.
-
-Rank 0 is one too.
-"""
+"""One member of the tensor-parallel group, rank 0 included: a block loop with page tables set by the master."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -41,7 +38,10 @@ F32 = npt.NDArray[np.float32]
 
 
 class Node:
-    """Runs steps as the master sends them. `worker.service.served.ServedNode` is what the daemon knows of it."""
+    """A node that computes the steps that the master sends.
+
+    The daemon uses it through the protocol `worker.service.served.ServedNode`.
+    """
 
     def __init__(
         self,
@@ -53,10 +53,16 @@ class Node:
         sparse: "SparseNode | None" = None,
         gated: "GatedNode | None" = None,
     ) -> None:
-        """`resources` are given back when the node is closed; `link` is its accelerator's.
+        """Create a node; `worker.node.build.build_node` is the usual way.
 
-        `fetched` are its experts that come when they are wanted, `sparse` chooses its active neurons,
-        or `gated`.
+        Args:
+            loop: computes the steps.
+            residence: says which weights are resident, and where.
+            resources: closed together with the node.
+            link: the accelerators, if the node has any.
+            fetched: the experts that are loaded on demand, if any.
+            sparse: predicts the active neurons, if the plan has predictors.
+            gated: selects neurons by their gate, if the plan has thresholds.
         """
         self.fetched = fetched
         self.sparse = sparse
@@ -66,51 +72,51 @@ class Node:
         self.budget = residence.budget
         self.window = loop.weights.window
         self.streamed = WindowStats()
-        self.watch: StepWatch | None = None  # of its steps, if anybody asks
+        self.watch: StepWatch | None = None  # compares step times with the plan's prediction; set by the caller
         self._residence = residence
         self._resources = resources
         self._tables = PageTables(residence.budget.pages, PAGE_TOKENS)
 
     @property
     def offload(self) -> "OffloadPlan | None":
-        """What its accelerator does."""
+        """The plan of the accelerators; None without one."""
         return self._residence.offload
 
     @property
     def pages(self) -> int:
-        """Size of the KV pool."""
+        """Size of the KV cache in pages."""
         return self.budget.pages
 
     @property
     def prefill_tokens(self) -> int:
-        """The longest step that this node's memory allows, and its accelerator's."""
+        """Tokens of the longest step that the memory of the node and its accelerators allows."""
         offload = self._residence.offload
         return self.budget.chunk if offload is None else min(self.budget.chunk, offload.longest)
 
     @property
     def segments(self) -> list[int]:
-        """How many segments each block is."""
+        """Number of segments of each block."""
         return [len(segments) for segments in self.loop.weights.now.blocks]
 
     @property
     def progress(self) -> int:
-        """Grows with every block computed and every byte loaded: who waits for a slow disk is not dead."""
+        """A count that grows with every block computed and every byte read, to tell a slow node from a stuck one."""
         return self.loop.progress + self.window.progress + self._wanted().read_bytes
 
     @property
     def position(self) -> WindowPosition:
-        """Where its memory window stands; may be read while a step runs."""
+        """Position of the memory window; may be read while a step runs."""
         return self.window.position()
 
     @property
     def trace(self) -> NoTrace:
-        """The node's spans."""
+        """Recorder of the node's spans."""
         return self.loop.trace
 
     def run(self, step: Step) -> F32 | None:
-        """Compute one step. Returns the last hidden states `[tokens, hidden]` on rank 0, None elsewhere.
+        """Compute one step, and return the last hidden states `[tokens, hidden]` on rank 0, None on other ranks.
 
-        A step without entries computes nothing: with it the group chooses how it will sum.
+        A step without entries computes nothing: it lets the group measure and choose how to sum.
         """
         self._tables.release(step.released)
         if not step.entries:
@@ -125,9 +131,9 @@ class Node:
         return out
 
     def _rehearsal(self) -> Work:
-        """What this node computes for a block of a prompt's step, with nothing in it; idle if weights are streamed.
+        """Return a function that computes one block of a prefill step of zeros; it overwrites the pages from 0 on.
 
-        They would be read for it, and out of their order. Pages from 0 on are overwritten.
+        It does nothing on a node that streams weights or has an accelerator, since it would read weights out of order.
         """
         loop = self.loop
         if self.window.kept is None or self._residence.offload is not None or self.fetched is not None:
@@ -143,7 +149,7 @@ class Node:
         return work
 
     def rehearse(self, blocks: Sequence[int] | None = None) -> None:
-        """Compute blocks (None: all) as a token and as a prompt, with nothing in it; overwrites the pages from 0 on."""
+        """Compute `blocks` (None: all) for a decode step and a prefill step of zeros; overwrite the pages from 0 on."""
         blocks = range(len(self.loop.blocks)) if blocks is None else blocks
         one = self.loop.group.spec.payload_values[0]
         for tokens in (1, min(self.prefill_tokens, self.pages * PAGE_TOKENS)):
@@ -154,7 +160,7 @@ class Node:
         self.window.take()
 
     def figures(self) -> Figures:
-        """Totals of the clock, the group and the window."""
+        """Return the totals of steps, times, bytes read, bytes sent and memory since the start."""
         clock, group, streamed = self.loop.clock, self.loop.group.stats, self.streamed
         wanted = self._wanted()
         stalled = streamed.stall_seconds + wanted.stall_seconds
@@ -177,16 +183,17 @@ class Node:
         )
 
     def _wanted(self) -> "DemandStats | RecordStats":
-        """What was read as it was wanted."""
+        """Return the statistics of the experts or neurons that were read on demand."""
         if self.fetched is not None:
             return self.fetched.cache.stats()
         records = None if self.sparse is None else self.sparse.records
         return DemandStats() if records is None else records.stats()
 
     def steady(self, beside: OtherWaits = NOTHING_ELSE) -> Steady | None:
-        """Return the verdict on this node's placement from what was measured; None if no block is streamed.
+        """Return whether the node waits for its disk, from measured times, and which placement would end that.
 
-        `beside`: what the time between blocks and tokens holds of waiting for disks.
+        Return None if the node streams no blocks, has an accelerator, reads single neurons, or has run no step.
+        `beside` has the waits for disks that are not for this node's blocks, in seconds per token.
         """
         window, planned, kinds = self.window, self.budget.placement, self._residence.kinds
         by_neurons = self._residence.records is not None
@@ -204,9 +211,9 @@ class Node:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give back memory, threads and sockets; remember if the disk was not as expected."""
+        """Release memory, threads and sockets, and compare the disk's speed with the one that was remembered."""
         self._resources.close()
-        if self._residence.records is None:  # else those seconds are of records, too
+        if self._residence.records is None:  # otherwise the time includes reads of single neurons
             self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
         if self.watch is not None:
             self.watch.close()
@@ -217,6 +224,6 @@ def _remark(of: "Accelerated | Fetched | SparseNode | GatedNode | None") -> str:
 
 
 def _blank(tokens: int) -> Batch:
-    """A sequence of so many tokens, in the pages from 0 on."""
+    """Return the batch of one sequence of `tokens` tokens, in the pages from 0 on."""
     table = np.arange(pages_for(tokens), dtype=np.int32)[None]
     return Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table)

@@ -1,8 +1,8 @@
-"""A step's order as data: tasks of (micro-batch, block, phase), and how neighbours are run as one.
+"""The order of a step as data: a sequence of tasks (micro-batch, block, phase), and its grouping into visits.
 
-An order is any sequence of tasks in which each micro-batch passes the blocks in turn and each block's phases in turn.
-The block loop runs what `visits` makes of it: one visit to a block for all tasks that follow one another there, so that
-its weights are held once; phases that follow one another for one micro-batch are one call.
+In an order, each micro-batch passes the blocks in sequence, and the phases of each block in sequence. `visits` groups
+adjacent tasks of one block into a visit, so that the block's weights are held once. Adjacent phases of one micro-batch
+become one call.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,14 +13,14 @@ from itertools import groupby
 
 
 class Phase(IntEnum):
-    """What is done with one micro-batch in one block, in this order."""
+    """The phases of the computation of one micro-batch in one block, in sequence."""
 
-    PREPARE = 0  # norm, and rounding for quantised weights: once for all segments
-    SELECT = 1  # which units are wanted: all, some neurons, some experts
-    PROJECT = 2  # queries, keys and values; these are appended to the pages
-    ATTEND = 3  # queries over the pages
-    OUTPUT = 4  # the block's partial result
-    SUM = 5  # over all nodes; the residual is added when the next task of the micro-batch needs it
+    PREPARE = 0  # apply the norm, and round for quantised weights: once for all segments
+    SELECT = 1  # choose the units to compute: all, some neurons, or some experts
+    PROJECT = 2  # compute queries, keys and values
+    ATTEND = 3  # append keys and values to the pages, and attend to the pages
+    OUTPUT = 4  # compute the block's partial result
+    SUM = 5  # sum over all nodes; the residual is added when the next task of the micro-batch needs it
 
 
 COMPUTE = frozenset(Phase) - {Phase.SUM}
@@ -36,25 +36,25 @@ class Task:
 
 
 Order = Callable[[int, int], Iterable[Task]]
-"""Called with the number of blocks and of micro-batches; the tasks of a step."""
+"""A function from the number of blocks and the number of micro-batches to the tasks of a step."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Phases of one micro-batch that are run as one."""
+    """Adjacent phases of one micro-batch in one block, run as one call."""
 
     micro_batch: int
     phases: frozenset[Phase]
 
     @property
     def sums(self) -> bool:
-        """Whether this is the sum, which is done by all nodes together."""
+        """True if this is the sum over all nodes."""
         return Phase.SUM in self.phases
 
 
 @dataclass(frozen=True)
 class Visit:
-    """What is done at a block while its weights are held, and the sums that are started after that."""
+    """The jobs for one block while its weights are held, and the sums that are started afterwards."""
 
     block: int
     jobs: tuple[Job, ...]
@@ -62,9 +62,9 @@ class Visit:
 
 
 def plain(blocks: int, micro_batches: int) -> Iterator[Task]:
-    """Block by block, micro-batch by micro-batch.
+    """Yield the tasks block by block, and within a block micro-batch by micro-batch.
 
-    With two micro-batches these are the lanes of a prompt: while the sum of one travels, the other computes.
+    With two micro-batches, one computes while the sum of the other is on the network.
     """
     for block in range(blocks):
         for micro_batch in range(micro_batches):
@@ -73,7 +73,10 @@ def plain(blocks: int, micro_batches: int) -> Iterator[Task]:
 
 
 def phase_by_phase(blocks: int, micro_batches: int) -> Iterator[Task]:
-    """Every phase of a block for all micro-batches before the next: attention may then run elsewhere than products."""
+    """Yield the tasks block by block, and within a block phase by phase, each for all micro-batches.
+
+    Attention can then run on another device than the projections.
+    """
     for block in range(blocks):
         for phase in Phase:
             for micro_batch in range(micro_batches):
@@ -82,7 +85,7 @@ def phase_by_phase(blocks: int, micro_batches: int) -> Iterator[Task]:
 
 @lru_cache(maxsize=64)
 def visits(order: Order, blocks: int, micro_batches: int) -> tuple[Visit, ...]:
-    """The order's tasks as the block loop runs them."""
+    """Return the tasks of `order`, grouped into visits."""
     return tuple(
         _visit(block, list(tasks)) for block, tasks in groupby(order(blocks, micro_batches), lambda t: t.block)
     )

@@ -1,4 +1,4 @@
-"""Page tables as the master announces them: from a step's entries to the kernels' batch. Same on every node."""
+"""Page tables, which are the same on every node: they turn the entries of a step into a batch for the kernels."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,10 +10,10 @@ from tpi.net.messages import StepEntry
 
 
 class PageTables:
-    """The pages of keys and values of every live sequence.
+    """The numbers of each sequence's KV pages.
 
-    An entry names how many of its sequence's pages stay, and those appended: so tables grow, are truncated, and share
-    pages that another sequence filled.
+    An entry of a step says how many pages its sequence keeps and which ones are appended. So tables can grow, be
+    truncated, and share pages that another sequence filled.
     """
 
     def __init__(self, pages: int, page_tokens: int) -> None:
@@ -22,10 +22,11 @@ class PageTables:
         self._tables: dict[int, list[int]] = {}
 
     def batch(self, entries: Sequence[StepEntry]) -> Batch:
-        """Bring the tables up to date and lay the step's tokens out in the order of `entries`.
+        """Update the tables, and return the batch of the step's tokens, in the order of `entries`.
 
         Raises:
-            MessageError: if a page does not exist, a sequence's table is too short for its tokens, or one comes twice.
+            MessageError: if a page does not exist, if a table is too short for the tokens of its sequence, or if two
+                entries have the same sequence.
         """
         if len({entry.sequence for entry in entries}) < len(entries):
             raise MessageError("step names a sequence twice")
@@ -39,7 +40,7 @@ class PageTables:
         return Batch(*(np.array(values, np.int32) for values in (positions, rows, padded)))
 
     def release(self, sequences: Iterable[int]) -> None:
-        """Forget sequences whose pages the master has taken back."""
+        """Delete the tables of `sequences`, whose pages the master has freed."""
         for sequence in sequences:
             self._tables.pop(sequence, None)
 

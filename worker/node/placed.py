@@ -1,4 +1,4 @@
-"""Weights and pages in the arenas of a node's devices: allocated there, filled by copies, given back together."""
+"""Resident weights and KV pages in the arenas of a node's devices."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from worker.plan.node_plan import NodePlan
 
 
 class Placed:
-    """What of one node stays in the arenas of its devices."""
+    """Memory of one node in the arenas of its devices; `close` frees all of it."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Device, Bytes]] = []
@@ -22,11 +22,13 @@ class Placed:
     def load(
         self, device: Device, pieces: Sequence[Extent], disk: Disk, check: Callable[[Bytes], None] | None = None
     ) -> Bytes:
-        """The bytes of `pieces`, back to back, in the memory of `device`; `check` sees them before they go there.
+        """Read `pieces` into the memory of `device`, back to back, and return that memory.
+
+        `check` gets the bytes before they are copied to the device, and raises if they are wrong.
 
         Raises:
-            WeightsError: if a file cannot be read; names it. Or what `check` raises.
-            DeviceFullError: if the device has no room for them.
+            WeightsError: if a file cannot be read. The message names the file.
+            DeviceFullError: if the device has too little free memory.
         """
         data = self.allocate(device, sum(piece.nbytes for piece in pieces))
         parts: Iterator[Bytes] = (
@@ -43,18 +45,26 @@ class Placed:
         return data
 
     def allocate(self, device: Device, size: int, cuts: Sequence[int] = ()) -> Bytes:
-        """`size` zeroed bytes of the memory of `device`. `cuts` as for `Arena.allocate`, errors as `load`."""
+        """Return `size` zeroed bytes of the memory of `device`; `cuts` is passed to `Arena.allocate`.
+
+        Raises:
+            DeviceFullError: if the device has too little free memory.
+        """
         memory = device.memory.allocate(size, cuts)
         self._held.append((device, memory))
         return memory
 
     def pages(self, device: Device, plan: NodePlan, layers: Iterable[int], pages: int, kv_heads: int) -> KvPages:
-        """Room for so many pages of `kv_heads` KV heads of each of `layers` on `device`. Errors as `load`."""
+        """Allocate `pages` pages of `kv_heads` KV heads for each of `layers` on `device`.
+
+        Raises:
+            DeviceFullError: if the device has too little free memory.
+        """
         dtype, memory = plan.options.kv_dtype, partial(self.allocate, device)
         return KvPages.allocate(layers, pages, kv_heads, plan.config.head_dim, dtype, memory)
 
     def close(self) -> None:
-        """Give all of it back. Idempotent."""
+        """Free all memory. May be called twice."""
         while self._held:
             device, memory = self._held.pop()
             device.memory.free(memory)

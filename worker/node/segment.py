@@ -1,7 +1,7 @@
-"""Segments as a node computes them: some of a block's units on one device, phase by phase or all at once.
+"""The computation of segments: some of a block's units on one device, phase by phase or all at once.
 
-A segment knows its units' static shape (a kernel spec). The weights are handed in for each call as one buffer of bytes,
-because they come and go. No I/O here, and nothing of ranks or sockets.
+A segment has the static shape of its units (a kernel spec). Each call gets the weights as one buffer of bytes, because
+streamed weights change their place. This module does no I/O, and does not depend on ranks or sockets.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,9 +37,9 @@ F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Phases = frozenset[Phase]
 Take = Callable[["Segment"], Input]
-"""The input of the segment's block, as its device takes it."""
+"""A function that returns the input of the segment's block, in the form that the segment's device takes."""
 Launch = Callable[[Callable[[], Any]], Pending[Any]]
-"""`tpi.devices.base.Device.start`, under a trace or not."""
+"""A function that starts a computation: `tpi.devices.base.Device.start`, with or without a trace."""
 
 
 class Segment(Protocol):
@@ -47,42 +47,52 @@ class Segment(Protocol):
 
     @property
     def device(self) -> Device:
-        """What computes it."""
+        """The device that computes the segment."""
         ...
 
     @property
     def spec(self) -> BlockSpec:
-        """What its device's kernels are told of it."""
+        """The shape of the segment's units, for the device's kernels."""
         ...
 
     @property
     def empty(self) -> bool:
-        """Whether it has no units."""
+        """True if the segment has no units."""
         ...
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Begin `phases` for a micro-batch; what comes of the last, its output, is `[tokens, hidden]` before the sum.
+        """Start `phases` for a micro-batch. Return the segment's partial result if they include OUTPUT, else None.
 
-        `take(self)` gives the block's input.
+        Args:
+            phases: the phases to compute.
+            data: the weights of the segment.
+            part: the micro-batch.
+            take: a function that returns the block's input for this segment.
+
+        Returns:
+            The pending partial result `[tokens, hidden]`, before the sum over segments and nodes.
         """
         ...
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """The segment as a part of a chain, where it is all of its block."""
+        """Return the segment as a block of a chain. The segment must have all units that this node has of the block."""
         ...
 
 
 class HeldPages(Protocol):
-    """Pages of keys and values, where a device attends to them."""
+    """KV pages in memory that the device can use."""
 
     def hold(self, layer: int, batch: Batch) -> AbstractContextManager[tuple[KvArray, KvArray]]:
-        """The pages of `layer` for a call that is started inside the `with`, and appends the tokens of `batch`."""
+        """Return a context manager that yields the keys and values of `layer`.
+
+        Attention must be started inside its `with`. It appends the tokens of `batch` to the pages.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionSegment:
-    """Query heads of `layer`, and the KV heads that they attend to, whose `pages` are held for `device`."""
+    """Query heads of a layer and the KV heads that they attend to, with the KV pages of the layer."""
 
     device: Device
     launch: Launch
@@ -92,28 +102,28 @@ class AttentionSegment:
 
     @property
     def empty(self) -> bool:
-        """See `Segment.empty`."""
+        """True if the segment has no heads."""
         return self.spec.heads == 0
 
     @property
     def waits(self) -> bool:
-        """Whether its heads need a sum over all nodes between PROJECT and ATTEND: see `squares` and `finish`."""
+        """True if `squares` must be summed over all nodes and given to `finish` between PROJECT and ATTEND."""
         return needs_sums(self.spec)
 
     def squares(self, part: MicroBatch) -> F32:
-        """After PROJECT, this node's part of that sum."""
+        """Return the sums of squares of the projected heads, `[tokens, 2 * GROUP]`. Call it after PROJECT."""
         if self.empty:
             return np.zeros((len(part.x), 2 * GROUP), np.float32)
         return squares(self.spec, part.between[self].wait())
 
     def finish(self, part: MicroBatch, sums: F32) -> None:
-        """The sum is there: heads are ready to attend."""
+        """Apply norms, clipping and RoPE to the projected heads, with `sums`, the `squares` of all nodes together."""
         if not self.empty:
             heads = finished(self.spec, part.between[self].wait(), part.batch.positions, sums)
             part.between[self] = Finished(lambda: heads)
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `Segment.start`; this step's keys and values are appended to the pages."""
+        """Start `phases` for a micro-batch; ATTEND appends the keys and values of its tokens to the pages."""
         if self.empty:
             return _nothing(part) if Phase.OUTPUT in phases else None
         spec, kernels, batch = self.spec, self.device.kernels, part.batch
@@ -133,19 +143,19 @@ class AttentionSegment:
         return None
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """See `Segment.chained`."""
+        """Return the heads and their pages as an attention block of a chain."""
         with self.pages.hold(self.layer, NO_TOKENS) as (keys, values):
             return ChainBlock(self.spec, data, residual, keys, values)
 
     def _then(self, part: MicroBatch, call: Callable[[Any], object]) -> None:
-        """Begin the next phase, with what the one before came to; a device does one thing after the other."""
+        """Start the next phase with the result of the one before it. A device runs its calls in sequence."""
         before: Any = part.between.get(self)
         part.between[self] = self.launch(lambda: call(before.wait() if before else None))
 
 
 @dataclass(frozen=True, eq=False)
 class FfnSegment:
-    """Feed-forward neurons."""
+    """Feed-forward neurons of a dense block."""
 
     device: Device
     launch: Launch
@@ -153,11 +163,11 @@ class FfnSegment:
 
     @property
     def empty(self) -> bool:
-        """See `Segment.empty`."""
+        """True if the segment has no neurons."""
         return self.spec.neuron.units == 0
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `Segment.start`; all is computed with the output."""
+        """Start the whole computation if `phases` include OUTPUT; otherwise do nothing."""
         if Phase.OUTPUT not in phases:
             return None
         if self.empty:
@@ -166,13 +176,13 @@ class FfnSegment:
         return self.launch(lambda: kernels.ffn(spec, data, x))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """See `Segment.chained`."""
+        """Return the neurons as a feed-forward block of a chain."""
         return ChainBlock(self.spec, data, residual)
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertsSegment:
-    """Feed-forward neurons of experts: a token passes those that it chose."""
+    """Feed-forward neurons of a block of routed experts; each token uses the experts that the router chose for it."""
 
     device: Device
     launch: Launch
@@ -180,11 +190,11 @@ class ExpertsSegment:
 
     @property
     def empty(self) -> bool:
-        """See `Segment.empty`."""
+        """True if the segment has no neurons."""
         return self.spec.units == 0
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `Segment.start`; tokens choose once for all segments of a block."""
+        """Start the whole computation if `phases` include OUTPUT. All segments of a block use the same routing."""
         if Phase.OUTPUT not in phases:
             return None
         if self.empty:
@@ -194,12 +204,12 @@ class ExpertsSegment:
         return self.launch(lambda: kernels.experts(spec, data, x, routing))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """See `Segment.chained`."""
+        """Return the experts as a feed-forward block of a chain."""
         return ChainBlock(self.spec, data, residual)
 
 
 Runs = Sequence[tuple[RunLayout, Range]]
-"""The units that a segment has of its block, in the order of their bytes, and the layout of the whole run of each."""
+"""The layout of each run of the block, and the segment's units of that run, in the order of their bytes."""
 
 
 def open_segment(
@@ -211,9 +221,16 @@ def open_segment(
     pages: HeldPages,
     launch: Launch | None = None,
 ) -> Segment:
-    """The segment of a block of `layer` that has these units; `vectors` are the block's, whole.
+    """Return a segment of a block of `layer`.
 
-    `launch` starts its calls, in place of the device alone.
+    Args:
+        device: computes the segment.
+        config: configuration of the model.
+        layer: number of the layer, from 0.
+        runs: the segment's units.
+        vectors: all vectors (norms, biases) of the block.
+        pages: the KV pages, for attention.
+        launch: starts the segment's computations; `device.start` by default.
     """
     launch = launch or device.start
     names = [layout.name for layout, _ in runs]
@@ -237,7 +254,7 @@ def _nothing(part: MicroBatch) -> Pending[F32]:
 
 
 def compute(segment: Segment, data: Bytes, x: F32, batch: Batch) -> F32:
-    """What a segment alone comes to for `x` `[tokens, hidden]`, before any sum."""
+    """Compute one segment for `x` `[tokens, hidden]`, and return its partial result `[tokens, hidden]`."""
     partial = segment.start(COMPUTE, data, MicroBatch(x, batch), lambda _: x)
-    assert partial is not None  # all phases are there
+    assert partial is not None  # COMPUTE includes OUTPUT
     return partial.wait()

@@ -1,1 +1,1 @@
-"""Where the weights of a node come from, and how they are opened."""
+"""The sources of a node's weights (memory window, resident segments, accelerator rings), and their opening."""

@@ -1,4 +1,4 @@
-"""The weights of a node: loaded where they stay, with whoever brings the others, and whoever chooses of them."""
+"""Opening of a node's weights: load the resident ones, and open windows, rings and predictors for the others."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedWeights:
-    """A node's weights; its accelerators, its experts that come when they are wanted, who chooses its neurons."""
+    """The weights of a node, ready to compute with."""
 
     weights: Weights[Segment]
-    link: "Accelerated | None" = None
-    fetched: "Fetched | None" = None
-    sparse: "SparseNode | None" = None
+    link: "Accelerated | None" = None  # the accelerators
+    fetched: "Fetched | None" = None  # the experts that are loaded on demand
+    sparse: "SparseNode | None" = None  # predicts the active neurons
 
 
 def open_weights(
@@ -47,10 +47,19 @@ def open_weights(
     progress: Progress,
     gated: "GatedNode | None" = None,
 ) -> OpenedWeights:
-    """The weights of a node, loaded where they stay; `stack` closes all that is opened, what reads first.
+    """Load the resident weights of a node, and open everything that provides the others.
 
-    `devices` are the node's, the host first; `gated` has neurons chosen by their gate, on the host. Errors as
-    `worker.node.build.build_node`.
+    The errors are those of `worker.node.build.build_node`.
+
+    Args:
+        stack: gets everything that is opened, readers last, so that it closes them first.
+        plan: the plan of the node.
+        residence: says which weights are resident, and where.
+        held: the images of the plan's blocks.
+        devices: the devices of the node, the host first.
+        trace: records the spans of loads and computations.
+        progress: called for each resident segment that is loaded.
+        gated: selects neurons of the host by their gate, if the plan has thresholds.
     """
     opening = _Opening(stack, plan, residence, held, devices, trace, progress, gated)
     if residence.demand is not None:
@@ -61,7 +70,7 @@ def open_weights(
 
 
 class _Opening:
-    """What is open of a node's weights on the way there: windows and rings, and nothing yet that computes."""
+    """The windows, rings, resident segments and pages of a node, from which one of the methods makes its weights."""
 
     def __init__(
         self,
@@ -88,7 +97,7 @@ class _Opening:
         self.sparse = self._chosen()
 
     def dense(self) -> OpenedWeights:
-        """Every segment of a visit is computed, by the host and by accelerators; or neurons by their gate."""
+        """Return weights of which every unit is computed, except neurons that a gate selects while it computes."""
         places, offload = self._residence.places, self._residence.offload
         long = arranged(places.long, self._sources.of(short=False), self._open, self._gated is not None)
         alike = places.short == places.long
@@ -97,14 +106,14 @@ class _Opening:
         return OpenedWeights(weights, self._link)
 
     def with_neurons_chosen(self, sparse: "SparseNode") -> OpenedWeights:
-        """Of the segments that the host holds, the neurons that are predicted to be active."""
+        """Return weights that the host holds and of which only the predicted active neurons are computed."""
         long = arranged(self._residence.places.long, self._sources, self._open, waits=True)
         if self._window.kept is not None:
             sparse.measure(long)
         return OpenedWeights(Weights(self._window, long, steps=sparse), sparse=sparse)
 
     def with_experts_fetched(self) -> OpenedWeights:
-        """Routed experts come when they are wanted, and are kept as long as there is room."""
+        """Return weights whose routed experts are loaded on demand, into a cache; the other weights are dense."""
         from worker.demand.fetched import Fetched
 
         demand, verify = self._residence.demand, self._plan.options.verify_weights
@@ -116,8 +125,8 @@ class _Opening:
         return OpenedWeights(Weights(self._window, arrangement, steps=fetched), fetched=fetched)
 
     def with_neurons_read(self, records: "RecordPlan") -> OpenedWeights:
-        """Neurons that are predicted to be active are read one by one."""
-        assert self.sparse is not None  # who reads by neurons predicts them
+        """Return weights of which the predicted active neurons are read one by one on demand."""
+        assert self.sparse is not None  # a plan that reads single neurons has predictors
         streamed = self._streamed(records, self.sparse)
         tiles = parts(self._residence.places.long, self._sources, self._open)
         arrangement = Arrangement(tiles, None, streamed.blocks(self._plan.blocks, tiles, self._open))
@@ -132,7 +141,7 @@ class _Opening:
         return self._stack.enter_context(closing(link))
 
     def _chosen(self) -> "SparseNode | None":
-        """Who predicts which neurons of the host's are active; accelerators have theirs."""
+        """Open the predictors of the host's active neurons; None without predictors, or if accelerators have them."""
         if not self._plan.predictors or self._link is not None:
             return None
         from worker.neurons.sparse import open_sparse
@@ -140,13 +149,13 @@ class _Opening:
         return open_sparse(self._plan, self._held, self._devices[0])
 
     def _streamed(self, records: "RecordPlan", sparse: "SparseNode") -> "StreamedNeurons":
-        """Neurons that are read one by one, those that are active most often being there."""
+        """Open the reader of single neurons, and load those that are active most often, to stay resident."""
         from worker.demand.records.node import StreamedNeurons
 
         window = self._window
         if self._plan.options.verify_weights:
             for number in sorted(set(range(len(records.segments))) - window.placement.resident):
-                with window.hold(number):  # compared with its hashes as it is read first
+                with window.hold(number):  # the first read compares the bytes with their hashes
                     pass
         streamed = self._stack.enter_context(closing(StreamedNeurons(records, sparse, window, self._trace)))
         if records.plain is None:
@@ -154,7 +163,7 @@ class _Opening:
         return streamed
 
     def _open(self, segment: NodeSegment) -> Segment:
-        """A segment as its device computes it."""
+        """Return `segment` in the form that its device computes."""
         block, device = segment.block, self._devices[segment.device]
         runs = [(run.layout, run.units) for run in segment.runs]
         name = f"{block.name}{ON}{device.name}" if segment.device > 1 else block.name

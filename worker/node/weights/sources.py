@@ -1,4 +1,4 @@
-"""Where a node's segments come from: the host's window, the memory of their device, the ring of an accelerator."""
+"""The sources of a node's segments: the host's memory window, resident memory of a device, an accelerator's ring."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def traced(device: Device, trace: NoTrace, name: str) -> Launch:
-    """Calls that an accelerator makes, each with a span on its own track from where it begins to where it ends."""
+    """Return a function that starts calls on an accelerator and records the duration of each as a span."""
 
     def launch(call: Callable[[], Any]) -> Pending[Any]:
         def spanned() -> Any:
@@ -44,19 +44,19 @@ def traced(device: Device, trace: NoTrace, name: str) -> Launch:
 
 @dataclass(frozen=True)
 class Sources:
-    """The holds of places, by where they are: what one kind of step finds there."""
+    """All sources of segments of a node, for short or for long steps."""
 
-    window: Window
-    kept: Sequence[Hold]
-    link: "Accelerated | None"
-    short: bool = False  # for short steps
+    window: Window  # of the host
+    kept: Sequence[Hold]  # of the segments that are resident in the memory of their devices
+    link: "Accelerated | None"  # the accelerators
+    short: bool = False  # True: for short steps
 
     def of(self, short: bool) -> "Sources":
-        """Those of steps of that kind."""
+        """Return the sources for short steps, or for long ones."""
         return replace(self, short=short)
 
     def hold(self, place: Place) -> Hold:
-        """That of one place."""
+        """Return a context manager that yields the bytes of the segment at `place`."""
         if place.source == "window":
             return self.window.hold(place.number)
         if place.source == "kept":
@@ -68,7 +68,10 @@ class Sources:
 def arranged(
     visits: Visits, sources: Sources, open_one: Callable[[NodeSegment], Segment], waits: bool = False
 ) -> Arrangement[Segment]:
-    """Every block's segments; `waits`: what is computed of a block is found out when its turn comes."""
+    """Return the segments of every block, with their holds.
+
+    `waits` says that the units to compute are chosen during the step. The blocks then cannot run as one chain.
+    """
     blocks = parts(visits, sources, open_one)
     hosted = all(place.source == "window" for block in visits for place in block)
     return Arrangement(blocks, sources.window.kept if hosted and not waits else None)
@@ -77,7 +80,7 @@ def arranged(
 def parts(
     visits: Visits, sources: Sources, open_one: Callable[[NodeSegment], Segment]
 ) -> list[list[tuple[Segment, Hold]]]:
-    """The segments of every block, each with its hold."""
+    """Return the segments of every block, each with the context manager that yields its bytes."""
     return [[_opened(place, sources, open_one) for place in block] for block in visits]
 
 
@@ -97,7 +100,10 @@ def open_window(
     trace: NoTrace,
     progress: Progress,
 ) -> Window:
-    """What lies in the host's memory or comes from its disk, where `reader` copies from it at full speed."""
+    """Open the memory window of the host: all weights if they fit, else a ring that is filled from the disk.
+
+    Its memory is allocated by `reader`, the device that copies from it, so that the copies run at full speed.
+    """
     extents, placement = residence.extents, residence.placement
     verify: Verify | None = Checksums(residence.segments, held) if plan.options.verify_weights else None
     if not placement.streamed_bytes:
@@ -120,7 +126,7 @@ def open_window(
 def load_kept(
     plan: NodePlan, residence: Residence, held: Sequence[HeldBlock], devices: Sequence[Device], placed: Placed
 ) -> list[Hold]:
-    """Every segment that stays in the memory of its device."""
+    """Load the segments that are resident in the memory of their devices, and return a hold of each."""
     kept = residence.places.kept
     verify = Checksums(kept, held) if plan.options.verify_weights else None
     loaded = [
@@ -138,7 +144,7 @@ def load_kept(
 def open_pages(
     plan: NodePlan, residence: Residence, devices: Sequence[Device], placed: Placed, link: "Accelerated | None"
 ) -> Callable[[int, int], HeldPages]:
-    """Keys and values for a device (by its number) and a layer."""
+    """Allocate the KV pages, and return a function from a device's number and a layer to the pages for them."""
     config, count = plan.config, residence.budget.pages
     if link is not None:
         return lambda device, layer: link.pages(layer) if device else link.home
@@ -155,7 +161,7 @@ def open_pages(
 
 
 def _kv_heads(plan: NodePlan, residence: Residence, device: int) -> int:
-    """The most KV heads that a device computes of any block."""
+    """Return the largest number of KV heads that the device computes in any block."""
     own = [run for segment in residence.places.kept if segment.device == device for run in segment.runs]
     widest = max((run for run in own if run.name == "kv"), key=lambda run: len(run.units))
     return len(widest.units.scaled(widest.layout.width // plan.config.kv_width, plan.config.kv_heads))

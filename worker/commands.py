@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--no-keys",
     is_flag=True,
-    help="Do not encrypt, and accept every connection: only for networks that a VPN protects. Turns off --announce too.",
+    help="Do not encrypt, and accept all connections: only for networks that a VPN protects. Turns off --announce too.",
 )
 @device_options
 @click.option("--attached", is_flag=True, hidden=True, help="Leave when stdin closes.")

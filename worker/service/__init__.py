@@ -1,1 +1,1 @@
-"""A worker's process: its sockets, its thread that computes, and whom it serves."""
+"""The process of a worker: its sockets, its compute thread, and the masters that it serves."""

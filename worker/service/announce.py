@@ -1,4 +1,4 @@
-"""Tells the network that this worker is there, so that masters which are paired with it need no address."""
+"""Announcement of this worker on the local network (mDNS), so that paired masters need no address."""
 
 import logging
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from zeroconf import Zeroconf
 
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")
-_LOOK_S = 1.0  # between two looks at this machine's addresses, of which a laptop gets others where it wakes
-_AGAIN_S = 10.0  # until what failed is tried again
+_LOOK_S = 1.0  # between checks of this machine's addresses, which change when a laptop moves to another network
+_AGAIN_S = 10.0  # before a failed announcement is tried again
 _STOP_S = 5.0
 log = logging.getLogger(__name__)
 
 
 class Announcer:
-    """Announces until it is closed. The network is spoken to by threads of its own; what fails there is only logged."""
+    """An mDNS announcement that lasts until `close`. It has its own threads; failures are logged, not raised."""
 
     def __init__(self, name: str, key: bytes, host: str, port: int) -> None:
-        """`host` is what the worker listens on."""
+        """Start to announce the worker `name`, with its public key, and the host and port that it listens on."""
         self._name, self._key, self._host, self._port = name, key, host, port
         self._network: Zeroconf | None = None
         self._failed = False
@@ -30,12 +30,12 @@ class Announcer:
         self._thread.start()
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Withdraw the announcement and end the thread."""
         self._over.set()
         self._thread.join(_STOP_S)
 
     def _keep(self) -> None:
-        """Announce, and anew wherever this machine has other addresses than before."""
+        """Announce the worker, and again each time the addresses of this machine change."""
         announced: Sequence[str] = ()
         while not self._over.is_set():
             hosts = _hosts(self._host)
@@ -51,17 +51,17 @@ class Announcer:
             if hosts:
                 self._register(Announcement(self._name, self._key, self._port, tuple(hosts)))
             self._failed = False
-        except Exception as error:  # noqa: BLE001 - a network without multicast, a firewall: addresses do as well
+        except Exception as error:  # noqa: BLE001 - no multicast, or a firewall: masters can use an address
             if not self._failed:
                 log.warning(
-                    "this worker is not announced in the network (%s); give masters its address", error or "no reason"
+                    "cannot announce this worker in the network (%s); give masters its address", error or "no reason"
                 )
             self._failed = True
 
     def _register(self, said: Announcement) -> None:
         from zeroconf import ServiceInfo, Zeroconf
 
-        logging.getLogger("zeroconf").setLevel(logging.ERROR)  # it warns of each packet that a network in change drops
+        logging.getLogger("zeroconf").setLevel(logging.ERROR)  # it warns of each dropped packet
         self._network = Zeroconf(interfaces=list(said.hosts))
         self._network.register_service(
             ServiceInfo(
@@ -71,17 +71,17 @@ class Announcer:
         )  # fmt: skip
 
     def _hush(self) -> None:
-        """Say goodbye, where anybody can hear it: the addresses from which it would be said may be gone."""
+        """Withdraw the announcement. It may fail, since the machine may have lost the addresses that it used."""
         network, self._network = self._network, None
         try:
             if network is not None:
                 network.close()
-        except Exception as error:  # noqa: BLE001 - nobody waits for it
-            log.debug("no goodbye was said: %s", error)
+        except Exception as error:  # noqa: BLE001 - no caller depends on it
+            log.debug("cannot withdraw the announcement: %s", error)
 
 
 def _hosts(host: str) -> Sequence[str]:
-    """The addresses at which others can reach whoever listens on `host`, in order."""
+    """Return the sorted addresses at which other machines can reach a server that listens on `host`."""
     if host not in _EVERYWHERE:
         return [host.strip("[]")]
     import ifaddr

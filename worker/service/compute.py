@@ -1,7 +1,7 @@
-"""The thread that computes: loads shards and runs steps, one job after the other. It never touches the control socket.
+"""The compute thread of a worker: it loads shards and runs steps, one job after the other.
 
-What it has to say goes out through `post`; whatever goes wrong becomes a `Failure` for the master. A job is fenced by
-the plan it belongs to: when the I/O thread moves `plan` on, a job of another plan ends at its next look.
+It never touches the control socket: it sends messages through `post`. Errors become a `Failure` message for the master.
+Each job belongs to a plan. When the I/O thread sets another `plan`, a job of an earlier plan ends at its next check.
 """
 
 import logging
@@ -42,41 +42,50 @@ Plan = tuple[int, int]  # session and epoch
 Job = Assign | Step | AskStats | Abort | None
 Post = Callable[[object], None]
 
-Check = Callable[[Assign], None]  # raises what is wrong with a plan
+Check = Callable[[Assign], None]  # raises an error if a plan is invalid
 
 IDLE: Plan = (0, 0)
 _F32_BYTES = 4
-_MOST_JOBS = 64  # waiting; a master that waits for its sums has one step under way
-_MOST_STEPS = 2  # of the longest, waiting: what they hold is within what the node may use
+_MOST_JOBS = 64  # limit of the queue; a well-behaved master has one step under way
+_MOST_STEPS = 2  # limit of queued tokens, in steps of the longest kind: the node's budget covers their memory
 log = logging.getLogger(__name__)
 
 
 class CancelledError(TpiError):
-    """The plan that this work belongs to is over."""
+    """An error that ends a job whose plan is no longer current."""
 
 
 class Compute:
-    """One thread, its queue, and the node that it runs. Attributes are read by the I/O thread."""
+    """The compute thread, its queue of jobs, and its node. The I/O thread reads the public attributes."""
 
     def __init__(
         self, cache: ShardCache, fetcher: Fetcher, endpoints: Endpoints, build: Build, post: Post, check: Check
     ) -> None:
-        """`endpoints.watch` is replaced by a watch of this thread's own; `check` is asked before a plan is begun."""
+        """Create the thread; `start` starts it.
+
+        Args:
+            cache: the shards of this worker.
+            fetcher: asks the master for missing units.
+            endpoints: sockets for the collective; `endpoints.watch` is replaced.
+            build: builds the node of a plan.
+            post: sends a message to the master.
+            check: called with each new plan; raises if it is invalid.
+        """
         self.plan = IDLE  # set by the I/O thread
         self.master = b""  # its identity on the weights plane, set before its first plan
         self.phase: Phase = "idle"
         self.step = 0
-        self.broken = ""  # why the thread ended of itself, if it did
-        self.dropped: Callable[[], int] = int  # messages on the other planes, which the I/O thread counts
+        self.broken = ""  # the reason if the thread ended because of an error
+        self.dropped: Callable[[], int] = int  # returns the I/O thread's count of dropped messages
         self._cache = cache
         self._fetcher = fetcher
         self._endpoints = replace(endpoints, watch=self._keep_waiting)
         self._lateness = Lateness()
         self._build, self._check_plan = build, check
         self._post = post
-        self._hidden = self._longest = 0  # of the running plan's steps: values, tokens
-        self._others = 0  # nodes of the running plan, but this one
-        self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by this one
+        self._hidden = self._longest = 0  # of the running plan: hidden size, tokens of the longest step
+        self._others = 0  # number of other nodes in the running plan
+        self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by the compute thread
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._node: ServedNode | None = None
         self._running = IDLE
@@ -87,19 +96,19 @@ class Compute:
 
     @property
     def progress(self) -> int:
-        """Grows whenever the thread gets anything done."""
+        """A count that grows whenever the thread makes progress."""
         node = self._node
         return self._ticks + (node.progress if node else 0)
 
     @property
     def position(self) -> WindowPosition:
-        """Where the node's memory window stands."""
+        """Position of the node's memory window."""
         node = self._node
         return node.position if node else WindowPosition()
 
     @property
     def missed(self) -> int:
-        """1 + the rank whose message is late in a sum, 0 if none is."""
+        """1 + the rank of the node whose message is late in a sum; 0 if no message is late."""
         return 1 + self._lateness.rank(since_boot())
 
     @property
@@ -113,14 +122,14 @@ class Compute:
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Queue a job; None ends the thread. An Assign and an Abort make moot what waits, so it goes.
+        """Queue a job; None ends the thread. An Assign or an Abort first removes all queued jobs.
 
         Raises:
-            PlanError: if a step is not one of the plan's, or too many wait.
+            PlanError: if a step does not fit the plan, or if too many jobs are queued.
         """
         if isinstance(job, Step):
             if self._ready != (job.session, job.epoch):
-                return  # the plan failed, and the master knows
+                return  # the plan failed, and the master was told so
             check_step(job, self._hidden, self._longest)
         if isinstance(job, Assign | Abort):
             self._clear()
@@ -137,10 +146,10 @@ class Compute:
     def _require_room(self, tokens: int) -> None:
         waiting = self._queued - self._taken
         if self._jobs.qsize() >= _MOST_JOBS or (waiting and waiting + tokens > _MOST_STEPS * self._longest):
-            raise PlanError(f"the master asks for more than this node computes: steps of {waiting} tokens wait")
+            raise PlanError(f"the master sends steps faster than this node computes: {waiting} tokens are queued")
 
     def stop(self, seconds: float) -> bool:
-        """End the thread; whether it did within `seconds`."""
+        """End the thread; return True if it ended within `seconds`."""
         self.plan = IDLE
         self.put(None)
         self._thread.join(seconds)
@@ -166,7 +175,7 @@ class Compute:
             except NodeError as error:
                 self._fail(str(error), error.node)
             except MemoryError:
-                self._fail("out of memory; give it less with --split, or a smaller context with -c")
+                self._fail("out of memory; give it a smaller share with --split, or choose a smaller context with -c")
             except TpiError as error:
                 self._fail(str(error))
             except OSError as error:
@@ -190,7 +199,7 @@ class Compute:
             self._run(job)
 
     def _take(self, assign: Assign) -> None:
-        """Load the shard of a new plan, fetching what is missing."""
+        """Load the shard of a new plan, and fetch missing units from the master."""
         self._leave()
         reset_peak()
         self.phase = "load"
@@ -231,9 +240,9 @@ class Compute:
 
     def _run(self, step: Step) -> None:
         if self._node is None or self._ready != self._running:
-            return  # the plan failed, and the master knows
+            return  # the plan failed, and the master was told so
         self.phase, self.step = "compute", step.step
-        tokens = len(step.x) or self._longest  # in one without tokens links are measured
+        tokens = len(step.x) or self._longest  # a step without tokens measures the links
         self._lateness.expect(tokens * self._hidden * _F32_BYTES * self._others)
         self._node.run(step)
 
@@ -245,7 +254,7 @@ class Compute:
         return totals(*self._running, node.figures(), steady, self.dropped())
 
     def _check(self, done: int = 0) -> None:
-        """Called while loading; `done` counts blocks or bytes. Ends the job if its plan is over."""
+        """Raise CancelledError if the job's plan is no longer current. `done` counts the blocks or bytes loaded."""
         if done != self._done:
             self._done = done
             self._ticks += 1
@@ -253,7 +262,11 @@ class Compute:
             raise CancelledError("the plan is over")
 
     def _keep_waiting(self, rank: int) -> bool:
-        """In an exchange: the master decides who is lost, and says so; until then a worker waits."""
+        """Return True to keep waiting for the peer `rank`: only the master decides that a node is lost.
+
+        Raises:
+            CancelledError: if the master has ended the plan.
+        """
         if self.plan != self._running:
             raise CancelledError("the plan is over")
         return True
@@ -264,7 +277,7 @@ class Compute:
         self._post(Failure(*plan, plain(node), plain(message, SENTENCE_CHARACTERS) or "unknown failure"))
 
     def _leave(self) -> None:
-        """Give the node's memory and connections back."""
+        """Release the node's memory, connections and shards."""
         node, self._node, self._ready = self._node, None, None
         if node is not None:
             self._ticks += node.progress
@@ -276,15 +289,15 @@ class Compute:
 
     @staticmethod
     def _closed(close: Callable[[], None]) -> None:
-        """The thread goes on, whatever is wrong with what it leaves: the next plan gets its own."""
+        """Call `close`, and only log its errors: the next plan opens its own resources."""
         try:
             close()
         except Exception:
-            log.exception("what a plan had open could not be closed")
+            log.exception("cannot close a resource of the last plan")
 
 
 def _title(assign: Assign) -> str:
-    """What a worker, who is not told its name, calls a model."""
+    """Return a description of the plan's model. A worker does not get the model's name."""
     config = assign.config
     return f"{config.family}-{config.layers}x{config.hidden}"
 

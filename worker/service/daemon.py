@@ -1,7 +1,8 @@
-"""A worker's process: three bound sockets, the I/O loop of the control plane, and the compute thread beside it.
+"""The process of a worker: three bound sockets, the I/O loop of the control plane, and the compute thread.
 
-The I/O loop never computes, and the compute thread never touches the control socket, so heartbeats go out while a step
-runs; they carry the compute thread's progress, so that a hung computation shows. One master at a time is served.
+The I/O loop never computes, and the compute thread never touches the control socket. So heartbeats are sent while a
+step runs. They carry the compute thread's progress, so that a hung computation shows. A worker serves one master at a
+time.
 """
 
 import logging
@@ -57,18 +58,20 @@ from worker.shards.fetch import Fetcher
 from worker.shards.nearby import NearbyPacks
 
 HEARTBEAT_S = 0.25
-_MOST_OUTGOING = 256  # messages that wait for a master to read
-_STOP_S = 5.0  # for the compute thread, which looks up ten times a second while it waits
-_LAST_WORDS_S = 0.02  # in which the I/O thread of ZeroMQ sends them
-_REASON_S = 0.3  # in which a master reads why it is locked out: what it has not when its connection ends, is lost
+_MOST_OUTGOING = 256  # limit of the messages that wait for a master to read them
+_STOP_S = 5.0  # for the compute thread to end; while it waits, it checks ten times a second
+_LAST_WORDS_S = 0.02  # for ZeroMQ's I/O thread to send the last message
+_REASON_S = 0.3  # for a master to read why it is locked out, before its connection is closed
 log = logging.getLogger(__name__)
 
 
 class Daemon:
-    """One worker. `run` serves until a signal, or until stdin closes if attached."""
+    """One worker. `run` serves masters until a signal arrives, or, with `attached`, until stdin closes."""
 
     def __init__(self, options: WorkerOptions, build: Build, check: Check) -> None:
-        """Bind the sockets and open the cache. `check` refuses plans, `build` makes nodes of the others.
+        """Bind the sockets and open the cache.
+
+        `check` raises an error for a plan that is invalid; `build` builds the node of a valid plan.
 
         Raises:
             UsageError: if a port is in use.
@@ -114,7 +117,7 @@ class Daemon:
         try:
             while not self._stopping:
                 events = dict(poller.poll(max(0, int((next_beat - time.monotonic()) * 1000) + 1)))
-                if time.monotonic() >= next_beat:  # before anything else: others live by it
+                if time.monotonic() >= next_beat:  # first, since masters give up workers without heartbeats
                     next_beat = time.monotonic() + HEARTBEAT_S
                     self._keep()
                 self._gate.crowd()
@@ -122,7 +125,7 @@ class Daemon:
                 self._receive()
                 self._drain_outbox()
                 if self._compute.broken:
-                    raise TpiError(f"worker {self.options.name} cannot go on: {self._compute.broken}; start it again")
+                    raise TpiError(f"worker {self.options.name} stopped: {self._compute.broken}; start it again")
                 if 0 in events and not os.read(0, 4096):
                     break
         finally:
@@ -155,12 +158,12 @@ class Daemon:
     def _handle(self, peer: bytes, message: object) -> None:
         try:
             self._dispatch(peer, message)
-        except Exception:  # no message of one peer ends the service for the others
-            log.exception("a message could not be handled")
+        except Exception:  # a message of one peer must not end the service for the others
+            log.exception("cannot handle a message of type %s", type(message).__name__)
             self._dropped += 1
 
     def _all_dropped(self) -> int:
-        """Messages that were malformed, stale, or nobody's; called by the compute thread."""
+        """Return the number of messages dropped as malformed, stale or unexpected; called by the compute thread."""
         return self._dropped + self._control.stats.malformed + self._weights.stats.malformed
 
     def _dispatch(self, peer: bytes, message: object) -> None:
@@ -180,7 +183,7 @@ class Daemon:
 
     def _begin_inquiry(self, peer: bytes, asked: Inquiry) -> None:
         options, ports = self.options, self.ports
-        master = None if self._lease.yields() else self._master  # a silent one keeps it from nobody
+        master = None if self._lease.yields() else self._master  # a silent master does not block others
         used_by, used_s = (master.name, since_boot() - master.since) if master else ("", 0.0)
         profile = options.profile()
         condition = Condition(
@@ -196,7 +199,7 @@ class Daemon:
             self._dropped += 1
             return
         if self._master is not None and (self._master.identity, self._master.key) != (peer, self._control.key):
-            self._beat()  # it may have died a moment ago
+            self._beat()  # leaves the master if its connection is gone
             if self._moved(join):
                 self._leave("it calls over another connection")
             elif self._lease.yields():
@@ -214,7 +217,7 @@ class Daemon:
             self._master = ServedMaster(peer, join.session, name, profile, self._control.key)
             self._compute.master = peer
             self._lease = Lease()
-        else:  # it comes back over another connection, and knows nothing of a plan that is under way
+        else:  # the same master joins again, and does not know the plan that is under way
             self._compute.plan = IDLE
             self._compute.put(Abort(self._master.session, self._master.epoch))
         profile = self._master.profile
@@ -222,7 +225,10 @@ class Daemon:
         self._answer(peer, hello)
 
     def _moved(self, join: Join) -> bool:
-        """Whether the master itself calls, over a connection in place of one that is dead: this machine has moved."""
+        """Return True if the current master calls over a new connection, since its old one is dead.
+
+        This happens if this machine has moved to another network.
+        """
         caller = (join.session, self._control.key)
         return self._master is not None and (self._master.session, self._master.key) == caller and self._lease.quiet()
 
@@ -230,7 +236,7 @@ class Daemon:
         if isinstance(message, Bye):
             self._leave("it said goodbye")
         elif isinstance(message, Alive):
-            pass  # it was heard
+            pass  # `_heard` has renewed the lease
         elif isinstance(message, Assign) and message.epoch > master.epoch:
             master.epoch = message.epoch
             self._gate.expected = 2 + message.size
@@ -249,7 +255,7 @@ class Daemon:
             self._dropped += 1
 
     def _keep(self) -> None:
-        """Tell the master that this worker lives, more rarely one that seems not to listen; leave one that is gone."""
+        """Send the master a heartbeat, less often if it is silent; leave a master that was silent for a day."""
         self._beats += 1
         self._gate.watch()
         if self._lease.over():
@@ -258,7 +264,7 @@ class Daemon:
             self._beat()
 
     def _lock_out(self) -> None:
-        """Leave a master whose key, or that of one of whose nodes, was revoked; end the connections of all revoked."""
+        """Close all connections of revoked keys. If a key of the master or its nodes was revoked, leave the master."""
         door = self._net.door
         keys = (self._master.key, *self._master.guests) if self._master else ()
         if self._master and (gone := next((key for key in keys if door.any_refused({key})), b"")):
@@ -270,11 +276,11 @@ class Daemon:
     def _heard(self) -> None:
         waited = self._lease.pace() > 1
         self._lease.renew()
-        if waited:  # it is back, and has to hear of it
+        if waited:  # the master is back, and needs a heartbeat at once
             self._beat()
 
     def _yield(self, other: str) -> None:
-        """Leave a silent master for another one, and tell it, should it come back."""
+        """Leave a silent master for the one named `other`, and send it a message, for the case that it returns."""
         if self._master is not None:
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
         self._leave("it is silent, and another one asks")
@@ -309,7 +315,7 @@ class Daemon:
         self._compute.put(Abort(master.session, master.epoch))
 
     def _answer(self, peer: bytes, message: object) -> bool:
-        """Send what may as well be lost, if there is room for it; whether there is a connection."""
+        """Send a message that may be lost, if the queue has room; return True if there is a connection."""
         try:
             self._control.offer(message, peer)
         except UnreachableError:
@@ -319,7 +325,7 @@ class Daemon:
         return True
 
     def _post(self, message: object) -> None:
-        """Called by the compute thread: send `message` to the master that it is for."""
+        """Queue `message` for the master of its plan; called by the compute thread."""
         self._outbox.append(message)
         self._wake()
 
@@ -333,7 +339,7 @@ class Daemon:
             self._outbox.popleft()
 
     def _delivered(self, message: object) -> bool:
-        """Whether `message` of the compute thread is on its way, or nobody waits for it any more."""
+        """Send a message of the compute thread. Return True if it can be removed from the queue: sent, or obsolete."""
         master = self._master
         plan = (getattr(message, "session", 0), getattr(message, "epoch", 0))
         if master is None or plan != (master.session, master.epoch):
@@ -347,7 +353,7 @@ class Daemon:
             return True
 
     def _wake(self) -> None:
-        with suppress(OSError):  # it rings already, or is closed: who asked for an answer may still look for it
+        with suppress(OSError):  # the buffer is full, so the loop wakes up anyway, or the socket is closed
             self._waker.send(b"!")
 
     def _catch_signals(self) -> None:
@@ -363,8 +369,8 @@ class Daemon:
             self._answer(self._master.identity, Bye(self._master.session))
             select.select([], [], [], _LAST_WORDS_S)  # LINGER is 0
         if not self._compute.stop(_STOP_S):
-            log.error("what it computes does not end: worker %s ends without it", self.options.name)
-            os._exit(1)  # stuck in a kernel or a system call: nothing of it outlives the process
+            log.error("the computation of worker %s did not stop; the process exits without it", self.options.name)
+            os._exit(1)  # the thread is stuck in a kernel or a system call
         if self._announcer is not None:
             self._announcer.close()
         self._inquiries.close()
@@ -376,7 +382,7 @@ class Daemon:
 
 
 def _in_place_of(message: object, error: MessageError) -> object:
-    """What the master hears when something cannot be encoded: why, rather than nothing."""
+    """Return a message that tells the master why `message` could not be encoded."""
     log.error("a message cannot be sent: %s", error)
     reason = plain(f"its {type(message).__name__} cannot be sent: {error}", SENTENCE_CHARACTERS)
     if isinstance(message, Ready | Stats | Spans | Failure | Heartbeat):

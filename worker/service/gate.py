@@ -1,9 +1,8 @@
-"""Keeps connections of strangers from using up the process's file descriptors and memory.
+"""A limit on connections, so that strangers cannot use up the process's file descriptors or memory.
 
-Where keys are asked for, few connections may be open at once: one that has not proved its key yet can have as much
-memory as a frame may take. And at the limit of descriptors libzmq's I/O thread would try to accept, in vain, as fast as
-it can. So shortly before either this process accepts nobody new until those who say nothing have been sent away
-(libzmq does that after five seconds).
+A connection that has not yet proved its key can take as much memory as one frame, so only a few such connections may be
+open at once. If the process had no free descriptors, libzmq's I/O thread would retry `accept` in a busy loop. Shortly
+before either limit, this process stops accepting connections, until libzmq has closed the idle ones (after 5 seconds).
 """
 
 import os
@@ -19,24 +18,24 @@ from tpi.system.packets import accept_packets, drop_packets
 
 _QUEUED = 3 * 16  # connections that the three planes may have in their backlogs (zmq.BACKLOG)
 _OWN = 64  # descriptors that the process needs itself
-_MOST_CONNECTIONS = 16  # where keys are asked for, beside those of the nodes that are expected: 256 KiB each at worst
+_MOST_CONNECTIONS = 16  # on ports that require keys, in addition to the expected nodes; at most 256 KiB each
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class Gate:
-    """In front of all ports of this process. Does nothing where the system is not Linux."""
+    """The limit for all ports of this process. On systems other than Linux it does nothing."""
 
     def __init__(self, ports: Iterable[int], arrivals: Sequence[Arrivals] = ()) -> None:
-        """The ports must be listening; `arrivals` are of those that ask for keys."""
+        """Guard `ports`, which must be listening; `arrivals` count the connections of those that require keys."""
         self.shut = False
-        self.expected = 0  # connections of nodes
+        self.expected = 0  # number of connections that nodes of the plan need
         self.arrivals = arrivals
         self._soft, self._hard = _limits()
         self._most = max(self._soft - _QUEUED - _OWN, self._soft // 2)
         self._listeners = _listeners(set(ports)) if _DESCRIPTORS.is_dir() else []
 
     def watch(self) -> None:
-        """Shut or open the gate. To be called several times a second."""
+        """Shut or open the gate. Call this several times a second."""
         used = _used() if self._listeners else 0
         connections = max(0, sum(one.count() for one in self.arrivals) - self.expected)
         if not self.shut and (used > self._most or connections > _MOST_CONNECTIONS):
@@ -45,12 +44,12 @@ class Gate:
             self._turn(shut=False)
 
     def crowd(self) -> None:
-        """Shut the gate if too many come. To be called whenever one of `arrivals` tells of somebody."""
+        """Shut the gate if too many connections are open. Call this whenever one of `arrivals` has an event."""
         if sum(one.count() for one in self.arrivals) - self.expected > _MOST_CONNECTIONS and not self.shut:
             self._turn(shut=True)
 
     def close(self) -> None:
-        """Open it for good."""
+        """Open the gate and stop guarding the ports."""
         if self.shut:
             self._turn(shut=False)
         for listener in self._listeners:
@@ -64,14 +63,17 @@ class Gate:
         self.shut = shut
         for listener in self._listeners:
             (drop_packets if shut else accept_packets)(listener)
-        # who is in the backlogs comes in meanwhile: nothing else ends the I/O thread's attempts
+        # leave descriptors for the connections in the backlogs, or the I/O thread would retry `accept` without end
         room = min(self._hard, self._soft + _QUEUED) if shut else self._soft
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (room, self._hard))
 
 
 def _limits() -> tuple[int, int]:
-    """Soft and hard limit; where they are the same the soft one is lowered by what a shut gate lets in."""
+    """Return the soft and the hard limit of descriptors.
+
+    If they are equal, lower the soft limit first, so that it can be raised when the gate is shut.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1 << 20
     soft, hard = (most if limit == resource.RLIM_INFINITY else min(limit, most) for limit in (soft, hard))
@@ -84,15 +86,15 @@ def _limits() -> tuple[int, int]:
 def _used() -> int:
     try:
         return sum(1 for _ in _DESCRIPTORS.iterdir())
-    except OSError:  # none is left to read the directory with
+    except OSError:  # no descriptor is left to read the directory
         return 1 << 30
 
 
 def _listeners(ports: set[int]) -> list[socket.socket]:
-    """This process's listening TCP sockets on `ports`, by descriptors of their own."""
+    """Return this process's listening TCP sockets on `ports`, with duplicated descriptors."""
     found = []
     for number in [int(path.name) for path in _DESCRIPTORS.iterdir()]:
-        with suppress(OSError):  # the one that the directory was read with
+        with suppress(OSError):  # the descriptor that the directory was read with is closed now
             if S_ISSOCK(os.fstat(number).st_mode) and _listens(number, ports):
                 found.append(socket.socket(fileno=os.dup(number)))
     return found
@@ -105,4 +107,4 @@ def _listens(number: int, ports: set[int]) -> bool:
         listens = internet and candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         return bool(listens) and candidate.getsockname()[1] in ports
     finally:
-        candidate.detach()  # it is libzmq's
+        candidate.detach()  # libzmq owns the descriptor

@@ -1,4 +1,4 @@
-"""Answers those who ask how this worker is. Connecting to ports takes time, so a thread of its own does it."""
+"""Answers to inquiries about this worker's condition. Background threads try the ports, since that takes time."""
 
 import socket
 import time
@@ -12,25 +12,31 @@ from tpi.errors import UsageError
 from tpi.net.questions import Condition, Inquiry
 from tpi.net.sockets import split_address
 
-_MOST = 4  # at once
+_MOST = 4  # inquiries at once
 _CONNECT_S = 2.0
-_CLOSE_S = _CONNECT_S  # for all of them: a name server may take long, and nobody waits for the answer
+_CLOSE_S = _CONNECT_S  # for all threads together; those that wait longer for a name server are left behind
 
 
 class Inquiries:
-    """Those under way. All methods belong to the I/O thread."""
+    """The inquiries under way. Only the I/O thread may call the methods."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake` is called by other threads when there is an answer."""
+        """Create an empty set of inquiries; a background thread calls `wake` when it has an answer."""
         self._wake = wake
         self._done: SimpleQueue[tuple[bytes, Condition]] = SimpleQueue()
         self._threads: list[Thread] = []
 
     def begin(self, peer: bytes, asked: Inquiry, condition: Condition, asker: str, plan: Collection[str]) -> bool:
-        """Find out what is asked for; return False if too many inquiries are under way.
+        """Start to answer an inquiry; return False if too many inquiries are under way.
 
-        `condition` is the answer but for what cannot be reached. Ports of `asker`, an IP address, are tried, and those
-        of `plan`, `host:port` of each node: others would make the worker a scanner of its own machine and network.
+        The worker tries only ports of `asker` and of `plan`, so that it cannot be used to scan its own network.
+
+        Args:
+            peer: identity of the asker's connection, returned with the answer.
+            asked: the inquiry, with the addresses to try.
+            condition: the answer, without the lists of untried and unreached addresses.
+            asker: IP address of the asker.
+            plan: `host:port` of each node of the current plan.
         """
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) >= _MOST:
@@ -44,12 +50,12 @@ class Inquiries:
         return True
 
     def answers(self) -> Iterator[tuple[bytes, Condition]]:
-        """What has been found out since the last call, and for whom."""
-        while not self._done.empty():  # nobody else takes from it
+        """Yield the answers that are ready, each after the identity of its asker's connection."""
+        while not self._done.empty():  # only this thread takes from it
             yield self._done.get_nowait()
 
     def close(self) -> None:
-        """Wait for those under way, but not for a name server."""
+        """Wait for the inquiries under way, at most `_CLOSE_S` seconds."""
         ends = time.monotonic() + _CLOSE_S
         for thread in self._threads:
             thread.join(max(0.0, ends - time.monotonic()))
@@ -67,7 +73,7 @@ class Inquiries:
 
 
 def _host(address: str) -> str:
-    """The IP address in `host:port`, as a connection's other end is written; empty for anything else."""
+    """Return the IP address in `host:port`, in the form of a socket's peer address; empty if `host` is a name."""
     try:
         found = ip_address(split_address(address)[0].strip("[]"))
     except (UsageError, ValueError):
@@ -76,7 +82,7 @@ def _host(address: str) -> str:
 
 
 def _try(address: str, reached: list[str]) -> None:
-    """Append `address` to `reached` if somebody answers there."""
+    """Append `address` to `reached` if it accepts a connection."""
     try:
         host, port = split_address(address)
         socket.create_connection((host.strip("[]"), port), _CONNECT_S).close()

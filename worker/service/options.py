@@ -1,4 +1,4 @@
-"""What a worker was told, where it listens, and whom it serves."""
+"""The options of a worker, its ports, and the master that it serves."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,21 +16,21 @@ _MOST_MEMORY = 1 << 60  # bytes that --memory may say: more than any machine has
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What the user told this worker. 0 leaves the choice to the node; sizes in bytes."""
+    """The options of a worker. 0 leaves a choice to the node; sizes are in bytes."""
 
     host: str
-    port: int  # 0: any free ones
+    port: int  # 0: any free ports
     name: str
     cache: Path
     memory: int = 0
     threads: int = 0
-    cache_limit: CacheLimit | None = None  # of the cache; None: somebody else sees to that
-    attached: bool = False  # leave when stdin closes, that is when the parent process is gone
-    card: Card | None = None  # its accelerator
-    speed: MachineSpeed | None = None  # None: nobody plans by it
-    door: KeyPolicy | None = None  # who may connect from other machines; None: by the user's keys
-    model_dir: Path | None = None  # with packs, from which units come rather than over the network
-    announce: bool = False  # tell the network that it is there, if it listens beyond this machine
+    cache_limit: CacheLimit | None = None  # None: no limit, because another process limits the cache
+    attached: bool = False  # exit when stdin closes, that is, when the parent process is gone
+    card: Card | None = None  # the accelerators; None without one
+    speed: MachineSpeed | None = None  # None: no master plans with it
+    door: KeyPolicy | None = None  # says which other machines may connect; None: those of the user's keys
+    model_dir: Path | None = None  # directory of packs on this machine, whose units need not be sent
+    announce: bool = False  # announce the worker in the network, if it listens beyond this machine
 
     def __post_init__(self) -> None:
         if not self.name or plain(self.name) != self.name:
@@ -39,13 +39,13 @@ class WorkerOptions:
             raise UsageError("--memory is more than any machine has; write for example 4GiB")
 
     def profile(self) -> Profile:
-        """This machine as it is now."""
+        """Return the profile of this machine as it is now."""
         return measure_machine(self.cache, self.threads, self.memory, self.card, self.speed)
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the three planes listen."""
+    """The ports of the control, collective and weights planes."""
 
     control: int
     collective: int
@@ -54,18 +54,18 @@ class Ports:
 
 @dataclass
 class ServedMaster:
-    """The master that is being served. `profile` is what it was told of this machine, and plans with."""
+    """The master that the worker serves. It plans with `profile`, the description of this machine that it was sent."""
 
     identity: bytes
     session: int
     name: str
     profile: Profile
-    key: bytes  # that it has proved to own; empty on this machine
+    key: bytes  # public key that it has proved to own; empty if it is on this machine
     since: float = field(default_factory=since_boot)
     epoch: int = 0
-    plan: frozenset[str] = frozenset()  # `host:port` at which the nodes of its plan sum
-    guests: frozenset[bytes] = frozenset()  # keys of those with whom its plan has this worker sum: it answers for them
+    plan: frozenset[str] = frozenset()  # `host:port` of the collective plane of each node of its plan
+    guests: frozenset[bytes] = frozenset()  # keys of the nodes of its plan; the master vouches for them
 
     def sent(self, peer: bytes, key: bytes, message: object) -> bool:
-        """Whether a message that came from `peer`, the owner of `key`, is this master's."""
+        """Return True if a message from the connection `peer`, whose owner has `key`, is from this master."""
         return (peer, key) == (self.identity, self.key) and getattr(message, "session", None) == self.session

@@ -1,6 +1,6 @@
-"""What the daemon needs of whatever computes: the seam between the control plane and the shard.
+"""The interface between a worker's daemon and the node that computes.
 
-`worker.node.node.Node` is the real one; tests put others in its place.
+`worker.node.node.Node` implements it; tests have other implementations.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from worker.shards.image import HeldBlock
 
 @dataclass(frozen=True)
 class Figures:
-    """Totals since the node was built. Seconds, bytes, counts."""
+    """Totals since the node was built: counts, seconds (`_s`) and bytes."""
 
     steps: int = 0
     tokens: int = 0
@@ -38,7 +38,7 @@ class Figures:
     resident_bytes: int = 0
     planned_bytes: int = 0  # above the bare process: weights, KV, activations, buffers
     dropped: int = 0
-    accelerator: str = ""  # what it does, in a sentence
+    accelerator: str = ""  # one sentence about the work of the accelerator, or about demand loading
 
 
 class ServedNode(Protocol):
@@ -46,39 +46,42 @@ class ServedNode(Protocol):
 
     @property
     def pages(self) -> int:
-        """Size of the KV pool."""
+        """Size of the KV cache in pages."""
 
     @property
     def prefill_tokens(self) -> int:
-        """The longest step that its memory allows."""
+        """Tokens of the longest step that the node's memory allows."""
 
     @property
     def progress(self) -> int:
-        """Grows whenever anything got done; read from another thread."""
+        """A count that grows whenever the node makes progress; read by another thread."""
 
     @property
     def position(self) -> WindowPosition:
-        """Where its memory window stands; read from another thread."""
+        """Position of the memory window; read by another thread."""
 
     @property
     def trace(self) -> NoTrace:
-        """What it has recorded, if anything."""
+        """Recorder of the node's spans."""
 
     def run(self, step: Step) -> object:
         """Forget the released sequences, then run the step."""
 
     def figures(self) -> Figures:
-        """Totals so far."""
+        """Return the totals so far."""
 
     def steady(self, beside: OtherWaits = NOTHING_ELSE) -> Steady | None:
-        """Whether it waits for its disk, and what would end that; None if it streams nothing. Takes long to compute."""
+        """Return whether the node waits for its disk, and which placement would end that; None if it streams nothing.
+
+        This takes long to compute. `beside` has the waits for disks that are not for this node's blocks.
+        """
 
     def close(self) -> None:
-        """Give everything back; may be called after a failed step."""
+        """Release all resources; may be called after a failed step."""
 
 
 def totals(session: int, epoch: int, figures: Figures, steady: Steady | None, dropped: int = 0) -> Stats:
-    """The figures of a node as a message; `dropped` counts what was dropped elsewhere in its process."""
+    """Return a node's figures as a message; `dropped` counts messages dropped elsewhere in the process."""
     return Stats(
         session, epoch, figures.steps, figures.tokens,
         figures.weight_bytes, figures.resident_bytes, figures.planned_bytes, peak_rss(),
@@ -88,4 +91,4 @@ def totals(session: int, epoch: int, figures: Figures, steady: Steady | None, dr
 
 
 Build = Callable[[Assign, Sequence[HeldBlock], Endpoints, Progress], ServedNode]
-"""Makes a node of a plan. The blocks are those of `assign.blocks`, in that order; what it loads, it reports."""
+"""A function that builds the node of a plan. The blocks are those of `assign.blocks`, in the same order."""

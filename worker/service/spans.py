@@ -1,10 +1,10 @@
-"""A node's trace as messages, page by page."""
+"""The conversion of a node's trace to messages, one page at a time."""
 
 from tpi.net.questions import AskSpans, Spans
 from tpi.trace import NoTrace, clock
 
 
 def pack_spans(ask: AskSpans, trace: NoTrace) -> Spans:
-    """The node's clock now, and the spans that were asked for."""
+    """Return a message with the spans that `ask` names and the node's clock now."""
     names, rows = trace.page(ask.first, ask.count)
     return Spans(ask.session, ask.epoch, clock(), trace.dropped, names, rows)

@@ -135,7 +135,7 @@ def test_a_worker_whose_computing_does_not_end_says_so_when_it_is_stopped(
             until(lambda: cluster.workers[0].heartbeats.phase == "compute")
         process.terminate()
         assert process.wait(30) == 1
-    assert "what it computes does not end: worker a ends without it" in capfd.readouterr().err
+    assert "the computation of worker a did not stop; the process exits without it" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_out_of_memory(addresses: list[str]) -> None:
             cluster.step(step(cluster.session, 1, 0, EXHAUST))
             error = until_error(cluster.poll, NodeError)
             took = time.monotonic() - begun
-        assert re.search(r"worker [ab] .*out of memory; give it less with --split", str(error))
+        assert re.search(r"worker [ab] .*out of memory; give it a smaller share with --split", str(error))
         return {"named": took}
 
     assert_figures("out of memory", {"named": NAMED_S}, once)

@@ -93,7 +93,7 @@ def test_a_network_that_fails_is_said_once_and_tried_again(
         until(lambda: ("10.0.0.7",) in registered)
         announcer.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "this worker is not announced in the network (no multicast here); give masters its address"
+        "cannot announce this worker in the network (no multicast here); give masters its address"
     ]
 
 

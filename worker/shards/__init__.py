@@ -1,1 +1,1 @@
-"""Shards: a node's units as files, fetched, checked, kept and removed."""
+"""Shards, a node's units as files: how they are fetched, checked, stored and removed."""

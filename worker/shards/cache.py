@@ -1,13 +1,13 @@
-"""The shard cache: which images a node has on disk, and how it gets the ones it lacks. Workers and the master use it.
+"""The shard cache of a worker or of the master: the images that a node has on disk.
 
-    <root>/<block id>/<ranges>.shard        complete, checked when written; never changed, only removed
-    <root>/<block id>/<ranges>.part         being filled; what it holds is found by its hashes, without a journal
+    <root>/<block id>/<ranges>.shard        a complete image, checked when written; never changed, only removed
+    <root>/<block id>/<ranges>.part         a partial image; its hashes show which units it has, there is no journal
     <root>/<block id>/<ranges>.used         touched when the image is used
-    <root>/checked.json                     size, times and content of images that were checked before
+    <root>/checked.json                     sizes, times and hashes of the images that were checked before
 
-Several processes may share a root (`worker.shards.uses`). One of them keeps its partial images for resuming; the others
-use private names. Partial images that nobody fills go when the next plan is complete; what is over the limit goes least
-recently used.
+Several processes may share a root (`worker.shards.uses`). One of them can resume its partial images after a restart;
+the others use private names. Partial images that no process fills are removed when the next plan is complete. Images
+over the limit are removed, least recently used first.
 """
 
 import contextlib
@@ -31,22 +31,25 @@ from worker.shards.stored import StoredImage, key_of, mark_used, remove_least_re
 from worker.shards.uses import Uses, changing
 
 _CACHE_WAY = "set TPI_CACHE, or --cache, to a directory that can be written"
-_KEEP_OTHERS = 1  # images of a block with other ranges that stay, so that going back to the last split sends nothing
+_KEEP_OTHERS = 1  # other images of a block that stay, so that a return to the last split needs no transfer
 
 
 class ShardCache:
     """The images below one directory."""
 
     def __init__(self, root: Path, limit: CacheLimit | None = None, nearby: NearbyPacks | None = None) -> None:
-        """Open or create the cache; `limit` binds all that it holds (None: somebody else sees to that).
+        """Open or create the cache.
 
-        What it lacks is taken from `nearby`, as far as it is there.
+        Args:
+            root: the directory.
+            limit: limits the size of the cache. None: no limit, because another process limits it.
+            nearby: packs from which missing units are copied.
 
         Raises:
-            WeightsError: if the directory cannot be made.
+            WeightsError: if the directory cannot be created.
         """
         self.root = root
-        self.made = 0  # images that were not there before
+        self.made = 0  # number of images completed since the cache was opened
         self._limit = limit
         self._nearby = nearby
         self._model = ""
@@ -61,12 +64,13 @@ class ShardCache:
     def open(
         self, plans: Sequence[ImagePlan], progress: Progress = silent, model: str = ""
     ) -> dict[str, HeldBlock | PartialImage]:
-        """Every block of `plans` by id: complete, or partial with what this node has on its own disk.
+        """Return every block of `plans` by its id: complete, or partial with the units found on this machine.
 
-        Nobody removes these until `release`, `close`, or the next `open`. `model` is its name, for people.
+        No process removes these images until `release`, `close` or the next `open`. `model` is the name that `tpi ls`
+        shows.
 
         Raises:
-            WeightsError: if the missing images do not fit on the disk, or the plan is over the limit.
+            WeightsError: if the missing images do not fit on the disk, or if the plan is over the limit.
         """
         found: dict[str, HeldBlock | PartialImage] = {}
         total, self._model = len(plans), model
@@ -82,7 +86,7 @@ class ShardCache:
         return found
 
     def finish(self, partial: PartialImage) -> HeldBlock:
-        """Make a partial image that lacks nothing an image, durably, and forget images that it supersedes.
+        """Publish a partial image that has all its units as a complete image, and sync it to the disk.
 
         Raises:
             WeightsError: if the disk is full or failing.
@@ -95,7 +99,10 @@ class ShardCache:
         return partial.plan.held(path)
 
     def sound(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
-        """Whether the pieces of a file elsewhere match their hashes; remembered while the file is unchanged."""
+        """Return True if the pieces of a file match their hashes. It may lie outside of the cache.
+
+        The result is remembered for `token` as long as the file is unchanged.
+        """
         key, stamp = f"{path.absolute()}#{token}", _stamp(path, token)
         if stamp is None or self._checked.get(key) == stamp:
             return stamp is not None
@@ -105,9 +112,10 @@ class ShardCache:
         return True
 
     def prune(self, plans: Sequence[ImagePlan]) -> None:
-        """Once `plans` are complete: remove partial images that nobody fills, and other ranges of these blocks.
+        """Remove partial images that no process fills, and images with other ranges of the blocks of `plans`.
 
-        The latest of those stays, for going back to the last split. What others use stays too.
+        Call it when `plans` are complete. Of each block, the latest image with other ranges stays, for a return to the
+        last split. Images that other processes use stay too.
         """
         with self._usable(), changing(self.root):
             spare = self._spare(plans)
@@ -121,18 +129,18 @@ class ShardCache:
         self._save()
 
     def release(self) -> None:
-        """Use no image any more."""
+        """Declare that this process uses no image any more."""
         with contextlib.suppress(OSError):
             self._uses.declare(())
 
     def close(self) -> None:
-        """Write down what was checked, and release the locks."""
+        """Save the list of checked images, and release the locks."""
         self._save()
         self._uses.close()
         os.close(self._writer)
 
     def _complete(self, plan: ImagePlan) -> HeldBlock | None:
-        """The image of `plan` if it exists and is sound. One that is damaged becomes a partial image again."""
+        """Return the image of `plan` if it exists and is sound. A damaged image becomes a partial image."""
         path = self._path(plan)
         stamp = _stamp(path, plan.token)
         if stamp is None:
@@ -170,7 +178,7 @@ class ShardCache:
         return path.relative_to(self.root).as_posix()
 
     def _exists(self, key: str) -> bool:
-        """Whether the file of a key of `checked.json` is there: below the root, or an absolute path and a token."""
+        """Return True if the file of a key of `checked.json` exists. Keys are relative paths, or a path and a token."""
         return (self.root / key.partition("#")[0]).exists()
 
     def _remember(self, plan: ImagePlan, path: Path) -> None:
@@ -179,7 +187,7 @@ class ShardCache:
             self._checked[self._key(path)] = stamp
 
     def _spare(self, plans: Sequence[ImagePlan]) -> list[StoredImage]:
-        """Images and partial images that neither `plans` nor other processes use; to be asked inside `changing`."""
+        """Return the images and partial images that neither `plans` nor other processes use; call inside `changing`."""
         used = self._uses.others()
         own = {path for plan in plans for path in (self._path(plan), self._partial_path(plan))}
         return [image for image in stored_images(self.root, but=own) if image.key not in used]
@@ -192,12 +200,12 @@ class ShardCache:
         most = self._limit.nbytes if self._limit else None
         if most is not None and (needed := _total(plans)) > most:
             raise WeightsError(
-                f"the shards of this plan take {-(-needed >> 20)} MiB of {self.root}, which may hold {most >> 20} MiB; "
-                "raise --cache-limit there, or give this node less with --split"
+                f"the shards of this plan need {-(-needed >> 20)} MiB, but {self.root} is limited to {most >> 20} MiB; "
+                "raise --cache-limit on this node, or give it a smaller share with --split"
             )
 
     def _require_space(self, plans: Sequence[ImagePlan]) -> None:
-        """Have room for the images that are missing, within the limit if others can go for it."""
+        """Require disk space for the missing images; remove unused images to stay within the limit."""
         needed = _total(plan for plan in plans if not self._path(plan).exists())
         needed -= sum(_allocated(self._partial_path(plan)) for plan in plans)
         if needed <= 0 and (self._limit is None or self._limit.nbytes is None):
@@ -217,7 +225,7 @@ class ShardCache:
         except OSError as error:
             if is_full(error):
                 raise write_error(
-                    self.root, error, "make room there, or set TPI_CACHE, or --cache, to another directory"
+                    self.root, error, "free some space, or set TPI_CACHE, or --cache, to another directory"
                 ) from error
             reason = error.strerror or error
             raise WeightsError(
@@ -225,7 +233,7 @@ class ShardCache:
             ) from error
 
     def _save(self) -> None:
-        """Write down what was checked, if that is new; what is gone is forgotten."""
+        """Save the list of checked images if it has changed, without the files that no longer exist."""
         if self._checked == self._saved:
             return
         self._checked = {key: stamp for key, stamp in self._checked.items() if self._exists(key)}
@@ -235,13 +243,13 @@ class ShardCache:
                 json.dump(self._checked, file)
             temporary.replace(self.root / "checked.json")
             self._saved = dict(self._checked)
-        except OSError:  # what is not remembered is checked again
+        except OSError:  # the images are checked again at the next start
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
 
 def _stamp(path: Path, token: str) -> list[int | str] | None:
-    """What changes when the file or what it should hold changes; None if there is no file."""
+    """Return a value that changes when the file or its `token` changes; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

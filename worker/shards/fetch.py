@@ -1,4 +1,4 @@
-"""Fetching missing units from the master over the weights plane: a few requests under way, every unit checked."""
+"""Transfer of missing units from the master over the weights plane. Every unit is checked against its hash."""
 
 import time
 from collections import deque
@@ -10,17 +10,17 @@ from tpi.net.fields import IN_FLIGHT_BYTES
 from tpi.net.transfers import Missing, Need, Offer, Unavailable, UnitData
 from worker.shards.partial_image import PartialImage
 
-_SLICE_S = 0.1  # how often a wait looks up
-_QUIET_S = 45.0  # without an answer before asking again; a slow link needs 8 s for one
-_MOST_FLYING = 8  # requests under way, fewer than the sockets' high-water marks
-_TRIES = 3  # for a block whose units arrive damaged
+_SLICE_S = 0.1  # longest wait before `watch` is called again
+_QUIET_S = 45.0  # without an answer, before units are requested again; on a slow link an answer takes 8 s
+_MOST_FLYING = 8  # limit of requests under way; below the high-water marks of the sockets
+_TRIES = 3  # limit of damaged answers for one block
 
 Done = Callable[[PartialImage], None]
-Watch = Callable[[int], None]  # with the bytes received so far
+Watch = Callable[[int], None]  # called with the bytes received so far
 
 
 class Fetcher:
-    """The worker's end of the weights plane. A master's Offer opens it, again after each broken connection."""
+    """The worker's end of the weights plane. A master opens it with an `Offer`, again after each broken connection."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -29,12 +29,17 @@ class Fetcher:
     def fetch(
         self, master: bytes, announcement: Missing, partials: Sequence[PartialImage], done: Done, watch: Watch
     ) -> int:
-        """Get everything that `partials` lack; `done` is called with each that is complete. Returns bytes received.
+        """Fetch all units that `partials` lack, and return the bytes received.
 
-        `watch` is called ten times a second or more with the bytes received, and may raise to give up.
+        Args:
+            master: identity of the master's connection.
+            announcement: tells the master how much will be requested.
+            partials: the partial images to fill.
+            done: called with each partial image when it has all its units.
+            watch: called at least ten times a second with the bytes received; may raise to cancel.
 
         Raises:
-            WeightsError: if the master cannot serve a block, or sends what does not match its hash again and again.
+            WeightsError: if the master cannot serve a block, or sends units that repeatedly do not match their hashes.
         """
         transfer = Transfer(partials, done)
         announced = False
@@ -57,7 +62,10 @@ class Fetcher:
         return transfer.received_bytes
 
     def tidy(self, master: bytes) -> None:
-        """Take in what came while nothing was fetched: what stays unread keeps the memory of connections that ended."""
+        """Read the messages that arrived while nothing was fetched.
+
+        Unread messages would keep the memory of closed connections in use.
+        """
         while (received := self._channel.receive()) is not None:
             if isinstance(received[1], Offer):
                 self._opened(received[0], master)
@@ -84,7 +92,7 @@ class Fetcher:
 
 
 class Transfer:
-    """What one plan still lacks, and what of it is under way."""
+    """The units that one plan still lacks, and the requests under way."""
 
     def __init__(self, partials: Sequence[PartialImage], done: Done) -> None:
         self.received_bytes = 0
@@ -97,7 +105,7 @@ class Transfer:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing any more."""
+        """True if no units are missing."""
         return not self._waiting and not self._flying
 
     @property
@@ -106,13 +114,13 @@ class Transfer:
         return time.monotonic() - self._heard
 
     def restart(self) -> None:
-        """Forget what was asked for: it will not come."""
+        """Queue all missing units again, since requests under way may be lost."""
         self._heard = time.monotonic()
         self._flying.clear()
         self._waiting = deque(need for partial in self._partials.values() for need in partial.needs())
 
     def next(self) -> Iterator[Need]:
-        """What to ask for now."""
+        """Yield the requests to send now, within the limits on requests and bytes under way."""
         while self._waiting:
             need = self._waiting[0]
             size = self._partials[need.block].size_of(need)
@@ -124,7 +132,7 @@ class Transfer:
             yield need
 
     def accept(self, units: UnitData) -> None:
-        """Take an answer; one that nobody asked for, or that came before the connection broke, is dropped."""
+        """Store the units of an answer. An answer without a request under way is dropped."""
         need = Need(units.block, units.run, units.first, units.last)
         partial = self._partials.get(units.block)
         if partial is None or self._flying.pop(need, None) is None:

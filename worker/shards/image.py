@@ -1,9 +1,9 @@
-"""The shard image: a node's units of one block as one file, and the plan that says which bytes belong where.
+"""The shard image, one file with a node's units of one block, and the plan of its contents.
 
     header (magic, format version, JSON length, JSON) | the block's vectors (f32) | zeros up to a 4 KiB boundary
     the units of every run, back to back | zeros up to a 4 KiB boundary
 
-Nothing in a file says which layer it belongs to; its place in the cache is its block id and its ranges of units.
+A file does not say to which layer it belongs. Its path in the cache is the block's id and the ranges of units.
 """
 
 import json
@@ -33,12 +33,12 @@ VERSION = 1
 _PREFIX = struct.Struct("<8sII")
 _VECTORS_ALIGNMENT = 64
 MAX_HEADER = 1 << 20
-_LONGEST_NAME = 100  # characters: file systems take 255, and others add to it
+_LONGEST_NAME = 100  # characters; file systems allow 255, and suffixes are added
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The smallest thing that is checked: one unit, or all vectors of a block (run "vectors", unit 0)."""
+    """The smallest part of an image with a hash: one unit, or all vectors of a block (run "vectors", unit 0)."""
 
     run: RunOrVectors
     unit: int
@@ -49,7 +49,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class HeldRun:
-    """Units `[first, last)` of a run, and where the first of them is in the image."""
+    """Units `[first, last)` of a run, and the offset of the first one in the image."""
 
     layout: RunLayout
     first: int
@@ -64,23 +64,23 @@ class HeldRun:
 
 @dataclass(frozen=True)
 class HeldBlock:
-    """One block of a node, complete and checked: what the block loop is built from."""
+    """One block of a node, complete and checked."""
 
     id: bytes
     extent: Extent  # units of all runs, back to back
     vectors: dict[str, F32]
-    remedy: str = "start again to fetch it anew"  # if it is damaged
+    remedy: str = "restart TPI to fetch it again"  # the advice in the message if the file is damaged
 
     def damaged(self, reason: str) -> WeightsError:
-        """The error for a file that changed after it was checked; the next start checks it anew, and mends an image."""
+        """Return the error for a file that changed after it was checked, and have the next start check it again."""
         with suppress(OSError):
-            os.utime(self.extent.path)  # no longer the time that `worker.shards.cache` remembers
+            os.utime(self.extent.path)  # now the time differs from the one that `worker.shards.cache` remembers
         return WeightsError(f"{self.extent.path} is damaged: {reason}; {self.remedy}")
 
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """One block of an Assign, with the layouts that its runs have."""
+    """One block of an `Assign`, with the layouts of its runs."""
 
     block: BlockPlan
     layouts: tuple[RunLayout, ...]  # one per run of the block
@@ -92,16 +92,16 @@ class ImagePlan:
 
     @property
     def name(self) -> str:
-        """File name of the image, from its ranges."""
+        """File name of the image, made of its ranges of units."""
         runs = zip(self.block.runs, self.layouts, strict=True)
         name = "_".join(f"{layout.name}.{run.first}-{run.last}" for run, layout in runs)
-        if len(name) > _LONGEST_NAME:  # a slice of every expert
+        if len(name) > _LONGEST_NAME:  # for example, a slice of every expert
             name = f"slices.{sha256(name.encode()).hexdigest()}"
         return f"{name}.shard"
 
     @cached_property
     def header(self) -> bytes:
-        """Magic, version and JSON: what the image holds."""
+        """Header of the file: magic, version, and JSON that lists the runs and vectors."""
         runs = [
             [layout.to_dict(), run.first, run.last] for run, layout in zip(self.block.runs, self.layouts, strict=True)
         ]
@@ -111,7 +111,7 @@ class ImagePlan:
 
     @property
     def vectors_offset(self) -> int:
-        """Where the vectors start in the file."""
+        """Offset of the vectors in the file."""
         return _vectors_offset(len(self.header))
 
     @property
@@ -121,12 +121,12 @@ class ImagePlan:
 
     @property
     def data_offset(self) -> int:
-        """Where the units start in the file: on a page."""
+        """Offset of the units in the file, a multiple of the page size."""
         return round_up(self.vectors_offset + self.vectors_bytes)
 
     @cached_property
     def runs(self) -> tuple[HeldRun, ...]:
-        """Every run with its place in the file."""
+        """All runs, with their offsets in the file."""
         found = []
         offset = self.data_offset
         for run, layout in zip(self.block.runs, self.layouts, strict=True):
@@ -136,7 +136,7 @@ class ImagePlan:
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """Every piece of the image, in the order of the file."""
+        """All pieces of the image, in the order of the file."""
         return tuple(self._pieces())
 
     @property
@@ -146,20 +146,20 @@ class ImagePlan:
 
     @property
     def file_bytes(self) -> int:
-        """Size of the file: whole pages."""
+        """Size of the file in bytes, a multiple of the page size."""
         return round_up(self.data_offset + self.data_bytes)
 
     @cached_property
     def token(self) -> str:
-        """Changes with any byte that the image should hold."""
+        """SHA-256 of the header and of the hashes of all pieces, in hex; differs for images of other content."""
         parts = [self.header, self.block.vectors_hash, *(run.hashes for run in self.block.runs)]
         return sha256(b"".join(parts)).hexdigest()
 
     def held(self, path: Path) -> HeldBlock:
-        """The block whose complete image is at `path`; reads its vectors.
+        """Return the block whose complete image is at `path`; read its vectors.
 
         Raises:
-            WeightsError: if the file is unreadable, or its vectors have changed.
+            WeightsError: if the file is unreadable, or if its vectors have changed.
         """
         try:
             raw = np.fromfile(path, np.float32, self.vectors_bytes // 4, offset=self.vectors_offset)
@@ -182,7 +182,7 @@ class ImagePlan:
 
 @dataclass(frozen=True)
 class StoredUnits:
-    """Units `[first, last)` of a run inside an image that exists."""
+    """Units `[first, last)` of a run in an existing file, and the offset of the first one."""
 
     run: str
     first: int
@@ -192,12 +192,12 @@ class StoredUnits:
 
 
 def image_plans(assign: Assign) -> list[ImagePlan]:
-    """One plan per distinct block of `assign`, in its order."""
+    """Return a plan for each distinct block of `assign`, in the same order."""
     return [ImagePlan(block, tuple(assign.layouts[run.layout] for run in block.runs)) for block in assign.blocks]
 
 
 def split_vectors(block: BlockPlan, raw: F32) -> dict[str, F32]:
-    """The vectors of a block by name, from all of them back to back."""
+    """Split the values of all vectors of a block, back to back, into the vectors by name."""
     ends = np.cumsum([vector.length for vector in block.vectors], dtype=np.int64)
     if len(raw) != (ends[-1] if len(ends) else 0):
         raise WeightsError(f"block {block.id.hex()[:12]} has {len(raw)} values in its vectors instead of {ends[-1]}")
@@ -206,7 +206,7 @@ def split_vectors(block: BlockPlan, raw: F32) -> dict[str, F32]:
 
 
 def stored_units(path: Path) -> Sequence[StoredUnits]:
-    """What the image at `path` says it holds; empty if it is not an image that this version can read."""
+    """Return the units in the image at `path`, by its header; empty if this version cannot read the file."""
     try:
         with path.open("rb") as file:
             magic, version, size = _PREFIX.unpack(file.read(_PREFIX.size))

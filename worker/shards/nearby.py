@@ -1,7 +1,7 @@
-"""Packs that this machine has anyway, for example on a stick: units come from them rather than over the network.
+"""Packs on this machine, for example on a USB stick, whose units need not be sent over the network.
 
-They are found by what they hold, and each unit is compared with its hash: a pack of another model, or a damaged one,
-is no help and no harm.
+Their blocks are found by content, and each unit is checked against its hash. So a pack of another model, or a damaged
+one, does no harm.
 """
 
 import logging
@@ -19,10 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class NearbyPacks:
-    """The packs in a directory: itself, or those below it."""
+    """The packs in a directory: the directory itself if it is a pack, and those below it."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises UsageError if there is none."""
+        """Find the packs.
+
+        Raises:
+            UsageError: if there is none.
+        """
         self._blocks: dict[str, tuple[Path, Sequence[StoredUnits]]] = {}
         for pack in (directory, *sorted(directory.glob("*")), *sorted(directory.glob("packs/*"))):
             if (pack / "manifest.json").is_file():
@@ -31,7 +35,7 @@ class NearbyPacks:
             raise UsageError(f"--model-dir {directory} holds no pack; make one there with tpi pack")
 
     def stored(self, block: str) -> tuple[Path, Sequence[StoredUnits]] | None:
-        """The file that has the block of this id (64 hex digits), and where each run is in it."""
+        """Return the file that has the block with this id (64 hex digits) and its runs; None if there is none."""
         return self._blocks.get(block)
 
     def _read(self, directory: Path) -> None:
@@ -41,7 +45,7 @@ class NearbyPacks:
             pack = Pack.open(directory)
             self._blocks.update({block.id: (block.path, list(_units(block))) for block in pack.walk()})
         except TpiError as error:
-            log.warning("the pack in %s is not used: %s", directory, error)
+            log.warning("ignoring the pack in %s: %s", directory, error)
 
 
 def _units(block: "PackBlock") -> Iterator[StoredUnits]:

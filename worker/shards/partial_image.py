@@ -1,4 +1,4 @@
-"""An image on its way: a file that fills with checked pieces, in any order, and becomes visible when it is complete."""
+"""A partial image: a file that is filled with checked pieces in any order, and gets its name when it is complete."""
 
 import contextlib
 import errno
@@ -17,7 +17,11 @@ from worker.shards.image import ImagePlan, Piece, StoredUnits
 
 
 def bad_pieces(path: Path, pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces whose bytes in the file at `path` do not match their hashes."""
+    """Return the pieces whose bytes in the file at `path` do not match their hashes.
+
+    Raises:
+        WeightsError: if the file cannot be read.
+    """
     bad = []
     buffer = memoryview(bytearray(max((piece.nbytes for piece in pieces), default=0)))
     try:
@@ -33,19 +37,19 @@ def bad_pieces(path: Path, pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def forget(descriptor: int, offset: int, size: int) -> None:
-    """Drop a range of a file (`size` 0: to its end) from the page cache: weights are used past it."""
+    """Drop a range of a file from the page cache, since weights are read with direct I/O; `size` 0: up to the end."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
 
 class PartialImage:
-    """The image of `plan` while pieces are missing."""
+    """The image of a plan while pieces are missing."""
 
     def __init__(self, plan: ImagePlan, path: Path) -> None:
-        """Take up the partial image at `path`, or begin one with room for the whole image.
+        """Resume the partial image at `path`, or create one and reserve space for the whole image.
 
         Raises:
-            WeightsError: if the disk is full; no partial image stays then.
+            WeightsError: if the disk is full; the partial image is then removed.
         """
         self.plan = plan
         self.path = path
@@ -59,11 +63,11 @@ class PartialImage:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that have to come from somewhere else."""
+        """Bytes of the missing pieces."""
         return sum(piece.nbytes for piece in self.missing.values())
 
     def copy_from(self, path: Path, stored: Sequence[StoredUnits]) -> None:
-        """Take missing units out of another image of the same block."""
+        """Copy missing units from another image of the same block, as far as they match their hashes."""
         for run in stored:
             for unit in range(run.first, run.last):
                 piece = self.missing.get((run.run, unit))
@@ -71,7 +75,10 @@ class PartialImage:
                     self._copy_piece(piece, path, run.offset + (unit - run.first) * run.unit_bytes)
 
     def needs(self, within: UnitData | None = None) -> Iterator[Need]:
-        """What to ask for: runs of adjacent missing units of about `TRANSFER_BYTES`; all, or those of one answer."""
+        """Yield requests for the missing units, adjacent units of about `TRANSFER_BYTES` in each.
+
+        `within` restricts them to the units of one answer.
+        """
         missing = self.missing
         if within is not None:
             missing = {key: missing[key] for unit in range(within.first, within.last)
@@ -86,14 +93,14 @@ class PartialImage:
                 yield Need(self.plan.block.id, part[0].run, part[0].unit, part[-1].unit + 1)
 
     def size_of(self, need: Need) -> int:
-        """Bytes that the answer to `need` has."""
+        """Return the size in bytes of the answer to `need`."""
         return sum(self.missing[need.run, unit].nbytes for unit in range(need.first, need.last))
 
     def accept(self, units: UnitData) -> int:
-        """Write the units that match their hashes; returns how many of them were missing and did not match.
+        """Write the units that match their hashes, and return the number of missing units that do not.
 
         Raises:
-            WeightsError: if the disk is full or failing; the partial image is removed.
+            WeightsError: if the disk is full or failing; the partial image is then removed.
         """
         pieces = [self.missing.get((units.run, unit)) for unit in range(units.first, units.last)]
         size = len(units.data) // max(1, len(pieces))
@@ -103,7 +110,7 @@ class PartialImage:
             if piece is not None and len(data) == piece.nbytes and sha256(data).digest() == piece.digest:
                 good.append((piece, data))
         with self._disk_errors(), self._opened() as descriptor:
-            if good and len(good) == len(pieces):  # adjacent in the answer, adjacent in the file: one write
+            if good and len(good) == len(pieces):  # the units are adjacent in the file too, so one write will do
                 _write_all(descriptor, units.data, good[0][0].offset)
             else:
                 for piece, data in good:
@@ -113,7 +120,7 @@ class PartialImage:
         return sum(piece is not None for piece in pieces) - len(good)
 
     def publish(self, path: Path) -> None:
-        """Write the header and make the file durable, then give it its name."""
+        """Write the header, sync the file to the disk, and rename it to `path`."""
         assert not self.missing
         with self._disk_errors():
             with self._opened() as descriptor:
@@ -155,16 +162,16 @@ class PartialImage:
 
 
 def out_of_disk(root: Path, needed: int, free: int | None = None) -> WeightsError:
-    """The error that says how much room a node's shards need."""
+    """Return the error for a disk that lacks `needed` bytes for shards; `free`: the free bytes, if known."""
     has = "" if free is None else f", {free >> 20} MiB are free"
     return WeightsError(
         f"disk full: {root} needs {-(-needed >> 20)} MiB more for shards{has}; make room "
-        "there, or set TPI_CACHE or --cache"
+        "there, or set TPI_CACHE or --cache to another directory"
     )
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Ask the file system for the room now, where it can tell."""
+    """Reserve the space of the file now, if the file system supports it."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:

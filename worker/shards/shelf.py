@@ -1,4 +1,4 @@
-"""All that a cache holds, shards included, and how it is kept within its limit."""
+"""The entries of a cache (models, packs, shards), and their removal to stay within its limit."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +11,12 @@ from worker.shards.uses import changing, keys_in_use
 
 
 def entries(cache: Path) -> list[Entry]:
-    """Everything below the directory `cache` that can be removed by itself: models, packs, shards."""
+    """Return the models, packs and shards below the directory `cache`; each entry can be removed by itself."""
     return [*stored_models(cache), *stored_packs(cache), *_shards(cache)]
 
 
 def discard(entry: Entry) -> bool:
-    """Remove what nobody uses of an entry; False if somebody uses some of it.
+    """Remove the unused files of an entry; return False if a process uses some of its files.
 
     Raises:
         OSError: if the disk cannot be written.
@@ -34,9 +34,9 @@ def discard(entry: Entry) -> bool:
 
 
 def keep_within(cache: Path, limit: CacheLimit, needed: int = 0) -> list[Entry]:
-    """Make room for `needed` more bytes: remove what nobody uses and can be made again, least recently used first.
+    """Remove unused entries, least recently used first, until `needed` more bytes fit; return the removed entries.
 
-    Pulled models stay, since they would have to be downloaded, and packs whose source is gone. Returns what went.
+    Pulled models stay, since they would have to be downloaded again. Packs whose source is gone stay too.
 
     Raises:
         OSError: if the disk cannot be written.
@@ -57,7 +57,7 @@ def keep_within(cache: Path, limit: CacheLimit, needed: int = 0) -> list[Entry]:
 
 
 def _shards(cache: Path) -> Iterator[Entry]:
-    """The shards of each model in the master's cache, and in those of `--local`'s workers."""
+    """Yield the shards of each model in the master's cache, and in the caches of the workers that `--local` starts."""
     names = _pack_names(cache)
     for root in (cache / "shards", *sorted((cache / "local").glob("*/shards"))):
         groups: dict[str, list[StoredImage]] = {}
@@ -70,8 +70,8 @@ def _shards(cache: Path) -> Iterator[Entry]:
 
 
 def _pack_names(cache: Path) -> dict[str, str]:
-    """The names of packs by the ids of their blocks: a shard image knows its block only."""
-    packs = cache / "packs"  # in each of which renumbered ones may lie
+    """Return the names of packs by the ids of their blocks. A shard image has the id of its block only."""
+    packs = cache / "packs"  # a pack may contain renumbered packs
     found = (path for form in ("[!.]*", "[!.]*/[!.]*") for path in packs.glob(f"{form}/*.safetensors"))
     return {path.stem: path.relative_to(packs).parts[0] for path in found}
 

@@ -1,4 +1,4 @@
-"""What a shard cache holds on its disk: images and partial images, their sizes, and when each was last used."""
+"""The files of a shard cache: images and partial images, their sizes, and the times of their last use."""
 
 import os
 from collections.abc import Container, Iterable, Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tpi.system.private import private
 
-_STAMP = ".used"  # a file beside each image: touched when it is used, and says of which model it is
+_STAMP = ".used"  # a file next to each image: touched when the image is used; contains the model's name
 
 
 @dataclass(frozen=True)
@@ -16,22 +16,22 @@ class StoredImage:
     """One file of a shard cache: an image, or a partial one."""
 
     path: Path
-    nbytes: int  # that the file system has given it
+    nbytes: int  # allocated by the file system
     last_used: float  # seconds since 1970
-    model: str  # for people; empty if unknown
+    model: str  # the model's name; empty if unknown
 
     @property
     def key(self) -> str:
-        """`<block id>/<ranges>`, the same for an image and a partial one."""
+        """Key of the image, `<block id>/<ranges>`: the same for an image and a partial image."""
         return key_of(self.path)
 
     @property
     def partial(self) -> bool:
-        """Whether it is not complete."""
+        """True if the image is not complete."""
         return self.path.suffix == ".part"
 
     def remove(self) -> None:
-        """Delete it, and what is left of its block if that was the last one."""
+        """Delete the file, and the directory of its block if that is empty."""
         self.path.unlink(missing_ok=True)
         if not self.partial:
             self.path.with_suffix(_STAMP).unlink(missing_ok=True)
@@ -40,7 +40,10 @@ class StoredImage:
 
 
 def key_of(path: Path) -> str:
-    """`<block id>/<ranges>` of an image, or a partial one: `<ranges>.part`, or `<ranges>.<process>.part`."""
+    """Return the key `<block id>/<ranges>` of an image or a partial image.
+
+    The names of partial images are `<ranges>.part` or `<ranges>.<process>.part`.
+    """
     name = path.name.removesuffix(".part").removesuffix(".shard")
     begin, _, process = name.rpartition(".")
     own = path.suffix == ".part" and process.isdecimal() and "-" in begin
@@ -48,15 +51,15 @@ def key_of(path: Path) -> str:
 
 
 def stored_images(root: Path, but: Container[Path] = ()) -> Iterator[StoredImage]:
-    """Every image and partial image below `root` but those at some paths."""
+    """Yield every image and partial image below `root`, except those at the paths `but`."""
     for path in root.glob("*/*"):
         if path.suffix in (".shard", ".part") and path not in but:
-            with suppress(OSError):  # somebody else removed it
+            with suppress(OSError):  # another process removed it
                 yield _stored(path)
 
 
 def mark_used(path: Path, model: str) -> None:
-    """Remember that an image is used now, and by which model first; a disk that cannot be written forgets it."""
+    """Record that an image is used now, and, at its first use, for which model. Disk errors are ignored."""
     stamp = path.with_suffix(_STAMP)
     with suppress(OSError):
         try:
@@ -67,7 +70,10 @@ def mark_used(path: Path, model: str) -> None:
 
 
 def remove_least_recent(images: Iterable[StoredImage], excess: int) -> list[StoredImage]:
-    """Remove partial images and then the images that were used least recently, until `excess` bytes or all are gone."""
+    """Remove partial images, then images (least recently used first), until `excess` bytes are freed or none is left.
+
+    Return the removed images.
+    """
     gone: list[StoredImage] = []
     for image in sorted(images, key=lambda image: (not image.partial, image.last_used)):
         if excess <= 0:

@@ -1,9 +1,9 @@
-"""Which images running processes use, so that nobody removes them under them.
+"""A record of the images that running processes use, so that no other process removes them.
 
-    <root>/change.lock       locked while somebody removes images, or says which ones it uses
-    <root>/uses/<name>.json  the keys (`<block id>/<ranges>`) that one process uses, locked by it as long as it lives
+    <root>/change.lock       locked while a process removes images or declares the images that it uses
+    <root>/uses/<name>.json  the keys (`<block id>/<ranges>`) that one process uses; locked while the process lives
 
-Who has said what it uses, under the first lock, keeps it: who removes asks under the same lock.
+A process reads the uses of the others and removes images under the first lock, so declared images are never removed.
 """
 
 import fcntl
@@ -18,10 +18,10 @@ from tpi.system.private import FILE, make_private
 
 
 class Uses:
-    """What this process uses of one shard cache."""
+    """The images of one shard cache that this process uses."""
 
     def __init__(self, root: Path) -> None:
-        """Say that nothing is used yet; `root` exists.
+        """Declare that this process uses no image yet. `root` must exist.
 
         Raises:
             OSError: if `root` cannot be written.
@@ -34,7 +34,7 @@ class Uses:
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def declare(self, keys: Iterable[str]) -> None:
-        """From now on use these images, and no others.
+        """Declare that this process uses the images `keys` from now on, and no others.
 
         Raises:
             OSError: if the disk is full or failing.
@@ -45,11 +45,11 @@ class Uses:
             os.pwrite(self._file, text, 0)
 
     def others(self) -> set[str]:
-        """The keys that other processes use; to be asked inside `changing`."""
+        """Return the keys of images that other processes use. Call it inside `changing`."""
         return keys_in_use(self._root, but=self._path)
 
     def close(self) -> None:
-        """Use nothing any more."""
+        """Declare that this process uses no image any more, and release its file."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
         os.close(self._file)
@@ -57,7 +57,7 @@ class Uses:
 
 @contextmanager
 def changing(root: Path) -> Iterator[None]:
-    """Wait until nobody else changes which images of `root` there are, or are used; hold that."""
+    """Hold the lock under which images of `root` are removed and declared as used; wait until it is free."""
     handle = os.open(root / "change.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -67,7 +67,7 @@ def changing(root: Path) -> Iterator[None]:
 
 
 def keys_in_use(root: Path, but: Path | None = None) -> set[str]:
-    """The keys of images that living processes use, except the one whose file is `but`."""
+    """Return the keys of images that running processes use, except the process whose file is `but`."""
     found: set[str] = set()
     for path in (root / "uses").glob("*.json"):
         if path != but:
@@ -76,7 +76,7 @@ def keys_in_use(root: Path, but: Path | None = None) -> set[str]:
 
 
 def _keys(path: Path) -> set[str]:
-    """What one process uses; nothing if it is gone, whose file is removed then."""
+    """Return the keys in one process's file. If the process has ended, remove the file and return no keys."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -84,7 +84,7 @@ def _keys(path: Path) -> set[str]:
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
-        with suppress(OSError, ValueError):  # it has said nothing yet
+        with suppress(OSError, ValueError):  # the process has not declared anything yet
             return set(json.loads(path.read_bytes()))
     else:
         with suppress(OSError):

@@ -164,4 +164,4 @@ def test_a_worker_refuses_shards_beyond_its_limit(source: Path, tmp_path: Path) 
     with listening_worker(tmp_path / "lent", "--cache-limit", "1kB") as address:
         done = process("run", "-m", str(source), "-p", "Hi", "--workers", address, cache=tmp_path / "cache")
     assert done.returncode == 1
-    assert "may hold 0 MiB; raise --cache-limit there" in done.stderr
+    assert "is limited to 0 MiB; raise --cache-limit on this node" in done.stderr

@@ -100,7 +100,7 @@ def test_vectors_that_changed_since_they_were_checked_are_noticed_and_mended(cac
     stamp = _stamp(path, plan.token)
     assert stamp
     cache._checked[path.relative_to(cache.root).as_posix()] = stamp
-    with pytest.raises(WeightsError, match=rf"{path} is damaged: its vectors .* start again to fetch it anew"):
+    with pytest.raises(WeightsError, match=rf"{path} is damaged: its vectors .* restart TPI to fetch it again"):
         cache.open([plan])
     held, sent = fill(cache, model, assign)
     assert sent == len(model.units[model.ids[0], "vectors"][0])

@@ -1,1 +1,1 @@
-"""How fast this machine is: measured once, then remembered."""
+"""The measurement of this machine's speed, done once and then remembered."""

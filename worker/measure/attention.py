@@ -1,4 +1,4 @@
-"""Attention of one new token of each of some sequences, to be timed: random heads, keys and values in any format."""
+"""A sample of attention to be timed: one new token in each of several sequences, with random heads, keys and values."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from tpi.kernels.spec import F32, PAGE_TOKENS, AttentionSpec, Batch, NormSpec, P
 from tpi.kv import KvDtype, KvPages, vector_bytes
 from tpi.pack.layout import Part, RunLayout
 
-_HIDDEN = 32  # of products, which are not computed
+_HIDDEN = 32  # hidden size; the sample computes no projections
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Query heads, heads of keys and values, and values of each."""
+    """Numbers of query heads and KV heads, and the dimension of each head."""
 
     query: int
     kv: int
@@ -28,21 +28,21 @@ MIXTRAL = Heads(32, 8, 128)
 
 @dataclass(frozen=True)
 class AttentionSample:
-    """What `tpi.kernels.Kernels.attend` takes; `nbytes` of keys and values are attended to."""
+    """Arguments of `tpi.kernels.Kernels.attend`, and the bytes of keys and values that it reads."""
 
     spec: AttentionSpec
     projected: Projected
     pages: KvPages
     batch: Batch
-    nbytes: int
+    nbytes: int  # of keys and values
 
     @classmethod
     def of(
         cls, heads: Heads, kv_dtype: KvDtype, sequences: int, context: int, cached: bool = False
     ) -> "AttentionSample":
-        """Sequences of `context` tokens, the new one included.
+        """Create a sample of `sequences` sequences of `context` tokens each, the new one included.
 
-        With `cached` they have all pages but the last in common, so that caches serve these.
+        With `cached`, the sequences share all pages but the last, so that the processor's caches hold them.
         """
         random, pages = np.random.default_rng(0), -(-context // PAGE_TOKENS)
         tables = np.arange(sequences * pages, dtype=np.int32).reshape(sequences, pages)
@@ -59,7 +59,7 @@ class AttentionSample:
         return cls(_spec(heads), _projected(heads, sequences, random), kv, batch, nbytes)
 
     def run(self, kernels: Kernels) -> F32:
-        """Attend."""
+        """Compute the attention of the sample with `kernels`; return `[tokens, heads * head_dim]`."""
         return kernels.attend(self.spec, self.projected, self.pages.keys[0], self.pages.values[0], self.batch)
 
 

@@ -1,7 +1,7 @@
-"""How fast this machine is: rates of the host and of a device, and the link between them.
+"""Measurement of the rates of the host, of a device, and of the link between them.
 
-A device is measured through `tpi.devices.base.Device` alone: copies of several sizes in both directions, and the
-product of a sample block, for one token and for many. Disks are `scheduler.storage.tune`'s.
+A device is measured through the interface `tpi.devices.base.Device`: copies of several sizes in both directions, and
+the computation of a sample block for one token and for many. `scheduler.storage.tune` measures disks.
 """
 
 import time
@@ -21,26 +21,25 @@ from tpi.partition import FFN_UNIT
 from worker.measure.attention import MIXTRAL, AttentionSample
 from worker.plan.speeds import OF_MEMORY
 
-SAMPLES = PIECES[2:]  # bytes that a device may be measured with
-_BESIDE = 4  # times a sample: what must be free
-_ROUNDS = 3  # of which the fastest counts
-_USUAL = 7  # of which the middle one counts
-_MEMORY = 64 << 20  # bytes that are more than caches keep
+SAMPLES = PIECES[2:]  # sizes in bytes of the samples that a device may be measured with
+_BESIDE = 4  # free memory that a measurement requires, as a multiple of the sample
+_ROUNDS = 3  # calls of which the fastest counts
+_USUAL = 7  # calls of which the median counts
+_MEMORY = 64 << 20  # bytes; more than the processor's caches hold
 _HIDDEN = 1024
-_UNITS = 512  # of neurons of the largest sample: 50 million weights, more bytes than caches keep
+_UNITS = 512  # units of 32 neurons in the largest sample: 50 million weights, more bytes than the caches hold
 _LEAST_UNITS = 8
 _TOKENS = 128  # of a sample prompt
-_SEQUENCES, _CONTEXT = 8, 512  # that attend to keys and values in caches
+_SEQUENCES, _CONTEXT = 8, 512  # of the sample of attention, whose keys and values fit into the caches
 _now = time.perf_counter
-_given = time.process_time  # to all threads together
+_given = time.process_time  # processor time of all threads together
 
 
 def measure_host(kernels: Kernels) -> Rates:
-    """How fast these kernels multiply a sample block with one token, and with many, and attend to keys and values in
-    every format; takes two tenths of a second.
+    """Measure the rates of the host: memory reads, operations, and attention with every KV format.
 
-    What counts is the time that the threads were given. A quota of processor time would be felt by a measurement, or
-    not, as its period is; so would what else the machine computes.
+    This takes 0.2 seconds. The clock is the processor time of the threads. Otherwise the result would depend on other
+    processes, and on the part of a quota's period in which the measurement falls.
     """
 
     def given() -> float:
@@ -54,31 +53,33 @@ def measure_host(kernels: Kernels) -> Rates:
 
 
 def _attending(kernels: Kernels, kv_dtype: KvDtype, given: Callable[[], float]) -> float:
-    """Bytes of keys and values in caches that attention goes over per second."""
+    """Return the bytes of keys and values per second that attention reads from the processor's caches."""
     sample = AttentionSample.of(MIXTRAL, kv_dtype, _SEQUENCES, _CONTEXT, cached=True)
     return sample.nbytes / _fastest(partial(sample.run, kernels), given)
 
 
 def free_memory(device: Device) -> int:
-    """Bytes of a device's memory that are left now; plenty where it has no limit."""
+    """Return the free bytes of a device's memory; 512 MiB, enough for every sample, if it has no limit."""
     limit = device.memory.limit
     return (_MEMORY << 3) if limit is None else max(0, limit - device.memory.used)
 
 
 def samples_in(room: int) -> list[int]:
-    """Bytes of the samples that may be measured with in `room` bytes, the largest first: what computes with one takes
-    up to three times as much beside it."""
+    """Return the sizes in bytes of the samples that fit into `room` bytes, the largest first.
+
+    A computation with a sample needs up to three times as much memory in addition to the sample.
+    """
     return [size for size in reversed(SAMPLES) if _BESIDE * size <= room]
 
 
 def measure_device(device: Device, sample: int) -> Accelerator:
-    """How fast a device computes, and copies from the host's memory and to it, with the memory that it has now.
+    """Measure how fast a device computes and copies, in both directions; note the memory that is free on it.
 
-    The samples take `sample` bytes at most (of `SAMPLES`: small ones say less of what large ones take), and are given
-    back.
+    `sample` is the size of the largest sample in bytes, one of `SAMPLES`. Larger samples predict large transfers
+    better. Their memory is freed at the end.
 
     Raises:
-        DeviceError: if it cannot copy or compute.
+        DeviceError: if the device cannot copy or compute.
     """
     room = free_memory(device)
     link = measure_link(device, sample)
@@ -86,7 +87,11 @@ def measure_device(device: Device, sample: int) -> Accelerator:
 
 
 def measure_link(device: Device, room: int) -> DeviceLink:
-    """Rates from the largest copy, latency from the smallest, and the smallest pieces that are about as fast."""
+    """Measure the link between the host and a device, with copies of at most `room` bytes.
+
+    Rates come from the largest copy and latencies from the smallest. The result also has the smallest size of a copy
+    that is almost as fast as the fastest.
+    """
     sizes = [size for size in PIECES if size <= room] or [PIECES[0]]
     here, there = device.staging(sizes[-1]), device.memory.allocate(sizes[-1])
     try:
@@ -98,7 +103,7 @@ def measure_link(device: Device, room: int) -> DeviceLink:
 
 
 def link_of(sizes: Sequence[int], up: Sequence[float], down: Sequence[float]) -> DeviceLink:
-    """The link on which copies of so many bytes took so many seconds, in each direction."""
+    """Return the link on which copies of `sizes` bytes took `up` seconds to the device and `down` seconds back."""
     rates = [_slope(sizes, seconds) for seconds in (up, down)]
     latency = max(0.0, min(up[0] - sizes[0] / rates[0], down[0] - sizes[0] / rates[1]))
     speeds = [size / seconds for size, seconds in zip(sizes, up, strict=True)]
@@ -107,7 +112,10 @@ def link_of(sizes: Sequence[int], up: Sequence[float], down: Sequence[float]) ->
 
 
 def sample_block(units: int) -> tuple[FfnSpec, Bytes]:
-    """An FFN block of `units` times 32 neurons in q4, and bytes for it that are numbers, in memory that was touched."""
+    """Return an FFN block of `units` units of 32 neurons in q4, and its weights, in memory that has been touched.
+
+    The bytes are valid weights, so that no computation meets NaN.
+    """
     parts = (Part("gate", "q4", "row"), Part("up", "q4", "row"), Part("down", "q4", "column"))
     run = RunLayout("neuron", "tiled", parts, FFN_UNIT, _HIDDEN, units)
     data = page_buffer(run.units * run.unit_bytes)
@@ -117,7 +125,7 @@ def sample_block(units: int) -> tuple[FfnSpec, Bytes]:
 
 
 def _computing(device: Device, room: int) -> Rates:
-    """From the product of a sample that is as large as `room` bytes allow: of one token, and of many."""
+    """Measure the rates of a device with a sample as large as `room` bytes allow, for one token and for many."""
     unit = sample_block(1)[1].size
     units = int(np.clip(room // unit, _LEAST_UNITS, _UNITS))
     large, small = sample_block(units), sample_block(_LEAST_UNITS)
@@ -150,25 +158,31 @@ def _tokens(count: int) -> F32:
 
 
 def _operations(spec: FfnSpec) -> float:
-    """Of a sample prompt: each weight is multiplied and added once per token."""
+    """Return the operations for a sample prompt: one multiplication and one addition per weight and token."""
     run = spec.neuron
     return 2.0 * _TOKENS * run.units * run.width * run.hidden * len(run.parts)
 
 
 def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Bytes per second between the smallest copy and the largest; of the largest, if nothing else can be told."""
+    """Return the rate in bytes per second, without latency, from the smallest and the largest copy.
+
+    If they took the same time, the rate is that of the largest copy.
+    """
     more, longer = sizes[-1] - sizes[0], seconds[-1] - seconds[0]
     return more / longer if more and longer > 0 else sizes[-1] / max(seconds[-1], 1e-9)
 
 
 def _fastest(call: Callable[[], object], clock: Callable[[], float] | None = None) -> float:
-    """Seconds of the fastest of a few calls, after one that is not counted."""
+    """Return the seconds of the fastest of three calls, after one that is not counted."""
     call()
     return min(_seconds(call, clock or _now) for _ in range(_ROUNDS))
 
 
 def _usual(call: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Seconds of the middle one of some calls, after one that is not counted: others use the memory, too."""
+    """Return the median seconds of seven calls, after one that is not counted.
+
+    Other processes use the memory too, so the fastest call would not be typical.
+    """
     call()
     return sorted(_seconds(call, clock) for _ in range(_USUAL))[_USUAL // 2]
 

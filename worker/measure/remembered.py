@@ -1,6 +1,6 @@
-"""What was measured of this machine, in the cache: with its date and what it was measured on, until it is too old.
+"""Measurements of this machine, stored in the cache with their date and conditions, and repeated after 30 days.
 
-A record that cannot be read, or written, costs a measurement at the next start and nothing else.
+If a record cannot be read or written, the next start measures again.
 """
 
 import json
@@ -24,39 +24,39 @@ from tpi.system.private import make_private
 from worker.measure.machine import SAMPLES, free_memory, measure_device, measure_host, samples_in
 
 _FILE = "machine.json"
-_FRESH_S = 30 * 24 * 3600.0  # after which a machine is measured again: drivers change, and it ages
-_ODD = 2.0  # times slower or faster than predicted: what was measured is no longer so
+_FRESH_S = 30 * 24 * 3600.0  # after which a machine is measured again: its drivers may have changed
+_ODD = 2.0  # factor between prediction and run from which a measurement counts as wrong
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Remembered(Generic[T]):
-    """Figures, when they were measured in seconds since 1970, and on what."""
+    """A measurement, with its time and conditions."""
 
     figures: T
-    at: float
-    on: str
-    doubted: bool = False  # a run contradicted them since
+    at: float  # seconds since 1970
+    on: str  # the device and system, for people
+    doubted: bool = False  # True if a run has contradicted the figures
 
     @property
     def good(self) -> bool:
-        """Whether they may be relied upon: neither old nor doubted, nor of a time to come."""
+        """True if the figures can be relied on: not too old, not dated in the future, and not doubted."""
         return 0 <= time.time() - self.at < _FRESH_S and not self.doubted
 
 
 def host_rates(kernels: Kernels, cache: Path, remeasure: bool = False) -> Remembered[Rates]:
-    """What the host's threads compute with these kernels, if no quota stops them: remembered, or measured now."""
+    """Return the rates of the host with these kernels, without a processor quota: remembered, or measured now."""
     on = f"{_system()}, {usable_cores()} cores, {kernels.threads()} threads, {kernels.isa()}"
     return _remembered(cache, f"threads {on}", on, _read_host, lambda: measure_host(kernels), remeasure)
 
 
 def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Remembered[Accelerator]:
-    """What a device does, with the memory that it has free now: remembered in `cache`, or measured now.
+    """Return the rates of a device and its free memory: remembered in `cache`, or measured now.
 
-    It is measured with samples as large as a quarter of that memory allows, and remembered for that size. What was
-    measured with larger ones serves as well: a figure does not depend on who asked first, with which limit. With too
-    little memory for any sample it is taken for a laptop's, and not remembered; little can be done with it.
+    A sample is as large as a quarter of the free memory allows, and rates are remembered for the size of the sample.
+    Rates of larger samples are preferred, so that they do not depend on the memory that happens to be free. If no
+    sample fits, the result has the rates of a laptop's graphics chip, which are not remembered.
     """
     on, room = f"{device.name} under {_system()}", free_memory(device)
     known_by = f"{identity_of(device)} under {_system()}"
@@ -65,7 +65,7 @@ def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Rememb
         guessed = replace(laptop_gpu(), memory=room, name=device.name, shared=shared)
         return Remembered(guessed, time.time(), f"{on}, not measured")
     larger = [size for size in SAMPLES if size > sizes[0]]
-    if remeasure:  # what was measured before with larger samples is not to come back at the next start
+    if remeasure:  # otherwise the next start would use old measurements with larger samples
         _forget(cache, {_key(known_by, size) for size in larger})
     found = next((one for size in reversed(larger) if (one := _known(cache, _key(known_by, size), on))), None)
     if found is None:
@@ -79,7 +79,7 @@ def _key(known_by: str, sample: int) -> str:
 
 
 def _known(cache: Path, key: str, on: str) -> Remembered[Accelerator] | None:
-    """What is remembered of a device under a key, if it may be relied upon."""
+    """Return the measurement of a device under `key`, or None if there is none that can be relied on."""
     found = _read(_load(cache), key, on, _read_device)
     return found if found and found.good else None
 
@@ -89,14 +89,15 @@ def _forget(cache: Path, keys: Container[str]) -> None:
 
 
 def contradicts(predicted: float, measured: float) -> bool:
-    """Whether a run that took `measured` seconds, where `predicted` were expected, says that the figures are wrong."""
+    """Return True if `measured` seconds differ from `predicted` seconds by more than a factor of 2; False if 0."""
     return measured > 0 and not 1 / _ODD <= predicted / measured <= _ODD
 
 
 def doubt_machine(cache: Path, before: float = inf) -> None:
-    """A run contradicted what is remembered: the next start measures it all again.
+    """Mark the remembered measurements as doubted, so that the next start measures again.
 
-    What was measured since `before`, in seconds since 1970, is not doubted: it would be measured as it was just now.
+    Call this if a run contradicts them. Measurements made at or after `before` (seconds since 1970) are not doubted,
+    since a new one would give the same result.
     """
     known = _load(cache)
     _save(cache, {key: {**fields, "doubted": _measured_at(fields) < before} for key, fields in known.items()})
@@ -122,7 +123,7 @@ def _remembered(
 def _read(
     known: dict[str, dict[str, Any]], key: str, on: str, read: Callable[[dict[str, Any]], T]
 ) -> Remembered[T] | None:
-    """A record, unless there is none, or it is damaged."""
+    """Return the record under `key`, or None if it is missing or damaged."""
     with suppress(KeyError, TypeError, ValueError):
         fields = known[key]
         return Remembered(read(fields["figures"]), float(fields["at"]), on, bool(fields["doubted"]))
@@ -136,7 +137,7 @@ def _system() -> str:
 def _read_host(fields: dict[str, Any]) -> Rates:
     kv = KvRates(**fields["kv"])
     if min(asdict(kv).values()) <= 0:
-        raise ValueError("a host that attends to nothing")
+        raise ValueError("the host's rate of attention is not positive")
     return replace(_read_rates({**fields, "kv": None}), kv=kv)
 
 
@@ -147,13 +148,13 @@ def _read_rates(fields: dict[str, Any]) -> Rates:
 def _read_device(fields: dict[str, Any]) -> Accelerator:
     rates, link = _read_rates(fields["rates"]), DeviceLink(**fields["link"])
     if min(link.up, link.down, link.piece) <= 0:
-        raise ValueError("a link that moves nothing")
+        raise ValueError("the link's rate is not positive")
     return Accelerator(rates, int(fields["memory"]), link, str(fields["name"]))
 
 
 def _positive(rates: Rates) -> Rates:
     if min(rates.read, rates.operations) <= 0:
-        raise ValueError("a device that computes nothing")
+        raise ValueError("the device's rate is not positive")
     return rates
 
 

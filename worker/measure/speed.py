@@ -1,4 +1,4 @@
-"""How fast this machine is for those who plan with it: remembered, or measured now, within its quota of the cores."""
+"""The speed of this machine for planning: remembered or measured now, and reduced to its processor quota."""
 
 from dataclasses import replace
 from math import ceil
@@ -15,9 +15,9 @@ from worker.plan.speeds import OF_DISK
 
 
 def host_rates_allowed(kernels: Kernels, cache: Path, remeasure: bool = False) -> Remembered[Rates]:
-    """As `worker.measure.remembered.host_rates`, within this process's quota of processor time as it is now.
+    """Return the rates of the host within this process's current processor quota: remembered, or measured now.
 
-    It is measured with as many threads as the quota keeps busy; more of them would take turns.
+    The measurement uses as many threads as the quota can keep busy.
     """
     wanted, allowed = kernels.threads(), allowed_cores()
     busy = min(wanted, max(1, ceil(allowed)))
@@ -32,14 +32,14 @@ def host_rates_allowed(kernels: Kernels, cache: Path, remeasure: bool = False) -
 
 
 def disk_rate(cache: Path) -> DiskRate | None:
-    """How fast the disk that `cache` is on is read beside computing; None while it has too little to measure by."""
+    """Return the read rate of the disk of `cache` during computation; None if it has too few files to measure with."""
     files = [*(cache / "packs").glob("*/*.safetensors"), *(cache / "shards").glob("*/*.shard")]
     found = disk_for(sorted(files), cache).bytes_per_second
     return DiskRate(OF_DISK * found) if found else None
 
 
 def machine_speed(kernels: Kernels, threads: int, cache: Path, remeasure: bool = False) -> MachineSpeed:
-    """What this machine computes with so many threads (0: all cores); and its disk, if a run has measured that."""
+    """Return the speed of this machine with `threads` threads (0: all cores), and of its disk if that is known."""
     kernels.set_threads(threads or usable_cores())
     rates = host_rates_allowed(kernels, cache, remeasure).figures
     return MachineSpeed(rates.read, rates.operations, OF_DISK * known_speed(cache, cache))

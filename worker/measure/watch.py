@@ -1,4 +1,4 @@
-"""Whether tokens take as long as the cost model says of this machine's figures: if not, the figures are doubted."""
+"""A comparison of step times with the cost model's prediction: if they differ, this machine is measured again."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,28 +9,31 @@ from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import Offload, StepSize, TableWork
 from worker.measure.remembered import contradicts
 
-_WARM = 2  # steps that load libraries and compile kernels
-_LEAST = 8  # steps after them that say something
-_MOST = 512  # that are kept
+_WARM = 2  # first steps that do not count, since they load libraries and compile kernels
+_LEAST = 8  # minimum of further steps for a comparison
+_MOST = 512  # limit of recorded steps
 
 
 class StepWatch:
-    """The steps of one token that a node computed: their seconds against those of its plan."""
+    """A record of the decode steps of one sequence that a node computed, for comparison with the plan's prediction."""
 
     def __init__(self, problem: Problem, offload: Offload, doubt: Callable[[], None]) -> None:
-        """`doubt` is called at the end if the two contradict each other."""
-        work = replace(problem.work, head=TableWork())  # the head's time is not the steps'
+        """Start a record for the plan `offload`; `close` calls `doubt` if the steps contradict the prediction."""
+        work = replace(problem.work, head=TableWork())  # steps do not include the time of the head
         self._problem, self._offload, self._doubt = replace(problem, work=work), offload, doubt
         self._seen: list[tuple[int, float]] = []
 
     def note(self, tokens: int, context: int, seconds: float) -> None:
-        """A step of so many tokens took so long, waits for other nodes left out; `context` are its sequence's."""
+        """Record a step of `tokens` tokens that took `seconds` seconds without the waits for other nodes.
+
+        Only steps of one token are recorded; `context` is the number of tokens of its sequence.
+        """
         if tokens == 1 and len(self._seen) < _MOST:
             self._seen.append((context, seconds))
 
     @property
     def contradicted(self) -> bool:
-        """Whether the middle one of the steps took much more or much less than predicted."""
+        """True if the median step took more than twice, or less than half, the predicted time."""
         seen = self._seen[_WARM:]
         if len(seen) < _LEAST:
             return False
@@ -38,6 +41,6 @@ class StepWatch:
         return contradicts(step_seconds(self._problem, self._offload, step), median(seconds for _, seconds in seen))
 
     def close(self) -> None:
-        """The last step is over."""
+        """End the record, and call `doubt` if the steps contradict the prediction."""
         if self.contradicted:
             self._doubt()

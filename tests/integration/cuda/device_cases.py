@@ -59,7 +59,7 @@ def test_copies_that_cannot_be(device: CudaDevice) -> None:
     with held(device, here) as (there,):
         for source, target, what in (
             (here, here.copy(), "one end of a copy"),
-            (here[:5], there, "equal bytes"),
+            (here[:5], there, "of one size"),
             (here[::2], there[: PAGE // 2], "contiguous"),
             (here[: PAGE // 2], there[::2], "contiguous"),
         ):

@@ -188,7 +188,7 @@ def test_a_block_is_prepared_once_and_elsewhere(device: CudaDevice) -> None:
         with pytest.raises(KernelError, match="other kernels"):
             kernels.ffn(case.spec, data, host)
         narrow = ffn_case(np.random.default_rng(13), format="q4", hidden=64)
-        with pytest.raises(KernelError, match="hidden size 64"):
+        with pytest.raises(KernelError, match="hidden size of 64"):
             kernels.ffn(case.spec, data, kernels.prepare(narrow.spec, narrow.x))
 
 

@@ -194,7 +194,8 @@ def test_a_worker_that_has_revoked_this_machine_keeps_it_from_none_of_the_others
         monkeypatch.setattr("master.joining.discovery.find_workers", lambda door: found)
         assert willing_at_home(locked(here), said.append) == [willing]
         assert said[0].startswith("going on without bad: ")
-        assert "does not accept this machine's key" in said[0]
+        # libzmq reports a connection that is refused as merely closed if the peer's reason is lost
+        assert "does not accept this machine's key" in said[0] or "has none of the keys" in said[0]
         assert said[1:] == [f"using good ({willing}); --workers none uses no other machine"]
         assert workers_at_home(locked(here), said.append) == [willing, unwilling]
         del found[0], said[:]

@@ -20,7 +20,7 @@ collect_ignore = [] if sys.platform == "linux" else ["unit/testbed/test_testbed_
 settings.register_profile("tpi", deadline=None)  # a busy machine fails no test
 settings.load_profile("tpi")
 
-# Keys of its own, for whatever needs one: the user's are nobody's business here.
+# Keys for tests that need one; tests must not use the user's.
 _config = tempfile.TemporaryDirectory(prefix="tpi-test-config-")
 os.environ["TPI_CONFIG"] = _config.name
 

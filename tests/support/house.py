@@ -30,13 +30,13 @@ _LONG_S = 60.0
 
 
 def lasting_address() -> str:
-    """An address of this machine with three free ports, which nobody is given who asks for any port.
+    """An address of this machine with three free ports that the system gives to no process that asks for any port.
 
     Those of port 0 are: a connection of another process may have them when a worker comes back.
     """
     drawn = random.SystemRandom()
     while True:
-        port = drawn.randrange(10240, 32000)  # the system gives ports from 32768 on to whoever asks for any
+        port = drawn.randrange(10240, 32000)  # the system gives ports from 32768 on for port 0
         with ExitStack() as stack, suppress(OSError):
             for each in range(port, port + 3):
                 stack.enter_context(socket()).bind(("127.0.0.1", each))

@@ -1,4 +1,4 @@
-"""What the testbed's tests share: who may make namespaces, small topologies, echo programs, traces left behind."""
+"""Helpers of the testbed's tests: the right to make namespaces, small topologies, echo programs, traces left behind."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ from testbed.network.namespaces import new_namespace, require_root
 from tpi.errors import TestbedError
 from tpi.topology.topology import Host, HostLink, Topology, star
 
-PATIENCE_S = 60.0  # with other guests of a shared host, who keep the processors busy for as long
+PATIENCE_S = 60.0  # other guests of a shared host keep the processors busy for as long
 TPI = [sys.executable, "-m", "tpi.cli", "testbed"]
 
 # Sends everything back that it gets, to any number of clients at once.

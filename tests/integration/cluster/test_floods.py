@@ -1,4 +1,4 @@
-"""Full queues, floods and too many connections: nobody aborts, starves or spins."""
+"""Full queues, floods and too many connections: no process aborts, starves or spins."""
 
 import socket
 import subprocess

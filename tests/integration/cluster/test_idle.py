@@ -92,7 +92,7 @@ def test_an_idle_master_hears_its_workers(tmp_path: Path) -> None:
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         told_of = cluster.workers[0].heartbeats
         seen = told_of.seen
-        until(lambda: told_of.seen > seen + 1)  # nobody calls the cluster
+        until(lambda: told_of.seen > seen + 1)  # the cluster is not called
         cluster.step(step(cluster.session, 1, 0))
         assert [stats.steps for stats in cluster.stats()] == [1]
 

@@ -16,7 +16,7 @@ from tests.support.models import TinyModel
 from tpi.errors import NodeLost, PlanError
 from tpi.net.sockets import CONTROL, Net
 
-_LONG_S = 60.0  # nobody waits for it: what is met says so before
+_LONG_S = 60.0  # an upper limit that is not reached: what is met ends the wait
 
 
 def _free_port() -> int:

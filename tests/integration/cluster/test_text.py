@@ -1,4 +1,4 @@
-"""Text of other machines: a name that cannot be sent ends nobody, one that commands a terminal is shown harmless."""
+"""Text of other machines: a name that cannot be sent ends no process, and terminal commands are shown harmless."""
 
 import shutil
 import subprocess

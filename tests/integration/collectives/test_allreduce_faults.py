@@ -347,7 +347,7 @@ def test_a_killed_process_is_named(name: str) -> None:
                     group.begin(step)
                     expected = PARTIALS[0] + PARTIALS[1] + PARTIALS[2]
                     np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), expected)
-                    # whoever dies has sent to all: a node still waiting for it would be silent, and named, too
+                    # the node has sent to all before it dies: one that still waited would be silent, and named, too
                     assert [pipe.recv() for pipe, _ in pipes] == [step, step]
                 processes[1].kill()
                 processes[1].join()

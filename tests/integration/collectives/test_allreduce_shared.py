@@ -103,7 +103,7 @@ def test_a_progressing_node_is_waited_for() -> None:
 
 
 def test_only_the_memory_of_a_group_is_opened(tmp_path: Path) -> None:
-    """An address comes from the master, who must not make a worker write to any file."""
+    """The master gives the address, and must not be able to make a worker write to a file."""
     secret = tmp_path / "tpi-allreduce"  # the right name does not help
     secret.write_bytes(bytes(1 << 20))
     with secret.open("r+b") as file:

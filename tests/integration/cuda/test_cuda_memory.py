@@ -1,4 +1,4 @@
-"""Arrays that name a device's memory, and copies that outlive whoever began them; no Triton here."""
+"""Arrays that name a device's memory, and copies that outlive their caller; no Triton here."""
 
 import gc
 from collections.abc import Callable, Iterator

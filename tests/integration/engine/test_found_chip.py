@@ -1,4 +1,4 @@
-"""A graphics chip that nobody asked for, and that fails: the CPU goes on alone, and says so in one sentence."""
+"""A graphics chip that `auto` found and that fails: the CPU goes on alone, and one sentence says so."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -98,7 +98,9 @@ def test_tokens_equal_the_dense_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(accelerated, "measure_limit", lambda *_: inf)  # those who name all are believed, too
+    monkeypatch.setattr(
+        accelerated, "measure_limit", lambda *_: inf
+    )  # predictors that name all neurons are believed, too
     pack = relu_pack(dtype)
     with closing(open_emulated(CARD)) if device == "emulated" else opencl_device() as card:
         for asked in ([prompt] for prompt in prompts(pack.config.vocab, 2, seed=5, longest=12)):

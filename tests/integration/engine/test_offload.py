@@ -196,7 +196,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(
 def test_the_first_request_after_a_disk_recovered_is_answered(
     pipeline: Pipelining, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """What was read ahead while it failed, and nobody heard of, is read again."""
+    """Blocks that failed to load ahead, without a wait for them, are read again."""
     pack, asked = tiny_pack("llama"), [list(range(3, 30))]
     expected = on_the_host(pack, tmp_path, asked)
     disk, options = FailingDisk(), OffloadOptions("disk", "ram", pipeline, 1)
@@ -216,7 +216,7 @@ def test_the_first_request_after_a_disk_recovered_is_answered(
 def test_keys_and_values_that_could_not_be_saved_are_lost_for_good(
     tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """Their step was over before anybody knew: no later one may go on as if they were there."""
+    """Their step ended before the failure was seen: no later step may use them."""
     pack, failing = tiny_pack("llama"), [False]
     options = OffloadOptions("gpu", "ram", "performance", 1)
     with (

@@ -1,4 +1,4 @@
-"""Who is in the house: workers that are asked how they are, what tpi doctor finds, and what is announced."""
+"""Inquiries to workers, the findings of tpi doctor, and announcements."""
 
 import socket
 import sys
@@ -170,7 +170,7 @@ def test_paired_workers_are_found_by_what_they_announce_and_strangers_are_not(tm
     finally:
         ours.close()
         theirs.close()
-    assert unproved == []  # on this machine nobody proves that a key is his
+    assert unproved == []  # on this machine no key is proved
     assert [(one.name, one.key, one.addresses) for one in found] == [
         ("laptop", load_identity(here).public, ["127.0.0.1:9990"])
     ]
@@ -211,7 +211,7 @@ def test_an_unpaired_machine_asks_no_worker(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is heard of, and nobody gets in: doctor reports it, and a run says so rather than nothing."""
+    """It is announced but cannot be reached: doctor reports it, and a run says so."""
     here, there = tmp_path / "here", tmp_path / "laptop"
     pair_folders(here, there)
     found = [Announcement("laptop", load_identity(there).public, 9, ("127.0.0.1",))]

@@ -1,4 +1,4 @@
-"""Workers that are found, not named: who cannot be used is done without by name; where they were; their names."""
+"""Workers that are found, not named: unusable ones are left out by name; their last addresses; their names."""
 
 import errno
 from contextlib import closing, suppress
@@ -84,7 +84,7 @@ def test_a_silent_worker_is_sought_where_it_was_paired(tmp_path: Path, monkeypat
         monkeypatch.setattr(discovery, "_PORT", port_of(address))
         assert willing_at_home(locked(here), said.append) == [address]
         assert said == [f"using laptop ({address}); --workers none uses no other machine"]
-        assert willing_at_home(KeyPolicy(here), said.append) == []  # who answers on this machine proves no key
+        assert willing_at_home(KeyPolicy(here), said.append) == []  # a worker on this machine proves no key
     assert willing_at_home(locked(here), said.append) == []
     assert "this machine computes alone" in said[-1]
 
@@ -128,7 +128,7 @@ def test_a_worker_that_revokes_this_machine_says_so(tmp_path: Path) -> None:
 
 
 def revoked(cluster: Cluster, worker: Path) -> TpiError | None:
-    """Have the worker revoke its master, who goes on talking; what the master makes of that."""
+    """Have the worker revoke its master, which goes on talking; return what the master says of that."""
     KeyRing(worker).revoke("there")
     (one,) = cluster.workers
 
@@ -151,7 +151,7 @@ def test_a_plan_leaves_out_workers_of_another_master(tmp_path: Path, capfd: pyte
 
 
 def test_only_the_owner_of_a_key_is_called_where_it_is_said_to_be(tmp_path: Path) -> None:
-    """Each trusted key takes a line of its own, and whoever likes can announce addresses."""
+    """Each trusted key takes a line of its own, and any machine can announce addresses."""
     folders = [tmp_path / name for name in ("here", "b", "c", "d")]
     pair_folders(*folders)
     wanted = load_identity(folders[1]).public

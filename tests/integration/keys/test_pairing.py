@@ -1,4 +1,4 @@
-"""Two machines get to trust each other over a code that is good for one guess, and nobody else does."""
+"""Two machines come to trust each other by a code that is good for one guess, and no other machine does."""
 
 import re
 import socket
@@ -86,7 +86,7 @@ def test_a_code_makes_both_trust_each_other(tmp_path: Path) -> None:
 
 
 def test_a_code_is_good_for_one_guess(tmp_path: Path) -> None:
-    """After a wrong one the code that was shown is worth nothing, whoever knows it."""
+    """After a wrong guess, the code that was shown is no longer valid."""
     here, there = tmp_path / "here", tmp_path / "there"
     with waiting(here) as host:
         first = host.code()

@@ -22,7 +22,7 @@ from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net, Plane, split_addr
 
 OUT_S = 1.0
 PLANES = (CONTROL, COLLECTIVE, WEIGHTS)  # in the order of their ports
-ELSEWHERE = "127.0.0.9"  # where somebody calls from who is on another machine
+ELSEWHERE = "127.0.0.9"  # the address of a caller that stands for another machine
 
 
 def test_a_key_revoked_while_connected_is_ignored(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def worker_behind(folder: Path, cache: Path) -> Iterator[str]:
 
 
 class Caller:
-    """Whoever has the keys in a folder, connected to one plane of the worker at an address, and saying nothing."""
+    """A silent connection with the keys of a folder to one plane of the worker at an address."""
 
     def __init__(self, folder: Path, worker: Path, address: str, plane: Plane, source: str = "") -> None:
         self.net = Net(door=locked(folder))
@@ -128,7 +128,7 @@ def connected_to(address: str, plane: Plane) -> bool:
 
 @pytest.mark.parametrize("plane", PLANES, ids=lambda plane: plane.name)
 def test_a_revoked_key_loses_silent_connections_too(tmp_path: Path, plane: Plane) -> None:
-    """The worker serves nobody, and nothing is ever said over the connection."""
+    """The worker serves no master, and nothing is sent over the connection."""
     here, there = tmp_path / "here", tmp_path / "there"
 
     def once(number: int) -> dict[str, float]:
@@ -146,7 +146,7 @@ def test_a_revoked_key_loses_silent_connections_too(tmp_path: Path, plane: Plane
 
 @pytest.mark.parametrize("plane", PLANES, ids=lambda plane: plane.name)
 def test_allowed_keys_stay_or_come_back(tmp_path: Path, plane: Plane) -> None:
-    """From another address it notices nothing; at the address of who is revoked it connects again."""
+    """From another address it notices nothing; from the address of the revoked machine it connects again."""
     here, there, third = tmp_path / "here", tmp_path / "there", tmp_path / "third"
     pair_folders(here, there, third)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Who is not paired gets nothing through: no message, no memory, and no run is the slower for it."""
+"""A machine that is not paired gets nothing through: no message, no memory, and no run is slowed."""
 
 import os
 import socket
@@ -22,18 +22,18 @@ from tpi.net.messages import Bye
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net, Plane, split_address
 
 PLANES = (CONTROL, COLLECTIVE, WEIGHTS)
-PATIENCE_S = 20.0  # for the connection of who is let in, on a busy machine
-REFUSED_S = 1.0  # for the connection of who is not
+PATIENCE_S = 20.0  # limit for an admitted connection, on a busy machine
+REFUSED_S = 1.0  # limit for a refused connection
 QUIET_S = 0.5  # in which a message between two that know each other has long arrived
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)  # ZMTP 3.1, RFC 37
 
 
 def says(door: KeyPolicy, port: int, key: bytes, plane: Plane = CONTROL, seconds: float = PATIENCE_S) -> Net:
-    """A message on its way to `port`, from whoever is behind `door`."""
+    """A message on its way to `port`, from the owner of `door`."""
     net = Net(door=door)
     dealer = net.connect(plane, "127.0.0.1", port, b"me", key)
     dealer.setsockopt(zmq.SNDTIMEO, int(seconds * 1000))
-    with suppress(UnreachableError):  # nobody let it in
+    with suppress(UnreachableError):  # it is not admitted
         Channel(dealer).send(Bye(7))
     return net
 
@@ -68,7 +68,7 @@ def test_an_unpaired_peer_and_a_wrong_key_reach_nothing(tmp_path: Path, plane: P
 def test_keys_that_cannot_be_looked_up_end_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody gets in meanwhile, that is said once, and later it is as before."""
+    """No key is admitted meanwhile; that is said once, and later keys are admitted as before."""
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
     key, door = load_identity(here).public, locked(here)
@@ -152,7 +152,7 @@ def test_a_thousand_strangers_take_little_memory_and_stop_no_run(tmp_path: Path)
 
 
 def test_a_master_on_the_workers_machine_has_its_key(tmp_path: Path) -> None:
-    """A worker that listens beyond the machine asks everybody for a key; its own is known to who can read it."""
+    """A worker that listens beyond the machine asks each caller for a key; its own is readable by its owner."""
     with (
         fake_worker(tmp_path / "a", "--keys", str(tmp_path / "keys")) as (_, address),
         Cluster.connect([address], Net(door=KeyPolicy(tmp_path / "keys"))) as cluster,

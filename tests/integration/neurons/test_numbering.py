@@ -127,7 +127,7 @@ def test_a_run_uses_it_where_neurons_are_chosen(pack: Pack, tokens: I32, tmp_pat
 def test_it_is_left_alone_where_it_is_for_other_nodes(
     pack: Pack, tokens: I32, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two nodes would find all hot neurons on the first; those who were dealt other shares may be near enough."""
+    """Two nodes would find all hot neurons on the first; nodes with other shares may be near enough."""
     profiled(pack, tokens, [1], tmp_path)
     assert numbered_for("static", pack, [1, 1], tmp_path).path == pack.path
     assert "none were made for these nodes; tpi profile with --split 1,1 makes them" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_what_a_node_cannot_do_is_refused_by_its_name(tiny_pack: Callable[..., P
     ]:
         with pytest.raises(PlanError, match=said) as refused:
             agree([one, other])
-        assert refused.value.node == "node 1"  # who is done without, if it was found
+        assert refused.value.node == "node 1"  # it is left out, if it was found
 
 
 @pytest.mark.parametrize(

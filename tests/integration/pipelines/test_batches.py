@@ -1,4 +1,4 @@
-"""A batch in micro-batches: every token is that of the request alone, whoever attends and whatever streams."""
+"""A batch in micro-batches: every token is that of the request alone, whatever attends and whatever streams."""
 
 from collections.abc import Callable
 from contextlib import closing, suppress

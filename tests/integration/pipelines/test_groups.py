@@ -74,7 +74,7 @@ def test_other_families_in_a_group(
 
 
 def test_timing_changes_nothing(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """200 drawn timings of two accelerators and a host, who adds on each, and how large a chunk of its weights is."""
+    """200 drawn timings of two accelerators and a host, of the side that adds, and of the size of a chunk."""
     pack = tiny_pack("mixtral")
     asked = prompts(pack.config.vocab, 5, seed=1, longest=8)
     small = SMALL | {"context": 32, "pool": 12}

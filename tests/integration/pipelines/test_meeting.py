@@ -57,7 +57,7 @@ def _logged(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
 
 
 def meet(logs: Sequence[Sequence[Event]], random: Random) -> bool:
-    """Whether all come to their ends, whoever goes on when; a sum is finished when all nodes have started it."""
+    """Return True if all nodes end, in any interleaving; a sum is finished when all nodes have started it."""
     at = [0] * len(logs)
     started: list[list[Any]] = [[] for _ in logs]
     done = [0] * len(logs)
@@ -127,7 +127,7 @@ def test_nodes_that_divide_otherwise_do_not_meet() -> None:
 
 
 def test_what_failed_on_a_worker_is_said_with_its_next_sum(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    """It hands hidden states to nobody at the end of a step, so nothing else would ask for them."""
+    """No node gets hidden states at the end of a step, so nothing else would ask for them."""
     with grouped(tiny_pack("llama"), tmp_path, CASES["two alike"]) as (_, (node, _)):
         one = np.zeros((1, node.loop.group.spec.payload_values[0]), np.float32)
         nothing = np.zeros(1, np.int32)

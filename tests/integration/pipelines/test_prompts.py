@@ -103,7 +103,7 @@ def test_as_many_requests_run_as_are_asked_for_with_room_for_their_usual_lengths
 def test_requests_that_ask_for_more_than_the_context_are_planned_for_as_they_are_answered(
     tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    """With a worker, who is told."""
+    """With a worker, which is told."""
     options = RunOptions(str(tiny_pack("llama").path), context=128, parallel=3, local=1, cache=tmp_path)
     with Session(replace(options, usual=UsualRequest(30, 10**30))) as session:
         assert session._deployer._usual == UsualRequest(30, 98)

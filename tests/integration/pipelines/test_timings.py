@@ -128,7 +128,7 @@ def _after_failure(
 
 @pytest.mark.parametrize("adds_there", [True, False])
 def test_what_is_prepared_for_one_half_of_a_layer_is_not_taken_by_the_other(adds_there: bool) -> None:
-    """A layer with a norm for each half of the same input: the accelerator is late, whoever adds is not."""
+    """A layer with a norm for each half of the same input: the accelerator is late, the side that adds is not."""
     late: list[Callable[[], object]] = []
     kernels: Any = SimpleNamespace(prepare=lambda spec, x, into: spec)
     device: Any = SimpleNamespace(kernels=kernels, start=late.append)

@@ -1,4 +1,4 @@
-"""Many requests at once give, each, the tokens of the request alone, whoever joins, leaves or gives way meanwhile."""
+"""Many requests at once give, each, the tokens of the request alone, whatever joins, leaves or gives way meanwhile."""
 
 from collections.abc import Callable
 from contextlib import closing

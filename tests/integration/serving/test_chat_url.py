@@ -91,7 +91,7 @@ class Says(BaseHTTPRequestHandler):
         self.end_headers()
         pause = Event()
         with suppress(ConnectionError):
-            while not pause.wait(0.01):  # until the client leaves; behind full buffers nobody would hear of that
+            while not pause.wait(0.01):  # until the client leaves; behind full buffers that would not be seen
                 self.wfile.write(body.removesuffix(b"data: [DONE]\n\n"))
 
     def _send(self, kind: str, body: bytes) -> None:

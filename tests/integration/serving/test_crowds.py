@@ -111,7 +111,7 @@ def test_client_disconnects_mid_stream(
             with http.stream("POST", CHAT, json=said(stream=True, max_tokens=700, ignore_eos=True)) as answer:
                 lines = answer.iter_lines()  # dropped, it would close the answer
                 next(lines)
-                wait_for(lambda: bool(steps))  # who leaves before that has nothing computed
+                wait_for(lambda: bool(steps))  # for a client that leaves before that, nothing is computed
         else:
             body = json.dumps(said(max_tokens=700, ignore_eos=True))
             headers = {**http.headers, "Content-Type": "application/json"}

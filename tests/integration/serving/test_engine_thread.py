@@ -172,7 +172,7 @@ def test_stopping_lets_requests_finish_or_ends_them(engine: Engine) -> None:
 
 @pytest.mark.parametrize("recovers", [False, True])
 def test_a_step_that_fails(recovers: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All requests end with the reason, unless somebody mends what was wrong; then they go on."""
+    """All requests end with the reason, unless the nodes recover; then they go on."""
     lost, steps, real = NodeLost("worker-1", "worker-1 is lost"), list[int](), engine.step
 
     def step() -> None:
@@ -226,7 +226,7 @@ def test_while_workers_are_waited_for_requests_come_and_go(engine: Engine) -> No
     assert not asked.done()
     thread.cancel(tickets[1])
     assert heard[1].over.wait(WAIT_S)
-    asked.result(WAIT_S)  # nobody waits any more
+    asked.result(WAIT_S)  # no request waits any more
     begun.clear()
     submitted(thread, [5, 6, 7], heard[2])
     assert begun.wait(WAIT_S)

@@ -1,4 +1,4 @@
-"""Making a request ready: one client's grammar holds up nobody else, and takes no longer than the request may."""
+"""Making a request ready: one client's grammar holds up no other, and takes no longer than the request may."""
 
 import logging
 import socket

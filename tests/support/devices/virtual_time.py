@@ -1,4 +1,4 @@
-"""Time that passes only for who sleeps or works, thread by thread: what emulated devices are timed with in tests."""
+"""Time that passes only for threads that sleep or work: the clock of emulated devices in tests."""
 
 from threading import local
 

@@ -48,7 +48,7 @@ class Hostile:
                     peer, message = found
                     self.received.append(message)
                     for answer in say(self, message):
-                        with suppress(UnreachableError):  # whoever asked may have gone
+                        with suppress(UnreachableError):  # the asker may have gone
                             channel.send(answer, peer)
 
     def stop(self) -> None:

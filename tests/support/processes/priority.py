@@ -1,4 +1,4 @@
-"""A process that takes most of one core from whoever runs there, and a thread that nobody else disturbs.
+"""A process that takes most of one core from others, and a thread that no other disturbs.
 
 Real-time priorities decide: a thread of the test runs above everything normal on the machine, so that other load
 changes nothing, and the process runs above that thread for three quarters of the time.

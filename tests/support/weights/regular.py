@@ -87,7 +87,7 @@ class NeuronUse:
         return float(np.interp(often, points, both).sum() / often.sum())
 
     def by_bias_alone(self, neurons: int) -> float:
-        """Recall of who always names the `active` share of the neurons that are active most often."""
+        """Recall of always naming the `active` share of the neurons that are active most often."""
         often = self.frequencies(neurons)
         return float(often[: round(self.active * neurons)].sum() / often.sum())
 

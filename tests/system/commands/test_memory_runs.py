@@ -106,7 +106,7 @@ def sentence(stderr: str) -> str:
 
 
 def warnings(stderr: str) -> list[str]:
-    """What a command said on its way: who is left out, and what was planned anew."""
+    """What a command said on its way: workers that are left out, and new plans."""
     return [line for line in stderr.splitlines() if line.startswith("tpi: ")]
 
 
@@ -147,7 +147,7 @@ def test_a_file_that_breaks_is_named_and_the_run_goes_on_without_its_worker(
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0
     assert names
-    named, _, *_ = warnings(said)  # and who else was silent, where the machine stood still
+    named, _, *_ = warnings(said)  # and others that were silent, if the machine stood still
     assert "worker-1" in named
     assert any(name in named for name in names)
     assert run(model, cache, *flags)["token_ids"] == unlimited["token_ids"]

@@ -47,7 +47,7 @@ def test_a_model_of_70b_from_its_configuration_alone(tmp_path: Path) -> None:
 
 
 def test_it_answers_within_seconds_of_computing(tmp_path: Path) -> None:
-    """The least of three: beside others, who take the caches, the same work takes longer."""
+    """The least of three: beside other processes, which take the caches, the same work takes longer."""
 
     def seconds() -> float:
         before = getrusage(RUSAGE_CHILDREN)

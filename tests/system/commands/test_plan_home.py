@@ -1,4 +1,4 @@
-"""`tpi plan` for several machines: described, in a file, or asked; who holds what, and who is left out."""
+"""`tpi plan` for several machines: described, in a file, or asked; which node holds what, and which are left out."""
 
 import json
 import subprocess

@@ -51,7 +51,7 @@ def test_a_left_out_worker_joins_when_it_can_help(
     monkeypatch.setattr(recruits, "RETRY_S", 0.1)
 
     def joined(session: Session) -> list[str]:
-        """Who takes part before and after somebody is ready, and one more request has begun."""
+        """The nodes before and after a worker is ready, and one more request has begun."""
         until(lambda: bool(session._cluster.recruits.ready))
         before = list(session.names)
         assert len(speak(session, PROMPT, LENGTH).tokens) == LENGTH

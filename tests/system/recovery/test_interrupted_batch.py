@@ -40,7 +40,7 @@ def wait_for_workers(self: Deployer, deploy: Deploy, shares: Sequence[float]) ->
 
 
 def come_too_late(self: Deployer, deploy: Deploy, shares: Sequence[float]) -> Deployment:
-    """A deployment that begins to load when nobody wants it any more."""
+    """A deployment that begins to load when it is no longer wanted."""
     while not self.cluster._broken_off:
         Event().wait(0.01)
     return deploy(self, shares)

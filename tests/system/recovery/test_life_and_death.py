@@ -27,7 +27,7 @@ from tpi.pack.library.pull import pull
 
 PROMPT = [5, 6, 7, 8]
 LENGTH = 40
-AT_ONCE_S = 25.0  # 10, where nothing else keeps the machine busy; who waits for a deadline waits for 30
+AT_ONCE_S = 25.0  # 10 on an idle machine; waiting for a deadline takes 30
 MiB = 1 << 20
 KEPT = 8 * MiB  # of a worker that is idle again: code that was loaded, and what the allocator keeps
 
@@ -47,7 +47,7 @@ def home(tmp_path: Path, model: str) -> Iterator[tuple[Session, list[Laptop]]]:
 
 
 def names(session: Session) -> tuple[str, ...]:
-    """Who is there now."""
+    """The names of the nodes."""
     return session.names
 
 
@@ -56,7 +56,7 @@ def expected(session: Session) -> list[int]:
 
 
 def everybody(session: Session, count: int = 4) -> None:
-    """Wait until all are there who can be, and have them used."""
+    """Wait until all workers are back, and have them used."""
     cluster = session._cluster
     until(lambda: len(cluster.workers) + len(cluster.recruits.ready) == count - 1)
     speak(session, PROMPT, 1)
@@ -156,7 +156,7 @@ def test_kills_and_freezes_at_random_moments(home: tuple[Session, list[Laptop]],
 
 
 def left_clients(session: Session) -> None:
-    """Who was killed after the last token is missed by the next request only."""
+    """A worker that was killed after the last token is missed by the next request only."""
     speak(session, PROMPT, 3)
     everybody(session)
 
@@ -173,7 +173,7 @@ def test_two_die_at_once_and_the_master_goes_on_alone(home: tuple[Session, list[
             laptops[2].signal(signal.SIGKILL)
 
     assert speak(session, PROMPT, LENGTH, at).tokens == wanted
-    assert names(session) == ("master",)  # whoever else was silent is dead, too
+    assert names(session) == ("master",)  # others that were silent count as dead, too
 
 
 def test_a_worker_that_comes_back_is_used_from_the_next_request(home: tuple[Session, list[Laptop]]) -> None:
@@ -310,7 +310,7 @@ def test_master_killed(tmp_path: Path) -> None:
 
 
 def free(net: Net, address: str) -> bool:
-    """Whether a worker says that nobody uses it."""
+    """Return True if a worker says that it has no master."""
     (asked,) = ask(net, [address])
     return asked.condition is not None and not asked.condition.used_by
 
@@ -327,7 +327,7 @@ def test_a_dismissed_worker_is_idle_and_free(tmp_path: Path) -> None:
             assert len(speak(session, PROMPT, 3).tokens) == 3
             assert names(session) == ("master", "a")
             until(lambda: laptops[1].memory < idle + KEPT)
-            assert session._cluster.recruits.called == []  # nobody calls it again by itself
+            assert session._cluster.recruits.called == []  # it is not called again by itself
             other = RunOptions(model, workers=workers[1:], cache=tmp_path / "m", context=64)
             with Session(other) as another:
                 assert len(speak(another, PROMPT, 1).tokens) == 1

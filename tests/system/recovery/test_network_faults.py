@@ -69,7 +69,7 @@ def run(
 
 @dataclass
 class Agreed:
-    """Seconds until the master goes on with those who can, all that it says meanwhile, and all that b does."""
+    """Seconds until the master goes on with the others, all that it says meanwhile, and all that b does."""
 
     seconds: float
     said: str
@@ -107,9 +107,9 @@ def agreed(row: str, once: Callable[[Path], Agreed], root: Path, *sentences: str
 
 @pytest.mark.parametrize("cut", [("b", "a"), ("a", "b")], ids=["from the worker", "to the worker"])
 def test_one_way_drop(tmp_path: Path, tiny_model: Callable[[str], TinyModel], cut: tuple[str, str]) -> None:
-    """Nothing gets through one way, everything the other: the worker is left out, and nobody else.
+    """Nothing gets through one way, everything the other: the worker is left out, and no other.
 
-    It cannot be told: to the end it has said nothing but whom it serves, under the epoch of a plan that is over.
+    It cannot be told: to the end it has only named its master, under the epoch of a plan that is over.
     """
     model = str(tiny_model("llama").directory)
 
@@ -132,7 +132,7 @@ def test_one_way_drop_between_workers(
 
 
 def test_slow_link(tmp_path: Path, tiny_model: Callable[[str], TinyModel]) -> None:
-    """1 Mbit/s, 200 ms, and a packet in 20 lost on the way: that takes long, and nobody is taken for lost."""
+    """1 Mbit/s, 200 ms, and a packet in 20 lost on the way: that takes long, and no worker is taken for lost."""
     model = str(tiny_model("llama").directory)
     topology = star("far", tuple(Host(name) for name in "abc"), HostLink(("", ""), 1e6, 0.1, loss=0.025))
 

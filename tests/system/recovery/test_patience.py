@@ -1,4 +1,4 @@
-"""Slow links that lose and a worker whose machine is busy: nobody is taken for lost. Needs root on Linux."""
+"""Slow links that lose and a worker whose machine is busy: no worker is taken for lost. Needs root on Linux."""
 
 import json
 import subprocess

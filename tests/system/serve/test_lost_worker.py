@@ -1,4 +1,4 @@
-"""A worker that is killed while a stream runs: who listens hears the same tokens to the end, a little later."""
+"""A worker that is killed while a stream runs: the client gets the same tokens to the end, a little later."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_a_stream_goes_on_with_the_same_tokens(tmp_path: Path, tiny_model: Calla
                 assert struck[0] < LENGTH
                 assert http.get("/health").status_code == 200
                 assert re.search(rf"worker {victim.name} \S+ is lost", (tmp_path / "log").read_text())
-            assert stream(http) == wanted  # whoever asks next is answered as before
+            assert stream(http) == wanted  # the next request is answered as before
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 

@@ -186,7 +186,7 @@ def test_anthropics_client(url: str) -> None:
 
 
 def test_a_small_crowd_leaves_nothing_behind(url: str) -> None:
-    """Slow readers included, for whom the server has to wait; `python -m benchmarks crowd` has a thousand."""
+    """Including slow readers, which the server has to wait for; `python -m benchmarks crowd` has a thousand."""
     at = urlsplit(url)
     arguments = [str(at.hostname), str(at.port), "60", "8", KEY]
     ends = subprocess.run(
@@ -196,7 +196,7 @@ def test_a_small_crowd_leaves_nothing_behind(url: str) -> None:
     assert json.loads(ends.stdout) == {"done": 60}
 
     def left() -> tuple[int, int, int]:
-        """Who runs, who waits, and how many pages are held."""
+        """Numbers of running and waiting requests, and of pages that are held."""
         house = httpx.get(f"{url}/house", headers={"x-api-key": KEY}, timeout=60).json()
         return house["running"], house["waiting"], house["pages"]["held"]
 

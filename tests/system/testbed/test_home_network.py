@@ -77,7 +77,7 @@ def cut_off(directory: Path, cache: Path, wanted: bytes) -> tuple[float, str]:
 @needs_root
 @pytest.mark.timeout(600)
 def test_partition(cache: Path, tiny_model: Callable[[str], TinyModel]) -> None:
-    """In 5 s a laptop that is cut off is left out, and nobody else; another is only where the host stands still."""
+    """In 5 s a laptop that is cut off is left out, and no other; another only if the host stands still."""
     directory = tiny_model("llama").directory
     with start(directory, cache, tokens=240) as run:
         wanted, _ = run.communicate(timeout=100)

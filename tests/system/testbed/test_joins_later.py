@@ -1,4 +1,4 @@
-"""Workers that join a master later: who helps is used, who is far is not, until its link is mended. Root on Linux."""
+"""Workers that join a master later: used if they help; a far one only after its link is mended. Root on Linux."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What a worker that waits has not loaded: memory and time at the start that nobody asked for."""
+"""What a worker that waits has not loaded: memory and time at the start that are not needed."""
 
 import subprocess
 import sys

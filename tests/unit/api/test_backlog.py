@@ -1,4 +1,4 @@
-"""An answer that nobody reads is ended before it fills the memory; one that is read is whole, however long."""
+"""An unread answer is ended before it fills the memory; one that is read is whole, however long."""
 
 import asyncio
 

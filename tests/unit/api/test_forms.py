@@ -1,4 +1,4 @@
-"""Bodies with more entries than anybody needs are refused by their number, before anything is looked at."""
+"""Bodies with too many entries are refused by their number, before anything is looked at."""
 
 import time
 from typing import Any

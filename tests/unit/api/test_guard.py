@@ -1,4 +1,4 @@
-"""Before and after a request: what never gets in, what the log has of it, and failures that nobody foresaw."""
+"""Before and after a request: what never gets in, what the log has of it, and unforeseen failures."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The page's routes: what is handed out, to whom, and with which headers."""
+"""The page's routes: what they return, to which clients, and with which headers."""
 
 import re
 from collections.abc import Iterator

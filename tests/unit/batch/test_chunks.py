@@ -190,7 +190,7 @@ def test_a_table_is_of_what_is_held_now_and_gives_all_of_it_back() -> None:
     second.data = np.full(4, 3, np.uint8)  # the other place of the ring
     with hold:
         assert hold.held[0].tolist() == [3, 3]
-        assert earlier[0].tolist() == [2, 2]  # who was started with them has them still
+        assert earlier[0].tolist() == [2, 2]  # a call that was started with them still has them
     second.fails = True
     for _ in range(2):
         with pytest.raises(OSError, match="a copy failed"), hold:

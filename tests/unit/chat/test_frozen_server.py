@@ -25,7 +25,7 @@ PIECE = b'data: {"choices": [{"delta": {"content": "Once"}}]}\n\n'
 
 @contextmanager
 def frozen(said: bytes) -> Iterator[str]:
-    """The address of a server that says so much to whoever comes, and then nothing until they have left."""
+    """The address of a server that sends so much to each client, and then nothing until it has left."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -37,7 +37,7 @@ def frozen(said: bytes) -> Iterator[str]:
         thread = Thread(target=serve, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        thread.join()  # who has not left is waited for, until the test's time is over
+        thread.join()  # waits for clients that have not left, until the test's time is over
 
 
 class Known(ChatServer):

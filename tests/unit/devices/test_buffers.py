@@ -51,7 +51,7 @@ class FakeCard:
 def test_there_is_never_more_than_was_in_use_at_once_nor_than_the_limit(
     steps: list[tuple[bool, int]], pages: int
 ) -> None:
-    """Whatever is taken and let go; what is in use is nobody else's."""
+    """Whatever is taken and let go; what is in use has one user."""
     card, arena = FakeCard(), Arena("card", pages * PAGE)
     held = arena.allocate(PAGE)
     taken: list[PooledBuffer] = []

@@ -20,7 +20,7 @@ LANES = ("compute", "up", "down")
 
 @dataclass(frozen=True)
 class Planned:
-    """One task: on which lane, for how long, after which of those before it (counted back), and who is told."""
+    """One task: on which lane, for how long, after which of those before it (counted back), and what is told."""
 
     lane: str
     seconds: float

@@ -1,4 +1,4 @@
-"""Emulated time: lanes are serial, beside each other, and exact; who waits and who is given a task stand right."""
+"""Emulated time: lanes are serial, beside each other, and exact; waiting threads and tasks stand at the right time."""
 
 import numpy as np
 import pytest

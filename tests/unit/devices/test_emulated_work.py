@@ -39,7 +39,7 @@ def test_a_feed_forward_block_reads_its_weights_once_for_all_tokens() -> None:
 
 
 def test_experts_that_are_cut_take_what_they_take_whole_in_one_call() -> None:
-    """Those that were chosen; with the shared ones, which everybody passes, once."""
+    """Those that were chosen; with the shared ones, which every token uses, once."""
     case = experts_case(RANDOM, format="q4", hidden=64, experts=4, used=2, units=3, shared=2, tokens=5)
     routing = Routing(np.array([[0, 2]] * 4 + [[2, 3]], np.int32), np.ones((5, 2), np.float32))
     whole = work.experts(case.spec, 5, routing)

@@ -1,4 +1,4 @@
-"""Who is let in: as many as there are pages for, and a page more for each whose answer is to take one."""
+"""Admission: as many requests as there are pages for, and a page more for each whose answer is to take one."""
 
 from array import array
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Who is next: clients take turns, each in its own order; who had to give way comes before all."""
+"""The order of requests: clients take turns, each in its own order; a preempted request is its client's next."""
 
 from itertools import pairwise
 

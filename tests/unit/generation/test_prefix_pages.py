@@ -1,4 +1,4 @@
-"""Pages that are found by what they hold: what is found is what was written, and nobody writes where others read."""
+"""Pages that are found by what they hold: what is found is what was written, and no page is written that others read."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -131,7 +131,7 @@ def test_the_beginning_of_what_was_left_first_goes_last() -> None:
     first = Sequence(0, [1] * 97)
     batcher.commit(batcher.pick([first]))
     first.leave(pool)
-    table = pool.append([], 33)  # two of four pages go to somebody else
+    table = pool.append([], 33)  # two of four pages go to another sequence
     assert len(table) == 2
     again = Sequence(1, [1] * 97, reuse=True)
     again.begin(pool)

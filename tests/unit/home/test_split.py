@@ -1,4 +1,4 @@
-"""The split over uneven nodes: as good as every other one, within everybody's memory, without those who slow it."""
+"""The split over uneven nodes: as good as every other one, within each node's memory, without nodes that slow it."""
 
 from itertools import combinations, product
 

@@ -1,4 +1,4 @@
-"""How far a worker is, and for how long it may be silent: the link counts, not who answers late or looks late."""
+"""How far a worker is, and for how long it may be silent: the link counts, not a late answer or a late look."""
 
 import pytest
 from hypothesis import given
@@ -59,7 +59,7 @@ def test_an_answer_that_never_comes_is_asked_for_again() -> None:
     lost = link.begin(1000.0)
     assert link.awaited(1000.5)
     assert not link.due(1003.0)
-    assert not link.awaited(1003.0)  # nobody looks out closely for ever
+    assert not link.awaited(1003.0)  # close looks end at some time
     again = 1000.0 + 1.1 * _AGAIN_S
     assert link.due(again)
     assert link.begin(again) != lost
@@ -86,7 +86,7 @@ def echoing(_: Hostile, message: object) -> list[object]:
 
 
 def test_joining_an_idle_master_measures_the_real_link() -> None:
-    """It is called in the background, where nobody looks more than four times a second, but for such answers."""
+    """It is called in the background, where the master looks at most four times a second, but for such answers."""
     with hostile(echoing) as worker, Cluster.connect([]) as cluster:
         cluster.seek(worker.address)
         until(lambda: any(one.heartbeats.link.seconds for one in cluster.recruits.called))

@@ -1,4 +1,4 @@
-"""Announcements that are still being read when nobody waits for them any more: the network is closed under them."""
+"""Announcements that are still being read when they are no longer awaited: the network is closed under them."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -22,7 +22,7 @@ def test_laptop_sleeps_and_wakes_changes_address(monkeypatch: pytest.MonkeyPatch
     sought: SimpleQueue[str] = SimpleQueue()
     said = [Announcement("laptop", LAPTOP, 9990, ("192.0.2.9", "fd00::9")), Announcement("other", OTHER, 1, ("h",))]
     looking = DiscoveryThread(lambda: said, lambda address, key: sought.put(address))
-    looking.miss([b""])  # nobody who could be known again
+    looking.miss([b""])  # no worker that could be recognised
     with pytest.raises(Empty):
         sought.get(timeout=0.1)
     looking.miss([LAPTOP])

@@ -1,4 +1,4 @@
-"""Who takes part while workers come and go: what is planned, who is waited for, and how long."""
+"""Membership while workers come and go: what is planned, which workers are awaited, and how long."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from tpi.errors import NodeLost, PlanError
 
 
 class Gone:
-    """A cluster without workers, to which nobody comes; `waits` counts looks."""
+    """A cluster without workers, to which none comes; `waits` counts looks."""
 
     def __init__(self) -> None:
         self.workers: list[Any] = []
@@ -111,14 +111,14 @@ class Machine:
 
 
 class House:
-    """A cluster whose master measures who comes; `ready` have come. It is its own recruits."""
+    """A cluster whose master measures new workers; `ready` have come. It is its own recruits."""
 
     def __init__(self, *workers: Machine) -> None:
         self.workers: list[Any] = list(workers)
         self.recruits, self.weights_sent = self, 0
         self.ready: list[Any] = []
         self.dismissed: list[str] = []
-        self.unmeasured: list[bool] = []  # whether anybody might be used, while workers were waited for
+        self.unmeasured: list[bool] = []  # whether any worker might be used while workers were awaited
         self.look_over: Any = lambda worker: None
 
     def join(self) -> list[Any]:
@@ -158,7 +158,7 @@ class Rules:
 
 @dataclass
 class Home:
-    """A house with its membership: how many nodes each deployment had, what was said, who was called again."""
+    """A house with its membership: how many nodes each deployment had, what was said, which workers were called again."""
 
     house: House
     rules: Rules

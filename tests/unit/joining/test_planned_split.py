@@ -1,4 +1,4 @@
-"""A planned split goes with the machines that were measured, wherever they are; who joins is measured then."""
+"""A planned split goes with the machines that were measured, wherever they are; a joining one is measured then."""
 
 import re
 from collections.abc import Callable, Sequence

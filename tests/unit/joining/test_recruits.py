@@ -1,4 +1,4 @@
-"""Who is called in the background, how often, and when it counts."""
+"""Workers that are called in the background: how often, and when they count."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -117,7 +117,7 @@ def test_a_new_worker_counts_once_it_was_measured() -> None:
     assert [id(one) for one in seen] == [id(one) for one in house.calls]  # once
     assert recruits.ready == []
     assert recruits.take() == []
-    recruits.look_over = None  # the model does not fit: everybody may help
+    recruits.look_over = None  # the model does not fit: any worker may help
     assert len(recruits.ready) == 1
     recruits.look_over = seen.append
     seen[0].admitted = True
@@ -125,7 +125,7 @@ def test_a_new_worker_counts_once_it_was_measured() -> None:
 
 
 class WaitedFor(Recruits):
-    """Everybody may be used from the moment on in which somebody is about to be looked over."""
+    """Any worker may be used from the moment in which one is about to be measured."""
 
     _look_over: Callable[[RemoteWorker], None] | None = None
 
@@ -152,7 +152,7 @@ def test_reports_may_change_while_a_worker_is_measured() -> None:
 
 
 class Joined:
-    """A cluster whom some have joined; the plan is too much for whom `PlanError` names."""
+    """A cluster that some workers have joined; the plan is too much for those that `PlanError` names."""
 
     def __init__(self, *workers: RemoteWorker) -> None:
         self.workers, self.recruits, self.weights_sent = list(workers), self, 0
@@ -201,7 +201,7 @@ LAPTOP, OTHER = b"\1" * KEY_BYTES, b"\2" * KEY_BYTES
 
 
 class Silent(Called):
-    """Nobody answers."""
+    """No worker answers."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, 1 << 30)
@@ -243,7 +243,7 @@ def test_a_found_worker_is_called_nowhere_else() -> None:
 
         recruits = Recruits(call)
         recruits.seek("home:9990", key=LAPTOP)
-        recruits.seek("home:9990", key=OTHER)  # who has moved in there since
+        recruits.seek("home:9990", key=OTHER)  # a machine that has moved in there since
         for port in (1, 2, 3):
             recruits.try_announced(f"x:{port}", LAPTOP)
         recruits.try_announced("y:1", OTHER)

@@ -1,4 +1,4 @@
-"""Who comes is measured before it is used, on a thread of its own; who is in reserve is called once it is better."""
+"""New workers are measured before use, on a thread of its own; one in reserve is called once it is better."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ FAR = Neighbour(HERE.address, "far", LAPTOP, Link(0.1, 1e6), LAPTOP, KEY)
 
 @dataclass
 class Network:
-    """Workers by their addresses, as they are measured now; who is not in it is silent."""
+    """Workers by their addresses, as they are measured now; one that is not in it is silent."""
 
     there: dict[str, Neighbour] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -101,7 +101,7 @@ def test_a_local_worker_is_admitted_at_once() -> None:
         (replace(FAR, link=Link(0.1, 1e8)), True),
         (replace(FAR, machine=replace(LAPTOP, memory=2 * LAPTOP.memory)), True),
         (replace(FAR, machine=replace(LAPTOP, host=replace(LAPTOP.host, read=2 * LAPTOP.host.read))), True),
-        (replace(FAR, link=Link(0.001, 1e6), key=OTHER), False),  # somebody else is there now
+        (replace(FAR, link=Link(0.001, 1e6), key=OTHER), False),  # another machine is there now
         (None, False),
     ],
 )

@@ -116,7 +116,7 @@ class StopError(Exception):
 
 
 def test_a_signal_ends_a_long_chain() -> None:
-    """Nobody waits for the end of a step that takes seconds after Ctrl-C."""
+    """After Ctrl-C, a step that takes seconds is not waited for."""
 
     def stop(*_: object) -> None:
         raise StopError
@@ -127,7 +127,7 @@ def test_a_signal_ends_a_long_chain() -> None:
     chain = native.open_chain(long)
 
     def run() -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)  # here: its end must not come before somebody expects it
+        signal.setitimer(signal.ITIMER_REAL, 0.2)  # here: its end must not come before it is expected
         chain.run(case.x, batch)
 
     previous = signal.signal(signal.SIGALRM, stop)

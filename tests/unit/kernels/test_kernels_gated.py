@@ -130,7 +130,7 @@ def test_what_is_no_such_block_is_refused() -> None:
 
 
 def test_a_gate_that_is_no_number_leaves_nothing_out() -> None:
-    """Else nobody would see that the weights are damaged."""
+    """Otherwise damaged weights would not be seen."""
     case = gated_case(np.random.default_rng(4), format="f32")
     x = np.full_like(case.x, np.nan)
     least = np.full_like(floors(case, 0.5), NOTHING)

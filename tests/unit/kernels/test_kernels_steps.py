@@ -82,7 +82,7 @@ def test_attention_in_steps(kernels: Kernels, packed: tuple[Format, Layout], tok
     pairwise(BOTH, ["f32", "f16", "q8"], [((40, 1), (3, 1), (300, 1)), ((10, 45), (70, 2)), ((0, 1),)]),
 )
 def test_several_sequences_in_steps(kernels: Kernels, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
-    """One new token per sequence is placed by whoever attends with it; in steps everything is placed first."""
+    """One new token per sequence is placed by the task that attends with it; in steps everything is placed first."""
     case = attention_case(
         np.random.default_rng(2), format="q4", head_dim=32, lengths=lengths, kv_dtype=kv_dtype, window=50, softcap=3.0
     )

@@ -1,4 +1,4 @@
-"""Who came from where, so that the connections of who is let in no more can be found."""
+"""Peers by the place that they connected from, so that connections of refused keys can be found."""
 
 import errno
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Who asks a worker how it is has ports tried by threads: they hold up no end of the worker."""
+"""Inquiries have a worker try ports, in threads that hold up no end of the worker."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Whom a machine trusts: paired until revoked, seen at once by every process, nobody where the file is damaged."""
+"""Trusted keys: paired until revoked, seen at once by every process, none if the file is damaged."""
 
 import stat
 from pathlib import Path

@@ -16,7 +16,7 @@ def ends(shares: NeuronShares, accelerator: LineCost, cpu: LineCost) -> float:
 
 
 def left_out(shares: NeuronShares, scores: F32) -> float:
-    """The expected number of active neurons that nobody computes."""
+    """The expected number of active neurons that are not computed."""
     done = np.zeros(len(scores), bool)
     done[shares.there] = done[shares.here] = True
     return float((1 / (1 + np.exp(-scores[~done].astype(float)))).sum())

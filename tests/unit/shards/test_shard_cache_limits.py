@@ -140,7 +140,9 @@ def test_a_limit_lets_the_least_recently_used_go_first(tmp_path: Path) -> None:
 
 def test_a_plan_beyond_the_limit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     opened = ShardCache(tmp_path, CacheLimit(4096))
-    with pytest.raises(WeightsError, match=r"the shards of this plan need \d+ MiB, but .*; raise --cache-limit on this node"):
+    with pytest.raises(
+        WeightsError, match=r"the shards of this plan need \d+ MiB, but .*; raise --cache-limit on this node"
+    ):
         opened.open(image_plans(plan_of(MadeUpModel())))
     assert partials(tmp_path) == set()
     opened.close()

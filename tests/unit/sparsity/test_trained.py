@@ -69,7 +69,7 @@ def test_few_neurons_are_active_and_not_always_the_same(packs: dict[str, Pack], 
     for share, layer in zip(shares, facts["layers"], strict=True):
         assert share == pytest.approx(layer["active"], rel=0.2)
     assert np.mean(shares) < 0.12
-    assert max(alike) < 0.7  # who names the most frequent ones misses a third
+    assert max(alike) < 0.7  # naming the most frequent ones misses a third
 
 
 def test_eight_bits_are_the_codes_that_are_kept(packs: dict[str, Pack]) -> None:

@@ -72,7 +72,7 @@ def test_nothing_computes_with_a_segment_that_is_half_there(seeds: range) -> Non
 
 @pytest.mark.parametrize("seed", range(60))
 def test_two_rings_in_one_place_take_turns(seed: int) -> None:
-    """What one has loaded ahead is forgotten when the other begins, and nobody computes with the other's bytes."""
+    """What one has loaded ahead is forgotten when the other begins, and neither computes with the other's bytes."""
     random = Random(seed)
     with Shuffled(native, seed) as device, closing(TransferQueue()) as queue:
         sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]

@@ -59,7 +59,7 @@ def test_holds_are_the_same_ones_after_a_switch(disk: Disk) -> None:
                 assert (data == block).all()
         window.switch(placement)
         assert window.placement is placement
-        assert window.progress >= before  # it never goes back: whoever watches it sees life
+        assert window.progress >= before  # it never goes back: a watcher sees life
         before = window.progress
     check(window)
     taken = window.take()

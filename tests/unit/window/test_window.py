@@ -290,7 +290,7 @@ def test_a_node_that_has_nothing_of_a_block() -> None:
 
 
 class AskedDisk(CountingDisk):
-    """Reads once for each time that somebody begins to wait for it; one reader."""
+    """Reads once for each wait that begins; one reader."""
 
     def __init__(self, files: dict[Path, bytes], chunk: int) -> None:
         super().__init__(files, chunk, threads=1)

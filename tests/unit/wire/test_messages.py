@@ -141,7 +141,7 @@ def test_another_protocol_is_named() -> None:
     ],
 )
 def test_a_changed_message_is_another_protocol(changed: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the version is the same, and whether or not somebody thought of it."""
+    """Although the version is the same."""
     before = protocol()
     altered = dataclasses.make_dataclass("Join", changed, frozen=True)
     altered.__module__ = Join.__module__

@@ -86,7 +86,7 @@ class TableMachine(RuleBasedStateMachine):
         return self.table.slot_of, self.table.neuron_of
 
     def _on_their_way(self, neurons: I32) -> None:
-        assert not self.memory[self.table.slot_of[neurons]].__eq__(HALF).any()  # nobody fills a slot twice at once
+        assert not self.memory[self.table.slot_of[neurons]].__eq__(HALF).any()  # no slot is filled twice at once
         self.memory[self.table.slot_of[neurons]] = HALF
         if len(neurons):
             self.reads.append(neurons)

@@ -1,1 +1,1 @@
-"""Where weights come from: safetensors directories and GGUF files, checked before they are trusted."""
+"""Readers of model files: safetensors directories and GGUF files, checked before they are trusted."""

@@ -1,4 +1,4 @@
-"""What every source of weights gives: named tensors, read by rows or by columns without loading the whole."""
+"""The interface of a source of weights: named tensors, of which any rows and columns can be read alone."""
 
 import os
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 _Self = TypeVar("_Self", bound="FileSource")  # typing.Self needs Python 3.11
 
-CHUNK_BYTES = 8 << 20  # whole rows read at a time where a range of columns is wanted
+CHUNK_BYTES = 8 << 20  # bytes of whole rows read at a time when a range of columns is requested
 
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """Where one tensor is. `shape` is rows first; a vector has one row."""
+    """The place, shape and coding of one tensor. The last entry of `shape` is the columns; a vector has one row."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,12 +33,12 @@ class SourceTensor:
 
     @property
     def rows(self) -> int:
-        """Rows of a matrix, 1 for a vector."""
+        """Number of rows: the product of all dimensions but the last; 1 for a vector."""
         return prod(self.shape[:-1])
 
     @property
     def columns(self) -> int:
-        """Values in a row."""
+        """Number of values in a row."""
         return self.shape[-1] if self.shape else 1
 
     @property
@@ -48,20 +48,23 @@ class SourceTensor:
 
 
 class Source(Protocol):
-    """Tensors by name, and their bytes. `label` names the source in messages."""
+    """A model's tensors by name, whose bytes can be read. `label` names the source in messages."""
 
     label: str
     tensors: Mapping[str, SourceTensor]
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """The bytes of a rectangle as uint8 `[rows, bytes]`; columns must be whole groups of the element."""
+        """Return the bytes of a rectangle of `tensor` as uint8 `[rows, bytes]`.
+
+        `rows` and `columns` are half-open ranges; those of columns must begin and end at whole groups of the element.
+        """
 
     def close(self) -> None:
-        """Release what is open."""
+        """Close all open files."""
 
 
 class FileSource:
-    """Tensors in files, read with positioned reads (no mapping, so a file that shrinks is an error, not a signal)."""
+    """Tensors in files, read with positioned reads. A file that shrinks is an error; with mmap it would be a signal."""
 
     def __init__(self, label: str, tensors: Mapping[str, SourceTensor]) -> None:
         self.label = label
@@ -83,10 +86,10 @@ class FileSource:
         self._files.clear()
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """The bytes of a rectangle as uint8 `[rows, bytes]`.
+        """Return the bytes of a rectangle of `tensor` as uint8 `[rows, bytes]`.
 
         Raises:
-            ModelError: naming the file, if it cannot be read or has become shorter.
+            ModelError: if the file cannot be read or has become shorter; the message names it.
         """
         start, stop = tensor.element.row_bytes(columns[0]), tensor.element.row_bytes(columns[1])
         out = np.empty((rows[1] - rows[0], stop - start), np.uint8)
@@ -123,10 +126,10 @@ class FileSource:
 
 
 def find(source: Source, name: str) -> SourceTensor:
-    """The tensor called `name`.
+    """Return the tensor called `name`.
 
     Raises:
-        ModelError: naming the tensor and the source, if it is missing.
+        ModelError: if it is missing; the message names the tensor and the source.
     """
     if name not in source.tensors:
         raise ModelError(f"{source.label} has no tensor {name}; the model is incomplete or of an unknown variant")
@@ -134,7 +137,13 @@ def find(source: Source, name: str) -> SourceTensor:
 
 
 def read_vector(source: Source, name: str, flat: bool = False) -> F32:
-    """A whole one-dimensional tensor as float32; `flat`: one of more dimensions row by row, too."""
+    """Return a whole one-dimensional tensor as float32 `[values]`.
+
+    With `flat`, also accept a tensor of more dimensions, and return its values row by row.
+
+    Raises:
+        ModelError: if the tensor is missing, has more dimensions (without `flat`), or is too large for a vector.
+    """
     tensor = find(source, name)
     rows = tensor.rows
     if (rows != 1 and not flat) or tensor.columns > 1 << 20 or rows * tensor.columns > 1 << 24:

@@ -1,4 +1,4 @@
-"""How the values of a source's tensors are coded, and their exact float32 values."""
+"""Codings of the values in a source's tensors, and their decoding to exact float32 values."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from tpi.config import Format
 from tpi.errors import ModelError
 
-# GGML type number: (name, values in a group, bytes of a group). From the GGUF specification and ggml's type table.
+# GGML type number to (name, values in a group, bytes of a group). From the GGUF specification and ggml's type table.
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
@@ -18,7 +18,7 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
 
-# The pack format that holds exactly what the source holds. F16 has none of its own and becomes f32.
+# The pack format that holds a coding's values without loss. Packs have no f16 format, so F16 becomes f32.
 _EXACT: dict[str, Format] = {
     "F32": "f32", "F16": "f32", "BF16": "bf16", "Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8", "MXFP4": "mxfp4",
 }  # fmt: skip
@@ -26,37 +26,37 @@ _EXACT: dict[str, Format] = {
 
 @dataclass(frozen=True)
 class Element:
-    """A coding of values: groups of `group` values in `group_bytes` bytes. `name` as in safetensors or GGML."""
+    """A coding of values in groups. Its name is that of safetensors or GGML, such as BF16 or Q4_0."""
 
     name: str
-    group: int
+    group: int  # values in a group; 1 if each value stands alone
     group_bytes: int
 
     def row_bytes(self, values: int) -> int:
-        """Bytes of `values` consecutive values, a multiple of the group."""
+        """Return the bytes that `values` consecutive values take; `values` must be a multiple of the group."""
         return values // self.group * self.group_bytes
 
     @property
     def exact(self) -> Format | None:
-        """The pack format that keeps these values exactly, if there is one."""
+        """The pack format that holds these values without loss; None if there is none."""
         return _EXACT.get(self.name)
 
     @property
     def nearest(self) -> Format:
-        """The pack format for `--dtype auto`: the exact one, else q4 up to 4.5 bits per weight, else q8."""
+        """The pack format for `--dtype auto`: the exact one; else q4 for at most 4.5 bits per weight, and q8 above."""
         return self.exact or ("q4" if 8 * self.group_bytes <= 4.5 * self.group else "q8")
 
     @property
     def quantised(self) -> bool:
-        """Whether values are stored in groups with scales."""
+        """True if values are stored in groups with scales."""
         return self.group > 1
 
 
 def decode(element: Element, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """The exact values of `raw`, uint8 `[rows, bytes]`, as float32 `[rows, values]`.
+    """Decode `raw`, uint8 `[rows, bytes]`, to its exact values, float32 `[rows, values]`.
 
     Raises:
-        ModelError: if the coding is not one of numbers that a weight can have.
+        ModelError: if weights in this coding are not supported, for example I64 or F64.
     """
     if element.name == "F32":
         return raw.view("<f4").astype(np.float32, copy=False)

@@ -1,4 +1,4 @@
-"""Small files of a model directory, read with limits, and paths that must not lead out of it."""
+"""Small files of a model directory: they are read with size limits, and their paths must not lead out of it."""
 
 import json
 import sys
@@ -10,27 +10,30 @@ from tpi.errors import ModelError
 
 _MAX_JSON = 8 << 20  # bytes; the index of a model of 36,000 tensors has 4 MB
 _MAX_TEXT = 1 << 20  # bytes of a chat template
-# Parsed JSON takes many times the memory of its text: what is counted here keeps it under 64 MiB.
-_MAX_DECODED = 10 << 20  # bytes of the text as a string, which one wide character makes four times as long
-_MAX_CONTAINERS = 3 << 15
-_MAX_VALUES = 8 << 15
+# Parsed JSON takes many times the memory of its text. These limits keep it under 64 MiB.
+_MAX_DECODED = 10 << 20  # bytes of the text as a string; one wide character makes the string four times as large
+_MAX_CONTAINERS = 3 << 15  # objects and arrays
+_MAX_VALUES = 8 << 15  # commas
 
 
 def inside(directory: Path, name: str) -> Path:
-    """The file `name` of `directory`, which must be there and not elsewhere.
+    """Return the real path of the file `name` in `directory`.
 
-    Links are followed only inside the directory, or from a hub snapshot to the `blobs` of the same repository.
+    A link is accepted only if it leads to a file in the same directory, or from a Hugging Face hub snapshot to the
+    `blobs` directory of the same repository.
 
     Raises:
-        ModelError: if the name is a path or a link that leads out of the directory, or there is no such file.
+        ModelError: if the name is a path, the file is a link that leads out of the directory, or it does not exist.
     """
     if not name or "\0" in name or name != Path(name).name or name in (".", ".."):
-        raise ModelError(f"{directory} names the file {name[:200]!r}, which is outside the model's directory; refused")
+        raise ModelError(
+            f"{directory} names the file {name[:200]!r}, which is not a plain name inside the directory; refused"
+        )
     path = directory / name
     try:
         real, home = path.resolve(strict=True), directory.resolve(strict=True)
     except UnicodeEncodeError as error:
-        raise ModelError(f"{directory} names the file {name[:200]!r}, which no file is called; refused") from error
+        raise ModelError(f"{directory} names the file {name[:200]!r}, which is not a valid name; refused") from error
     except (OSError, RuntimeError) as error:
         raise ModelError(f"{path} is missing; download the model again") from error
     snapshot = next((parent for parent in (home, home.parent) if parent.parent.name == "snapshots"), None)
@@ -43,10 +46,10 @@ def inside(directory: Path, name: str) -> Path:
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The JSON object in file `name` of `directory`.
+    """Return the JSON object in the file `name` of `directory`.
 
     Raises:
-        ModelError: if it is missing, too large, or not a JSON object.
+        ModelError: if the file is missing, too large, or not a JSON object.
     """
     path = inside(directory, name)
     try:
@@ -59,16 +62,22 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 
 
 def read_json_if_there(directory: Path, name: str) -> dict[str, Any]:
-    """Like `read_json`, but an empty dictionary if there is no such file."""
+    """Return the JSON object in the file `name` of `directory`, or an empty dictionary if there is no such file.
+
+    Raises:
+        ModelError: if the file is too large or not a JSON object.
+    """
     return read_json(directory, name) if (directory / name).exists() else {}
 
 
 def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text in UTF-8, within the memory that a stranger's file may take; `hook` makes the objects.
+    """Return the value of a JSON text in UTF-8, using at most about 64 MiB of memory.
+
+    `hook` makes each object from its list of (name, value) pairs; the default makes a dictionary.
 
     Raises:
-        ValueError: if it is not JSON, or too large.
-        RecursionError: if it is too deep.
+        ValueError: if the text is not JSON, or too large.
+        RecursionError: if its objects and arrays are nested too deeply.
     """
     containers = text.count(b"{") + text.count(b"[")
     if len(text) > _MAX_JSON or containers > _MAX_CONTAINERS or text.count(b",") > _MAX_VALUES:
@@ -80,10 +89,10 @@ def parse_json(text: bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None 
 
 
 def read_text(directory: Path, name: str) -> str:
-    """The text in file `name` of `directory`.
+    """Return the text of the file `name` in `directory`.
 
     Raises:
-        ModelError: if it is missing, too large, or not UTF-8.
+        ModelError: if the file is missing, larger than 1 MiB, or not UTF-8.
     """
     path = inside(directory, name)
     try:

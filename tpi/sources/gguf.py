@@ -1,7 +1,7 @@
-"""GGUF files, versions 2 and 3, little-endian: strict checks of the header before anything is trusted.
+"""GGUF files, versions 2 and 3, little-endian. The header is checked strictly before anything in it is used.
 
-The format: magic, version, counts, metadata (typed key-value pairs), tensor descriptions, padding, data. Long arrays
-(the vocabulary) are skipped and only read when asked for.
+The format: magic, version, counts, metadata (typed key-value pairs), tensor descriptions, padding, data. Long arrays,
+such as the vocabulary, are skipped, and read only when they are requested.
 """
 
 import struct
@@ -23,28 +23,31 @@ _MAX_HEADER = 24 << 20  # bytes; the largest vocabularies take about 12 MB
 _MAX_PAIRS = 1 << 12
 _MAX_TENSORS = 1 << 15
 _MAX_STRING = 1 << 20
-_MAX_TEXT = 8 << 20  # bytes of all strings that are kept
+_MAX_TEXT = 8 << 20  # bytes of all strings that are read into memory
 _MAX_STRINGS = 1 << 20  # in all long arrays together
-_KEPT = 1 << 8  # arrays up to this length are read at once
-# What PowerInfer numbers as ggml did when it was made: later the same numbers became other types, and I32 became 26.
+_KEPT = 1 << 8  # arrays of at most this many values are read with the header; longer ones are skipped
+# PowerInfer uses the type numbers of an early ggml. ggml later gave these numbers to other types; I32 became 26.
 _POWERINFER_TYPES: dict[int, tuple[str, int, int]] = {
     16: ("I8", 1, 1), 17: ("I16", 1, 2), 18: ("I32", 1, 4), 26: ("I32", 1, 4),
 }  # fmt: skip
-_OWN = ("split.no", "general.alignment")  # what each part of a model says of itself
+_OWN = ("split.no", "general.alignment")  # metadata that may differ between the parts of a split model
 _U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
 class LongArray:
-    """An array that was skipped: where its first element is. `GgufSource.array` reads it."""
+    """An array of the metadata that was skipped. `GgufSource.array` reads it."""
 
-    kind: int
+    kind: int  # GGUF's number of the type of its values
     count: int
-    offset: int
+    offset: int  # of the first value in the file, bytes
 
 
 class GgufSource(FileSource):
-    """The tensors and metadata of a GGUF model; `path` is its first file, `powerinfer`: it is one of PowerInfer's."""
+    """The tensors and metadata of a GGUF model.
+
+    `path` is its first file. `powerinfer` is True if the file has PowerInfer's magic instead of GGUF's.
+    """
 
     def __init__(
         self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, SourceTensor], powerinfer: bool = False
@@ -55,7 +58,7 @@ class GgufSource(FileSource):
         self.powerinfer = powerinfer
 
     def array(self, key: str) -> list[Any]:
-        """The values of an array of the metadata, however long; empty if there is none."""
+        """Return the values of the metadata array `key`, however long; an empty list if there is none."""
         found = self.metadata.get(key, [])
         if not isinstance(found, LongArray):
             return list(found) if isinstance(found, list) else []
@@ -64,10 +67,10 @@ class GgufSource(FileSource):
             return header.values(found.kind, found.count)
 
     def text(self, key: str) -> str | None:
-        """A text of the metadata, None if there is none.
+        """Return the metadata string `key`, or None if there is none.
 
         Raises:
-            ModelError: if it is not UTF-8.
+            ModelError: if the string is not UTF-8.
         """
         found = self.metadata.get(key)
         if not isinstance(found, str):
@@ -82,10 +85,10 @@ class GgufSource(FileSource):
 
 
 def open_gguf(path: Path) -> GgufSource:
-    """Read and check the header of a GGUF file; of a model in several files, which all have to be there, of each.
+    """Read and check the header of a GGUF file. If the model is split into several files, do so for each of them.
 
     Raises:
-        ModelError: naming the file and what is wrong with it.
+        ModelError: if a file is missing or damaged; the message names it and says what is wrong.
     """
     parts = gguf_parts(path)
     if len(parts) > 1 and not path.exists():
@@ -96,21 +99,21 @@ def open_gguf(path: Path) -> GgufSource:
         return opened
     if count != len(parts):
         raise ModelError(
-            f"{path} is part of a model in {count!r:.20} files, and by its name of one in {len(parts)}; download all "
-            "parts again, and keep their names"
+            f"{path} is part of a model in {count!r:.20} files, but its name says {len(parts)}; download all parts "
+            "again and keep their names"
         )
     return _joined(parts, [_open_part(part, number, len(parts)) for number, part in enumerate(parts)])
 
 
 def _open_one(path: Path) -> GgufSource:
-    if path.exists() and not path.is_file():  # a FIFO would be waited for
+    if path.exists() and not path.is_file():  # opening a FIFO would block
         raise ModelError(f"{path} is not a regular file; put the file itself there")
     try:
         with _Header(path) as header:
             header.start()
             count, pairs = header.u64(), header.u64()
             if count > _MAX_TENSORS or pairs > _MAX_PAIRS:
-                raise header.bad(f"{count} tensors and {pairs} metadata entries cannot be")
+                raise header.bad(f"{count} tensors or {pairs} metadata entries are too many")
             metadata = header.pairs(pairs)
             return GgufSource(path, metadata, header.tensors(count, metadata), header.powerinfer)
     except OSError as error:
@@ -118,15 +121,15 @@ def _open_one(path: Path) -> GgufSource:
 
 
 def _open_part(path: Path, number: int, count: int) -> GgufSource:
-    """Open part `number`, from 0, of `count`."""
+    """Open one part of a split model. `number` counts from 0; `count` is the number of parts."""
     if not path.exists():
         raise _missing(path, count)
     part = _open_one(path)
     said = tuple(part.metadata.get(f"split.{key}") for key in ("no", "count"))
     if said != (number, count):
         raise ModelError(
-            f"{path} says that it is part {said[0]!r:.20} (from 0) of {said[1]!r:.20}, and its name says {number} of "
-            f"{count}; download it again, and keep its name"
+            f"{path}: its header says part {said[0]!r:.20} (from 0) of {said[1]!r:.20}, but its name says {number} of "
+            f"{count}; download it again and keep its name"
         )
     return part
 
@@ -136,7 +139,11 @@ def _missing(path: Path, count: int) -> ModelError:
 
 
 def _joined(paths: Sequence[Path], parts: Sequence[GgufSource]) -> GgufSource:
-    """Return the model of all parts. The first has the metadata; where others repeat it, they must agree."""
+    """Return the model that the parts make up. Its metadata is the first part's; other parts must not contradict it.
+
+    Raises:
+        ModelError: if a part's metadata differs, a tensor is in two parts, or the number of tensors is wrong.
+    """
     first, tensors = parts[0], dict[str, SourceTensor]()
     for path, part in zip(paths, parts, strict=True):
         for key, value in part.metadata.items():
@@ -154,7 +161,7 @@ def _joined(paths: Sequence[Path], parts: Sequence[GgufSource]) -> GgufSource:
 
 
 class _Header:
-    """A cursor over the first bytes of a file, read as they are needed up to a limit."""
+    """A cursor over the header of a file. More of the file is read as needed, up to `_MAX_HEADER` bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -173,34 +180,37 @@ class _Header:
         self._file.close()
 
     def bad(self, reason: str) -> ModelError:
-        """The error for this file."""
-        return ModelError(f"{self.path} is not a GGUF file that can be used: {reason}")
+        """Return the error that says why this file cannot be used."""
+        return ModelError(f"{self.path} is not a usable GGUF file: {reason}")
 
     def start(self) -> int:
-        """Check magic and version; returns the version."""
+        """Check the magic and the version, and return the version."""
         magic = self._take(4) if self.size >= 24 else b""
         if magic not in (_MAGIC, _POWERINFER):
             raise self.bad("it does not begin with the GGUF magic")
         self.powerinfer = magic == _POWERINFER
         version = int.from_bytes(self._take(4), "little")
         if version not in (2, 3):
-            raise self.bad(f"its version is {version}, supported are 2 and 3 (little-endian); convert the model again")
+            raise self.bad(f"its version is {version}; supported are 2 and 3 (little-endian); convert the model again")
         return version
 
     def u64(self) -> int:
-        """An unsigned 64-bit number."""
+        """Read an unsigned 64-bit number."""
         return int(_U64.unpack(self._take(8))[0])
 
     def string(self, errors: str = "replace") -> str:
-        """A length and that many bytes, which should be UTF-8; `errors` as of `bytes.decode`."""
+        """Read a string: its length, then that many bytes of UTF-8. `errors` is that of `bytes.decode`."""
         length = self.u64()
         self._text += length
         if length > _MAX_STRING or self._text > _MAX_TEXT:
-            raise self.bad(f"a string of {length} bytes cannot be")
+            raise self.bad(f"a string of {length} bytes is too long")
         return self._take(length).decode("utf-8", errors)
 
     def value(self, kind: int) -> Any:
-        """One value of the metadata; long arrays are skipped. Bytes that are not UTF-8 become lone surrogates."""
+        """Read one metadata value of type `kind`. A long array is skipped and returned as a `LongArray`.
+
+        In a string, bytes that are not UTF-8 become lone surrogates.
+        """
         if kind == _STRING:
             return self.string("surrogateescape")
         if kind == _ARRAY:
@@ -211,7 +221,7 @@ class _Header:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def values(self, kind: int, count: int) -> list[Any]:
-        """Consecutive values of one type; of texts, what is not UTF-8 is replaced."""
+        """Read `count` consecutive values of type `kind`. In strings, bytes that are not UTF-8 are replaced."""
         if kind == _STRING:
             return [self.string() for _ in range(count)]
         if kind not in _SCALARS:
@@ -220,27 +230,30 @@ class _Header:
         return list(struct.unpack(form, self._take(struct.calcsize(form))))
 
     def pairs(self, count: int) -> dict[str, Any]:
-        """The metadata."""
+        """Read `count` entries of metadata, by key."""
         found: dict[str, Any] = {}
         for _ in range(count):
             key = self.string()
             if key in found:
-                raise self.bad(f"metadata {key[:80]!r} stands there twice")
+                raise self.bad(f"the metadata key {key[:80]!r} occurs twice")
             found[key] = self.value(self._u32())
         return found
 
     def tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, SourceTensor]:
-        """The tensor descriptions, whose data must follow each other, padded to the alignment, inside the file."""
+        """Read `count` tensor descriptions, by name.
+
+        The tensors' data must lie inside the file, one after the other, each padded to the alignment.
+        """
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment % 8 or not 8 <= alignment <= 1 << 16:
-            raise self.bad(f"an alignment of {alignment!r} cannot be")
+            raise self.bad(f"its alignment is {alignment!r}, not a multiple of 8 from 8 to 65536")
         described = [self._tensor() for _ in range(count)]
         start = _align(self.at, alignment)
         found: dict[str, SourceTensor] = {}
         end = 0
         for name, shape, element, offset in sorted(described, key=lambda item: item[3]):
             if name in found:
-                raise self.bad(f"tensor {name[:80]!r} stands there twice")
+                raise self.bad(f"tensor {name[:80]!r} occurs twice")
             if offset != end:
                 raise self.bad(f"the bytes of tensor {name[:80]!r} overlap others, leave a hole or are not aligned")
             tensor = found[name] = SourceTensor(name, shape, element, self.path, start + offset)
@@ -271,7 +284,7 @@ class _Header:
         if kind == _ARRAY:
             raise self.bad("nested arrays are not supported")
         if count > _MAX_HEADER:
-            raise self.bad(f"an array of {count} values cannot be")
+            raise self.bad(f"an array of {count} values is too long")
         if count <= _KEPT:
             return self.values(kind, count)
         skipped = LongArray(kind, count, self.at)
@@ -306,7 +319,7 @@ class _Header:
         return taken
 
     def _need(self, end: int) -> None:
-        """Have the bytes before `end` in memory."""
+        """Read the file's first `end` bytes into memory, if they are not there yet."""
         if end <= len(self._data):
             return
         if end > self.size:

@@ -8,7 +8,10 @@ _MOST = 1 << 10
 
 
 def gguf_parts(path: Path) -> list[Path]:
-    """Return all parts of the model that the file `path` is, or is one of, in order; whether they exist or not."""
+    """Return the files of the model that `path` belongs to, in order. They need not exist.
+
+    If `path` does not have the name of a part, it is the only file.
+    """
     found = _PART.fullmatch(path.name)
     if found is None or not 1 <= int(found["number"]) <= int(found["count"]) <= _MOST:
         return [path]
@@ -17,11 +20,11 @@ def gguf_parts(path: Path) -> list[Path]:
 
 
 def gguf_name(path: Path) -> str:
-    """Return what the model in a GGUF file is called: the file's name without its ending and the number of a part."""
+    """Return the name of the model in a GGUF file: the file's name without its ending and part number."""
     found = _PART.fullmatch(path.name)
     return found["name"] if found else path.stem
 
 
 def is_auxiliary(name: str) -> bool:
-    """Return True for the name of a GGUF file that is not a model: a projector of images, or what quantising needs."""
+    """Return True if a GGUF file of this name is not a language model but an image projector or importance matrix."""
     return any(word in name.lower() for word in ("mmproj", "imatrix"))

@@ -1,4 +1,4 @@
-"""Heads that a tensor has in another order than a pack: some of its vectors, in turn, and zeros between."""
+"""Reading of attention heads whose vectors a tensor stores in another order than a pack does."""
 
 from dataclasses import dataclass
 
@@ -14,25 +14,28 @@ _ZEROS = -1
 
 @dataclass(frozen=True)
 class HeadOrder:
-    """Of each head's `size` vectors in a tensor those that a matrix has, in its order; -1 is a vector of zeros."""
+    """The vectors that a pack takes from each head of a tensor, in the pack's order."""
 
-    size: int
-    order: tuple[int, ...]
+    size: int  # vectors of a head in the tensor
+    order: tuple[int, ...]  # indices of the vectors taken; -1 is a vector of zeros
 
     @classmethod
     def halved(cls, size: int) -> "HeadOrder":
-        """Of rotary pairs that stand side by side: all first halves, then all second ones."""
+        """Return the order for interleaved rotary pairs: the first vector of every pair, then every second vector."""
         return cls(size, (*range(0, size, 2), *range(1, size, 2)))
 
     def grouped(self, group: int) -> "HeadOrder | None":
-        """The same of groups of so many neighbours; None if it takes some of a group without the others."""
+        """Return the same order in terms of groups of `group` consecutive vectors.
+
+        Return None if the order splits a group.
+        """
         chunks = [self.order[at : at + group] for at in range(0, len(self.order), group)]
         if self.size % group or any(_first(chunk, group) is None for chunk in chunks):
             return None
         return HeadOrder(self.size // group, tuple(_first(chunk, group) or 0 for chunk in chunks))
 
     def picked(self, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """`[heads * size, bytes]` in the order: `[heads * len(order), bytes]`."""
+        """Reorder the vectors of each head: uint8 `[heads * size, bytes]` to `[heads * len(order), bytes]`."""
         heads = values.reshape(-1, self.size, values.shape[-1])
         taken = heads[:, self.order]
         taken[:, [number == _ZEROS for number in self.order]] = 0
@@ -40,7 +43,7 @@ class HeadOrder:
 
 
 def _first(chunk: tuple[int, ...], group: int) -> int | None:
-    """The number of the group that `chunk` is, -1 for one of zeros, None if it is none."""
+    """Return the index of the group whose vectors `chunk` lists, -1 if all are zeros, None if it is not one group."""
     if set(chunk) == {_ZEROS} and len(chunk) == group:
         return _ZEROS
     begin = chunk[0]
@@ -49,14 +52,23 @@ def _first(chunk: tuple[int, ...], group: int) -> int | None:
 
 
 def read_rows(source: Source, tensor: SourceTensor, order: HeadOrder, heads: range) -> Bytes:
-    """The rows of these heads, `[rows, bytes]`. Errors as `Source.read`."""
+    """Read the rows of these heads of a tensor, uint8 `[rows, bytes]`, in the pack's order.
+
+    Raises:
+        ModelError: if the file cannot be read.
+    """
     rows = (heads.start * order.size, heads.stop * order.size)
     return order.picked(source.read(tensor, rows, (0, tensor.columns)))
 
 
 def read_columns(source: Source, tensor: SourceTensor, order: HeadOrder, heads: range) -> tuple[Bytes, Element]:
-    """The columns of these heads, `[rows, bytes]`, and how they are coded: as in the source, or as floats where heads
-    do not consist of whole groups. Errors as `Source.read`."""
+    """Read the columns of these heads of a tensor, uint8 `[rows, bytes]`, in the pack's order.
+
+    Also return their coding: the source's own, or F32 if the heads do not consist of whole groups.
+
+    Raises:
+        ModelError: if the file cannot be read.
+    """
     element, first, last = tensor.element, heads.start * order.size, heads.stop * order.size
     begin, end = first // element.group * element.group, -(-last // element.group) * element.group
     raw = source.read(tensor, (0, tensor.rows), (begin, end))
@@ -71,7 +83,13 @@ def read_columns(source: Source, tensor: SourceTensor, order: HeadOrder, heads: 
 
 
 def read_turned(source: Source, tensor: SourceTensor, order: HeadOrder, heads: range) -> tuple[Bytes, Element]:
-    """The rows of these heads where each is stored transposed, head after head. Errors as `Source.read`."""
+    """Read the rows of these heads from a tensor that stores each head transposed, one head after the other.
+
+    Return uint8 `[rows, bytes]` in the pack's order, and its coding, which is F32.
+
+    Raises:
+        ModelError: if the file cannot be read.
+    """
     each = tensor.shape[-2]
     raw = source.read(tensor, (heads.start * each, heads.stop * each), (0, tensor.columns))
     values = decode(tensor.element, raw).reshape(len(heads), each, tensor.columns).swapaxes(1, 2)

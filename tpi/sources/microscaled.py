@@ -1,8 +1,9 @@
-"""MXFP4 as safetensors have it: the codes of a matrix in one tensor, their scales in another.
+"""MXFP4 weights of safetensors files, which keep the codes of a matrix in one tensor and their scales in another.
 
 `x_blocks` is `[..., rows, groups, 16]` bytes: byte j of a group has value 2j in its low half and value 2j + 1 in its
-high half; `x_scales` is `[..., rows, groups]` bytes. Here both are one tensor `x_blocks` of GGUF's coding, whose groups
-are the scale and 16 bytes with values j and j + 16 (`tpi.pack.groups`). The values stay what they are.
+high half. `x_scales` is `[..., rows, groups]` bytes. This module presents both as one tensor `x_blocks` in GGUF's
+coding: each group is the scale, then 16 bytes, of which byte j has values j and j + 16 (`tpi.pack.groups`). The values
+do not change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,14 +17,14 @@ from tpi.sources.elements import Element
 
 BLOCKS, _SCALES = "_blocks", "_scales"
 MXFP4 = Element("MXFP4", 32, 17)
-_CODES = 16  # bytes of a group
+_CODES = 16  # bytes of the codes of a group
 
 
 def microscaled(source: Source) -> Source:
-    """`source` with blocks and scales as one tensor each; itself if it has none.
+    """Return `source` with each pair of blocks and scales joined into one tensor; `source` itself if it has none.
 
     Raises:
-        ModelError: if scales do not fit their blocks.
+        ModelError: if the shape of a tensor of scales does not fit its blocks.
     """
     found = {tensor.name: tensor for tensor in _joined(source)}
     return _MicroscaledSource(source, found) if found else source
@@ -37,14 +38,14 @@ def _joined(source: Source) -> Iterator[SourceTensor]:
         bytes_each = (blocks.element.group_bytes, scales.element.group_bytes)
         if blocks.shape != (*scales.shape, _CODES) or len(scales.shape) < 2 or bytes_each != (1, 1):
             raise ModelError(
-                f"{source.label}: tensor {name} has shape {list(blocks.shape)}, which scales of shape "
-                f"{list(scales.shape)} do not fit; download the model again"
+                f"{source.label}: tensor {name} has shape {list(blocks.shape)}, but its scales have shape "
+                f"{list(scales.shape)}, which does not fit; download the model again"
             )
         yield replace(blocks, shape=(*scales.shape[:-1], scales.shape[-1] * MXFP4.group), element=MXFP4)
 
 
 class _MicroscaledSource:
-    """A `Source` in which `joined` stand for their blocks and scales."""
+    """A `Source` in which each tensor of `joined` replaces its blocks and its scales."""
 
     def __init__(self, source: Source, joined: dict[str, SourceTensor]) -> None:
         scales = {name.removesuffix(BLOCKS) + _SCALES for name in joined}
@@ -54,7 +55,7 @@ class _MicroscaledSource:
         self._source, self._joined = source, joined
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """See `Source.read`."""
+        """Return the bytes of a rectangle, uint8 `[rows, bytes]`; of a joined tensor in GGUF's coding."""
         if tensor.name not in self._joined:
             return self._source.read(tensor, rows, columns)
         first, last = (column // MXFP4.group for column in columns)
@@ -69,7 +70,7 @@ class _MicroscaledSource:
         self._source.close()
 
     def _read(self, name: str, size: int, rows: tuple[int, int], groups: tuple[int, int]) -> Bytes:
-        """`size` bytes of each of some groups of some rows, `[rows, groups, size]`."""
+        """Read some groups of some rows of a stored tensor with `size` bytes a group: uint8 `[rows, groups, size]`."""
         stored = self._source.tensors[name]
         row_bytes = self._joined_groups(name) * size
         flat = replace(stored, shape=(stored.rows * stored.columns // row_bytes, row_bytes))
@@ -77,5 +78,5 @@ class _MicroscaledSource:
         return found.reshape(rows[1] - rows[0], groups[1] - groups[0], size)
 
     def _joined_groups(self, name: str) -> int:
-        """Groups of a row of the joined tensor that `name` is a part of."""
+        """Return the number of groups in a row of the joined tensor that the stored tensor `name` is part of."""
         return self._joined[name.removesuffix(_SCALES).removesuffix(BLOCKS) + BLOCKS].columns // MXFP4.group

@@ -1,7 +1,7 @@
-"""Safetensors directories, single or sharded: strict checks of header and index before anything is trusted.
+"""Safetensors directories, single or sharded. Headers and index are checked strictly before anything in them is used.
 
-The format: 8 bytes of header length, a JSON header naming dtype, shape and byte range of each tensor, then the data,
-which the tensors tile without gaps.
+The format: 8 bytes of header length, a JSON header with the dtype, shape and byte range of each tensor, then the data.
+The tensors cover the data without gaps.
 """
 
 from collections.abc import Iterable
@@ -26,10 +26,10 @@ _MAX_SHARDS = 1 << 12
 
 
 def open_safetensors(directory: Path) -> FileSource:
-    """The tensors of a Hugging Face directory.
+    """Open the safetensors files of a Hugging Face directory.
 
     Raises:
-        ModelError: naming the file, if there are no safetensors, or they are damaged or hostile.
+        ModelError: if there are no safetensors files, or one is damaged or hostile; the message names the file.
     """
     if (directory / INDEX).exists():
         files = _indexed(directory)
@@ -41,16 +41,20 @@ def open_safetensors(directory: Path) -> FileSource:
     for file in files:
         for tensor in read_header(file):
             if tensor.name in tensors:
-                raise ModelError(f"{file} repeats tensor {tensor.name} of {tensors[tensor.name].path.name}")
+                raise ModelError(
+                    f"{file} repeats tensor {tensor.name} of {tensors[tensor.name].path.name}; download the model again"
+                )
             tensors[tensor.name] = tensor
     return FileSource(str(directory), tensors)
 
 
 def read_header(path: Path) -> list[SourceTensor]:
-    """The tensors of one file, checked: known types, sizes that fit the shapes, no overlap, no gap, no duplicate.
+    """Return the tensors that the header of one file describes.
+
+    Checked are: types are known, sizes fit the shapes, no name occurs twice, and byte ranges have no overlap or gap.
 
     Raises:
-        ModelError: naming the file and what is wrong with it.
+        ModelError: if the file cannot be read or a check fails; the message names the file and says what is wrong.
     """
     try:
         with path.open("rb") as file:
@@ -58,7 +62,9 @@ def read_header(path: Path) -> list[SourceTensor]:
             file.seek(0)
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _MAX_HEADER):
-                raise ModelError(f"{path} is no safetensors file, or it is cut: a header of {length} bytes cannot be")
+                raise ModelError(
+                    f"{path} is not a safetensors file, or it is truncated: its header cannot have {length} bytes"
+                )
             text = file.read(length)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
@@ -66,13 +72,13 @@ def read_header(path: Path) -> list[SourceTensor]:
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    """The header's JSON."""
+    """Return the entries of the header, by tensor name."""
     try:
         header = parse_json(text, _unique)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is no safetensors file: its header is not valid ({error})") from error
+        raise ModelError(f"{path} is not a safetensors file: its header is not valid ({error})") from error
     if not isinstance(header, dict):
-        raise ModelError(f"{path} is no safetensors file: its header is not an object")
+        raise ModelError(f"{path} is not a safetensors file: its header is not a JSON object")
     header.pop("__metadata__", None)
     return header
 
@@ -81,7 +87,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name[:80]!r} stands there twice")
+            raise ValueError(f"{name[:80]!r} occurs twice")
         found[name] = value
     return found
 
@@ -102,10 +108,10 @@ def _tensors(path: Path, header: dict[str, Any], start: int, size: int) -> list[
     end = 0
     for first, last, tensor in found:
         if first != end:
-            raise ModelError(f"{path}: the bytes of tensor {tensor.name[:80]!r} overlap others or leave a hole")
+            raise ModelError(f"{path}: the bytes of tensor {tensor.name[:80]!r} overlap others or leave a gap")
         end = last
     if start + end != size:
-        raise ModelError(f"{path} has {size} bytes where its header describes {start + end}; download it again")
+        raise ModelError(f"{path} has {size} bytes, but its header describes {start + end}; download it again")
     return [tensor for _, _, tensor in found]
 
 

@@ -85,11 +85,11 @@ def put_fifo(part: Path) -> None:
     [
         (lambda parts: parts[-1].unlink(), r"00.-of-.*gguf is missing, one of the \d files .*; download it too"),
         (lambda parts: parts[0].unlink(), r"m-00001-of-.*gguf is missing, one of the \d files .*; download it too"),
-        (lambda parts: renumbered(parts[1], "split.no", 0), r"says that it is part 0 \(from 0\) of \d, and its name"),
-        (lambda parts: renumbered(parts[2], "split.count", 9), r"says that it is part 2 \(from 0\) of 9, and its name"),
+        (lambda parts: renumbered(parts[1], "split.no", 0), r"its header says part 0 \(from 0\) of \d, but its name"),
+        (lambda parts: renumbered(parts[2], "split.count", 9), r"its header says part 2 \(from 0\) of 9, but its name"),
         (lambda parts: renumbered(parts[0], "split.tensors.count", 9), r"another model .*split.tensors.count differs"),
         (lambda parts: renumber_all(parts, 999), r"hold \d+ tensors, not 999; download them again"),
-        (lambda parts: shutil.copy(parts[2], parts[1]), r"says that it is part 2 \(from 0\)"),
+        (lambda parts: shutil.copy(parts[2], parts[1]), r"its header says part 2 \(from 0\)"),
         (lambda parts: parts[2].write_bytes(parts[2].read_bytes()[:-40]), r"ends after the end of the file"),
         (lambda parts: parts[2].write_bytes(b"<html>"), r"m-00003-of"),
         (lambda parts: put_fifo(parts[2]), r"m-00003-of.* is not a regular file; put the file itself there"),
@@ -115,7 +115,7 @@ def test_a_tensor_of_two_parts_is_refused(parts: list[Path]) -> None:
 def test_a_part_under_another_name_is_refused(parts: list[Path]) -> None:
     lone = parts[1].with_name("renamed.gguf")
     parts[1].rename(lone)
-    with pytest.raises(ModelError, match=r"renamed.gguf is part of a model in \d files, and by its name of one in 1;"):
+    with pytest.raises(ModelError, match=r"renamed.gguf is part of a model in \d files, but its name says 1;"):
         open_gguf(lone)
 
 

@@ -72,7 +72,7 @@ def test_what_no_input_may_do_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_index_whose_file_name_is_half_a_character_is_refused(each: Sequence[Reader]) -> None:
     (index,) = (one for one in each if one.name == "index")
-    with pytest.raises(ModelError, match=r"names the file 'm\\ud800', which no file is called"):
+    with pytest.raises(ModelError, match=r"names the file 'm\\ud800', which is not a valid name"):
         index.read((rb'{"weight_map": {"a": "m\ud800"}}',))
 
 

@@ -1,4 +1,4 @@
-"""Experts in the engine: streamed, whole on a node, on two devices, with wires that round; and the node that chooses."""
+"""Experts in the engine: streamed, whole on a node, on two devices, with wires that round; and which node chooses."""
 
 from collections.abc import Callable
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Pages that are found by what they hold: what is found is what was written, and no page is written that others read."""
+"""Pages that are found by what they hold: what is found is what was written, and no page that others read is written."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

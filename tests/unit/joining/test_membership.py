@@ -158,7 +158,7 @@ class Rules:
 
 @dataclass
 class Home:
-    """A house with its membership: how many nodes each deployment had, what was said, which workers were called again."""
+    """A house with its membership: nodes of each deployment, what was said, which workers were called again."""
 
     house: House
     rules: Rules

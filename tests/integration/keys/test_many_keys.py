@@ -1,4 +1,4 @@
-"""A machine that trusts many others calls them all, a few lines at a time, until one key is that of the answering one."""
+"""A machine that trusts many others calls them all, a few lines at a time, until one key is that of the answerer."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -1,4 +1,4 @@
-"""Pages that are found by what they hold: what is found is what was written, and no page that others read is written."""
+"""Pages that are found by what they hold: the found page is the written one, and no page that others read is written."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

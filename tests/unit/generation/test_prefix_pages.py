@@ -1,4 +1,4 @@
-"""Pages that are found by what they hold: the found page is the written one, and no page that others read is written."""
+"""Pages that are found by what they hold: the found page is the written one, and shared pages are not written."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

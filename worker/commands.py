@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--listen", default="127.0.0.1:9990", show_default=True, help="HOST:PORT to listen on; uses the next two ports too."
 )
-@click.option("--memory", metavar="SIZE", help="Bytes to use above the bare process, for example 4GiB.")
+@click.option("--memory", metavar="SIZE", help="Memory to use above the bare process, e.g. 4GiB.")
 @click.option("-t", "--threads", type=click.IntRange(min=1), help="Compute threads; all cores by default.")
 @click.option("--name", help="Name of this worker, 1 to 256 characters; the host name by default.")
 @click.option("--cache", type=DIRECTORY, help="Directory for this worker's shards.")
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 @click.option(
     "--model-dir", type=DIRECTORY, help="Directory of packs on this machine; their weights are not sent again."
 )
-@click.option("--announce/--no-announce", default=True, show_default=True, help="Let paired masters find it (mDNS).")
+@click.option(
+    "--announce/--no-announce", default=True, show_default=True, help="Let paired masters find this worker (mDNS)."
+)
 @click.option("--remeasure", is_flag=True, help="Measure this machine's speed again; masters divide the work by it.")
 @click.option(
     "--no-keys",

@@ -111,7 +111,7 @@ class Equipment:
     ) -> "Node":
         """Build a node of these devices, with the arguments and errors of `worker.node.build.build_node`.
 
-        An accelerator that `auto` found is tried first. If it fails, a warning says so, and the node is built without.
+        If an accelerator that `auto` found fails in a trial run, a warning says so, and the node is built without it.
         """
         able = self.able(assign.config)
         try:
@@ -123,15 +123,15 @@ class Equipment:
             return able._without(error)._built(assign, held, endpoints, progress, tables)
 
     def able(self, config: "ModelConfig") -> "Equipment":
-        """Return this equipment, without an accelerator that `auto` found if it cannot compute the model `config`.
+        """Return this equipment. Leave out an accelerator that `auto` found if it cannot compute the model `config`.
 
         If the accelerator is left out, a warning says so.
         """
-        beside = self.accelerator
-        if beside is None or not beside.found:
+        setup = self.accelerator
+        if setup is None or not setup.found:
             return self
         try:
-            for device in beside.devices:
+            for device in setup.devices:
                 check_model(device, config)
         except PlanError as error:
             return self._without(error)
@@ -143,9 +143,9 @@ class Equipment:
         Return None unless an accelerator that `auto` found has failed. The accelerator stays open, so that the node
         that used it can be closed.
         """
-        beside = self.accelerator
+        setup = self.accelerator
         of_device = isinstance(failure, (DeviceError, KernelError)) and not isinstance(failure, EmulationError)
-        return self._without(failure) if of_device and beside is not None and beside.found else None
+        return self._without(failure) if of_device and setup is not None and setup.found else None
 
     def _without(self, why: Exception) -> "Equipment":
         say_alone(why)
@@ -161,14 +161,14 @@ class Equipment:
     ) -> "Node":
         from worker.node.build import build_node
 
-        beside = self.accelerator
-        node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=beside)
-        if beside is not None and beside.found:
-            try_out(node, beside.devices)
+        setup = self.accelerator
+        node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=setup)
+        if setup is not None and setup.found:
+            try_out(node, setup.devices)
         if self.emulation is not None:
             settle(self.emulation, node)
-        if beside is not None and beside.doubt is not None:
-            watch(node, beside.doubt)
+        if setup is not None and setup.doubt is not None:
+            watch(node, setup.doubt)
         return node
 
     def close(self) -> None:
@@ -242,12 +242,14 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
         return Equipment(host)
     if not found:
         say_experimental(devices)
-    return Equipment(host, replace(_beside(devices, known.machine, options.offload), doubt=known.doubt, found=found))
+    return Equipment(
+        host, replace(_accelerator_setup(devices, known.machine, options.offload), doubt=known.doubt, found=found)
+    )
 
 
 @runtime_checkable
 class _Emulated(Protocol):
-    """A device that is emulated."""
+    """An emulated device."""
 
     emulation: "Emulation"
 
@@ -262,7 +264,7 @@ def _opened(options: DeviceOptions) -> Sequence[Device]:
     return open_devices(options.limits)
 
 
-def _beside(devices: Sequence[Device], figures: "NodeMachine", options: OffloadOptions) -> AcceleratorSetup:
+def _accelerator_setup(devices: Sequence[Device], figures: "NodeMachine", options: OffloadOptions) -> AcceleratorSetup:
     first, *more = devices
     return AcceleratorSetup(first, figures, options, more=tuple(more))
 
@@ -275,5 +277,5 @@ def _emulated(
     from scheduler.storage.timed import TimedDisk
 
     emulation = emulations[0]
-    beside = _beside(devices, emulated_node(*(each.machine for each in emulations)), options)
-    return Equipment(emulation.host(host), beside, TimedDisk(DirectDisk(), emulation.disk), emulation)
+    setup = _accelerator_setup(devices, emulated_node(*(each.machine for each in emulations)), options)
+    return Equipment(emulation.host(host), setup, TimedDisk(DirectDisk(), emulation.disk), emulation)

@@ -23,9 +23,11 @@ def try_out(node: "Node", devices: Sequence[Device]) -> None:
     If a computation fails, the node is closed and the error is raised.
     """
     plan = node.offload
-    if plan is None or not (there := plan.kept | plan.long | plan.short):
+    if plan is None or not (pieces := plan.kept | plan.long | plan.short):
         return
-    first = {plan.pieces[number].block.kind: plan.pieces[number].block.number for number in sorted(there, reverse=True)}
+    first = {
+        plan.pieces[number].block.kind: plan.pieces[number].block.number for number in sorted(pieces, reverse=True)
+    }
     try:
         node.rehearse(sorted(first.values()))
     except Exception:
@@ -37,7 +39,7 @@ def try_out(node: "Node", devices: Sequence[Device]) -> None:
 def say_experimental(devices: Sequence[Device]) -> None:
     """Warn that the support for `devices` is experimental."""
     names = " and ".join(device.name for device in devices)
-    warn(f"{names}: support for such devices is experimental: it is tested on CPUs, not on a card yet")
+    warn(f"{names}: experimental: the support for such devices is tested on CPUs, not on a card yet")
 
 
 def settle(emulation: "Emulation", node: "Node") -> None:

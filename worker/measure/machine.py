@@ -22,17 +22,17 @@ from worker.measure.attention import MIXTRAL, AttentionSample
 from worker.plan.speeds import OF_MEMORY
 
 SAMPLES = PIECES[2:]  # sizes in bytes of the samples that a device may be measured with
-_BESIDE = 4  # free memory that a measurement requires, as a multiple of the sample
+_ROOM_FACTOR = 4  # free memory that a measurement requires, as a multiple of the sample
 _ROUNDS = 3  # calls of which the fastest counts
-_USUAL = 7  # calls of which the median counts
+_MEDIAN_ROUNDS = 7  # calls of which the median counts
 _MEMORY = 64 << 20  # bytes; more than the processor's caches hold
 _HIDDEN = 1024
 _UNITS = 512  # units of 32 neurons in the largest sample: 50 million weights, more bytes than the caches hold
 _LEAST_UNITS = 8
 _TOKENS = 128  # of a sample prompt
 _SEQUENCES, _CONTEXT = 8, 512  # of the sample of attention, whose keys and values fit into the caches
-_now = time.perf_counter
-_given = time.process_time  # processor time of all threads together
+_wall_clock = time.perf_counter
+_processor_time = time.process_time  # processor time of all threads together
 
 
 def measure_host(kernels: Kernels) -> Rates:
@@ -43,10 +43,10 @@ def measure_host(kernels: Kernels) -> Rates:
     """
 
     def given() -> float:
-        return _given() / kernels.threads()
+        return _processor_time() / kernels.threads()
 
     one, weights = sample_block(2 * _UNITS)
-    read = OF_MEMORY * weights.size / _usual(partial(kernels.ffn, one, weights, _tokens(1)), given)
+    read = OF_MEMORY * weights.size / _median(partial(kernels.ffn, one, weights, _tokens(1)), given)
     spec, data = sample_block(_LEAST_UNITS * 4)
     operations = _operations(spec) / _fastest(partial(kernels.ffn, spec, data, _tokens(_TOKENS)), given)
     return Rates(read, operations, kv=KvRates(**{kv: _attending(kernels, kv, given) for kv in KV_DTYPES}))
@@ -69,14 +69,14 @@ def samples_in(room: int) -> list[int]:
 
     A computation with a sample needs up to three times as much memory in addition to the sample.
     """
-    return [size for size in reversed(SAMPLES) if _BESIDE * size <= room]
+    return [size for size in reversed(SAMPLES) if _ROOM_FACTOR * size <= room]
 
 
 def measure_device(device: Device, sample: int) -> Accelerator:
     """Measure how fast a device computes and copies, in both directions; note the memory that is free on it.
 
     `sample` is the size of the largest sample in bytes, one of `SAMPLES`. Larger samples predict large transfers
-    better. Their memory is freed at the end.
+    better. The memory of the samples is freed at the end.
 
     Raises:
         DeviceError: if the device cannot copy or compute.
@@ -93,17 +93,20 @@ def measure_link(device: Device, room: int) -> DeviceLink:
     that is almost as fast as the fastest.
     """
     sizes = [size for size in PIECES if size <= room] or [PIECES[0]]
-    here, there = device.staging(sizes[-1]), device.memory.allocate(sizes[-1])
+    host_memory, device_memory = device.staging(sizes[-1]), device.memory.allocate(sizes[-1])
     try:
-        up = [_copying(device, here[:size], there[:size]) for size in sizes]
-        down = [_copying(device, there[:size], here[:size]) for size in sizes]
+        up = [_copying(device, host_memory[:size], device_memory[:size]) for size in sizes]
+        down = [_copying(device, device_memory[:size], host_memory[:size]) for size in sizes]
     finally:
-        device.memory.free(there)
+        device.memory.free(device_memory)
     return link_of(sizes, up, down)
 
 
 def link_of(sizes: Sequence[int], up: Sequence[float], down: Sequence[float]) -> DeviceLink:
-    """Return the link on which copies of `sizes` bytes took `up` seconds to the device and `down` seconds back."""
+    """Return the link on which copies of `sizes` bytes took `up` seconds to the device and `down` seconds back.
+
+    The three sequences have the same length, and the sizes ascend.
+    """
     rates = [_slope(sizes, seconds) for seconds in (up, down)]
     latency = max(0.0, min(up[0] - sizes[0] / rates[0], down[0] - sizes[0] / rates[1]))
     speeds = [size / seconds for size, seconds in zip(sizes, up, strict=True)]
@@ -175,16 +178,16 @@ def _slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 def _fastest(call: Callable[[], object], clock: Callable[[], float] | None = None) -> float:
     """Return the seconds of the fastest of three calls, after one that is not counted."""
     call()
-    return min(_seconds(call, clock or _now) for _ in range(_ROUNDS))
+    return min(_seconds(call, clock or _wall_clock) for _ in range(_ROUNDS))
 
 
-def _usual(call: Callable[[], object], clock: Callable[[], float]) -> float:
+def _median(call: Callable[[], object], clock: Callable[[], float]) -> float:
     """Return the median seconds of seven calls, after one that is not counted.
 
     Other processes use the memory too, so the fastest call would not be typical.
     """
     call()
-    return sorted(_seconds(call, clock) for _ in range(_USUAL))[_USUAL // 2]
+    return sorted(_seconds(call, clock) for _ in range(_MEDIAN_ROUNDS))[_MEDIAN_ROUNDS // 2]
 
 
 def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:

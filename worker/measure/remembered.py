@@ -36,7 +36,7 @@ class Remembered(Generic[T]):
 
     figures: T
     at: float  # seconds since 1970
-    on: str  # the device and system, for people
+    on: str  # the device and the system, as text
     doubted: bool = False  # True if a run has contradicted the figures
 
     @property
@@ -89,7 +89,7 @@ def _forget(cache: Path, keys: Container[str]) -> None:
 
 
 def contradicts(predicted: float, measured: float) -> bool:
-    """Return True if `measured` seconds differ from `predicted` seconds by more than a factor of 2; False if 0."""
+    """Return True if `measured` and `predicted` seconds differ by more than a factor of 2, and `measured` is not 0."""
     return measured > 0 and not 1 / _ODD <= predicted / measured <= _ODD
 
 

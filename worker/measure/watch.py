@@ -15,7 +15,7 @@ _MOST = 512  # limit of recorded steps
 
 
 class StepWatch:
-    """A record of the decode steps of one sequence that a node computed, for comparison with the plan's prediction."""
+    """A record of the steps of one token that a node computed, for comparison with the plan's prediction."""
 
     def __init__(self, problem: Problem, offload: Offload, doubt: Callable[[], None]) -> None:
         """Start a record for the plan `offload`; `close` calls `doubt` if the steps contradict the prediction."""

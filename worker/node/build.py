@@ -71,7 +71,8 @@ def build_node(
 
     Raises:
         WeightsError: if a shard image cannot be read, or, with `verify_weights`, differs from its hashes.
-        PlanError: if the plan needs more memory than the node has, or its options more than the accelerator has.
+        PlanError: if the plan needs more memory than the node has, or if the options of the accelerator need more
+            memory than that has.
         DeviceFullError: if one of `others` has too little memory for its share.
     """
     plan, devices = node_plan(assign), [host or open_host(), *(device for device, _ in others)]
@@ -125,7 +126,7 @@ def _hosted(plan: NodePlan, residence: Residence, tables: Tables | None) -> Divi
 
 
 def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
-    require_finite(partial, f"this node's result of {name}", "it computes wrongly, or the model is damaged")
+    require_finite(partial, f"this node's result of {name}", "the node computes incorrectly, or the model is damaged")
 
 
 def _blocks(plan: NodePlan, held: Sequence[HeldBlock], arrangement: Arrangement[Segment]) -> list[Block]:

@@ -25,7 +25,7 @@ class Division(Protocol):
         ...
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
-        """Return the hidden states `[tokens, hidden]` after the last block, with the tokens in their first order."""
+        """Return the hidden states `[tokens, hidden]` after the last block, with the tokens in the step's order."""
         ...
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
@@ -44,7 +44,10 @@ class Halves:
         self._memory: list[Memory] = [{} for _ in range(IN_FLIGHT)]  # buffers for prepared inputs, by micro-batch
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
-        """Return two halves of `x` `[tokens, hidden]`, or one micro-batch if the step is short, and the order."""
+        """Return the two halves of `x` `[tokens, hidden]`, and the order of their tasks.
+
+        A short step is one micro-batch.
+        """
         tokens = len(x)
         if tokens < IN_FLIGHT * _LEAST or not self._group.overlaps:
             return [self.alone(x, batch)], self._order

@@ -137,10 +137,10 @@ class BlockLoop:
         try:
             for visit in visits(order, len(self.blocks), len(parts)):
                 self._visit(visit, parts)
-            here = True
+            received = True
             while self._flying:
-                here = self._finish_sum()
-            return self._division.joined(parts) if here else None
+                received = self._finish_sum()
+            return self._division.joined(parts) if received else None
         except BaseException:
             for part in parts:
                 part.abandon()
@@ -179,7 +179,8 @@ class BlockLoop:
     ) -> None:
         """Start `phases` of a segment on its device, and add the result to the micro-batch's partial result.
 
-        `summed` returns the sum of its argument over all nodes. Some models need one between projection and attention.
+        `summed` returns the sum of its argument over all nodes. Models whose norms span the heads of all nodes need
+        such a sum between projection and attention.
         """
 
         def take(segment: Segment) -> Input:

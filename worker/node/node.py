@@ -189,18 +189,18 @@ class Node:
         records = None if self.sparse is None else self.sparse.records
         return DemandStats() if records is None else records.stats()
 
-    def steady(self, beside: OtherWaits = NOTHING_ELSE) -> Steady | None:
+    def steady(self, other_waits: OtherWaits = NOTHING_ELSE) -> Steady | None:
         """Return whether the node waits for its disk, from measured times, and which placement would end that.
 
         Return None if the node streams no blocks, has an accelerator, reads single neurons, or has run no step.
-        `beside` has the waits for disks that are not for this node's blocks, in seconds per token.
+        `other_waits` has the waits for disks that are not for this node's blocks, in seconds per token.
         """
         window, planned, kinds = self.window, self.budget.placement, self._residence.kinds
         by_neurons = self._residence.records is not None
         if self.link or by_neurons or not window.placement.streamed_bytes or not self.loop.clock.steps:
             return None
         costs, history = window.costs(), window.history()
-        found = judge_streaming(window.placement, costs, history, self.segments, planned, kinds, beside)
+        found = judge_streaming(window.placement, costs, history, self.segments, planned, kinds, other_waits)
         times, asked = found.times, self._residence
         return Steady(
             times.attention, times.ffn, times.allreduce, times.load_attention, times.load_ffn,

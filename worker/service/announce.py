@@ -10,15 +10,15 @@ from tpi.keys.announcement import SERVICE, Announcement
 if TYPE_CHECKING:
     from zeroconf import Zeroconf
 
-_EVERYWHERE = ("0.0.0.0", "::", "[::]")
-_LOOK_S = 1.0  # between checks of this machine's addresses, which change when a laptop moves to another network
-_AGAIN_S = 10.0  # before a failed announcement is tried again
+_ALL_ADDRESSES = ("0.0.0.0", "::", "[::]")
+_CHECK_S = 1.0  # between checks of this machine's addresses, which change when a laptop moves to another network
+_RETRY_S = 10.0  # before a failed announcement is tried again
 _STOP_S = 5.0
 log = logging.getLogger(__name__)
 
 
 class Announcer:
-    """An mDNS announcement that lasts until `close`. It has its own threads; failures are logged, not raised."""
+    """An mDNS announcement that lasts until `close`. It runs in its own thread, which logs failures."""
 
     def __init__(self, name: str, key: bytes, host: str, port: int) -> None:
         """Start to announce the worker `name`, with its public key, and the host and port that it listens on."""
@@ -40,11 +40,11 @@ class Announcer:
         while not self._over.is_set():
             hosts = _hosts(self._host)
             if hosts != announced or self._failed:
-                self._hush()
+                self._withdraw()
                 self._announce(hosts)
                 announced = hosts
-            self._over.wait(_AGAIN_S if self._failed else _LOOK_S)
-        self._hush()
+            self._over.wait(_RETRY_S if self._failed else _CHECK_S)
+        self._withdraw()
 
     def _announce(self, hosts: Sequence[str]) -> None:
         try:
@@ -70,7 +70,7 @@ class Announcer:
             allow_name_change=True,
         )  # fmt: skip
 
-    def _hush(self) -> None:
+    def _withdraw(self) -> None:
         """Withdraw the announcement. It may fail, since the machine may have lost the addresses that it used."""
         network, self._network = self._network, None
         try:
@@ -82,7 +82,7 @@ class Announcer:
 
 def _hosts(host: str) -> Sequence[str]:
     """Return the sorted addresses at which other machines can reach a server that listens on `host`."""
-    if host not in _EVERYWHERE:
+    if host not in _ALL_ADDRESSES:
         return [host.strip("[]")]
     import ifaddr
 

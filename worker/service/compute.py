@@ -72,7 +72,7 @@ class Compute:
             check: called with each new plan; raises if it is invalid.
         """
         self.plan = IDLE  # set by the I/O thread
-        self.master = b""  # its identity on the weights plane, set before its first plan
+        self.master = b""  # the master's identity on the weights plane, set before its first plan
         self.phase: Phase = "idle"
         self.step = 0
         self.broken = ""  # the reason if the thread ended because of an error
@@ -171,7 +171,7 @@ class Compute:
             try:
                 self._do(job)
             except CancelledError:
-                self._leave()
+                self._close_node()
             except NodeError as error:
                 self._fail(str(error), error.node)
             except MemoryError:
@@ -184,23 +184,23 @@ class Compute:
                 log.exception("the compute thread failed")
                 self._fail(f"{type(error).__name__}: {error}")
             self.phase = "idle"
-        self._leave()
+        self._close_node()
 
     def _do(self, job: Assign | Step | AskStats | Abort) -> None:
         if isinstance(job, Abort):
-            self._leave()
+            self._close_node()
             return
         self._check()
         if isinstance(job, Assign):
-            self._take(job)
+            self._load_plan(job)
         elif isinstance(job, AskStats):
             self._post(self._stats(job))
         else:
             self._run(job)
 
-    def _take(self, assign: Assign) -> None:
+    def _load_plan(self, assign: Assign) -> None:
         """Load the shard of a new plan, and fetch missing units from the master."""
-        self._leave()
+        self._close_node()
         reset_peak()
         self.phase = "load"
         self._check_plan(assign)
@@ -273,22 +273,22 @@ class Compute:
 
     def _fail(self, message: str, node: str = "") -> None:
         plan = self._running
-        self._leave()
+        self._close_node()
         self._post(Failure(*plan, plain(node), plain(message, SENTENCE_CHARACTERS) or "unknown failure"))
 
-    def _leave(self) -> None:
+    def _close_node(self) -> None:
         """Release the node's memory, connections and shards."""
         node, self._node, self._ready = self._node, None, None
         if node is not None:
             self._ticks += node.progress
-            self._closed(node.close)
+            self._close_or_log(node.close)
             del node
             return_memory()
-        self._closed(self._cache.release)
-        self._closed(lambda: self._fetcher.tidy(self.master))
+        self._close_or_log(self._cache.release)
+        self._close_or_log(lambda: self._fetcher.tidy(self.master))
 
     @staticmethod
-    def _closed(close: Callable[[], None]) -> None:
+    def _close_or_log(close: Callable[[], None]) -> None:
         """Call `close`, and only log its errors: the next plan opens its own resources."""
         try:
             close()

@@ -280,10 +280,10 @@ class Daemon:
             self._beat()
 
     def _yield(self, other: str) -> None:
-        """Leave a silent master for the one named `other`, and send it a message, for the case that it returns."""
+        """Leave the silent master for the one named `other`. A message tells the silent one, in case it returns."""
         if self._master is not None:
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
-        self._leave("it is silent, and another one asks")
+        self._leave("it is silent, and another master calls")
 
     def _queue(self, master: ServedMaster, message: Step | AskStats) -> None:
         try:
@@ -339,7 +339,7 @@ class Daemon:
             self._outbox.popleft()
 
     def _delivered(self, message: object) -> bool:
-        """Send a message of the compute thread. Return True if it can be removed from the queue: sent, or obsolete."""
+        """Send a message of the compute thread. Return True if it was sent or is obsolete."""
         master = self._master
         plan = (getattr(message, "session", 0), getattr(message, "epoch", 0))
         if master is None or plan != (master.session, master.epoch):

@@ -21,15 +21,18 @@ class Lease:
         self._heard_at = since_boot()
 
     def yields(self) -> bool:
-        """Return True if another master may take this worker. Time in which this process slept does not count."""
+        """Return True if another master may take this worker, since this one has been silent for `YIELD_S` seconds.
+
+        Time in which this machine was asleep does not count.
+        """
         return self._awake() - self._heard > YIELD_S
 
     def quiet(self) -> bool:
-        """Return True if the master has sent less than a running master would."""
+        """Return True if the master has been silent for longer than a running master would be."""
         return self._awake() - self._heard > _QUIET_S
 
     def over(self) -> bool:
-        """Return True if the master has been silent for so long that it will not return."""
+        """Return True if the master has been silent for `KEEP_S` seconds, sleep included, and will not return."""
         return since_boot() - self._heard_at > KEEP_S
 
     def pace(self) -> int:

@@ -70,10 +70,10 @@ class ServedNode(Protocol):
     def figures(self) -> Figures:
         """Return the totals so far."""
 
-    def steady(self, beside: OtherWaits = NOTHING_ELSE) -> Steady | None:
+    def steady(self, other_waits: OtherWaits = NOTHING_ELSE) -> Steady | None:
         """Return whether the node waits for its disk, and which placement would end that; None if it streams nothing.
 
-        This takes long to compute. `beside` has the waits for disks that are not for this node's blocks.
+        This takes long to compute. `other_waits` has the waits for disks that are not for this node's blocks.
         """
 
     def close(self) -> None:

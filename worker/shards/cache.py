@@ -86,7 +86,7 @@ class ShardCache:
         return found
 
     def finish(self, partial: PartialImage) -> HeldBlock:
-        """Publish a partial image that has all its units as a complete image, and sync it to the disk.
+        """Turn a partial image that lacks no units into a complete image, and sync it to the disk.
 
         Raises:
             WeightsError: if the disk is full or failing.
@@ -99,9 +99,9 @@ class ShardCache:
         return partial.plan.held(path)
 
     def sound(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
-        """Return True if the pieces of a file match their hashes. It may lie outside of the cache.
+        """Return True if `pieces` of the file at `path` match their hashes. The file may lie outside of the cache.
 
-        The result is remembered for `token` as long as the file is unchanged.
+        Success is remembered, together with `token`, as long as the file is unchanged.
         """
         key, stamp = f"{path.absolute()}#{token}", _stamp(path, token)
         if stamp is None or self._checked.get(key) == stamp:
@@ -178,7 +178,10 @@ class ShardCache:
         return path.relative_to(self.root).as_posix()
 
     def _exists(self, key: str) -> bool:
-        """Return True if the file of a key of `checked.json` exists. Keys are relative paths, or a path and a token."""
+        """Return True if the file that a key of `checked.json` names exists.
+
+        A key is a path below the root, or an absolute path, "#" and a token.
+        """
         return (self.root / key.partition("#")[0]).exists()
 
     def _remember(self, plan: ImagePlan, path: Path) -> None:

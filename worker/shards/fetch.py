@@ -110,7 +110,7 @@ class Transfer:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since the last answer, or since the last start."""
+        """Seconds since the last answer or restart."""
         return time.monotonic() - self._heard
 
     def restart(self) -> None:
@@ -148,5 +148,7 @@ class Transfer:
         identity = partial.plan.block.id
         self._damaged[identity] = self._damaged.get(identity, 0) + 1
         if self._damaged[identity] >= _TRIES:
-            raise WeightsError(f"block {identity.hex()[:12]} arrives damaged; check the model pack on the master")
+            raise WeightsError(
+                f"block {identity.hex()[:12]} arrived damaged {_TRIES} times; check the model pack on the master"
+            )
         self._waiting.extend(partial.needs(units))

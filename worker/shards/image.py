@@ -197,7 +197,11 @@ def image_plans(assign: Assign) -> list[ImagePlan]:
 
 
 def split_vectors(block: BlockPlan, raw: F32) -> dict[str, F32]:
-    """Split the values of all vectors of a block, back to back, into the vectors by name."""
+    """Return the vectors of a block by name. `raw` has the values of all vectors, back to back.
+
+    Raises:
+        WeightsError: if `raw` has the wrong length.
+    """
     ends = np.cumsum([vector.length for vector in block.vectors], dtype=np.int64)
     if len(raw) != (ends[-1] if len(ends) else 0):
         raise WeightsError(f"block {block.id.hex()[:12]} has {len(raw)} values in its vectors instead of {ends[-1]}")
@@ -206,7 +210,7 @@ def split_vectors(block: BlockPlan, raw: F32) -> dict[str, F32]:
 
 
 def stored_units(path: Path) -> Sequence[StoredUnits]:
-    """Return the units in the image at `path`, by its header; empty if this version cannot read the file."""
+    """Return the units that the header of the image at `path` lists; empty if this version cannot read the file."""
     try:
         with path.open("rb") as file:
             magic, version, size = _PREFIX.unpack(file.read(_PREFIX.size))

@@ -157,7 +157,7 @@ class PartialImage:
             if is_full(error):
                 raise out_of_disk(self.path.parent.parent, self.plan.file_bytes) from error
             raise WeightsError(
-                f"cannot write {self.path}: {error.strerror}; check the disk, or set TPI_CACHE or --cache"
+                f"cannot write {self.path}: {error.strerror}; check the disk, or use another with TPI_CACHE or --cache"
             ) from error
 
 

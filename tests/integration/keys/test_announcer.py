@@ -33,8 +33,8 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine("127.0.0.1")
     monkeypatch.setattr(announce, "_hosts", found)
-    monkeypatch.setattr(announce, "_LOOK_S", 0.02)
-    monkeypatch.setattr(announce, "_AGAIN_S", 0.02)
+    monkeypatch.setattr(announce, "_CHECK_S", 0.02)
+    monkeypatch.setattr(announce, "_RETRY_S", 0.02)
     return found
 
 

@@ -49,8 +49,8 @@ class FakeClock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     fake = FakeClock(100.0)
     with monkeypatch.context() as patched:
-        patched.setattr(machine, "_now", fake)
-        patched.setattr(machine, "_given", fake)
+        patched.setattr(machine, "_wall_clock", fake)
+        patched.setattr(machine, "_processor_time", fake)
         yield fake
 
 
@@ -211,7 +211,7 @@ def test_a_quota_of_processor_time_counts_once(
 ) -> None:
     """Whether a measurement feels it or not: what counts is the time that threads were given."""
     kernels = SlowKernels(clock, threads)
-    monkeypatch.setattr(machine, "_now", lambda: clock.now / quota)  # by a clock on the wall it is felt
+    monkeypatch.setattr(machine, "_wall_clock", lambda: clock.now / quota)  # by a clock on the wall it is felt
     monkeypatch.setattr(speed, "allowed_cores", lambda: quota)
     found = speed.host_rates_allowed(kernels, tmp_path).figures  # type: ignore[arg-type]
     alone = measure_host(SlowKernels(clock))  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""Weight packs: models on disk as blocks of equal units, content-addressed, made by streaming."""
+"""Weight packs: models on disk as content-addressed blocks of equal units, built in one pass over the source."""

@@ -1,8 +1,9 @@
-"""One block as one safetensors file: which tensors it has, and the byte range of each. Reads and writes nothing itself.
+"""Format of a block file: the tensors of its safetensors file, and the byte range of each. This module does no I/O.
 
-The header follows from the block's shape alone, so a reader checks a file by comparing its first bytes. Order of the
-data, which starts on a 4 KiB boundary: `<run>` uint8 [units, unit_bytes] per run, the vectors (f32), then `<run>.hash`
-uint8 [units, 32] per run: SHA-256 of each unit's bytes. No name mentions the layer, so equal blocks are equal files.
+The header depends only on the block's shape, so a reader checks a file by comparing its first bytes. The data starts on
+a 4 KiB boundary, in this order: for each run `<run>`, uint8 [units, unit_bytes]; the vectors, float32; for each run
+`<run>.hash`, uint8 [units, 32], the SHA-256 of each unit's bytes. No tensor name mentions the layer, so equal blocks
+are equal files.
 """
 
 import json
@@ -16,12 +17,12 @@ from tpi.errors import ModelError
 from tpi.pack.layout import GROUP_BYTES, Axis, BlockKind, Layout, RunLayout, RunName
 
 HASH_BYTES = 32
-ALIGNMENT = 4096  # of the first byte of data in the file
+ALIGNMENT = 4096  # bytes; the data starts at a multiple of this offset
 
 
 @dataclass(frozen=True)
 class BlockShape:
-    """What a block holds: its runs and the length in values of each of its f32 vectors."""
+    """The contents of a block: its runs, and the name and length (in values) of each of its float32 vectors."""
 
     kind: BlockKind
     runs: tuple[RunLayout, ...]
@@ -29,7 +30,7 @@ class BlockShape:
 
     @cached_property
     def header(self) -> bytes:
-        """The first bytes of the file: safetensors length and JSON, padded so that data starts at `ALIGNMENT`."""
+        """First bytes of the file: the safetensors length and JSON, padded to a multiple of `ALIGNMENT`."""
         runs = json.dumps([run.to_dict() for run in self.runs], separators=(",", ":"))
         tensors: dict[str, Any] = {"__metadata__": {"tpi": self.kind, "runs": runs}}
         offset = 0
@@ -42,7 +43,7 @@ class BlockShape:
 
     @cached_property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Tensor name to (offset in the file, bytes)."""
+        """Byte range of each tensor: its name to (offset in the file, number of bytes)."""
         offset = len(self.header)
         found = {}
         for name, _, _, nbytes in self._tensors():
@@ -52,32 +53,36 @@ class BlockShape:
 
     @property
     def nbytes(self) -> int:
-        """Size of the whole file."""
+        """Size of the whole file in bytes."""
         return len(self.header) + sum(nbytes for *_, nbytes in self._tensors())
 
     @property
     def facts_offset(self) -> int:
-        """Where the vectors and hashes begin, which with the header make the block's name."""
+        """Offset in the file where the vectors and hashes begin. The block's name is a hash of the header and these."""
         return len(self.header) + sum(run.units * run.unit_bytes for run in self.runs)
 
     @property
     def gate_first(self) -> bool:
-        """Whether it is a feed-forward network whose gate is a run of its own, so that it can be computed first."""
+        """True for a feed-forward block whose gate is a separate run, so that the gate can be computed first."""
         return self.kind == "ffn" and any(run.name == "gate" for run in self.runs)
 
     def run(self, name: str) -> RunLayout:
-        """The layout of the run called `name`; KeyError if there is none."""
+        """Return the layout of the run called `name`.
+
+        Raises:
+            KeyError: if the block has no such run.
+        """
         found: dict[str, RunLayout] = {run.name: run for run in self.runs}
         return found[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for the manifest."""
+        """Return the shape as plain types, for the manifest."""
         vectors = [[name, length] for name, length in self.vectors]
         return {"kind": self.kind, "runs": [run.to_dict() for run in self.runs], "vectors": vectors}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "BlockShape":
-        """Inverse of `to_dict`.
+        """Build a shape from the fields that `to_dict` returns.
 
         Raises:
             ModelError, KeyError, TypeError, ValueError: if the fields do not describe a block.
@@ -111,15 +116,20 @@ def _check_run(run: RunLayout) -> None:
 
 
 def block_id(header: bytes, small: bytes) -> str:
-    """The content address of a block, 64 hex digits: it covers every byte of the file, units through their hashes.
+    """Return the content address of a block: 64 hex digits that depend on every byte of the file.
 
-    `small` are its vectors and hashes, as they stand in the file.
+    The units count through their hashes. `small` holds the bytes of the vectors and hashes, as in the file.
     """
     return sha256(header + small).hexdigest()
 
 
 def damaged_unit(units: memoryview, hashes: bytes) -> int | None:
-    """Index of the first of these equal units (bytes back to back) that does not match its hash; None if all do."""
+    """Return the index of the first unit that does not match its hash; None if all match.
+
+    Args:
+        units: equally large units, back to back.
+        hashes: the SHA-256 of each unit, 32 bytes each, back to back.
+    """
     count = len(hashes) // HASH_BYTES
     size = len(units) // max(1, count)
     for index in range(count):

@@ -1,4 +1,4 @@
-"""`tpi pull` and `tpi pack`."""
+"""The commands `tpi pull` and `tpi pack`."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tpi.paths import DIRECTORY, PATH
 def pull(name: str, cache: Path | None) -> None:
     """Download the model NAME: smollm2-135m, or one of the Hugging Face hub (owner/name, owner/name:Q4_K_M).
 
-    What was interrupted goes on where it stopped.
+    An interrupted download resumes where it stopped.
     """
     from tpi.pack.library.hub import hub_model
     from tpi.pack.library.hubfiles import HubModel
@@ -43,10 +43,10 @@ def pack(source: str, output: Path, dtype: str, gate_first: bool, cache: Path | 
     from tpi.pack.reader import Pack
 
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise UsageError(f"{output} exists; give -o a directory that does not")
+        raise UsageError(f"{output} exists; give -o a directory that does not exist")
     located = locate(source, cache or default_cache())
     if located.kind == "pack":
-        raise UsageError(f"{source} is a pack already; use it as it is")
+        raise UsageError(f"{source} is already a pack; use it as it is")
     pack_model(open_source(located.path), dtype, output, gate_first=gate_first)
     origin = located.path.absolute()
     record = PackRecord(cache or default_cache(), output.absolute(), str(origin), dtype, identity(origin, dtype))

@@ -1,7 +1,8 @@
-"""Quantisation groups: 32 float32 values to the bytes of one block and back.
+"""Quantisation groups: conversion between 32 float32 values and the bytes of one quantised block.
 
-A block is exactly GGUF's: f16 scale, [f16 minimum,] codes (Q8_0 is q8, Q4_1 is q4, Q4_0 is q4s); of mxfp4 the scale is
-one byte, an exponent. The 16 bytes of 4-bit codes hold value j in the low and value j + 16 in the high half of byte j.
+The blocks are those of GGUF: q8 is Q8_0, q4 is Q4_1, q4s is Q4_0. A block holds an f16 scale, in q4 an f16 minimum, and
+then the codes. In mxfp4 the scale is one byte, an exponent. Byte j of the 16 bytes of 4-bit codes holds value j in its low
+half and value j + 16 in its high half.
 """
 
 from typing import cast
@@ -16,13 +17,16 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 CODE_BYTES: dict[Format, int] = {"q8": GROUP, "q4": GROUP // 2, "q4s": GROUP // 2, "mxfp4": GROUP // 2}
-FACTOR_BYTES: dict[Format, int] = {"q8": 2, "q4": 2, "q4s": 2, "mxfp4": 1}  # of a scale or a minimum
+FACTOR_BYTES: dict[Format, int] = {"q8": 2, "q4": 2, "q4s": 2, "mxfp4": 1}  # size of a scale or a minimum
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value of each code
 _LARGEST_F16 = float(np.finfo(np.float16).max)
 
 
 def quantise_groups(format: Format, values: F32) -> U8:
-    """Blocks of the last axis (a multiple of 32): `[..., n]` float32 to `[..., n/32, block]` uint8."""
+    """Quantise the last axis in groups of 32: `[..., n]` float32 to `[..., n / 32, block bytes]` uint8.
+
+    n must be a multiple of 32.
+    """
     groups = np.ascontiguousarray(values, np.float32).reshape(*values.shape[:-1], values.shape[-1] // GROUP, GROUP)
     if format == "q8":
         return _quantise_q8(groups)
@@ -32,7 +36,7 @@ def quantise_groups(format: Format, values: F32) -> U8:
 
 
 def dequantise_groups(format: Format, blocks: U8) -> F32:
-    """Inverse of `quantise_groups`: `[..., groups, block]` uint8 to `[..., groups * 32]` float32."""
+    """Dequantise blocks: `[..., groups, block bytes]` uint8 to `[..., groups * 32]` float32."""
     code_bytes = CODE_BYTES[format]
     factors = _factors(format, blocks[..., :-code_bytes])
     codes = np.ascontiguousarray(blocks[..., -code_bytes:])
@@ -48,14 +52,17 @@ def dequantise_groups(format: Format, blocks: U8) -> F32:
 
 
 def group_factors(format: Format, blocks: U8) -> F32:
-    """Scales and minima of blocks that follow one another in the last axis: `[..., factors]` float32."""
+    """Return the scale, and in q4 the minimum, of each block.
+
+    `blocks` is uint8 `[..., n * block bytes]`, blocks back to back; the result is float32 `[..., n, factors]`.
+    """
     size, code_bytes = GROUP_BYTES[format], CODE_BYTES[format]
     each = blocks.reshape(*blocks.shape[:-1], blocks.shape[-1] // size, size)[..., :-code_bytes]
     return _factors(format, each)
 
 
 def _factors(format: Format, raw: U8) -> F32:
-    """Bytes of scales and minima as float32; half of an e8m0 scale, since `E2M1` has twice the values."""
+    """Decode the bytes of scales and minima to float32. e8m0 scales are halved, because `E2M1` holds doubled values."""
     if format != "mxfp4":
         return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
     powers = np.ldexp(np.float32(1), raw.astype(np.int32) - 128)
@@ -63,12 +70,12 @@ def _factors(format: Format, raw: U8) -> F32:
 
 
 def group_bytes(format: Format) -> int:
-    """Bytes of one block of 32 values."""
+    """Return the size in bytes of one block of 32 values."""
     return GROUP_BYTES[format]
 
 
 def _quantise_q8(groups: F32) -> U8:
-    """The scale, of some that put the largest magnitude near the last code, that comes closest over the group."""
+    """Quantise groups to q8: try 8 scales that map the largest magnitude to codes 120..127, and use the closest."""
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     best = _scaled(groups, largest / np.float32(127))
     for divisor in (126, 125, 124, 123, 122, 121, 120):
@@ -78,7 +85,7 @@ def _quantise_q8(groups: F32) -> U8:
 
 
 def _quantise_q4(groups: F32) -> U8:
-    """Scale and minimum by least squares: start inside the range, refit to the rounded codes, keep what is closest."""
+    """Quantise groups to q4 by least squares: try several ranges, refit each to its rounded codes, use the closest."""
     low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
     best = _line(groups, (high - low) / np.float32(15), low)
     for shrink in (1.0, 0.94, 0.88):
@@ -91,7 +98,7 @@ def _quantise_q4(groups: F32) -> U8:
 
 
 def _quantise_q4s(groups: F32) -> U8:
-    """A signed scale that puts the largest magnitude at or near one end of the codes, the closest over the group."""
+    """Quantise groups to q4s: try signed scales that map the largest magnitude near an end code; use the closest."""
     index = np.abs(groups).argmax(axis=-1, keepdims=True)
     extreme = np.take_along_axis(groups, index, axis=-1)
     best = _line(groups, extreme / np.float32(-8), None)
@@ -102,7 +109,7 @@ def _quantise_q4s(groups: F32) -> U8:
 
 
 def _quantise_mxfp4(groups: F32) -> U8:
-    """The power of two with which the largest magnitude is in the top octave of e2m1, and the nearest values."""
+    """Quantise groups to mxfp4: the scale puts the largest magnitude in the top octave of e2m1; values are rounded."""
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     exponent = np.frexp(largest)[1] - 1 - 2 + 127  # 2^2 is the largest power of two in e2m1
     scale = np.where(largest > 0, np.clip(exponent, 1, 254), 0).astype(np.uint8)
@@ -115,7 +122,7 @@ _Line = tuple[F32, F32, F32, F32]  # squared error, codes, scale, minimum
 
 
 def _scaled(groups: F32, scale: F32) -> _Line:
-    """Codes of `groups` in -127..127 under an f16 scale, and the squared error."""
+    """Compute the codes of `groups`, in -127..127, for a scale rounded to f16, and the squared error of each group."""
     scale = _as_f16(scale)
     codes = np.clip(np.rint(groups * _inverse(scale)), -127, 127)
     error = np.square(groups - codes * scale).sum(axis=-1, keepdims=True)
@@ -123,7 +130,10 @@ def _scaled(groups: F32, scale: F32) -> _Line:
 
 
 def _line(groups: F32, scale: F32, minimum: F32 | None) -> _Line:
-    """Codes of `groups` under f16 scale and minimum (None: -8 scales), and the squared error."""
+    """Compute the codes of `groups`, in 0..15, for a scale and minimum rounded to f16, and the squared errors.
+
+    If `minimum` is None, it is -8 times the scale.
+    """
     scale = _as_f16(scale)
     low = scale * np.float32(-8) if minimum is None else _as_f16(minimum)
     codes = np.clip(np.rint((groups - low) * _inverse(scale)), 0, 15)
@@ -132,14 +142,14 @@ def _line(groups: F32, scale: F32, minimum: F32 | None) -> _Line:
 
 
 def _closer(first: _Line, second: _Line) -> _Line:
-    """Group by group the one with the smaller error."""
+    """Choose, for each group, the candidate with the smaller error."""
     better = second[0] < first[0]
     error, codes, scale, low = (np.where(better, new, old) for old, new in zip(first, second, strict=True))
     return error, codes, scale, low
 
 
 def _fit_line(codes: F32, groups: F32) -> tuple[F32, F32]:
-    """Scale and minimum of the least-squares line through (code, value) of each group."""
+    """Fit a least-squares line to the (code, value) pairs of each group; return its slope and intercept."""
     mean_code, mean = codes.mean(axis=-1, keepdims=True), groups.mean(axis=-1, keepdims=True)
     spread = np.square(codes - mean_code).sum(axis=-1, keepdims=True)
     slope = ((codes - mean_code) * (groups - mean)).sum(axis=-1, keepdims=True) / np.maximum(spread, np.float32(1e-9))
@@ -152,7 +162,7 @@ def _pack_codes(codes: F32) -> U8:
 
 
 def _as_f16(values: F32) -> F32:
-    """Rounded to f16, as float32; magnitudes beyond its range become its largest."""
+    """Round to f16 and return float32. Magnitudes beyond the range of f16 become its largest value."""
     return np.clip(values, -_LARGEST_F16, _LARGEST_F16).astype(np.float16).astype(np.float32)
 
 
@@ -161,5 +171,5 @@ def _f16_bytes(values: F32) -> U8:
 
 
 def _inverse(scale: F32) -> F32:
-    """1 / scale, 0 where the scale is 0."""
+    """Return 1 / scale, and 0 where the scale is 0."""
     return cast(F32, np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0))

@@ -1,10 +1,10 @@
-"""Where each byte of a unit is: formats, parts, runs, blocks. The only byte arithmetic of packed weights.
+"""Byte layout of packed weights: formats, parts, runs and units. All offsets and sizes inside a unit come from here.
 
 A block is stored as *runs* of equal *units*. A unit holds `width` vectors of length `hidden` for each of its *parts*:
-rows (q, k, v, gate, up, vocabulary rows) or columns (o, down). Two layouts:
+rows (q, k, v, gate, up, vocabulary rows) or columns (o, down). There are two layouts:
 
 - `record`: record r is part0 vector r | part1 vector r | ...; one part has a uniform stride over all units.
-- `tiled`: part0 | part1 | ...; each part in tiles of 8 outputs x 32 inputs, the order the native kernels stream.
+- `tiled`: part0 | part1 | ...; each part in tiles of 8 outputs x 32 inputs, in the order that the native kernels read.
 
 Both take the same number of bytes. Quantised vectors are in groups of 32 values, so `hidden` must be a multiple of 32.
 """
@@ -26,7 +26,7 @@ GROUP_BYTES: dict[Format, int] = {
     "q8": GROUP + 2,  # int8 codes, f16 scale:            w = scale * code
     "q4": GROUP // 2 + 4,  # 4-bit codes, f16 scale, f16 minimum: w = scale * code + minimum
     "q4s": GROUP // 2 + 2,  # 4-bit codes, f16 scale:       w = scale * (code - 8)
-    "mxfp4": GROUP // 2 + 1,  # e2m1 values, e8m0 scale: a power of two; tiled alone (OCP Microscaling 1.0)
+    "mxfp4": GROUP // 2 + 1,  # e2m1 values, e8m0 scale (a power of two); `tiled` only (OCP Microscaling 1.0)
 }
 
 RunName = Literal["latent", "query", "kv", "gate", "neuron", "shared", "row"]
@@ -35,7 +35,7 @@ Axis = Literal["row", "column"]
 
 
 def is_quantised(format: Format) -> bool:
-    """Whether the format stores groups of 32 codes with a scale."""
+    """Return True if the format stores groups of 32 codes with a scale."""
     return format not in ("f32", "bf16")
 
 
@@ -48,7 +48,7 @@ class Part:
     axis: Axis
 
     def vector_bytes(self, hidden: int) -> int:
-        """Bytes of one vector of `hidden` values."""
+        """Return the size in bytes of one vector of `hidden` values."""
         if self.format == "f32":
             return 4 * hidden
         if self.format == "bf16":
@@ -60,7 +60,7 @@ class Part:
 class RunLayout:
     """A run of equal units: `[units, unit_bytes]` bytes, on disk and in memory.
 
-    `width` is the number of vectors of each part in a unit; `units` the number of units of the whole (unsharded) run.
+    `width` is the number of vectors of each part in a unit. `units` is the number of units of the whole, unsharded run.
     """
 
     name: RunName
@@ -78,16 +78,16 @@ class RunLayout:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one vector of every part: the stride between vectors in the `record` layout."""
+        """Size in bytes of one vector of each part together: the stride between records in the `record` layout."""
         return sum(part.vector_bytes(self.hidden) for part in self.parts)
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of one unit."""
+        """Size of one unit in bytes."""
         return self.width * self.record_bytes
 
     def part_offset(self, name: str) -> int:
-        """Offset of the part's first vector (`record`) or first tile (`tiled`) inside a unit, in bytes.
+        """Return the offset in bytes of the part's first vector (`record`) or first tile (`tiled`) inside a unit.
 
         Raises:
             KeyError: if the run has no such part.
@@ -100,25 +100,32 @@ class RunLayout:
         raise KeyError(name)
 
     def part(self, name: str) -> Part:
-        """The part called `name`; KeyError if there is none."""
+        """Return the part called `name`.
+
+        Raises:
+            KeyError: if the run has no such part.
+        """
         return {part.name: part for part in self.parts}[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON and msgpack."""
+        """Return the layout as plain types, for JSON and msgpack."""
         parts = [[part.name, part.format, part.axis] for part in self.parts]
         return {"name": self.name, "layout": self.layout, "parts": parts, "width": self.width,
                 "hidden": self.hidden, "units": self.units}  # fmt: skip
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "RunLayout":
-        """Inverse of `to_dict`."""
+        """Build a layout from the fields that `to_dict` returns."""
         return cls(**{**fields, "parts": tuple(Part(*part) for part in fields["parts"])})
 
 
 @dataclass(frozen=True)
 class RunShape:
-    """What a run of some model must be: its vectors before padding, whose length is `hidden`, and what the width of a
-    unit is a multiple of. None: any number of vectors."""
+    """Shape that a model requires of a run; the manifest is checked against it.
+
+    `vectors` is the number of vectors of each part before padding, or None for any number. `hidden` is their length.
+    The number of vectors in a unit must be a multiple of `step`.
+    """
 
     vectors: int | None
     step: int
@@ -126,7 +133,7 @@ class RunShape:
 
 
 def attention_shapes(config: ModelConfig) -> dict[RunName, RunShape]:
-    """The runs of an attention block of a model, in order."""
+    """Return the shape of each run of the model's attention blocks, by name, in the order in which they are stored."""
     own = RunShape(config.heads * config.head_dim, config.head_dim, config.hidden)
     kv = RunShape(config.kv_heads * config.kv_width, config.kv_width, config.kv_hidden)
     if config.latent is None:
@@ -135,17 +142,17 @@ def attention_shapes(config: ModelConfig) -> dict[RunName, RunShape]:
 
 
 def query_unit_heads(config: ModelConfig, quantised: bool) -> int:
-    """Query heads in one unit: o columns come in whole quantisation groups of 32."""
+    """Return the number of query heads in a unit. If quantised, the o columns must fill whole groups of 32."""
     return _fewest_heads(config.head_dim, GROUP) if quantised else 1
 
 
 def kv_unit_heads(config: ModelConfig, quantised: bool) -> int:
-    """KV heads in one unit: k and v rows come in whole tiles of 8."""
+    """Return the number of KV heads in a unit. If quantised, the k and v rows must fill whole tiles of 8."""
     return _fewest_heads(config.kv_width, TILE_OUTPUTS) if quantised else 1
 
 
 def ffn_units(neurons: int) -> int:
-    """Units of a feed-forward network, or of one expert; the last is padded with zero neurons."""
+    """Return the number of units of a feed-forward network or an expert; the last is padded with zero neurons."""
     return -(-neurons // FFN_UNIT)
 
 

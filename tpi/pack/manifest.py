@@ -1,4 +1,4 @@
-"""The manifest of a pack: configuration, tokenizer metadata, and which block each layer uses. Validated on loading."""
+"""The manifest of a pack: configuration, tokenizer metadata, and the blocks of each layer. Validated when loaded."""
 
 import json
 import re
@@ -23,7 +23,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a pack holds. Blocks are named by their content, so equal layers name the same block."""
+    """Contents of a pack. Blocks are named by a hash of their content, so equal layers name the same block."""
 
     config: ModelConfig
     dtype: str
@@ -34,10 +34,10 @@ class Manifest:
     positions: str | None
     final: str
     tokenizer: dict[str, Any] = field(default_factory=dict)
-    source: str = ""  # the name of what was packed, for people
+    source: str = ""  # the source model's name, for display only
 
     def to_json(self) -> str:
-        """The text of manifest.json."""
+        """Return the text of manifest.json."""
         fields = {
             "tpi_pack": PACK_VERSION,
             "source": self.source,
@@ -91,7 +91,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 
 
 def _check_blocks(manifest: Manifest) -> None:
-    """Every block that is named exists, is of the right kind, and has the runs and the sizes that the model needs."""
+    """Check that each named block exists, has the right kind, and has the runs and sizes that the model needs."""
     config, blocks = manifest.config, manifest.blocks
     neurons = RunShape(config.intermediate, 1, config.hidden)
     runs: dict[BlockKind, dict[RunName, RunShape]]
@@ -125,7 +125,7 @@ def _check_router(shape: BlockShape, values: int) -> None:
 
 
 def _check(shape: BlockShape, kind: BlockKind, runs: Mapping[RunName, RunShape]) -> None:
-    """A block of this kind has these runs."""
+    """Check that a block has the kind `kind` and exactly the runs `runs`; ValueError if not."""
     if shape.kind != kind or [run.name for run in shape.runs] != list(runs):
         raise ValueError(f"a block of kind {shape.kind} with other runs than {list(runs)}")
     for run in shape.runs:

@@ -1,4 +1,4 @@
-"""Reads a pack: the manifest, and blocks of weights by runs of units. Imports neither torch nor transformers."""
+"""Reader of packs: the manifest, and blocks of weights by ranges of units. Imports neither torch nor transformers."""
 
 import os
 from collections import Counter
@@ -21,7 +21,7 @@ Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 
 _VERIFY_BYTES = 16 << 20  # bytes of units checked at a time
-_FORGOTTEN_BYTES = 256 << 10  # reads of this size leave nothing in the page cache: weights are sent or loaded once
+_FORGOTTEN_BYTES = 256 << 10  # reads of at least this size are dropped from the page cache: weights are read once
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,23 @@ class PackBlock:
 
     @property
     def kind(self) -> BlockKind:
-        """attention, ffn, table or vectors."""
+        """Kind of the block: attention, ffn, experts, table or vectors."""
         return self.shape.kind
 
     def run(self, name: str) -> RunLayout:
-        """The layout of one run (query, kv, neuron or row); KeyError if the block has no such run."""
+        """Return the layout of the run called `name`, such as query, kv, neuron or row.
+
+        Raises:
+            KeyError: if the block has no such run.
+        """
         return self.shape.run(name)
 
     def extent(self, run: str, first: int = 0, last: int | None = None) -> ByteRange:
-        """Where units `[first, last)` of a run are on disk; the whole run by default."""
+        """Return the byte range of units `[first, last)` of a run; by default of the whole run.
+
+        Raises:
+            WeightsError: if the run does not have these units.
+        """
         layout = self.shape.run(run)
         last = layout.units if last is None else last
         if not 0 <= first <= last <= layout.units:
@@ -61,11 +69,11 @@ class PackBlock:
         return ByteRange(self.path, offset, (last - first) * layout.unit_bytes)
 
     def read_units(self, run: str, first: int, last: int, out: Bytes | None = None, check: bool = False) -> Bytes:
-        """Units `[first, last)` of a run as uint8 `[last - first, unit_bytes]`, read into `out` if given.
+        """Read units `[first, last)` of a run as uint8 `[last - first, unit_bytes]`, into `out` if given.
 
         Raises:
-            WeightsError: if the file is missing, short or of another shape; with `check`, if a unit does not match
-                its hash.
+            WeightsError: if the file is missing or too short, or its header is wrong; if `out` has the wrong size; if
+                `check` is True and a unit does not match its hash.
         """
         shape = (last - first, self.shape.run(run).unit_bytes)
         extent = self.extent(run, first, last)
@@ -80,33 +88,40 @@ class PackBlock:
         return units
 
     def verifier(self, run: str) -> Callable[[int, Bytes], None]:
-        """What compares units of a run in memory (the first one's index; their bytes back to back) with their hashes.
+        """Return a function `check(first, data)` that compares units of a run in memory with their hashes.
+
+        `first` is the index of the first unit, and `data` holds the bytes of the units, back to back. `check` raises
+        WeightsError if a unit does not match.
 
         Raises:
-            WeightsError: when called, if one of them does not match.
+            WeightsError: if the file is missing, or its vectors and hashes do not match its name.
         """
         stored, unit_bytes = self._vectors_and_hashes(), self.run(run).unit_bytes
         return lambda first, data: self._compare(run, first, data.reshape(-1, unit_bytes), stored)
 
     def vectors(self) -> dict[str, F32]:
-        """The small float32 vectors (norms and biases) by name. Errors as `unit_hashes`."""
+        """Read the small float32 vectors (norms, biases, router) by name.
+
+        Raises:
+            WeightsError: if the file is missing, or its vectors and hashes do not match its name.
+        """
         stored = self._vectors_and_hashes()
         return {name: stored[name].view(np.float32).copy() for name, _ in self.shape.vectors}
 
     def unit_hashes(self, run: str) -> Bytes:
-        """SHA-256 of every unit of a run, uint8 `[units, 32]`.
+        """Read the SHA-256 of every unit of a run, uint8 `[units, 32]`.
 
         Raises:
-            WeightsError: if the file is missing, or its vectors and hashes are not those that its name is made of.
+            WeightsError: if the file is missing, or its vectors and hashes do not match its name.
         """
         hashes: Bytes = self._vectors_and_hashes()[f"{run}.hash"].reshape(-1, HASH_BYTES).copy()
         return hashes
 
     def verify(self) -> None:
-        """Read everything and compare it with its hashes.
+        """Read the whole file and compare it with its hashes.
 
         Raises:
-            WeightsError: naming the file, if a byte has changed.
+            WeightsError: if a byte has changed; the message names the file.
         """
         stored = self._vectors_and_hashes()
         for run in self.shape.runs:
@@ -122,7 +137,7 @@ class PackBlock:
             raise self.damaged(f"unit {first + index} of {run} does not match its hash")
 
     def _vectors_and_hashes(self) -> dict[str, Bytes]:
-        """The bytes of every vector and of every run's hashes, by their names in the file: all of it but the units."""
+        """Read the bytes of all vectors and hashes, by tensor name: all of the file's data except the units."""
         begin = self.shape.facts_offset
         tail = np.empty(self.shape.nbytes - begin, np.uint8)
         self._read(begin, tail)
@@ -132,7 +147,7 @@ class PackBlock:
         return {name: tail[at - begin : at - begin + nbytes] for name, (at, nbytes) in ranges if at >= begin}
 
     def _read(self, offset: int, out: npt.NDArray[Any]) -> None:
-        """Fill `out` from the file; checks the file's header the first time."""
+        """Fill `out` from the file at `offset`. The first read also checks the file's header and size."""
         try:
             with self.path.open("rb", buffering=0) as file:
                 if not self._checked:
@@ -157,9 +172,9 @@ class PackBlock:
         self._checked = True
 
     def damaged(self, reason: str) -> WeightsError:
-        """The error for a file that changed after it was checked; the next start makes it again, where it can."""
+        """Return the error for a damaged file. Also touch the file, so that the next start checks and repairs it."""
         with suppress(OSError):
-            os.utime(self.path)  # no longer the time at which it was right: the next start checks it, and mends it
+            os.utime(self.path)  # the recorded times no longer match, so the next start does not skip the check
         return WeightsError(f"{self.path} is damaged: {reason}; start again to have it made anew")
 
 
@@ -176,17 +191,17 @@ class Pack:
         blocks = {name: PackBlock(path / f"{name}.safetensors", name, shape) for name, shape in manifest.blocks.items()}
         self.blocks: Mapping[str, PackBlock] = blocks  # by id; equal blocks of several layers are one
         self.layers = tuple(tuple(blocks[name] for name in names) for names in manifest.layers)  # in order of use
-        self.embedding = blocks[manifest.embedding]  # run `row`, the vocabulary padded with zero rows to whole units
-        self.head = blocks[manifest.head]  # the same block as `embedding` if the model is tied
+        self.embedding = blocks[manifest.embedding]  # run `row`; zero rows pad the vocabulary to whole units
+        self.head = blocks[manifest.head]  # the same block as `embedding` if the model's embeddings are tied
         self.positions = blocks[manifest.positions] if manifest.positions else None  # run `row` (OPT)
         self.final = blocks[manifest.final]  # vectors norm and, for LayerNorm, norm.bias
 
     @classmethod
     def open(cls, path: Path) -> "Pack":
-        """Open the pack in directory `path`; reads the manifest and looks at the size of every file.
+        """Open the pack in directory `path`: read the manifest and check the size of every block file.
 
         Raises:
-            ModelError: if it is no pack, one of another version, or its manifest is damaged.
+            ModelError: if it is not a pack, has another version, or its manifest is damaged.
             WeightsError: if a block file is missing or has the wrong size.
         """
         pack = cls(path, Manifest.load(path / MANIFEST))
@@ -203,17 +218,17 @@ class Pack:
 
     @property
     def config(self) -> ModelConfig:
-        """The model's shape."""
+        """Configuration of the model: its sizes and options."""
         return self.manifest.config
 
     @property
     def dtype(self) -> str:
-        """What `--dtype` the pack was made with."""
+        """Value of `--dtype` that the pack was made with."""
         return self.manifest.dtype
 
     @property
     def format(self) -> Format:
-        """The format that most bytes of the layers are in."""
+        """Weight format of most bytes of the layers."""
         sizes: Counter[Format] = Counter()
         for block in self.walk():
             for run in block.shape.runs:
@@ -223,37 +238,37 @@ class Pack:
 
     @property
     def tokenizer_info(self) -> Mapping[str, Any]:
-        """Tokens, ids and chat templates, see `tpi.pack.builder.tokens`; empty if the source had no tokenizer."""
+        """Metadata from `tpi.pack.builder.tokens`: tokens, ids and chat templates. Empty if there is no tokenizer."""
         return self.manifest.tokenizer
 
     @property
     def tokenizer_file(self) -> Path:
-        """The model's tokenizer.json.
+        """Path of the model's tokenizer.json.
 
         Raises:
             ModelError: if the model was packed without a tokenizer.
         """
         if not self.manifest.tokenizer:
-            raise ModelError(f"{self.path} has no tokenizer; put tokenizer.json beside the model and pack it again")
+            raise ModelError(f"{self.path} has no tokenizer; put tokenizer.json next to the model and pack it again")
         return self.path / "tokenizer.json"
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights as the model uses them: a block shared by several layers counts once for each."""
+        """Size in bytes of all weights. A block that several layers share counts once for each of them."""
         used = [block for layer in self.layers for block in layer] + [self.embedding, self.final]
         used += [block for block in (None if self.head is self.embedding else self.head, self.positions) if block]
         return sum(block.shape.nbytes for block in used)
 
     def walk(self) -> Iterator[PackBlock]:
-        """The blocks of all layers in the order in which they are computed."""
+        """Yield the blocks of all layers in the order in which they are computed."""
         for layer in self.layers:
             yield from layer
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Check every byte of every block against its hashes; calls `progress(bytes done, bytes in all)`.
+        """Check every byte of every block against its hashes; call `progress(bytes_done, total_bytes)` as it goes on.
 
         Raises:
-            WeightsError: naming the first damaged file.
+            WeightsError: if a file is damaged; the message names the first one.
         """
         total, done = sum(block.shape.nbytes for block in self.blocks.values()), 0
         for block in self.blocks.values():
@@ -264,5 +279,5 @@ class Pack:
 
 
 def is_pack(path: Path) -> bool:
-    """Whether `path` is a directory with a manifest."""
+    """Return True if `path` is a directory with a manifest."""
     return (path / MANIFEST).is_file()

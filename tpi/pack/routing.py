@@ -1,7 +1,7 @@
-"""Which experts a model's tokens chose over a text: what a node replays to find the policy that suits its cache.
+"""Records of the experts that a model chose for each token of a text. A node replays one to choose its cache policy.
 
-The file is numpy's .npz beside the pack: `experts` uint16 `[tokens, layers, used]`, of the layers that have experts, in
-order, and what the record is of.
+A record is a .npz file in the pack's directory. `experts` is uint16 `[tokens, layers, used]`, with one layer for each
+layer that has experts. `of` names the pack and the text.
 """
 
 from dataclasses import dataclass
@@ -17,30 +17,33 @@ U16 = npt.NDArray[np.uint16]
 
 NAME = "routing.npz"  # in the pack's directory
 VERSION = 1
-MOST_TOKENS = 16384  # that are kept
-MOST_TOLD = 1 << 20  # bytes that a node is told
-_TOLD = 2048  # tokens, that a node is told of
-_RUNS = 8  # of tokens one after the other, that these are
-_HEAD = 12  # bytes before the numbers where it travels
+MOST_TOKENS = 16384  # limit of tokens in a record
+MOST_TOLD = 1 << 20  # limit of the bytes sent to a node
+_TOLD = 2048  # limit of the tokens sent to a node
+_RUNS = 8  # number of stretches of consecutive tokens that a sample is made of
+_HEAD = 12  # bytes of the header of a sent sample
 _MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class RoutingRecord:
-    """`of` names the pack and the text, so that a record goes on with its own alone."""
+    """Experts chosen for each token of a text. `of` identifies the pack and the text that the record belongs to."""
 
     of: str
-    tokens: int  # that were looked at; the first of them are kept
+    tokens: int  # number of tokens seen; `experts` holds the first of them
     experts: U16
 
     def plus(self, experts: U16) -> "RoutingRecord":
-        """With more tokens, `[tokens, layers, used]`."""
+        """Return a record with the choices of more tokens, `[tokens, layers, used]`, appended up to `MOST_TOKENS`."""
         room = max(0, MOST_TOKENS - len(self.experts))
         kept = np.concatenate([self.experts, experts[:room]]) if self.tokens else experts[:room]
         return RoutingRecord(self.of, self.tokens + len(experts), kept)
 
     def spread(self) -> U16:
-        """The tokens of it by which policies are chosen: 2048 in runs that lie evenly over the record, or all."""
+        """Return the sample by which policies are chosen: all tokens, or 8 evenly spaced stretches of them.
+
+        The sample has at most 2048 tokens and `MOST_TOLD` bytes.
+        """
         total, each = len(self.experts), max(1, self.experts[:1].size * self._width)
         count = min(_TOLD, (MOST_TOLD - _HEAD) // each)
         if total <= count:
@@ -49,21 +52,21 @@ class RoutingRecord:
         return np.concatenate([self.experts[first : first + count // _RUNS] for first in firsts])
 
     def told(self) -> bytes:
-        """As nodes are told of it: `spread`, in as few bytes as an expert's number has."""
+        """Encode the sample of `spread` for a node, with 1 or 2 bytes for each expert's number."""
         head = np.array([*self.experts.shape[1:], self._width], "<u4")
         return head.tobytes() + self.spread().astype(f"<u{self._width}").tobytes()
 
     @property
     def _width(self) -> int:
-        """Bytes of an expert's number."""
+        """Bytes that an expert's number needs, 1 or 2."""
         return 1 if self.experts.max(initial=0) < 1 << 8 else 2
 
 
 def heard(data: bytes) -> U16:
-    """`[tokens, layers, used]` from what `RoutingRecord.told` made.
+    """Decode the bytes of `RoutingRecord.told` to uint16 `[tokens, layers, used]`.
 
     Raises:
-        ModelError: if it is nothing of the kind.
+        ModelError: if the data is damaged.
     """
     if len(data) >= _HEAD:
         layers, used, width = (int(size) for size in np.frombuffer(data[:_HEAD], "<u4"))
@@ -74,19 +77,19 @@ def heard(data: bytes) -> U16:
 
 
 def save_routing(path: Path, record: RoutingRecord) -> None:
-    """Write a record, the file as a whole or not at all.
+    """Write a record atomically.
 
     Raises:
-        WeightsError: if it cannot be written.
+        WeightsError: if the file cannot be written.
     """
     save_arrays(path, of=record.of, numbers=[VERSION, record.tokens], experts=record.experts)
 
 
 def load_routing(path: Path) -> RoutingRecord:
-    """What `save_routing` wrote.
+    """Read a record that `save_routing` wrote.
 
     Raises:
-        ModelError: if it is damaged.
+        ModelError: if the file is damaged.
     """
     with read_arrays(path, _MOST_BYTES, "remove it, and profile the model again") as file:
         of, (version, tokens), experts = str(file["of"]), file["numbers"].tolist(), file["experts"]

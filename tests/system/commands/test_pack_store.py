@@ -170,7 +170,7 @@ def test_commands(tiny_model: Models, tmp_path: Path) -> None:
     assert Pack.open(out).dtype == "q8"
     for arguments, words in (
         (["pack", source, "-o", str(out)], "exists"),
-        (["pack", str(out), "-o", str(tmp_path / "x")], "is a pack already"),
+        (["pack", str(out), "-o", str(tmp_path / "x")], "is already a pack"),
         (["pack", str(tmp_path / "none"), "-o", str(tmp_path / "x")], "there is no model"),
         (["pull", "none", "--cache", str(tmp_path)], "known are smollm2-135m"),
     ):

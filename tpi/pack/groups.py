@@ -1,8 +1,8 @@
 """Quantisation groups: conversion between 32 float32 values and the bytes of one quantised block.
 
 The blocks are those of GGUF: q8 is Q8_0, q4 is Q4_1, q4s is Q4_0. A block holds an f16 scale, in q4 an f16 minimum, and
-then the codes. In mxfp4 the scale is one byte, an exponent. Byte j of the 16 bytes of 4-bit codes holds value j in its low
-half and value j + 16 in its high half.
+then the codes. In mxfp4 the scale is one byte, an exponent. Byte j of the 16 bytes of 4-bit codes holds value j in its
+low half and value j + 16 in its high half.
 """
 
 from typing import cast

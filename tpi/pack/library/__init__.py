@@ -1,1 +1,1 @@
-"""The packs of this machine: found, fetched, held while they are used, and removed."""
+"""Packs and models on this machine: finding, downloading, locking while in use, and removing."""

@@ -24,15 +24,15 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def hub_model(model: HubModel, cache: Path, progress: Phase = phase, weights: bool = True) -> Path:
-    """Return the directory or the GGUF file of a model; download what of it is not there.
+    """Return the directory or the GGUF file of a model, after downloading the files that are missing.
 
-    What is there in full is used without asking the hub. What was interrupted goes on where it stopped.
+    If no file is missing, the hub is not contacted. An interrupted download resumes where it stopped.
 
     Args:
-        model: what the user named.
-        cache: TPI's cache; lists of files are remembered there, and without a home directory also the files.
-        progress: opens a phase that shows progress.
-        weights: False leaves the weights of a Hugging Face directory out.
+        model: the model that the user named.
+        cache: TPI's cache, which stores lists of files. If there is no home directory it also stores the files.
+        progress: starts a display of progress.
+        weights: if False, the weights of a Hugging Face directory are not downloaded.
 
     Raises:
         ModelError: if there is no such model, or it cannot be downloaded.
@@ -48,22 +48,22 @@ def hub_model(model: HubModel, cache: Path, progress: Phase = phase, weights: bo
         return _download(model, library, remembered, weights, progress)
     except TpiError:
         raise
-    except Exception as error:  # the library raises whatever its HTTP client does
+    except Exception as error:  # the library also passes on the exceptions of its HTTP client
         raise _refusal(model, library, error) from error
 
 
 class _Snapshot:
-    """One commit of a repository, as far as it is in the hub's cache."""
+    """Files of one commit of a repository in the hub's cache. Some may be missing."""
 
     def __init__(self, directory: Path, files: HubFiles) -> None:
         self.directory, self.files = directory, files
 
     def missing(self, weights: bool) -> list[str]:
-        """Return what has to be downloaded now; after that there may be more."""
+        """Return the files to download now. Once a downloaded index is there, a second call may return more."""
         return [name for name in self.files.wanted(self.directory, weights) if not (self.directory / name).exists()]
 
     def complete(self, weights: bool) -> Path | None:
-        """Return the model's path if all of it is there."""
+        """Return the model's path, or None if a file is missing."""
         return None if self.missing(weights) else self.path
 
     @property
@@ -72,7 +72,10 @@ class _Snapshot:
 
 
 class _Listing:
-    """What is known of a repository's files without the hub: what was remembered, else what other programs fetched."""
+    """List of a repository's files, known without contacting the hub.
+
+    It comes from TPI's cache or, if that has none, from the files that other programs have downloaded.
+    """
 
     def __init__(self, model: HubModel, cache: Path, place: Path) -> None:
         self._model, self._place = model, place
@@ -94,9 +97,9 @@ class _Listing:
         return _Snapshot(self._place / "snapshots" / commit, HubFiles.choose(self._model, names))
 
     def _of_others(self, weights: bool) -> _Snapshot | None:
-        """Return the snapshot that another program has made, if it holds a model in full, as far as can be seen.
+        """Return the snapshot that another program has downloaded if it appears to hold a complete model, else None.
 
-        Without `weights` it need not hold those that an index names.
+        If `weights` is False, it need not hold the weights of a Hugging Face directory.
         """
         try:
             commit = (self._place / "refs" / self._model.revision).read_text().strip()
@@ -104,7 +107,7 @@ class _Listing:
             commit = self._model.revision
         directory = self._place / "snapshots" / commit
         names = [file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file()]
-        with suppress(ModelError):  # half of a model, for example
+        with suppress(ModelError):  # for example, if only half of the model is there
             found = self.snapshot(commit, names)
             return found if found.files.has_tokenizer and found.complete(weights) else None
         return None
@@ -130,8 +133,8 @@ def _download(model: HubModel, library: Any, remembered: _Listing, weights: bool
 def _fetch(model: HubModel, library: Any, commit: str, name: str, progress: Phase) -> None:
     """Download one file into the hub's cache.
 
-    Large files, which are named by their SHA-256, go on where an earlier try stopped. The library does not do that in
-    all its versions; it then finds them in its cache.
+    Large files, which are named by their SHA-256, resume where an earlier try stopped. Not all versions of the library
+    can do that, so `tpi.system.download` fetches them, and the library then finds them in its cache.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
@@ -140,7 +143,7 @@ def _fetch(model: HubModel, library: Any, commit: str, name: str, progress: Phas
     if file.etag and _SHA256.fullmatch(file.etag):
         blob = Path(library.HF_HUB_CACHE) / f"models--{model.repository.replace('/', '--')}" / "blobs" / file.etag
         headers = {"User-Agent": "tpi"}
-        if urlsplit(file.location).netloc == urlsplit(library.ENDPOINT).netloc:  # a token is for the hub alone
+        if urlsplit(file.location).netloc == urlsplit(library.ENDPOINT).netloc:  # send a token only to the hub itself
             headers = build_hf_headers()
         blob.parent.mkdir(parents=True, exist_ok=True)
         with progress(f"downloading {name} of {model.repository}") as report:
@@ -148,23 +151,23 @@ def _fetch(model: HubModel, library: Any, commit: str, name: str, progress: Phas
                 download(file.location, blob, file.etag, headers, report)
             except OSError as error:
                 if not wants_more(error):
-                    raise  # else the library does it
+                    raise  # otherwise the library downloads the file below
     hf_hub_download(model.repository, name, revision=commit, cache_dir=library.HF_HUB_CACHE)
 
 
 def _library(cache: Path) -> Any:
-    """Return the constants of the library, with its files in `cache` where the user has no home directory."""
+    """Return the constants of the library. If the user has no home directory, its cache is placed in `cache`."""
     if home() is None and "huggingface_hub" not in sys.modules:
-        os.environ.setdefault("HF_HOME", str(cache.absolute() / "huggingface"))  # else it makes a directory called ~
+        os.environ.setdefault("HF_HOME", str(cache.absolute() / "huggingface"))  # else it creates a directory named ~
     from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars
 
-    disable_progress_bars()  # of large files TPI shows its own
+    disable_progress_bars()  # TPI shows its own for large files
     return constants
 
 
 def _refusal(model: HubModel, library: Any, error: Exception) -> TpiError:
-    """Return the error that says what is wrong, and what to do."""
+    """Return the TPI error for an exception of the library, with a message that says what to do."""
     from huggingface_hub.utils import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -176,7 +179,7 @@ def _refusal(model: HubModel, library: Any, error: Exception) -> TpiError:
     name, host = model.repository, library.ENDPOINT
     if isinstance(error, OSError) and is_full(error):
         return write_error(error.filename or f"the files of {name}", error, "free space or set HF_HOME")
-    if isinstance(error, OSError) and error.filename and not isinstance(error, URLError):  # not of the network
+    if isinstance(error, OSError) and error.filename and not isinstance(error, URLError):  # not a network error
         return ModelError(
             f"files of {name} cannot be kept in the hub's cache ({error.strerror}: {error.filename}); set HF_HOME to a "
             "directory that can be written"

@@ -1,4 +1,4 @@
-"""Which files of a repository of the Hugging Face hub make a model, by their names alone."""
+"""Choice of the files of a Hugging Face hub repository that form a model, by the names of the files."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ from tpi.sources.ggufparts import gguf_name, gguf_parts, is_auxiliary
 from tpi.sources.safetensors import INDEX, SINGLE
 
 _REPOSITORY = r"(?P<repository>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})"
-_SITE = r"((https?://)?(huggingface\.co|hf\.co)/)?"  # as a browser's address, or as other programs have it
+_SITE = r"((https?://)?(huggingface\.co|hf\.co)/)?"  # copied from a browser, or in the form other programs accept
 _SPEC = re.compile(_SITE + _REPOSITORY + r"(@(?P<revision>[\w./-]{1,200}))?(:(?P<choice>[\w./+ -]{1,200}))?", re.ASCII)
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 _SMALL = (
@@ -21,17 +21,17 @@ _SMALL = (
     *_TOKENIZERS,
     *("merges.txt", "vocab.txt", "chat_template.json", "*.jinja", "additional_chat_templates/*.jinja"),
 )
-# Of several GGUF models the first of these; then the first by name.
+# If a repository has several GGUF models, the first of these is used; if it has none of these, the first by name.
 _PREFERRED = ("Q4_K_M", "MXFP4", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
-_SHOWN = 30  # names that a refusal lists
+_SHOWN = 30  # limit of file names in an error message
 
 
 @dataclass(frozen=True)
 class HubModel:
     """A model of the hub as the user names it: `owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`.
 
-    `https://huggingface.co/` or `hf.co/` may stand before it. `revision` is a branch, a tag or a commit; `choice` the
-    file, or the quantisation in its name, of a GGUF model.
+    The prefix `https://huggingface.co/` or `hf.co/` is accepted. `revision` is a branch, a tag or a commit. `choice` is
+    the file name of a GGUF model, or the quantisation in that name.
     """
 
     repository: str
@@ -40,25 +40,26 @@ class HubModel:
 
     @classmethod
     def parse(cls, spec: str) -> "HubModel | None":
-        """Return what `spec` means; None if it is not of this form."""
+        """Parse `spec`; return None if it does not have one of these forms."""
         found = _SPEC.fullmatch(spec)
         if found is None or found["repository"].endswith(
             (".gguf", ".safetensors", ".json")
-        ):  # a file that is not there
+        ):  # the path of a local file that does not exist
             return None
         return cls(found["repository"], found["revision"] or "main", found["choice"] or "")
 
     @property
     def name(self) -> str:
-        """The name without its owner."""
+        """Name of the repository without its owner."""
         return self.repository.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class HubFiles:
-    """The files of a model in a repository with the files `names`; paths are relative, with slashes.
+    """Files of a model in a repository. All paths are relative to the repository, with slashes.
 
-    `gguf` are the parts of its GGUF model, empty for a Hugging Face directory. `note` says which of several was chosen.
+    `names` are all files of the repository. `gguf` are the parts of the chosen GGUF model, empty for a Hugging Face
+    directory. `note` says which GGUF model was chosen if there are several.
     """
 
     names: frozenset[str]
@@ -70,7 +71,7 @@ class HubFiles:
         """Choose the files of `model`.
 
         Raises:
-            ModelError: if there are no weights in a format that is read, or none or several that `model.choice` means.
+            ModelError: if no weights are in a supported format, or `model.choice` does not select one GGUF model.
         """
         known = frozenset(filter(_is_plain, names))
         groups = {gguf_parts(Path(name))[0].as_posix(): name for name in sorted(known, reverse=True) if _is_gguf(name)}
@@ -87,9 +88,10 @@ class HubFiles:
         return cls(known, parts, note)
 
     def wanted(self, directory: Path, weights: bool) -> list[str]:
-        """Return what has to be in `directory`: of sharded weights first their index, and once that is there the rest.
+        """Return the files that `directory` must hold.
 
-        Without `weights` it is all but the weights of a Hugging Face directory.
+        The shards of sharded weights are included only once their index is in `directory`. If `weights` is False, the
+        weights of a Hugging Face directory are left out.
 
         Raises:
             ModelError: if the index is damaged, or names files that the repository lacks.
@@ -105,12 +107,12 @@ class HubFiles:
 
     @property
     def has_tokenizer(self) -> bool:
-        """True if a tokenizer is among the files; GGUF models have theirs inside."""
+        """True if the files include a tokenizer. A GGUF file contains its own."""
         return bool(self.gguf) or not self.names.isdisjoint(_TOKENIZERS)
 
 
 def _is_plain(name: str) -> bool:
-    """Return False for a path that could lead out of the directory of its repository."""
+    """Return False for a path that could lead out of the repository's directory, or cannot be printed."""
     return (
         name.isprintable()
         and "\\" not in name
@@ -129,7 +131,7 @@ def _is_gguf(name: str) -> bool:
 
 
 def _one_of(model: HubModel, files: list[str]) -> tuple[str, str]:
-    """Return the file that `model.choice` means, or the best one without a choice, and a note if there were several."""
+    """Return the file that `model.choice` selects, or the preferred one, and a note if one of several was preferred."""
     shown = ", ".join(files[:_SHOWN]) + (", ..." if len(files) > _SHOWN else "")
     if model.choice:
         found = [file for file in files if _means(model.choice, file)]
@@ -144,7 +146,7 @@ def _one_of(model: HubModel, files: list[str]) -> tuple[str, str]:
 
 
 def _means(choice: str, file: str) -> bool:
-    """Return True if `choice` is the file, its path, its name without the ending, or the quantisation in it."""
+    """Return True if `choice` is the file's path, name, name without suffix, or the quantisation in its name."""
     path, wanted = Path(file), choice.lower()
     whole = (file, path.name, gguf_name(path), *(part.as_posix() for part in gguf_parts(path)))
     if wanted in {name.lower() for name in whole} or wanted in {part.name.lower() for part in gguf_parts(path)}:

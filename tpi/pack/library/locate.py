@@ -1,4 +1,4 @@
-"""From what the user typed after `-m` to a model on disk, and from there to an open pack."""
+"""Resolve the argument of `-m` to a model on disk, and open that model as a pack."""
 
 import os
 import re
@@ -29,8 +29,8 @@ ACCEPTED = (
     f"an alias ({', '.join(ALIASES)}), a directory in Hugging Face format, a .gguf file, a pack directory, or a hub id "
     "such as Qwen/Qwen3-0.6B or, of GGUF files, owner/name:Q4_K_M"
 )
-_MAKING = 2  # goes up where the same source gives another pack than before
-_SMALL = 1 << 20  # bytes up to which a file counts with its content
+_MAKING = 2  # version of the packer; increase it when the same source results in a different pack
+_SMALL = 1 << 20  # bytes; files up to this size are identified by their content, larger ones by their time
 _PARTS = (
     "*.safetensors",
     "*.json",
@@ -44,7 +44,7 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class Located:
-    """Where a model is: a pack, a GGUF file, or a Hugging Face directory."""
+    """Kind, path and display name of a model on disk."""
 
     kind: Literal["pack", "gguf", "directory"]
     path: Path
@@ -52,15 +52,15 @@ class Located:
 
 
 def open_model(spec: str, dtype: str, cache: Path, progress: Phase = phase) -> Pack:
-    """The model that `spec` names, packed into `cache` if it is not there yet.
+    """Open the model that `spec` names. If the cache has no pack of it, make one first.
 
     A second call finds the pack by the identity of the source's files, in milliseconds.
 
     Args:
         spec: an alias (smollm2-135m), a Hugging Face directory, a .gguf file, a pack directory, or a hub id.
-        dtype: auto, f32, bf16, q8, q4 or q4s; a pack directory is taken as it is.
+        dtype: auto, f32, bf16, q8, q4 or q4s; ignored for a pack directory, which is used as it is.
         cache: the directory that holds `packs/` and `models/`.
-        progress: opens a phase that shows progress; `tpi.progress.phase` prints to stderr.
+        progress: starts a display of progress; `tpi.progress.phase` prints to stderr.
 
     Raises:
         ModelError: if the model is unknown, damaged or not supported.
@@ -77,10 +77,23 @@ def open_located(
     room: "Room | None" = None,
     gate_first: bool = False,
 ) -> Pack:
-    """As `open_model`, for a model that was found already. `room` makes room in the cache for so many bytes.
+    """Open a model that `locate` found. If the cache has no pack of it, make one first.
 
-    While the pack lives nobody removes it from the cache. What is damaged is made again (`tpi.pack.builder.mend`). With
-    `gate_first` it is the pack that lies beside the ordinary one (`tpi.pack.builder.plan.plan_pack`).
+    The pack is not removed from the cache while the returned object exists. Damaged files are made again
+    (`tpi.pack.builder.mend`).
+
+    Args:
+        located: the model.
+        dtype: auto, f32, bf16, q8, q4 or q4s; ignored for a pack directory.
+        cache: the directory that holds `packs/` and `models/`.
+        progress: starts a display of progress.
+        room: called before packing with the number of bytes needed; it may free that much space in the cache.
+        gate_first: open a pack whose gates are separate runs (`tpi.pack.builder.plan.plan_pack`). The cache holds it in
+            addition to the ordinary pack.
+
+    Raises:
+        ModelError: if the model is damaged or not supported.
+        WeightsError: if a damaged pack cannot be made again, or the disk is full.
     """
     from tpi.pack.builder.mend import made, open_whole
 
@@ -97,14 +110,14 @@ def open_located(
 
             pack_model(open_source(located.path), dtype, target, progress, room=room, gate_first=gate_first)
             made(record)
-            return_memory()  # glibc would keep up to 90 MiB, and a node count it as its bare process
+            return_memory()  # glibc may retain up to 90 MiB, which the node would count as memory of the bare process
         pack = open_whole(record, identity, progress)
-        finalize(pack, Hold(target, target.parent == cache / "packs").close)  # it may be another directory now
+        finalize(pack, Hold(target, target.parent == cache / "packs").close)  # repairs may have replaced the directory
     return pack
 
 
 def identity(source: Path, dtype: str) -> str:
-    """The hash at the end of `pack_name`: of all that a pack depends on, whatever its source is called."""
+    """Return the hash at the end of `pack_name`. It covers the source's files, but not the model's name."""
     return _hash(pack_name(_directory(source) if source.is_dir() else _file(source), dtype))
 
 
@@ -113,12 +126,12 @@ def _hash(name: str) -> str:
 
 
 def locate(spec: str, cache: Path, progress: Phase = phase, weights: bool = True) -> Located:
-    """Find the model that `spec` names; downloads an alias or a hub id that is not there yet.
+    """Find the model that `spec` names. An alias or hub id that is not on this machine is downloaded.
 
-    Without `weights`, those of a Hugging Face directory are not downloaded.
+    If `weights` is False, the weights of a Hugging Face directory are not downloaded.
 
     Raises:
-        ModelError: if there is no such model; it says what is accepted.
+        ModelError: if there is no such model; the message lists the forms that are accepted.
     """
     path = user_path(spec)
     if spec.lower() in ALIASES and not path.is_file():
@@ -134,7 +147,7 @@ def locate(spec: str, cache: Path, progress: Phase = phase, weights: bool = True
 
 
 def pack_name(located: Located, dtype: str, gate_first: bool = False) -> str:
-    """The name of the pack in the cache: for people, and with a hash of all that the pack depends on."""
+    """Return the pack's directory name in the cache: a readable name, and a hash of all that the pack depends on."""
     files = [part for part in gguf_parts(located.path) if part.exists()]
     if located.kind == "directory":
         files = sorted({file for pattern in _PARTS for file in located.path.glob(pattern) if file.is_file()})
@@ -149,7 +162,7 @@ def pack_name(located: Located, dtype: str, gate_first: bool = False) -> str:
 
 
 def _directory(path: Path, cache: Path | None = None) -> Located:
-    if is_pack(path) or (cache and PackRecord.load(cache, path).source):  # it may have lost its manifest
+    if is_pack(path) or (cache and PackRecord.load(cache, path).source):  # a damaged pack may lack its manifest
         return Located("pack", path, path.name)
     found = {gguf_parts(file)[0]: gguf_name(file) for file in sorted(path.glob("*.gguf")) if file.is_file()}
     found = {file: name for file, name in found.items() if not is_auxiliary(file.name)}

@@ -1,7 +1,8 @@
-"""Packs with renumbered neurons, which a profile leaves inside the pack that it is of: `numbered-1`, `numbered-3-2-1`.
+"""Packs with renumbered neurons. `tpi profile` writes them inside the profiled pack: `numbered-1`, `numbered-3-2-1`.
 
-The name says for which shares of nodes the hot neurons were dealt. Such a directory is a pack by itself: its
-predictors and its profile are in its own numbers, and what is no feed-forward network is a link to the pack around it.
+The numbers in the name are the shares of the nodes among which the hot neurons are divided. Such a directory is a
+complete pack. Its predictors and profile use its own numbering. Files other than feed-forward blocks are links to the
+outer pack.
 """
 
 from collections.abc import Sequence
@@ -23,27 +24,32 @@ _PREFIX = "numbered-"
 
 
 def numbered_path(pack: Path, shares: Sequence[float]) -> Path:
-    """Where the pack with neurons numbered for nodes of these shares is, or would be."""
+    """Return the directory for the pack whose neurons are numbered for nodes with these shares. It need not exist."""
     return pack / (_PREFIX + "-".join(f"{share:g}" for share in shares))
 
 
 def numbered_packs(pack: Path) -> list[Path]:
-    """The renumbered packs inside a pack, in the order of their names."""
+    """Return the renumbered packs inside a pack, in the order of their names."""
     return sorted(path for path in pack.glob(f"{_PREFIX}*") if is_pack(path))
 
 
 def made_from(pack: Path, orders: I32) -> str:
-    """What names the pack, its predictors and the orders, `[layers, neurons]`, that a renumbered pack is made from."""
+    """Return a hash of the inputs of a renumbered pack: the pack's manifest, its predictors, and the orders of neurons.
+
+    `orders` is int32 `[layers, neurons]`.
+    """
     predictors = pack / PREDICTORS
     parts = [(pack / MANIFEST).read_bytes(), predictors.read_bytes() if predictors.exists() else b""]
     return sha256(b"".join([*parts, orders.tobytes()])).hexdigest()
 
 
 def open_numbered(pack: Pack, path: Path, cache: Path, progress: Phase = phase) -> Pack:
-    """The renumbered pack `path` of `pack`, which nobody removes or replaces while it lives.
+    """Open the renumbered pack in the directory `path` inside `pack`.
+
+    The directory is not removed or replaced while the returned object exists.
 
     Raises:
-        WeightsError: if it is damaged; it says how it is made again.
+        WeightsError: if the pack is damaged; the message says how to make it again.
         ModelError: if its manifest cannot be used.
     """
     from tpi.pack.builder.mend import find_damage
@@ -61,6 +67,6 @@ def open_numbered(pack: Pack, path: Path, cache: Path, progress: Phase = phase) 
 
 
 def _let_go(hold: Hold, around: Pack) -> None:
-    """The pack around it lives as long."""
+    """Release the lock. Taking `around` as an argument keeps the outer pack alive until then."""
     del around
     hold.close()

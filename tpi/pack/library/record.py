@@ -1,6 +1,6 @@
-"""What this machine remembers of a pack: where it came from, and which of its files were right when they were checked.
+"""Records of packs on this machine: the source of a pack, and which of its files were intact when last checked.
 
-It stays in the cache, not in the pack, which may be copied or read-only.
+A record is a file in the cache, not in the pack, because a pack may be copied or read-only.
 """
 
 import json
@@ -18,20 +18,20 @@ Stamp = list[int]
 
 @dataclass
 class PackRecord:
-    """What is known of the pack in the directory `pack`; empty fields are not known."""
+    """Record of the pack in the directory `pack`. An empty field means that the value is not known."""
 
     cache: Path
     pack: Path
-    source: str = ""  # absolute path of what it was made from
+    source: str = ""  # absolute path of the model that the pack was made from
     dtype: str = ""
-    identity: str = ""  # `tpi.pack.library.locate.pack_name` of the source at that time
-    checked: dict[str, Stamp] = field(default_factory=dict)  # by file name: its size and times when it was right
-    digests: dict[str, str] = field(default_factory=dict)  # of the files that carry no hashes: manifest, tokenizer
-    gate_first: bool = False  # how it was made, see `tpi.pack.builder.plan.plan_pack`
+    identity: str = ""  # `tpi.pack.library.locate.identity` of the source when the pack was made
+    checked: dict[str, Stamp] = field(default_factory=dict)  # by file name: the `stamp` of the file when it was intact
+    digests: dict[str, str] = field(default_factory=dict)  # SHA-256 of the manifest and tokenizer, which have no hashes
+    gate_first: bool = False  # argument of `tpi.pack.builder.plan.plan_pack` that the pack was made with
 
     @classmethod
     def load(cls, cache: Path, pack: Path) -> "PackRecord":
-        """What is remembered; an empty record if that is nothing."""
+        """Read the record of `pack` from the cache; return an empty one if there is none or it cannot be read."""
         record = cls(cache, pack.absolute())
         with suppress(OSError, ValueError, TypeError):
             fields = json.loads(record.file.read_bytes())
@@ -41,11 +41,11 @@ class PackRecord:
 
     @property
     def file(self) -> Path:
-        """Where this is kept."""
+        """Path of the record's file in the cache."""
         return self.cache / "records" / f"{sha256(os.fsencode(self.pack)).hexdigest()[:32]}.json"
 
     def save(self) -> None:
-        """Write it down; what a disk that cannot be written forgets is checked again."""
+        """Write the record's file. Do nothing if the disk cannot be written; the pack is then checked again later."""
         fields = {**asdict(self), "pack": str(self.pack)}
         del fields["cache"]
         draft = self.file.with_suffix(f".{os.getpid()}.tmp")
@@ -59,19 +59,22 @@ class PackRecord:
                 draft.unlink(missing_ok=True)
 
     def trust(self, files: Iterable[str]) -> None:
-        """These files are right as they are now."""
+        """Record that these files of the pack are intact in their present state."""
         for name in files:
             if found := stamp(self.pack / name):
                 self.checked[name] = found
 
     def trusts(self, name: str) -> bool:
-        """Whether a file has not changed since it was right."""
+        """Return True if the file has not changed since it was found intact, by its size, times and inode."""
         found = stamp(self.pack / name)
         return found is not None and self.checked.get(name) == found
 
 
 def stamp(path: Path) -> Stamp | None:
-    """What changes when the file does; None if there is none."""
+    """Return the size, modification time, change time and inode of a file; None if it cannot be examined.
+
+    Times are in nanoseconds.
+    """
     try:
         found = path.stat()
     except OSError:
@@ -80,7 +83,7 @@ def stamp(path: Path) -> Stamp | None:
 
 
 def records(cache: Path) -> dict[Path, PackRecord]:
-    """All records of packs that are still there, by the pack's directory; forgets the others."""
+    """Return the records of all packs that still exist, by directory. Delete the records of the others."""
     found: dict[Path, PackRecord] = {}
     for file in (cache / "records").glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):

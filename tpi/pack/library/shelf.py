@@ -1,4 +1,4 @@
-"""Pulled models and packs in a cache, for people and for whoever has to make room. Shards: `worker.shards.shelf`."""
+"""Inventory of the models and packs in a cache, with their sizes and last uses. `worker.shards.shelf` lists shards."""
 
 import re
 from collections.abc import Iterator
@@ -19,24 +19,24 @@ _PACK_NAME = re.compile(r"((.+)-(?:auto|f32|bf16|q8|q4|q4s)(?:-gate-first)?)-[0-
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that can be removed by itself."""
+    """A model, a pack or a cache of shards, which can be removed independently of the others."""
 
     kind: Literal["model", "pack", "shards"]
     name: str
-    path: Path  # of shards: their cache
-    nbytes: int  # on the disk
+    path: Path  # for shards, the cache that holds them
+    nbytes: int  # bytes allocated on disk
     last_used: float  # seconds since 1970
-    again: bool  # it can be made, or downloaded, again
-    in_use: bool  # by a running process
+    again: bool  # it can be made or downloaded again
+    in_use: bool  # a running process holds it
 
     def called(self, name: str) -> bool:
-        """Whether `name` means this: its own, that without the hash, or that of the model it was made from."""
+        """Return True if `name` is the entry's name, that name without the hash, or the name of the pack's model."""
         found = _PACK_NAME.fullmatch(self.name)
         return name in (self.name, *(found.groups() if found else ()))
 
 
 def stored_models(cache: Path) -> Iterator[Entry]:
-    """The models that `tpi pull` has fetched."""
+    """Yield the models that `tpi pull` has downloaded by an alias."""
     aliases = {Path(alias.member).name: name for name, alias in ALIASES.items()}
     for path in _visible(cache / "models"):
         name = aliases.get(path.name, path.name)
@@ -44,7 +44,7 @@ def stored_models(cache: Path) -> Iterator[Entry]:
 
 
 def stored_packs(cache: Path) -> Iterator[Entry]:
-    """The packs, whether or not their sources are still there."""
+    """Yield the packs of the cache, whether or not their sources still exist."""
     known = records(cache)
     for path in _visible(cache / "packs"):
         again = _has_source(known.get(path.absolute()))
@@ -52,7 +52,7 @@ def stored_packs(cache: Path) -> Iterator[Entry]:
 
 
 def remove_stored(entry: Entry) -> bool:
-    """Remove a model or a pack, and what interrupted runs have left beside it; False if it is in use.
+    """Remove a model or a pack, and remains of interrupted runs next to it. Return False if the entry is in use.
 
     Raises:
         OSError: if the disk cannot be written.
@@ -62,11 +62,11 @@ def remove_stored(entry: Entry) -> bool:
 
 
 def disk_bytes(path: Path) -> int:
-    """Bytes that the file system has given to a file, or to all in a directory."""
+    """Return the bytes that the file system has allocated to a file, or to all files in a directory."""
     total = 0
     for file in path.rglob("*") if path.is_dir() else (path,):
-        with suppress(OSError):  # removed meanwhile
-            total += file.lstat().st_blocks * 512  # of a link its own: the file is counted where it is
+        with suppress(OSError):  # the file may be removed meanwhile
+            total += file.lstat().st_blocks * 512  # a link counts its own size; its target is counted where it lies
     return total
 
 
@@ -76,7 +76,7 @@ def _visible(directory: Path) -> Iterator[Path]:
 
 
 def _has_source(record: PackRecord | None) -> bool:
-    """Whether what a pack was made from is still there, and still the same."""
+    """Return True if the source of the recorded pack still exists and has not changed."""
     if record is None or not record.source:
         return False
     with suppress(TpiError, OSError):

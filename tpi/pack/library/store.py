@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all: one writer at a time, built under another name, synced, renamed."""
+"""Atomic creation of directories. One process at a time builds a hidden directory, syncs it, and renames it."""
 
 import fcntl
 import os
@@ -14,10 +14,10 @@ from tpi.system.private import FILE, FOLDER, make_private, private
 
 
 def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], bool], again: bool = False) -> None:
-    """Have `fill` write the files of `target` into a new directory, then give it its name.
+    """Create the directory `target` atomically: call `fill` with a new hidden directory, then rename that.
 
-    Another process that builds the same target is waited for; if `done(target)` holds then, nothing is done, except
-    with `again`, which replaces what is there.
+    If another process is building the same target, wait for it. If `done(target)` is True after that, do nothing. With
+    `again`, build in any case and replace the existing directory.
 
     Raises:
         WeightsError: if the disk is full, the directory cannot be written, or `target` holds something else.
@@ -36,12 +36,13 @@ def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], boo
 
 @contextmanager
 def drafting(target: Path) -> Iterator[Path]:
-    """Be the only process that makes `target`, with an empty directory beside it to do that in, removed at the end.
+    """Lock `target` against other builders, and yield an empty hidden directory next to it to build in.
 
-    What interrupted runs have left there is removed first; what is made lasts when the context is left.
+    Remains of interrupted runs are removed first. The hidden directory is removed at the end, unless the caller has
+    renamed it. Leaving the context also syncs the parent directory, so that the rename survives a power failure.
 
     Raises:
-        WeightsError: if the disk is full, or cannot be written.
+        WeightsError: if the disk is full or cannot be written.
     """
     partial = _partial(target)
     try:
@@ -63,7 +64,7 @@ def drafting(target: Path) -> Iterator[Path]:
 
 
 def _replace(target: Path, made: Path) -> None:
-    """Give `made` the name of the directory `target`, which goes."""
+    """Replace the directory `target` with the directory `made`."""
     sync_directory(made)
     old = target.with_name(f".{target.name}.old.partial")
     shutil.rmtree(old, ignore_errors=True)
@@ -91,7 +92,7 @@ def sync_directory(path: Path) -> None:
 
 
 def erase(path: Path) -> None:
-    """Remove a file or a directory, or as much of it as can be removed."""
+    """Remove a file or a directory. Errors are ignored, so parts of it may remain."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -109,7 +110,10 @@ def _lock_file(target: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold an exclusive lock on the file `path`, which exists only as long; yields whether it was got."""
+    """Hold an exclusive lock on the file `path`, which exists only while it is locked.
+
+    Yields True once the lock is held. Yields False if `wait` is False and another process holds it.
+    """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
         try:
@@ -139,7 +143,7 @@ def _same_file(handle: int, path: Path) -> bool:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what interrupted runs have left in `parent`: partial directories that nobody holds the lock of."""
+    """Remove the partial directories that interrupted runs have left in `parent`: those that no process has locked."""
     for partial in parent.glob(".*.partial"):
         target = partial.with_name(partial.name[1 : -len(".partial")])
         if not _lock_file(target).exists():

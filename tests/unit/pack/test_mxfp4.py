@@ -138,7 +138,7 @@ def test_scales_that_do_not_fit_are_refused(microscaled: tuple[Path, Path]) -> N
     name = "model.layers.0.mlp.experts.down_proj_scales"
     tensors[name] = np.ascontiguousarray(tensors[name][:, :-1])
     save_file(tensors, coded / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"down_proj_blocks has shape .* do not fit"):
+    with pytest.raises(ModelError, match=r"down_proj_blocks has shape .* which does not fit"):
         open_source(coded)
 
 

@@ -1,1 +1,1 @@
-"""Which neurons a token needs: predictors kept beside a pack, and thresholds for models whose activations are not 0."""
+"""Sparsity: predictors of active neurons, and thresholds for models whose activations are never 0."""

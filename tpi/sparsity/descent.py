@@ -1,4 +1,4 @@
-"""Where a predictor's training begins, and its steps: reduced-rank regression, and Adam (Kingma and Ba, 2015)."""
+"""Initial weights of a predictor by reduced-rank regression, and the Adam optimizer (Kingma and Ba, 2015)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,16 @@ from tpi.sparsity.examples import LayerExamples
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
-_RIDGE = 1e-2  # of the mean square of the input
-_RARE = 1e-4  # a neuron is taken to be active at least as often, at most one minus that
-_SLOPE = 4.0  # of a logit by a probability at one half
+_RIDGE = 1e-2  # ridge regularisation, as a share of the mean square of the input
+_RARE = 1e-4  # activation frequencies are clipped to [_RARE, 1 - _RARE]
+_SLOPE = 4.0  # derivative of the logit by the probability, at probability 1/2
 
 
 def initial(examples: LayerExamples, rank: int, random: np.random.Generator) -> tuple[F32, F32, F32]:
-    """`first` `[rank, hidden]`, `second` `[neurons, rank]` and bias: the best linear predictor of half the rank.
+    """Return the initial weights of a predictor: the best linear predictor of half the rank.
 
-    Each direction is there with both its signs, and a little noise, so that the two can part.
+    The result is `first` `[rank, hidden]`, `second` `[neurons, rank]` and the bias `[neurons]`, all float32. Each
+    direction occurs with both signs, since ReLU passes only one. A little noise lets the two copies diverge.
     """
     often, gram, cross = _moments(examples)
     lower = np.linalg.cholesky(gram)
@@ -34,8 +35,11 @@ def initial(examples: LayerExamples, rank: int, random: np.random.Generator) -> 
 
 
 def _moments(examples: LayerExamples) -> tuple[F32, F64, F32]:
-    """How often each neuron is active, `[neurons]`; of the inputs' squares and of inputs with activity, less what often
-    makes, the sums `[hidden, hidden]` and `[hidden, neurons]`."""
+    """Return the frequencies and second moments that the regression needs.
+
+    The result is the frequency of each neuron `[neurons]`, clipped; the regularised Gram matrix of the inputs
+    `[hidden, hidden]`; and the products of inputs with activity less its frequency `[hidden, neurons]`.
+    """
     counts, total = np.zeros(examples.neurons), np.zeros(examples.hidden)
     gram, cross = np.zeros((examples.hidden,) * 2), np.zeros((examples.hidden, examples.neurons), np.float32)
     for x, active in examples.pieces():
@@ -51,23 +55,23 @@ def _moments(examples: LayerExamples) -> tuple[F32, F64, F32]:
 
 
 def _widened(rows: npt.NDArray[np.floating[Any]], rank: int, random: np.random.Generator) -> F32:
-    """`rank` rows: what there is, then noise of a hundredth of its size, which is on all."""
+    """Return `rank` rows: the given rows, padded with zeros, plus noise of a hundredth of their RMS on all of them."""
     found = random.standard_normal((rank, rows.shape[1])) * (0.01 * np.sqrt(np.mean(np.square(rows))))
     found[: len(rows)] += rows[:rank]
     return np.asarray(found, np.float32)
 
 
 class Adam:
-    """Adam over arrays that are changed in place."""
+    """The Adam optimizer; it updates the arrays in place."""
 
     def __init__(self, values: Sequence[F32], first: float = 0.9, second: float = 0.999) -> None:
-        """`first` and `second` are the decays of the moments."""
+        """Create an optimizer of `values`; `first` and `second` are the decay rates of the two moments."""
         self._values, self._decays, self._steps = values, (first, second), 0
         self._means = [np.zeros_like(value) for value in values]
         self._squares = [np.zeros_like(value) for value in values]
 
     def step(self, gradients: Sequence[F32], rate: float) -> None:
-        """One step against `gradients`."""
+        """Update the values by one step of learning rate `rate` against `gradients`."""
         self._steps += 1
         one, two = self._decays
         size = np.float32(rate / (1 - one**self._steps))

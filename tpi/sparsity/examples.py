@@ -1,8 +1,8 @@
-"""What predictors learn from: what goes into a model's feed-forward blocks over a text, and which neurons it activates.
+"""Training examples of predictors: the inputs of a model's feed-forward blocks over a text, and its active neurons.
 
-Over 16k tokens a 7B model has 13 GiB of it as it is computed. So inputs are kept as float16 and activity in bits, in
-two files: memory holds what one piece of the text makes, as while counting, and then what is read of one layer. What
-was collected stays in the files, so that collecting goes on where it was stopped.
+For 16k tokens of a 7B model they would take 13 GiB as computed. Therefore two files hold the inputs as float16 and the
+activity as bits. Memory holds the examples of one piece of the text while they are collected, and those of one
+layer while its predictor is trained. An interrupted collection continues from the files.
 """
 
 import json
@@ -29,21 +29,22 @@ from tpi.system.private import make_private, private
 
 Active = npt.NDArray[np.bool_]
 Watch = Callable[[int, int, F32, U8], None]
-"""Is told of the tokens from one on, for a layer: its inputs `[tokens, hidden]`, and its activity in bits."""
+"""Callback that receives the number of the first token, the layer, its inputs `[tokens, hidden]`, and its activity
+as `tpi.sparsity.usage.packed` returns it."""
 
-SEQUENCES = 8  # that pass the model together
+SEQUENCES = 8  # sequences that are replayed together
 _DONE, _INPUTS, _ACTIVE = "done.json", "inputs.f16", "active.bits"
-ROWS = 1024  # tokens that are unpacked together
+ROWS = 1024  # tokens that are unpacked at a time
 _LARGEST_F16 = np.float32(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerExamples:
-    """What a predictor of `layer` learns from, of `len(self)` tokens.
+    """Training examples for the predictor of one layer, one for each of `len(self)` tokens.
 
     Attributes:
-        inputs: `[tokens, hidden]` float16 or float32, what comes into the feed-forward block of `ahead` layers before.
-        bits: `[tokens, bytes]` uint8, which of this layer's `neurons` are active, as `tpi.sparsity.usage.packed`.
+        inputs: `[tokens, hidden]` float16 or float32, the input of the feed-forward block `ahead` layers earlier.
+        bits: `[tokens, bytes]` uint8, the active neurons of this layer, packed by `tpi.sparsity.usage.packed`.
     """
 
     layer: int
@@ -54,7 +55,7 @@ class LayerExamples:
 
     @classmethod
     def of(cls, layer: int, x: F32, active: Active, ahead: int = 0) -> "LayerExamples":
-        """From `x` `[tokens, hidden]` and `active` `[tokens, neurons]`."""
+        """Create examples from the inputs `x` `[tokens, hidden]` and the activity `active` `[tokens, neurons]`."""
         return cls(layer, x, packed(active), active.shape[1], ahead)
 
     def __len__(self) -> int:
@@ -62,31 +63,31 @@ class LayerExamples:
 
     @property
     def hidden(self) -> int:
-        """Values of an input."""
+        """Number of values of one input."""
         return int(self.inputs.shape[1])
 
     def rows(self, at: npt.NDArray[np.int64] | slice) -> tuple[F32, Active]:
-        """Inputs and activity of some tokens: float32 `[tokens, hidden]`, bool `[tokens, neurons]`."""
+        """Return the inputs and activity of the tokens `at`: float32 `[tokens, hidden]`, bool `[tokens, neurons]`."""
         active = np.unpackbits(self.bits[at], axis=1, count=self.neurons, bitorder="little")
         return np.asarray(self.inputs[at], np.float32), active.view(np.bool_)
 
     def pieces(self) -> Iterator[tuple[F32, Active]]:
-        """`rows` of all tokens, some at a time."""
+        """Yield the inputs and activity of all tokens, `ROWS` tokens at a time."""
         for first in range(0, len(self), ROWS):
             yield self.rows(slice(first, first + ROWS))
 
     def part(self, first: int, last: int) -> "LayerExamples":
-        """Of the tokens `[first, last)` alone."""
+        """Return the examples of the tokens `[first, last)`."""
         return replace(self, inputs=self.inputs[first:last], bits=self.bits[first:last])
 
 
 def examples_of(pack: Pack, tokens: I32, kernels: Kernels, ahead: int = 0) -> dict[int, LayerExamples]:
-    """Of every layer, over `tokens` `[sequences, length]`, in memory, with inputs as float32: for small models.
+    """Return the examples of every layer over `tokens` `[sequences, length]`, in memory, with float32 inputs.
 
-    The first layers look ahead as far as there are layers.
+    This is for small models; use `ExampleFiles` for others. Layer `i` looks `min(ahead, i)` layers ahead.
 
     Raises:
-        ModelError: if activations of this model are never 0, or it has experts.
+        ModelError: if the activations of this model are never 0, or if it has experts.
     """
     layers, hidden, width = _shape(pack)
     inputs = np.empty((layers, tokens.size, hidden), np.float32)
@@ -103,7 +104,7 @@ def examples_of(pack: Pack, tokens: I32, kernels: Kernels, ahead: int = 0) -> di
 
 @dataclass(frozen=True)
 class ExampleFiles:
-    """Examples in `folder`, of the pack and the text that `of` names."""
+    """Examples in files of `folder`; `of` identifies the pack and the text."""
 
     folder: Path
     of: str
@@ -111,10 +112,13 @@ class ExampleFiles:
     def collect(
         self, pack: Pack, tokens: I32, kernels: Kernels, ahead: int = 0, progress: Progress = silent
     ) -> dict[int, LayerExamples]:
-        """As `examples_of`, but in files, beginning with what is there of the same pack and text.
+        """Return the examples of every layer over `tokens`, memory-mapped from files.
+
+        Examples that an earlier call wrote for the same pack and text are not collected again. `progress` receives
+        the number of finished sequences and of all sequences.
 
         Raises:
-            ModelError: as `examples_of`.
+            ModelError: if the activations of this model are never 0, or if it has experts.
             WeightsError: if the files cannot be written.
         """
         layers, hidden, width = _shape(pack)
@@ -135,7 +139,7 @@ class ExampleFiles:
 
     @property
     def nbytes(self) -> int:
-        """What the files take on disk."""
+        """Bytes that the files take on disk."""
         return sum(512 * path.stat().st_blocks for path in self.folder.glob("*"))
 
     def remove(self) -> None:
@@ -143,14 +147,18 @@ class ExampleFiles:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _begun(self, sizes: tuple[int, int]) -> int:
-        """Sequences that are there, in files of `sizes` bytes; what is of something else, or not whole, is removed."""
+        """Return the number of sequences already collected.
+
+        Create files of `sizes` bytes first if there are none, or if those found belong to another text or pack or are
+        incomplete.
+        """
         files = (self.folder / _INPUTS, self.folder / _ACTIVE)
         try:
             found = json.loads((self.folder / _DONE).read_text())
             if found["of"] == self.of and tuple(file.stat().st_size for file in files) == sizes:
                 return int(found["sequences"])
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # nothing that can be gone on with
+            pass  # there is nothing to continue from
         self.remove()
         make_private(self.folder)
         for path, size in zip(files, sizes, strict=True):
@@ -159,7 +167,7 @@ class ExampleFiles:
         return 0
 
     def _add(self, pack: Pack, tokens: I32, first: int, kernels: Kernels) -> None:
-        """One piece more, of all layers."""
+        """Write the examples of all layers for the sequences from `first` on."""
         with (self.folder / _INPUTS).open("r+b") as inputs, (self.folder / _ACTIVE).open("r+b") as bits:
 
             def watch(at: int, layer: int, x: F32, active: U8) -> None:
@@ -172,18 +180,18 @@ class ExampleFiles:
 
 
 def token_bytes(pack: Pack) -> int:
-    """Bytes on disk that `ExampleFiles` takes for each token of a text."""
+    """Return the bytes on disk that `ExampleFiles` takes for each token of a text."""
     layers, hidden, width = _shape(pack)
     return layers * (2 * hidden + width)
 
 
 def _shape(pack: Pack) -> tuple[int, int, int]:
-    """Layers, values of an input, and bytes of a token's activity."""
+    """Return the number of layers, the values of an input, and the bytes of a token's activity in one layer."""
     return pack.config.layers, pack.config.hidden, -(-pack.config.intermediate // 8)
 
 
 def _observe(pack: Pack, tokens: I32, first: int, kernels: Kernels, watch: Watch) -> None:
-    """Replay the sequences from `first` on that pass the model together."""
+    """Replay `SEQUENCES` sequences from `first` on, and call `watch` for each layer."""
     if pack.config.activation not in SPARSE:
         raise ModelError(f"{pack.path} has {pack.config.activation} activations, which are never 0; use thresholds")
 
@@ -195,7 +203,7 @@ def _observe(pack: Pack, tokens: I32, first: int, kernels: Kernels, watch: Watch
 
 
 def _paired(inputs: npt.NDArray[Any], bits: U8, neurons: int, ahead: int) -> dict[int, LayerExamples]:
-    """The activity of each layer with the inputs of the one from which it is foretold."""
+    """Return the examples by layer: its activity, with the inputs of the layer from which it is predicted."""
     paired = {}
     for layer, active in enumerate(bits):
         far = min(ahead, layer)

@@ -1,8 +1,8 @@
-"""The file of a model's predictors: safetensors beside the pack, one entry a layer, with what is said of each in JSON.
+"""The file of a model's predictors: a safetensors file in the pack's directory.
 
-`layer.N.first` and `layer.N.second` are F16 `[rows, columns]`, or U8 `[rows, bytes]` of Q8_0 or Q4_0 blocks;
-`layer.N.bias` is F32 `[neurons]`, where there is one. The metadata `predictors` has for each layer its columns,
-threshold, look-ahead and what it is given.
+`layer.N.first` and `layer.N.second` are F16 `[rows, columns]`, or U8 `[rows, bytes]` of Q8_0 or Q4_0 blocks.
+`layer.N.bias` is F32 `[neurons]`, and may be missing. The metadata entry `predictors` is JSON. It has for each layer
+the columns, the threshold, the look-ahead in layers, and the kind of input.
 """
 
 import json
@@ -27,10 +27,10 @@ _MATRICES = ("first", "second")
 
 
 def save_predictors(path: Path, predictors: Sequence[Predictor], source: str = "") -> None:
-    """Write the predictors of a model, the file as a whole or not at all. `source` says where they come from.
+    """Write the predictors of a model to `path`, atomically. `source` records where they come from.
 
     Raises:
-        WeightsError: if it cannot be written.
+        WeightsError: if the file cannot be written.
     """
     from safetensors.numpy import save
 
@@ -48,10 +48,10 @@ def save_predictors(path: Path, predictors: Sequence[Predictor], source: str = "
 
 
 def load_predictors(path: Path) -> dict[int, Predictor]:
-    """The predictors in a file, by layer; empty if there is no such file.
+    """Return the predictors in a file, by layer; empty if the file does not exist.
 
     Raises:
-        ModelError: naming the file, if it is damaged, or made by another version.
+        ModelError: if the file is damaged or has another version.
     """
     if not path.exists():
         return {}
@@ -83,7 +83,7 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """All tensors, in memory. The header is checked first: sizes that fit, no overlaps."""
+    """Read all tensors into memory, after checking that the header's sizes fit and that no tensors overlap."""
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES} bytes")
     found: dict[str, npt.NDArray[Any]] = {}
@@ -98,9 +98,9 @@ def _predictor(described: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[A
     layer, rank = int(described["layer"]), int(described["rank"])
     first, second = (tensors[f"layer.{layer}.{name}"] for name in _MATRICES)
     if first.ndim != 2 or second.ndim != 2 or len(first) != rank or len(second) != int(described["neurons"]):
-        raise ValueError(f"the matrices of layer {layer} have other shapes than it says")
+        raise ValueError(f"the matrices of layer {layer} do not have the shapes in its metadata")
     if described["given"] not in get_args(Given):
-        raise ValueError(f"layer {layer} is given {str(described['given'])[:20]!r}")
+        raise ValueError(f"layer {layer} has the unknown kind of input {str(described['given'])[:20]!r}")
     return Predictor(
         layer, PredictorMatrix(first, int(described["hidden"])), PredictorMatrix(second, rank),
         float(described["threshold"]), int(described["ahead"]), described["given"], tensors.get(f"layer.{layer}.bias"),

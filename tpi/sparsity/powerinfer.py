@@ -1,4 +1,4 @@
-"""What PowerInfer's files say of neurons: predictors, kept as they are, and which neurons it would put on the GPU."""
+"""Sparsity data in PowerInfer's files: predictors, and marks of the neurons that its solver puts on the GPU."""
 
 import math
 from pathlib import Path
@@ -20,11 +20,11 @@ _MOST_RANK = 1 << 14
 
 
 def keep_beside(model: Model, source: Source, directory: Path) -> None:
-    """Write what a model's source says of neurons into the directory of its pack: predictors, and marks.
+    """Write the predictors and GPU marks of a model's source, if it has any, into the directory of its pack.
 
     Raises:
-        ModelError: naming the tensor, if a predictor is of another shape than its layer, or not finite, or if marks are
-            not one 0 or 1 for each neuron.
+        ModelError: if a predictor does not have the shape of its layer or is not finite, or if the marks are not one 0
+            or 1 for each neuron. The message names the tensor.
         WeightsError: if a file cannot be written.
     """
     if model.predictors:
@@ -34,16 +34,18 @@ def keep_beside(model: Model, source: Source, directory: Path) -> None:
 
 
 def read_split(path: Path, model: Model) -> Active:
-    """Which neurons PowerInfer's solver puts on the GPU: `[layers, neurons]`, none of a layer that the file leaves out.
+    """Return which neurons PowerInfer's solver puts on the GPU: bool `[layers, neurons]`.
+
+    A layer that is missing in the file has no such neurons.
 
     Raises:
-        ModelError: if it is no file of PowerInfer's, or its marks are not one 0 or 1 for each neuron.
+        ModelError: if the file is not a PowerInfer file, or its marks are not one 0 or 1 for each neuron.
     """
     config = model.config
     marks = np.zeros((config.layers, config.intermediate), np.bool_)
     with open_gguf(path) as source:
         if not source.powerinfer:
-            raise ModelError(f"{path} is not a split file of PowerInfer's: it does not begin with PWRI; remove it")
+            raise ModelError(f"{path} is not a split file of PowerInfer: it does not begin with PWRI; remove it")
         for layer in range(config.layers):
             if (name := MARKS.format(i=layer)) in source.tensors:
                 marks[layer] = _marked(source, name, config.intermediate)
@@ -53,27 +55,25 @@ def read_split(path: Path, model: Model) -> Active:
 def _predictor(model: Model, source: Source, refs: PredictorRefs) -> Predictor:
     rank = find(source, refs.first).rows
     if not 1 <= rank <= _MOST_RANK:
-        raise ModelError(f"{source.label}: a predictor of rank {rank} cannot be")
+        raise ModelError(f"{source.label}: a predictor has rank {rank}; it must be from 1 to {_MOST_RANK}")
     first = _matrix(source, refs.first, (rank, model.config.hidden))
     second = _matrix(source, refs.second, (model.config.intermediate, rank))
     return Predictor(
         refs.layer, first, second, refs.threshold, given="residual"
-    )  # before the norm, as llama.cpp's graph
+    )  # the input before the norm, as in the graph of PowerInfer's llama.cpp
 
 
 def _matrix(source: Source, name: str, shape: tuple[int, int]) -> PredictorMatrix:
     tensor = find(source, name)
     if tensor.shape != shape:
-        raise ModelError(
-            f"{source.label}: tensor {name} has shape {list(tensor.shape)}; its layer asks for {list(shape)}"
-        )
+        raise ModelError(f"{source.label}: tensor {name} has shape {list(tensor.shape)}; its layer needs {list(shape)}")
     values = decode(tensor.element, source.read(tensor, (0, tensor.rows), (0, tensor.columns)))
     quantised = tensor.element.quantised and shape[1] % GROUP == 0
     return PredictorMatrix.of(values, "q8" if quantised else "f16")
 
 
 def _marked(source: GgufSource, name: str, neurons: int) -> Active:
-    """The converter writes I32, older ones F32."""
+    """Return the marks of one layer, bool `[neurons]`, from I32 or (in older files) F32."""
     tensor = source.tensors[name]
     kinds = {"I32": "<i4", "F32": "<f4"}
     if tensor.element.name not in kinds or math.prod(tensor.shape) != neurons:
@@ -81,5 +81,5 @@ def _marked(source: GgufSource, name: str, neurons: int) -> Active:
     raw = source.read(tensor, (0, tensor.rows), (0, tensor.columns))
     marks = raw.reshape(-1).view(kinds[tensor.element.name])
     if not np.isin(marks, (0, 1)).all():
-        raise ModelError(f"{source.label}: {name} has other marks than 0 and 1; convert it again")
+        raise ModelError(f"{source.label}: {name} has marks that are neither 0 nor 1; convert it again")
     return np.asarray(marks != 0)

@@ -1,11 +1,11 @@
 """A predictor of active neurons: two small matrices with ReLU between them, for one layer.
 
 `scores(x) = second @ max(first @ x, 0) + bias`, with `first` `[rank, hidden]` and `second` `[neurons, rank]`; a neuron
-is predicted to be active where its score is not below the layer's threshold (DejaVu, section 4; PowerInfer, section
-5.1, whose files hold just these two matrices). A predictor of layer `i` with look-ahead `k` is given the input of the
-feed-forward block of layer `i - k`, so that there is time to fetch what it names (DynamicInfer).
+is predicted to be active if its score is not below the layer's threshold (DejaVu, section 4; PowerInfer, section
+5.1). PowerInfer's files hold these two matrices. The input of a predictor of layer `i` with look-ahead `k` is that of
+the feed-forward block of layer `i - k`. This leaves time to fetch the predicted neurons (DynamicInfer).
 
-Both matrices are runs of rows as in a pack, so that any kernels multiply with them (`Kernels.logits`).
+Both matrices are laid out as runs of rows as in a pack, so that `Kernels.logits` can multiply by them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,20 +27,22 @@ F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 Weights = Literal["f16", "q8", "q4s"]
-"""How a predictor's matrices are kept: two bytes a weight, or blocks of 34 or 18 bytes for 32 of them."""
+"""Format of a predictor's matrices: f16 takes 2 bytes a weight; q8 and q4s take 34 and 18 bytes for 32 weights."""
 Given = Literal["normed", "residual"]
-"""What a predictor is given: a feed-forward block's input after its norm, or the hidden states before it."""
+"""Input of a predictor: the feed-forward block's input after its norm, or the hidden states before that norm."""
 
 
 def row_bytes(columns: int, weights: Weights) -> int:
-    """Bytes of a row of so many values as it is kept."""
+    """Return the bytes of a stored row of `columns` values."""
     return 2 * columns if weights == "f16" else columns // GROUP * GROUP_BYTES[weights]
 
 
 @dataclass(frozen=True, eq=False)
 class PredictorMatrix:
-    """`stored` has the rows as they are kept: float16 `[count, columns]`, or blocks of Q8_0 or Q4_0 uint8
-    `[count, bytes]`."""
+    """One matrix of a predictor.
+
+    `stored` is float16 `[count, columns]`, or uint8 `[count, bytes]` in blocks of Q8_0 or Q4_0.
+    """
 
     stored: npt.NDArray[np.generic]
     columns: int
@@ -54,10 +56,10 @@ class PredictorMatrix:
 
     @classmethod
     def of(cls, values: F32, weights: Weights) -> "PredictorMatrix":
-        """From float32 `[count, columns]`.
+        """Create a matrix in the format `weights` from float32 `[count, columns]`.
 
         Raises:
-            ModelError: if a value is not finite, or blocks are asked for rows that are no multiple of 32.
+            ModelError: if a value is not finite, or if the format has blocks and `columns` is not a multiple of 32.
         """
         if not np.isfinite(values).all():
             raise ModelError("a predictor's weights are infinite or NaN; train it again")
@@ -65,23 +67,23 @@ class PredictorMatrix:
         if weights == "f16":
             return cls(np.clip(values, -65504, 65504).astype(np.float16), columns)
         if columns % GROUP:
-            raise ModelError(f"a predictor's rows of {columns} values are no multiple of {GROUP}; keep it in f16")
+            raise ModelError(f"a predictor's rows have {columns} values, not a multiple of {GROUP}; store it in f16")
         return cls(quantise_groups(weights, values).reshape(count, -1), columns)
 
     @property
     def weights(self) -> Weights:
-        """How they are kept."""
+        """Format of the matrix."""
         if self.stored.dtype != np.uint8:
             return "f16"
         return "q4s" if self.stored.shape[1:] == (row_bytes(self.columns, "q4s"),) else "q8"
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.stored)
 
     def values(self) -> F32:
-        """As float32 `[count, columns]`."""
+        """Return the matrix as float32 `[count, columns]`."""
         weights = self.weights
         if weights == "f16":
             return self.stored.astype(np.float32)
@@ -89,21 +91,24 @@ class PredictorMatrix:
 
     @cached_property
     def run(self) -> RunLayout:
-        """The rows as a run of a pack: f16 becomes f32, and the last unit is filled with zeros."""
+        """Layout of the rows as a run of a pack: f16 becomes f32, and the last unit is padded with zeros."""
         format: Format = "f32" if self.weights == "f16" else self.weights
         units = -(-self.count // FFN_UNIT)
         return RunLayout("row", "record", (Part("row", format, "row"),), FFN_UNIT, self.columns, units)
 
     @cached_property
     def data(self) -> U8:
-        """The bytes of `run`."""
+        """Bytes of the rows in the layout `run`."""
         kept = self.stored.astype(np.float32) if self.weights == "f16" else self.stored
         more = self.run.units * FFN_UNIT - self.count
         padded = np.pad(kept, ((0, more), (0, 0))) if more else kept
         return np.ascontiguousarray(padded).view(np.uint8).reshape(-1)
 
     def times(self, x: F32, kernels: Kernels | None) -> F32:
-        """`x` `[tokens, columns]` times every row: `[tokens, count]`."""
+        """Return the products of `x` `[tokens, columns]` with every row, `[tokens, count]`.
+
+        Without kernels, the reference implementation is used.
+        """
         x = np.ascontiguousarray(x, np.float32)
         found = rows(self.run, self.data, "row", x) if kernels is None else kernels.logits(self.run, self.data, x)
         return found[:, : self.count]
@@ -111,7 +116,7 @@ class PredictorMatrix:
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """The predictor of one layer. See the module's docstring; `bias` is `[neurons]` float32 or None."""
+    """The predictor of one layer, as described at the top of this module; `bias` is float32 `[neurons]` or None."""
 
     layer: int
     first: PredictorMatrix
@@ -129,44 +134,50 @@ class Predictor:
         if self.bias is not None and self.bias.shape != (self.neurons,):
             raise ModelError(f"the predictor of layer {self.layer} has {len(self.bias)} biases for {self.neurons}")
         if not 0 <= self.ahead <= self.layer or not np.isfinite(self.threshold):
-            raise ModelError(f"the predictor of layer {self.layer} looks {self.ahead} layers ahead, above the first")
+            raise ModelError(
+                f"the predictor of layer {self.layer} has the look-ahead {self.ahead} and the threshold "
+                f"{self.threshold}; they must be from 0 to {self.layer}, and finite"
+            )
 
     @property
     def rank(self) -> int:
-        """Values between the two matrices."""
+        """Number of values between the two matrices."""
         return self.first.count
 
     @property
     def neurons(self) -> int:
-        """Of its layer."""
+        """Number of neurons that it predicts."""
         return self.second.count
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk, and what counts against the limit of a model's predictors."""
+        """Bytes on disk, which count against the size limit of a model's predictors."""
         return self.first.stored.nbytes + self.second.stored.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in memory once it is used: f16 is held as f32."""
+        """Bytes in memory while it is used; f16 matrices are expanded to f32."""
         kept = 0 if self.bias is None else self.bias.nbytes
         return kept + sum(matrix.run.units * matrix.run.unit_bytes for matrix in (self.first, self.second))
 
     def of(self, first: int, last: int) -> "Predictor":
-        """The same for the neurons `[first, last)` alone."""
+        """Return the predictor of the neurons `[first, last)`."""
         second = PredictorMatrix(self.second.stored[first:last], self.second.columns)
         return replace(self, second=second, bias=None if self.bias is None else self.bias[first:last])
 
     def scores(self, x: F32, kernels: Kernels | None = None) -> F32:
-        """`[tokens, neurons]` for `x` `[tokens, hidden]`; without kernels by the reference."""
+        """Return the scores `[tokens, neurons]` of the inputs `x` `[tokens, hidden]`.
+
+        Without kernels, the reference implementation is used.
+        """
         between = np.maximum(self.first.times(x, kernels), np.float32(0))
         found = self.second.times(between, kernels)
         return found if self.bias is None else found + self.bias
 
     def active(self, x: F32, kernels: Kernels | None = None) -> npt.NDArray[np.bool_]:
-        """`[tokens, neurons]`: which are predicted to be active for each token."""
+        """Return which neurons are predicted to be active for each token: bool `[tokens, neurons]`."""
         return np.asarray(self.scores(x, kernels) >= np.float32(self.threshold))
 
     def predict(self, x: F32, kernels: Kernels | None = None) -> I32:
-        """The neurons that any of the tokens needs, in order: `[active]` int32."""
+        """Return the neurons predicted to be active for at least one token, in ascending order: int32 `[active]`."""
         return np.flatnonzero(self.active(x, kernels).any(axis=0)).astype(np.int32)

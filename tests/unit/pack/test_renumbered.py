@@ -76,7 +76,7 @@ def test_a_file_system_without_links_gets_copies(
 
 def test_what_is_no_permutation_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
     old = packed(tiny_model, tmp_path)
-    with pytest.raises(ModelError, match="no permutation"):
+    with pytest.raises(ModelError, match="not a permutation"):
         renumbered(old, [*drawn(old)[1:], np.zeros(old.config.intermediate, np.int32)])
 
 

@@ -1,1 +1,1 @@
-"""From a model's files to a pack."""
+"""Conversion of a model's files to a pack."""

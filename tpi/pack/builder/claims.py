@@ -1,9 +1,10 @@
-"""No tensor of a file goes unused without a word: what the source holds is compared with what the model asks for.
+"""Check that the model uses every tensor of its source.
 
-A tensor is claimed by the `Ref`s of a `Model`: whole, or the rows that they take of a fused one, all of which must be
-taken by somebody. `Model.accounted` names what needs no place in a block, by `fnmatch` patterns: what was read for the
-configuration (`rope_freqs.weight` of a GGUF file) and what is known to hold nothing (`*.rotary_emb.inv_freq`). Anything
-else is a variant that nobody has taught us: its answers would be silently wrong, so it is refused by name.
+The `Ref`s of a `Model` claim tensors. A `Ref` claims a whole tensor, or some rows of a fused one; then all rows of that
+tensor must be claimed. `Model.accounted` lists `fnmatch` patterns of tensors that need not be in a block: those already
+read for the configuration (`rope_freqs.weight` of a GGUF file), and those that can be computed
+(`*.rotary_emb.inv_freq`). Any other tensor means that this variant of the architecture is not supported. Without the
+tensor the answers would be wrong without any error, so the model is refused.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from tpi.errors import ModelError
 from tpi.families.base import Model, Ref
 from tpi.sources.base import Source, SourceTensor
 
-_NAMED = 3  # tensors that a refusal names
+_NAMED = 3  # limit of tensor names in the error message
 
 
 def check_claims(model: Model, source: Source) -> None:
@@ -31,7 +32,7 @@ def check_claims(model: Model, source: Source) -> None:
 
 
 def references(model: Model) -> Iterator[Ref]:
-    """Everything that the model takes from its source."""
+    """Yield all references of the model to tensors of its source."""
     for block in (*(half for layer in model.layers for half in layer), model.final):
         yield from (ref for _, ref in (*block.parts, *block.vectors))
         yield from (ref for expert in block.experts for _, ref in expert)
@@ -40,7 +41,7 @@ def references(model: Model) -> Iterator[Ref]:
 
 
 def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], accounted: tuple[str, ...]) -> list[str]:
-    """What of `tensor` nobody claims, in words; empty if it is all claimed."""
+    """Describe the parts of `tensor` that no reference claims; return an empty list if all of it is claimed."""
     refs = claims.get(tensor.name)
     if refs is None:
         return [] if any(fnmatchcase(tensor.name, pattern) for pattern in accounted) else [tensor.name[:80]]
@@ -49,7 +50,7 @@ def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], accounted: tuple[s
     if orders := [ref.heads for ref in refs if ref.heads]:
         unclaimed = sorted(set(range(orders[0].size)).difference(*(order.order for order in orders)))
         return [f"rows {unclaimed[0]} and others of each head of {tensor.name[:80]}"] if unclaimed else []
-    rows = tensor.rows if len(tensor.shape) > 1 else tensor.columns  # of a fused vector its values
+    rows = tensor.rows if len(tensor.shape) > 1 else tensor.columns  # a fused vector is divided by its values
     end = 0
     for first, last in sorted(ref.rows for ref in refs if ref.rows):
         if first > end:

@@ -1,4 +1,4 @@
-"""The error that re-quantising makes, summed over threads."""
+"""Sums, over all threads, of the error that re-quantising weights causes."""
 
 import math
 from collections import defaultdict
@@ -11,14 +11,17 @@ F32 = npt.NDArray[np.float32]
 
 
 class Losses:
-    """Squared errors and squares of the weights that went from one quantised coding to another."""
+    """Sums of squared errors and squared weights, for weights converted from one quantised format to another."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._lock = Lock()
 
     def add(self, kind: tuple[str, str], before: F32, after: F32) -> None:
-        """Count weights of coding `kind[0]` that were `before`, and are `after` in the pack format `kind[1]`."""
+        """Add weights that were converted from the source's format `kind[0]` to the pack's format `kind[1]`.
+
+        `before` and `after` are their dequantised values.
+        """
         error = float(np.square(before - after).sum(dtype=np.float64))
         power = float(np.square(before).sum(dtype=np.float64))
         with self._lock:
@@ -27,7 +30,7 @@ class Losses:
             sums[1] += power
 
     def report(self) -> str:
-        """One line for people: relative RMS error by source coding; empty if nothing was re-quantised."""
+        """Return a line of text with the relative RMS error of each conversion; empty if there was none."""
         if not self._sums:
             return ""
         made = [

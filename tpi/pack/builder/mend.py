@@ -1,6 +1,7 @@
-"""A pack whose files are not as they were made: found when their size or times are new, and made again from the source.
+"""Detection and repair of damaged packs.
 
-What can be made again is made again, with one line on stderr; where the source is gone, the error says what to do.
+Files whose size or times have changed since the last check are compared with their hashes. Damaged files are made again
+from the source, with one line on stderr. If the source is gone, the error says what to do.
 """
 
 import sys
@@ -16,31 +17,31 @@ from tpi.pack.reader import Pack, PackBlock
 from tpi.progress import Phase
 
 TOKENIZER = "tokenizer.json"
-Identity = Callable[[Path, str], str]  # of a source and a dtype: the name that its pack has
+Identity = Callable[[Path, str], str]  # (source, dtype) to a hash, see `tpi.pack.library.locate.identity`
 
 
 @dataclass
 class Damage:
-    """What of a pack has to be made again: its blocks by id, and its tokenizer; all of it without a manifest."""
+    """Parts of a pack that must be made again: blocks by id, and the tokenizer. All parts if `manifest` is None."""
 
     manifest: Manifest | None
-    reason: str = ""  # in words, of the first file; empty: nothing is wrong
+    reason: str = ""  # description of the first damaged file; empty if the pack is intact
     blocks: list[str] = field(default_factory=list)
     tokenizer: bool = False
 
     @property
     def files(self) -> str:
-        """How much is damaged, in words."""
+        """Description of the damage: the first damaged file, and the number of others."""
         count = len(self.blocks) + self.tokenizer
         more = f" (and {count - 1} more)" if self.manifest and count > 1 else ""
         return self.reason + more
 
 
 def open_whole(record: PackRecord, identity: Identity, progress: Phase) -> Pack:
-    """The pack of `record`, after making again what is damaged, truncated or missing.
+    """Open the pack of `record`. Files that are damaged, truncated or missing are made again first.
 
     Raises:
-        WeightsError: if it is damaged and the source is gone or another one, or the disk is full.
+        WeightsError: if the pack is damaged and its source is gone or has changed, or the disk is full.
         ModelError: if the source cannot be read.
     """
     known = dict(record.checked)
@@ -55,7 +56,10 @@ def open_whole(record: PackRecord, identity: Identity, progress: Phase) -> Pack:
 
 
 def find_damage(record: PackRecord, progress: Phase) -> Damage:
-    """Look at every file of a pack; what is new here or has changed since it was right is compared with its hashes."""
+    """Check the files of a pack. Only files that are new or have changed are compared with their hashes.
+
+    Files that turn out to be intact are added to `record`, which is not saved.
+    """
     try:
         manifest = Manifest.load(record.pack / MANIFEST)
     except TpiError as error:
@@ -74,7 +78,7 @@ def find_damage(record: PackRecord, progress: Phase) -> Damage:
 
 
 def made(record: PackRecord) -> None:
-    """Remember a pack that has just been made: all that it holds is right."""
+    """Record all files of a pack that has just been made as intact, and save the record."""
     names = [path.name for path in record.pack.glob("*.safetensors")]
     record.checked, record.digests = {}, {}
     record.trust([*names, MANIFEST, TOKENIZER])
@@ -100,7 +104,7 @@ def _check(record: PackRecord, blocks: Sequence[PackBlock], damage: Damage, repo
 
 
 def _same(record: PackRecord, name: str) -> bool:
-    """Whether a file without hashes of its own is what it was when it was made, or first seen here."""
+    """Return True if a file without hashes is the same as when it was made, or first seen on this machine."""
     if record.trusts(name):
         return True
     found, digest = stamp(record.pack / name), _digest(record.pack / name)
@@ -122,19 +126,19 @@ def _words(path: Path) -> str:
 
 
 def _source(record: PackRecord, damage: Damage, identity: Identity) -> Path:
-    """What the pack was made from.
+    """Return the path of the model that the pack was made from.
 
     Raises:
-        WeightsError: if it is not known, gone, or has changed; names the directory and the command.
+        WeightsError: if it is not known, is gone, or has changed. The message says which command makes the pack again.
     """
     source = Path(record.source)
     way_out = f"delete {record.pack} and make it again with: tpi pack {record.source or 'MODEL'} -o {record.pack}"
     way_out += f" --dtype {record.dtype or (damage.manifest.dtype if damage.manifest else 'DTYPE')}"
     way_out += " --gate-first" if record.gate_first else ""
     if not record.source:
-        raise WeightsError(f"{damage.files}, and what it was made from is not known here; {way_out}")
+        raise WeightsError(f"{damage.files}, and the source of the pack is not known here; {way_out}")
     if not source.exists():
-        raise WeightsError(f"{damage.files}, and its source {source} is gone; bring that back, or {way_out}")
+        raise WeightsError(f"{damage.files}, and its source {source} is gone; restore the source, or {way_out}")
     if identity(source, record.dtype) != record.identity:
         raise WeightsError(f"{damage.files}, and its source {source} has changed since; {way_out}")
     return source

@@ -1,7 +1,8 @@
-"""A pack with its neurons in another order: each neuron's record is copied as it is, its biases go with it.
+"""Copies of a pack with the neurons of each layer in another order.
 
-A record has scales of its own, so nothing is rounded anew: the two packs compute the same, but for the order of sums.
-What is no feed-forward network is the file of the pack it is made from.
+Each neuron's record is copied unchanged, together with its biases. A record has its own scales, so no weight is rounded
+again, and the two packs compute the same sums in another order. Files other than feed-forward blocks are links to those
+of the original pack.
 """
 
 import os
@@ -23,21 +24,24 @@ from tpi.progress import Progress, silent
 from tpi.system.private import private
 
 I32 = npt.NDArray[np.int32]
-SPARE = 64 << 20  # bytes of disk that stay free
-_SLAB = 16 << 20  # bytes of units that are put together at a time
+SPARE = 64 << 20  # bytes of disk to leave free
+_SLAB = 16 << 20  # bytes of units that are reordered at a time
 _VECTORS = ("gate.bias", "up.bias")
 
 
 def write_renumbered(pack: Pack, orders: Sequence[I32], directory: Path, progress: Progress = silent) -> None:
-    """Write `pack` into `directory`, a new one inside the pack's own, with the neurons of each layer in its order.
+    """Write a copy of `pack` with renumbered neurons into `directory`, a new directory inside the pack's own.
 
-    It needs the memory of one block. `progress` is told how many bytes of feed-forward blocks are written.
+    Memory use is about the size of one block.
 
     Args:
-        orders: `order[new] = old`, int32 `[neurons]`, of each layer.
+        pack: the original pack.
+        orders: for each layer, int32 `[neurons]` with `order[new] = old`.
+        directory: the directory to write into.
+        progress: called with the bytes of feed-forward blocks written so far, and their total.
 
     Raises:
-        ModelError: if an order is no permutation of its layer's neurons, or a layer has no records of neurons.
+        ModelError: if an order is not a permutation of its layer's neurons, or neurons are not stored as records.
         WeightsError: if the disk has no room for the feed-forward blocks, or a block is damaged.
         OSError: if the disk cannot be written.
     """
@@ -55,31 +59,31 @@ def write_renumbered(pack: Pack, orders: Sequence[I32], directory: Path, progres
 
 
 def ffn_bytes(pack: Pack) -> int:
-    """Bytes of the feed-forward blocks of all layers: what a renumbered pack takes beside the one it is made from."""
+    """Return the bytes of the feed-forward blocks of all layers: the additional disk space of a renumbered pack."""
     return sum(block.shape.nbytes for block in pack.walk() if block.kind == "ffn")
 
 
 def require_room(directory: Path, nbytes: int) -> None:
-    """Raise a WeightsError unless the disk of `directory` has room for so many bytes."""
+    """Raise a WeightsError unless the disk of `directory` has room for `nbytes` and the spare 64 MiB."""
     free = disk_usage(directory).free
     if nbytes + SPARE > free:
         raise WeightsError(
-            f"disk full: renumbered neurons take {nbytes >> 20} MiB, {SPARE >> 20} have to stay free, and "
-            f"{directory.parent} has {free >> 20} MiB free; free some, and profile the model again"
+            f"disk full: renumbered neurons take {nbytes >> 20} MiB, {SPARE >> 20} MiB must stay free, and "
+            f"{directory.parent} has {free >> 20} MiB free; free some space, and profile the model again"
         )
 
 
 def _check(pack: Pack, orders: Sequence[I32]) -> None:
     count = pack.config.intermediate
     if len(orders) != len(pack.layers) or any(sorted(order.tolist()) != list(range(count)) for order in orders):
-        raise ModelError(f"an order is no permutation of a layer's {count} neurons; profile the model again")
+        raise ModelError(f"an order is not a permutation of a layer's {count} neurons; profile the model again")
     for block in (block for block in pack.walk() if block.kind != "attention"):
         if block.kind != "ffn" or [(run.name, run.layout) for run in block.shape.runs] != [("neuron", "record")]:
-            raise ModelError(f"{pack.path} has neurons that are no records, and cannot be renumbered")
+            raise ModelError(f"{pack.path} does not store its neurons as records, so they cannot be renumbered")
 
 
 def _write(block: PackBlock, order: I32, directory: Path) -> str:
-    """One feed-forward block in another order; returns its id."""
+    """Write one feed-forward block with its neurons in another order; return the id of the new block."""
     shape, hashes = block.shape, []
     vectors = b"".join(_turned(name, values, order).tobytes() for name, values in block.vectors().items())
     unfinished = directory / "block.partial"
@@ -97,7 +101,7 @@ def _write(block: PackBlock, order: I32, directory: Path) -> str:
 
 
 def _units(block: PackBlock, order: I32) -> Iterator[Bytes]:
-    """Its units in the new order, some at a time: `[n, unit_bytes]`. What fills the last one up stays where it is."""
+    """Yield the block's units in the new order, several at a time, as `[n, unit_bytes]`. Padding stays at the end."""
     run = block.run("neuron")
     held = block.read_units("neuron", 0, run.units, check=True).reshape(-1, run.record_bytes)
     whole = np.concatenate([order, np.arange(len(order), len(held), dtype=np.int32)])
@@ -111,7 +115,7 @@ def _turned(name: str, values: npt.NDArray[np.float32], order: I32) -> npt.NDArr
 
 
 def _finish(pack: Pack, manifest: Manifest, directory: Path) -> None:
-    """What all packs of a model have alike, and the manifest last."""
+    """Link the files that the packs have in common into `directory`, then write the manifest."""
     used = {name for names in manifest.layers for name in names}
     used |= {manifest.embedding, manifest.head, manifest.final, *filter(None, [manifest.positions])}
     for name in used:
@@ -124,7 +128,7 @@ def _finish(pack: Pack, manifest: Manifest, directory: Path) -> None:
 
 
 def _share(file: Path, directory: Path) -> None:
-    """The same file in a directory inside its own; a copy where the file system knows no links."""
+    """Link `file` into `directory`, which is inside the file's own. Copy it if the file system has no links."""
     try:
         (directory / file.name).symlink_to(Path("..") / file.name)
     except OSError:

@@ -1,4 +1,4 @@
-"""The tokenizer of a pack: tokenizer.json as `tokenizers` reads it, special tokens, and the chat template."""
+"""The tokenizer of a pack: tokenizer.json for the library `tokenizers`, special tokens, and chat templates."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,20 +14,22 @@ from tpi.sources.files import inside, read_json_if_there, read_text
 from tpi.sources.gguf import GgufSource
 
 TOKENIZER = "tokenizer.json"
-MORE_TEMPLATES = "additional_chat_templates"  # a directory beside the model, as in transformers
+MORE_TEMPLATES = "additional_chat_templates"  # a directory next to the model, as in transformers
 _TOOL_USE = "tool_use"  # the name of a template for conversations with tools
 _MAX_BYTES = 64 << 20
 _OTHER_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
-# tokens that end a turn in the chat formats in use; GGUF names at most one of them
+# Tokens that end a turn in common chat formats. A model's files may name only some of them.
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 _CHANNEL_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 
 
 def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Path) -> dict[str, Any]:
-    """Write tokenizer.json of a Hugging Face directory to `out`; returns the manifest's metadata, empty without one.
+    """Write the tokenizer.json of a Hugging Face directory to `out` and return the manifest's tokenizer metadata.
+
+    The metadata is empty, and nothing is written, if there is no tokenizer.
 
     Raises:
-        ModelError: if there is a tokenizer that cannot be read or converted.
+        ModelError: if there is a tokenizer, but it cannot be read or converted.
     """
     tokenizer = _load_directory(directory)
     if tokenizer is None:
@@ -47,10 +49,12 @@ def from_directory(directory: Path, config: dict[str, Any], vocab: int, out: Pat
 
 
 def from_gguf(source: GgufSource, out: Path) -> dict[str, Any]:
-    """Write tokenizer.json of a GGUF file to `out`; returns the manifest's metadata.
+    """Convert a GGUF file's tokenizer to tokenizer.json in `out` and return the manifest's tokenizer metadata.
+
+    The metadata is empty, and nothing is written, if the file has no tokenizer.
 
     Raises:
-        ModelError: if the file has a tokenizer that cannot be converted.
+        ModelError: if the file has a tokenizer, but it cannot be converted.
     """
     metadata = {
         key.removeprefix("tokenizer.ggml."): value
@@ -98,12 +102,12 @@ def _load_directory(directory: Path) -> Tokenizer | None:
 
     try:
         return Tokenizer.from_str(AutoTokenizer.from_pretrained(str(directory)).backend_tokenizer.to_str())
-    except Exception as error:  # whatever a conversion may raise
+    except Exception as error:  # a conversion may raise any exception
         raise ModelError(f"the tokenizer of {directory} cannot be converted ({error}); add a tokenizer.json") from error
 
 
 def _set_bos(tokenizer: Tokenizer, bos: str | None, bos_id: int | None, wanted: object) -> None:
-    """Make the tokenizer put `bos` before a text, or not; None leaves it as it is."""
+    """Make the tokenizer put `bos` before a text if `wanted` is true, or not if it is false; None changes nothing."""
     adds = _adds(tokenizer, bos_id)
     if wanted is None or bos is None or bos_id is None or adds == bool(wanted):
         return
@@ -112,7 +116,7 @@ def _set_bos(tokenizer: Tokenizer, bos: str | None, bos_id: int | None, wanted: 
 
 
 def _add_eos(tokenizer: Tokenizer, bos: str | None, bos_id: int | None, eos: str, eos_id: int) -> None:
-    """Make the tokenizer put `eos` after a text, as files for embeddings ask."""
+    """Make the tokenizer put `eos` after a text. Files of embedding models ask for this."""
     begun = bos is not None and bos_id is not None and _adds(tokenizer, bos_id)
     special = [(eos, eos_id)] + ([(bos, bos_id)] if begun else [])
     single = f"{bos} $A {eos}" if begun else f"$A {eos}"
@@ -130,7 +134,7 @@ def _save(
 ) -> dict[str, Any]:  # fmt: skip
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    write_synced(out / TOKENIZER, tokenizer.to_str(pretty=False).encode())  # a full disk is an OSError then
+    write_synced(out / TOKENIZER, tokenizer.to_str(pretty=False).encode())  # raises OSError if the disk is full
     own = {} if tools is None or template is None else {"tool_template": tools}
     return own | {
         "bos_token": bos,
@@ -143,9 +147,9 @@ def _save(
 
 
 def _templates(directory: Path, settings: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Return the chat template, and the one for conversations with tools if there is another.
+    """Return the chat template, and the separate template for conversations with tools; each may be None.
 
-    Files of their own win over tokenizer_config.json, as in transformers; chat_template.json comes last.
+    As in transformers, template files take precedence over tokenizer_config.json, and that over chat_template.json.
     """
     own = dict(_template_files(directory))
     listed = settings.get("chat_template")
@@ -163,7 +167,7 @@ def _templates(directory: Path, settings: dict[str, Any]) -> tuple[str | None, s
 
 
 def _template_files(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of templates that are files of their own."""
+    """Yield the name and text of each template that is stored in a separate file."""
     if (directory / "chat_template.jinja").exists():
         yield "default", read_text(directory, "chat_template.jinja")
     more = directory / MORE_TEMPLATES
@@ -172,33 +176,33 @@ def _template_files(directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _content(token: object) -> str | None:
-    """The text of a special token, which may be given as an object."""
+    """Return the text of a special token, given as a string or as an object; None if it is neither."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else None
 
 
 def _ids(value: object) -> list[int]:
-    """Token ids given as one number, as a list, or not at all."""
+    """Return the token ids in `value`, which may be one number, a list, or None."""
     return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
 
 
 def _has_channels(tokenizer: Tokenizer) -> bool:
-    """Whether answers may be of several messages (gpt-oss), so that the end of one is not the answer's."""
+    """Return True if an answer may consist of several messages (gpt-oss). Then the end of a message does not end it."""
     return all(tokenizer.token_to_id(name) is not None for name in ("<|channel|>", "<|return|>"))
 
 
 def _ends(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Well-known tokens that end an answer."""
+    """Return the well-known tokens that end an answer in this tokenizer's chat format."""
     return _CHANNEL_ENDS if _has_channels(tokenizer) else _ENDS
 
 
 def _without_messages(tokenizer: Tokenizer, ends: list[int]) -> list[int]:
-    """`ends` without the end of a message, where an answer has several."""
+    """Return `ends` without the token that ends a message, if an answer may consist of several messages."""
     message = tokenizer.token_to_id("<|end|>") if _has_channels(tokenizer) else None
     return [end for end in ends if end != message]
 
 
 def _named(tokenizer: Tokenizer, names: Iterable[str]) -> list[int]:
-    """Ids of those of the tokens that the vocabulary has."""
+    """Return the ids of the tokens `names`, leaving out those that the vocabulary lacks."""
     found = [tokenizer.token_to_id(name) for name in names]
     return [identity for identity in found if identity is not None]

@@ -56,7 +56,7 @@ class Source(Protocol):
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
         """Return the bytes of a rectangle of `tensor` as uint8 `[rows, bytes]`.
 
-        `rows` and `columns` are half-open ranges; those of columns must begin and end at whole groups of the element.
+        `rows` and `columns` are half-open ranges. `columns` must begin and end at a boundary of the element's groups.
         """
 
     def close(self) -> None:
@@ -64,7 +64,10 @@ class Source(Protocol):
 
 
 class FileSource:
-    """Tensors in files, read with positioned reads. A file that shrinks is an error; with mmap it would be a signal."""
+    """Tensors in files, read with positioned reads.
+
+    The files are not mapped into memory: if one shrinks, a read raises ModelError, where mmap would raise SIGBUS.
+    """
 
     def __init__(self, label: str, tensors: Mapping[str, SourceTensor]) -> None:
         self.label = label
@@ -80,7 +83,7 @@ class FileSource:
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
+        """Close all files that reads have opened."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
@@ -142,7 +145,8 @@ def read_vector(source: Source, name: str, flat: bool = False) -> F32:
     With `flat`, also accept a tensor of more dimensions, and return its values row by row.
 
     Raises:
-        ModelError: if the tensor is missing, has more dimensions (without `flat`), or is too large for a vector.
+        ModelError: if the tensor is missing, has more than one row (without `flat`), has rows of more than 2^20 values,
+            has more than 2^24 values, or cannot be read.
     """
     tensor = find(source, name)
     rows = tensor.rows

@@ -23,7 +23,8 @@ def inside(directory: Path, name: str) -> Path:
     `blobs` directory of the same repository.
 
     Raises:
-        ModelError: if the name is a path, the file is a link that leads out of the directory, or it does not exist.
+        ModelError: if the name is a path, or the file is missing, is not a regular file, or is a link that leads out of
+            the directory.
     """
     if not name or "\0" in name or name != Path(name).name or name in (".", ".."):
         raise ModelError(
@@ -65,7 +66,7 @@ def read_json_if_there(directory: Path, name: str) -> dict[str, Any]:
     """Return the JSON object in the file `name` of `directory`, or an empty dictionary if there is no such file.
 
     Raises:
-        ModelError: if the file is too large or not a JSON object.
+        ModelError: if the file is too large, is not a JSON object, or is a link that leads out of the directory.
     """
     return read_json(directory, name) if (directory / name).exists() else {}
 

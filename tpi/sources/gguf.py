@@ -255,7 +255,7 @@ class _Header:
             if name in found:
                 raise self.bad(f"tensor {name[:80]!r} occurs twice")
             if offset != end:
-                raise self.bad(f"the bytes of tensor {name[:80]!r} overlap others, leave a hole or are not aligned")
+                raise self.bad(f"the bytes of tensor {name[:80]!r} overlap others, leave a gap or are not aligned")
             tensor = found[name] = SourceTensor(name, shape, element, self.path, start + offset)
             end = offset + tensor.rows * tensor.row_bytes
             if start + end > self.size:

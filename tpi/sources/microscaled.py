@@ -55,7 +55,7 @@ class _MicroscaledSource:
         self._source, self._joined = source, joined
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """Return the bytes of a rectangle, uint8 `[rows, bytes]`; of a joined tensor in GGUF's coding."""
+        """Return the bytes of a rectangle, uint8 `[rows, bytes]`. Those of a joined tensor are in GGUF's coding."""
         if tensor.name not in self._joined:
             return self._source.read(tensor, rows, columns)
         first, last = (column // MXFP4.group for column in columns)

@@ -21,7 +21,7 @@ _SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2, "I8": 1,
     "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
 }  # fmt: skip
-_MAX_HEADER = 8 << 20
+_MAX_HEADER = 8 << 20  # bytes
 _MAX_SHARDS = 1 << 12
 
 
@@ -51,7 +51,8 @@ def open_safetensors(directory: Path) -> FileSource:
 def read_header(path: Path) -> list[SourceTensor]:
     """Return the tensors that the header of one file describes.
 
-    Checked are: types are known, sizes fit the shapes, no name occurs twice, and byte ranges have no overlap or gap.
+    The header is refused if a type is unknown, a size does not fit its shape, a name occurs twice, or byte ranges
+    overlap or leave a gap.
 
     Raises:
         ModelError: if the file cannot be read or a check fails; the message names the file and says what is wrong.

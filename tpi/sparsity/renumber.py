@@ -1,7 +1,7 @@
-"""New numbers for a layer's neurons: dealt evenly to nodes, then hot first, and co-active ones beside each other.
+"""Renumbering of a layer's neurons: dealt evenly to the nodes, hot ones first, co-active ones next to each other.
 
-An order is a permutation: `order[new] = old`, int32 `[neurons]`. Each node's neurons are a run of it, and a node's hot
-ones the beginning of that run, so that hot sets are runs of units and stay contiguous on disk.
+An order is a permutation, `order[new] = old`, int32 `[neurons]`. Each node's neurons are one run of it. A node's hot
+neurons come first in its run, so that they are contiguous on disk.
 """
 
 from collections.abc import Sequence
@@ -19,24 +19,24 @@ from tpi.system.arrays import read_arrays, save_arrays
 NAME = "numbering.npz"  # in the directory of a renumbered pack
 I32 = npt.NDArray[np.int32]
 Bounds = tuple[int, int]
-WINDOW = 256  # neurons at most that are about as hot; within them those that come together stand together
+WINDOW = 256  # most neurons in a window: neurons about equally hot, which are ordered by co-activity
 _MOST_BYTES = 1 << 28
-_LEAST_WINDOW, _WINDOWS = 64, 8  # of a small share there are about so many windows, that it stays hot first
+_LEAST_WINDOW, _WINDOWS = 64, 8  # a small share has about 8 windows, so that its hot neurons still come first
 
 
 def renumber(frequency: F64, active: Active, shares: Sequence[int]) -> I32:
-    """The order of a layer's neurons for nodes that hold `shares` of them.
+    """Return the order of a layer's neurons for nodes that hold `shares` of them.
 
     Args:
-        frequency: how often each neuron is active, `[neurons]`.
-        active: of some tokens, which are: `[tokens, neurons]` (`NeuronUse.active`).
-        shares: neurons of each node, in rank order; they add up to all of them.
+        frequency: share of the tokens for which each neuron is active, `[neurons]`.
+        active: active neurons of a sample of tokens, `[tokens, neurons]` (`NeuronUse.active`).
+        shares: number of neurons of each node, in rank order; their sum is the number of neurons.
 
     Raises:
-        PlanError: if they do not.
+        PlanError: if the shares do not add up to the number of neurons, or one is negative.
     """
     if sum(shares) != len(frequency) or min(shares, default=-1) < 0:
-        raise PlanError(f"shares of {list(shares)} neurons are not the {len(frequency)} of the layer")
+        raise PlanError(f"shares of {list(shares)} neurons do not add up to the layer's {len(frequency)}")
     hot_first = np.argsort(-frequency, kind="stable").astype(np.int32)
     owners = _dealt(shares)
     runs = [hot_first[owners == node] for node in range(len(shares))]
@@ -45,32 +45,34 @@ def renumber(frequency: F64, active: Active, shares: Sequence[int]) -> I32:
 
 
 def window(share: int) -> int:
-    """How many neurons of a node's `share` are about as hot."""
+    """Return the size of a window in a share of `share` neurons: how many are taken to be about equally hot."""
     return min(WINDOW, max(_LEAST_WINDOW, share // _WINDOWS))
 
 
 def inverse(order: I32) -> I32:
-    """The new number of each old one."""
+    """Return the inverse permutation: the new number of each old one."""
     found = np.empty_like(order)
     found[order] = np.arange(len(order), dtype=np.int32)
     return found
 
 
 def renumbered_predictor(predictor: Predictor, order: I32) -> Predictor:
-    """The same predictor for the neurons in another order."""
+    """Return the predictor of the same layer with its neurons in `order`."""
     second = PredictorMatrix(predictor.second.stored[order], predictor.second.columns)
     return replace(predictor, second=second, bias=_turned(predictor.bias, order))
 
 
 def renumbered_use(use: NeuronUse, orders: Sequence[I32]) -> NeuronUse:
-    """A profile with the neurons of each layer in its order; of counts alone, as what came together is not kept."""
+    """Return the profile with each layer's neurons in its order. Only counts are kept, not the sample of tokens."""
     counts = np.stack([row[order] for row, order in zip(use.counts, orders, strict=True)])
     return replace(use, counts=counts, bits=use.bits[:, :0])
 
 
 def runs_of_active(use: NeuronUse, orders: Sequence[I32] | None = None) -> float:
-    """In how many runs side by side a token's active neurons of a layer lie, in the order of each layer; the mean over
-    the sample's tokens and all layers."""
+    """Return the mean number of contiguous runs that a token's active neurons of a layer form.
+
+    The mean is over the tokens of the sample and all layers. `orders` renumbers the neurons of each layer first.
+    """
     found = 0
     for layer in range(use.layers):
         active = use.active(layer)
@@ -80,9 +82,10 @@ def runs_of_active(use: NeuronUse, orders: Sequence[I32] | None = None) -> float
 
 
 def unevenness(counts: I64, bounds: Sequence[Bounds]) -> float:
-    """How much more of what is active the busiest node has than its part of the neurons: 1, if all have the same.
+    """Return the load of the busiest node: its share of all activations divided by its share of the neurons.
 
-    `counts` is `[layers, neurons]`; `bounds` are each node's neurons `[first, last)`.
+    The result is 1 if all nodes have the same load. `counts` is `[layers, neurons]`; `bounds` are each node's neurons
+    `[first, last)`.
     """
     total, neurons = max(1, int(counts.sum())), counts.shape[1]
     held = [(counts[:, first:last].sum() / total, (last - first) / neurons) for first, last in bounds if last > first]
@@ -90,20 +93,24 @@ def unevenness(counts: I64, bounds: Sequence[Bounds]) -> float:
 
 
 def save_orders(path: Path, orders: Sequence[I32], of: str) -> None:
-    """Write the orders of all layers, and what they are of. Raises WeightsError if they cannot be written."""
+    """Write the orders of all layers, and `of`, which identifies the model and the profile.
+
+    Raises:
+        WeightsError: if the file cannot be written.
+    """
     save_arrays(path, orders=np.stack(orders), of=of)
 
 
 def load_orders(path: Path) -> tuple[I32, str]:
-    """What `save_orders` wrote: int32 `[layers, neurons]`, and what they are of.
+    """Return the orders int32 `[layers, neurons]` and the identification that `save_orders` wrote.
 
     Raises:
-        ModelError: naming the file, if it is missing or damaged.
+        ModelError: if the file is missing or damaged.
     """
     with read_arrays(path, _MOST_BYTES, "profile the model again") as file:
         orders, of = file["orders"], str(file["of"])
         if orders.dtype != np.int32 or orders.ndim != 2 or (np.sort(orders) != np.arange(orders.shape[1])).any():
-            raise ValueError("it has no orders of neurons")
+            raise ValueError("its orders of neurons are not permutations")
     return orders, of
 
 
@@ -117,9 +124,10 @@ def _windows(run: I32) -> list[I32]:
 
 
 def _dealt(shares: Sequence[int]) -> I32:
-    """The node of each neuron, the hottest first: after any number of them each node has its share, to within one.
+    """Return the node of each neuron, in order of falling frequency.
 
-    A node's `i`-th neuron is due at `(i + 1/2) / share` of the whole; they are dealt as they are due.
+    After any number of neurons, each node has its proportion of them to within one. A node's `i`-th neuron is due at
+    the fraction `(i + 1/2) / share`; neurons are dealt in the order of these fractions.
     """
     due = np.concatenate([(np.arange(share) + 0.5) / share for share in shares if share])
     nodes = np.repeat(np.arange(len(shares), dtype=np.int32), shares)
@@ -127,7 +135,10 @@ def _dealt(shares: Sequence[int]) -> I32:
 
 
 def _chained(numbers: I32, frequency: F64, active: Active) -> I32:
-    """The hottest first; then always the one that comes most often with the one before, by the smaller's own count."""
+    """Return `numbers` as a chain: the hottest neuron, then always the one most often active with its predecessor.
+
+    How often two neurons are active together is divided by the smaller of their own counts.
+    """
     seen = active[:, numbers].astype(np.float32)
     pairs = np.asarray(seen.T @ seen, np.float64)
     alone = np.maximum(np.diag(pairs), 1.0)

@@ -1,8 +1,8 @@
-"""A model run over text layer by layer, on one machine, with its feed-forward networks in the hands of the caller.
+"""A run of a model over text, layer by layer on one machine, in which the caller computes feed-forward networks.
 
-For calibration and profiling: all sequences pass a layer before the next layer's weights are read, so that a model
-needs the memory of one layer. Attention is that of the pack, in any kernels; what a feed-forward network comes to is
-whatever `FeedForward` returns.
+It is used for calibration and profiling. All sequences pass one layer before the next layer's weights are read, so
+that only one layer needs to fit into memory. Attention uses the pack's weights and the given kernels. A `FeedForward`
+callback returns the output of each feed-forward network.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,13 +40,13 @@ class FfnWeights:
 
     @cached_property
     def down_norms(self) -> F32:
-        """The length of each neuron's column of down: `[neurons]`."""
+        """Euclidean length of each neuron's column of down: float32 `[neurons]`."""
         return np.asarray(np.linalg.norm(self.down, axis=1), np.float32)
 
     def gated(self, x: F32) -> F32:
-        """The activation of each neuron before anything of up is known, for `x` normed: `[tokens, neurons]`.
+        """Return the activation function of the gate, `[tokens, neurons]`, for the normalised input `x`.
 
-        Without a gate there is nothing but up: then it is the activation of that.
+        In a network without a gate, it is applied to up instead.
         """
         first = self.up if self.gate is None else self.gate
         bias = self.spec.up_bias if self.gate is None else self.spec.gate_bias
@@ -54,26 +54,30 @@ class FfnWeights:
         return activate(self.spec, None, product)
 
     def inner(self, x: F32) -> F32:
-        """What down is multiplied with, for `x` normed: `[tokens, neurons]`."""
+        """Return the values that are multiplied by down, `[tokens, neurons]`, for the normalised input `x`."""
         up = biased(x @ self.up.T, self.spec.up_bias)
         return activate(self.spec, None if self.gate is None else biased(x @ self.gate.T, self.spec.gate_bias), up)
 
     def active(self, x: F32) -> npt.NDArray[np.bool_]:
-        """Which neurons are not 0, for `x` normed: `[tokens, neurons]`; the gate says, with dReLU up does as well."""
+        """Return which neurons are not 0 for the normalised input `x`: bool `[tokens, neurons]`.
+
+        The gate alone decides, except with dReLU, where gate and up decide together.
+        """
         return np.asarray((self.inner(x) if self.spec.activation == "drelu" else self.gated(x)) != 0)
 
 
 FeedForward = Callable[[int, FfnWeights, F32], F32]
-"""Layer, its weights, and what comes in after the norm `[tokens, hidden]`: what comes out, before bias and residual."""
+"""Callback that receives a layer's number, its weights and its normalised input `[tokens, hidden]`, and returns the
+output `[tokens, hidden]` before bias and residual."""
 
 
 Heads = Callable[[int, AttentionSpec, U8, F32], F32]
-"""Layer, its attention and the weights of that, and what its heads come to `[tokens, heads * head_dim]`: what of it is
-multiplied with o."""
+"""Callback that receives a layer's number, its attention, the weights of that, and the outputs of its heads `[tokens,
+heads * head_dim]`. It returns what is multiplied by the output projection, in the same shape."""
 
 
 def dense(layer: int, weights: FfnWeights, x: F32) -> F32:
-    """All neurons."""
+    """Compute all neurons of the feed-forward network."""
     return np.asarray(weights.inner(x) @ weights.down, np.float32)
 
 
@@ -85,13 +89,13 @@ def replay(
     chosen: Callable[[int, Routing], None] | None = None,
     heads: Heads | None = None,
 ) -> F32:
-    """Hidden states after the last layer, `[sequences * length, hidden]`, of `tokens` `[sequences, length]`.
+    """Return the hidden states after the last layer, `[sequences * length, hidden]`, of `tokens` `[sequences, length]`.
 
-    `chosen` hears, layer by layer, which experts the tokens chose; `heads` may leave some out.
+    `chosen` is called for each layer with the experts that the tokens chose. `heads` may set some heads' outputs to 0.
 
     Raises:
-        ModelError: if a layer has something else than attention and a feed-forward network, or has experts where
-            nobody hears of them.
+        ModelError: if a layer has a block other than attention and a feed-forward network, or has experts and
+            `chosen` is None.
     """
     config = pack.config.for_context(tokens.shape[1])
     x: F32 = kernels.gather(*table(pack.embedding), tokens.reshape(-1)) * np.float32(config.embed_scale)
@@ -113,7 +117,7 @@ def replay(
             else:
                 raise ModelError(f"a block of kind {block.kind} is not replayed; take a model without experts")
             if config.parallel and block.kind == "attention":
-                joined = total  # its sum is the next block's too
+                joined = total  # attention and feed-forward run in parallel: one residual takes both sums
                 continue
             total = total + joined if config.parallel else total
             x = kernels.add_residual(residual(config, block.kind, vectors), x, total)
@@ -121,7 +125,7 @@ def replay(
 
 
 def _pass_experts(config: ModelConfig, block: PackBlock, x: F32, kernels: Kernels) -> tuple[F32, Routing]:
-    """What a block of experts comes to for `x` `[tokens, hidden]`, and which of them the tokens chose."""
+    """Return the output of a block of experts for `x` `[tokens, hidden]`, and the experts that the tokens chose."""
     layouts = {run.name: run for run in block.shape.runs}
     neuron, shared = layouts["neuron"], layouts.get("shared")
     beside = None if shared is None else (shared, Range(0, shared.units))
@@ -134,7 +138,7 @@ def _pass_experts(config: ModelConfig, block: PackBlock, x: F32, kernels: Kernel
 
 
 def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
-    """`[tokens, vocab]` from what `replay` returns."""
+    """Return the logits `[tokens, vocab]` of hidden states that `replay` returned."""
     config, final = pack.config, pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
     found: F32 = kernels.logits(*table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
@@ -147,7 +151,7 @@ def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
 def perplexity(
     pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense, heads: Heads | None = None
 ) -> float:
-    """Of `tokens` `[sequences, length]`, each sequence by itself; its first token is given."""
+    """Return the perplexity of `tokens` `[sequences, length]`, over all tokens but the first of each sequence."""
     x = replay(pack, tokens, kernels, feed_forward, heads=heads).reshape(*tokens.shape, -1)
     surprise: list[F32] = []
     for states, sequence in zip(x, tokens, strict=True):
@@ -159,7 +163,10 @@ def perplexity(
 
 
 def read_ffn(config: ModelConfig, block: PackBlock, kernels: Kernels) -> FfnWeights:
-    """A feed-forward block in float32, its padding left out; gate may be in the neurons' run or in one of its own."""
+    """Read a feed-forward block as float32, without its padding.
+
+    The gate may be part of the neurons' run, or a run of its own.
+    """
     run, count = block.run("neuron"), config.intermediate
     spec = ffn_spec(config, run, block.vectors(), Range(0, run.units))
     biases = (None if bias is None else bias[:count] for bias in (spec.gate_bias, spec.up_bias))
@@ -171,15 +178,15 @@ def read_ffn(config: ModelConfig, block: PackBlock, kernels: Kernels) -> FfnWeig
 
 
 def table(block: PackBlock) -> tuple[RunLayout, U8]:
-    """The rows of a table, and their bytes."""
+    """Return the layout and the bytes of a table's rows."""
     return block.run("row"), _units(block, block.run("row"))
 
 
 def chunks(ids: Sequence[int], length: int, most: int = 1 << 30) -> I32:
-    """`[sequences, length]`: whole pieces of a text's ids in order, `most` at most; what is left over is left out.
+    """Cut a text's token ids into sequences `[sequences, length]`, at most `most` of them, and drop the remainder.
 
     Raises:
-        ModelError: if there is not one.
+        ModelError: if the text has fewer than `length` tokens.
     """
     count = min(len(ids) // length, most)
     if not count:

@@ -1,13 +1,13 @@
-"""Training of predictors: two small matrices a layer, as wide as the layer needs (PowerInfer, section 5.1).
+"""Training of predictors: two small matrices for each layer, as wide as the layer needs (PowerInfer, section 5.1).
 
-All layers begin narrow. The layer that chooses the most neurons for its recall grows, again and again, until none
-chooses too many, width no longer helps, or the bytes are spent: layers that are sparse, or whose activity is skewed,
-stay narrow. A predictor begins as the best linear one of its rank (reduced-rank regression of activity on input), each
-direction with both its signs, since ReLU keeps one; Adam then minimises the cross-entropy. Where 4 bits are kept,
-the last steps see the matrices as they will be kept.
+All predictors start with the smallest rank. The one that chooses the most neurons for its recall is widened. This is
+repeated until none chooses too many, more width no longer helps, or the bytes are used up. Layers that are sparse, or
+whose activity is skewed, stay narrow. A predictor is initialised by reduced-rank regression of the activity on the
+input, each direction with both signs, since ReLU passes only one. Adam then minimises the cross-entropy. For 4-bit
+matrices, the last steps see the quantised values.
 
-Thresholds and widths are chosen on tokens that training does not see. What is measured there flatters both, so that who
-wants to know how good they are measures them on a third text. A seed decides everything that is random.
+Thresholds and widths are chosen on validation tokens that training does not see. Recall measured there is too
+optimistic, so measure it on a third text. All randomness comes from one seed.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,22 +22,27 @@ from tpi.sparsity.descent import Adam, initial
 from tpi.sparsity.examples import ROWS, Active, LayerExamples
 from tpi.sparsity.predictor import F32, Predictor, PredictorMatrix, Weights, row_bytes
 
-_GAIN = 0.96  # of the neurons chosen, that a step of width must leave at most
-_PARAMETER = 32  # bytes in memory of each weight while it is trained: its gradient, moments, and itself as it is kept
-_AGAIN = 8  # steps after which the error of 4 bits is computed again, which takes as long as some
-_TOKEN = 16  # and of each neuron for each token that is unpacked
+_GAIN = 0.96  # a wider predictor is used if it chooses at most this share of the neurons chosen before
+_PARAMETER = 32  # bytes in memory for each weight in training: the weight, its gradient, moments and quantised copy
+_AGAIN = 8  # steps between computations of the quantisation error, which takes as long as several steps
+_TOKEN = 16  # bytes in memory for each neuron of each unpacked token
 
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """How predictors are trained.
+    """Settings of the training of predictors.
 
     Attributes:
-        recall: share of the active neurons that is to be chosen.
-        chosen: neurons chosen for each that is active, at most.
-        rank: of the narrowest predictors, and by how much they grow; blocks need multiples of 32.
-        rounded: share of the steps, the last ones, that see the matrices as 4 bits keep them.
-        margin: recall above `recall` that is sought on the validation text, as other text differs.
+        recall: share of the active neurons that must be chosen.
+        chosen: most neurons chosen for each active one; a layer above it is widened.
+        rank: smallest rank, and the step by which ranks grow; q8 and q4s need a multiple of 32.
+        weights: format of the matrices.
+        steps: steps of Adam for each predictor.
+        tokens: tokens of one step.
+        rate: learning rate of the first step; it falls linearly to 0.
+        rounded: share of the steps, at the end, that see the matrices quantised to 4 bits.
+        margin: recall to reach on the validation text in addition to `recall`, as other text differs.
+        seed: seed of all randomness.
     """
 
     recall: float = 0.95
@@ -45,7 +50,7 @@ class TrainingRecipe:
     rank: int = 32
     weights: Weights = "q4s"
     steps: int = 400
-    tokens: int = 256  # of a step
+    tokens: int = 256
     rate: float = 3e-3
     rounded: float = 0.35
     margin: float = 0.005
@@ -54,7 +59,7 @@ class TrainingRecipe:
 
 @dataclass(frozen=True, eq=False)
 class TrainedPredictor:
-    """A predictor with its recall, and the neurons it chooses for each active one, on the validation text."""
+    """A predictor with its recall on the validation text, and the neurons chosen there for each active one."""
 
     predictor: Predictor
     recall: float
@@ -68,20 +73,20 @@ def train_predictors(
     recipe: TrainingRecipe | None = None,
     report: Callable[[TrainedPredictor], None] | None = None,
 ) -> dict[int, TrainedPredictor]:
-    """Predictors of all layers that together take `most_bytes` at most, from examples by layer.
+    """Train predictors of all layers that together take at most `most_bytes`, and return them by layer.
 
-    They learn from the first, their thresholds and widths are chosen on the second. `report` is told of each that was
-    trained, the ones that are replaced later among them.
+    Weights are learned from the examples `learned`; thresholds and widths are chosen on `validation`. `report` is
+    called with each trained predictor, including those that a wider one replaces later.
 
     Raises:
-        ModelError: if not even the narrowest fit, or there are too few tokens to learn from.
+        ModelError: if even the narrowest predictors take more than `most_bytes`, or if there are too few tokens.
     """
     recipe = recipe or TrainingRecipe()
     found: dict[int, TrainedPredictor] = {}
     for layer, one in learned.items():
         found[layer] = _trained(one, validation[layer], recipe.rank, recipe, report)
     if (taken := _nbytes(found)) > most_bytes:
-        raise ModelError(f"the narrowest predictors take {taken} bytes, more than {most_bytes:.0f}; use more of them")
+        raise ModelError(f"the narrowest predictors take {taken} bytes, more than {most_bytes:.0f}; allow more bytes")
     growing = set(found)
     while growing and found[worst := max(growing, key=lambda layer: found[layer].chosen)].chosen > recipe.chosen:
         rank = found[worst].predictor.rank + recipe.rank
@@ -89,7 +94,7 @@ def train_predictors(
             growing.remove(worst)
             continue
         wider = _trained(learned[worst], validation[worst], rank, recipe, report)
-        if wider.chosen > _GAIN * found[worst].chosen:  # bytes do not help it, and may help others
+        if wider.chosen > _GAIN * found[worst].chosen:  # width does not help: leave the bytes to other layers
             growing.remove(worst)
         else:
             found[worst] = wider
@@ -97,7 +102,7 @@ def train_predictors(
 
 
 def measured(predictor: Predictor, examples: LayerExamples) -> tuple[float, float]:
-    """Recall of a predictor, and neurons chosen for each active one."""
+    """Return the recall of a predictor on `examples`, and the neurons that it chooses for each active one."""
     hit = chosen = total = 0
     for x, active in examples.pieces():
         named = predictor.active(x)
@@ -108,15 +113,21 @@ def measured(predictor: Predictor, examples: LayerExamples) -> tuple[float, floa
 
 
 def training_bytes(hidden: int, neurons: int, most_bytes: float, layers: int) -> int:
-    """About what training takes in memory: the sums that it begins with, a piece of the text, and the weights of a
-    layer with twice its part of `most_bytes`."""
+    """Return an estimate of the bytes of memory that training takes.
+
+    It counts the moments of the initial regression, one piece of the text, and the weights of a layer that takes twice
+    its part of `most_bytes`.
+    """
     weights = 2 * most_bytes / layers / row_bytes(GROUP, "q4s") * GROUP
     sums = 6 * 8 * hidden**2 + 4 * hidden * neurons
     return round(sums + ROWS * (8 * hidden + _TOKEN * neurons) + _PARAMETER * weights)
 
 
 def _threshold(plain: Predictor, examples: LayerExamples, recall: float) -> float:
-    """The highest threshold at which `recall` of the active neurons are chosen; above all scores if none is active."""
+    """Return the highest threshold at which at least `recall` of the active neurons are chosen.
+
+    If no neuron is active, it is above all scores.
+    """
     wanted, most = [np.zeros(0, np.float32)], 0.0
     for x, active in examples.pieces():
         scores = plain.scores(x)
@@ -131,7 +142,7 @@ def _nbytes(found: Mapping[int, TrainedPredictor]) -> int:
 
 
 def _growth(one: TrainedPredictor, recipe: TrainingRecipe) -> float:
-    """Bytes that one step of width takes."""
+    """Return the bytes by which one step of width enlarges a predictor's matrices."""
     matrices = one.predictor.first.stored.nbytes + one.predictor.second.stored.nbytes
     return matrices / one.predictor.rank * recipe.rank
 
@@ -155,7 +166,7 @@ def _trained(
 
 
 def _fitted(examples: LayerExamples, rank: int, recipe: TrainingRecipe) -> tuple[F32, F32, F32]:
-    """`first`, `second` and bias after `recipe.steps` steps of Adam, whose rate falls evenly."""
+    """Return `first`, `second` and bias after `recipe.steps` steps of Adam; the learning rate falls linearly to 0."""
     random = np.random.default_rng([recipe.seed, rank])
     first, second, bias = values = initial(examples, rank, random)
     adam, errors = Adam(values), (np.float32(0), np.float32(0))
@@ -170,12 +181,12 @@ def _fitted(examples: LayerExamples, rank: int, recipe: TrainingRecipe) -> tuple
 
 
 def _error(values: F32) -> F32:
-    """What 4 bits add to `[rows, columns]`."""
+    """Return the error of 4-bit quantisation of `values`, in their shape `[rows, columns]`."""
     return dequantise_groups("q4s", quantise_groups("q4s", values)) - values
 
 
 def _gradients(first: F32, second: F32, bias: F32, x: F32, active: Active) -> tuple[F32, F32, F32]:
-    """Of the mean cross-entropy, by `first`, `second` and bias."""
+    """Return the gradients of the mean cross-entropy with respect to `first`, `second` and bias."""
     between = np.maximum(x @ first.T, 0)
     scores = np.clip(between @ second.T + bias, -30, 30)
     error = (1 / (1 + np.exp(-scores)) - active) / np.float32(active.size)

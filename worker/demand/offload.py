@@ -1,7 +1,7 @@
-"""What an accelerator does whose memory cannot hold all routed experts: some of them lie there, as they are wanted.
+"""The plan for routed experts on demand on a card whose memory cannot hold all of them.
 
-All else (attention, norms, routers, shared experts, dense layers) stays there; the rest of its memory is slots of one
-expert each. All routed experts lie in the host's memory.
+All other weights (attention, norms, routers, shared experts, dense layers) are resident on the card. The rest of its
+memory is slots of one expert each, used as a cache. The host's memory holds all routed experts.
 """
 
 from collections.abc import Sequence
@@ -29,17 +29,18 @@ from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
 from worker.plan.segments import NodeSegment, cut_pieces
 
-LONG = 32  # tokens of a step that is a piece of a prompt rather than of answers, where both are computed alike
-_MOST = 1 << 22  # MiB: no machine has more
-_REPLAYED = 256  # steps of a record that a plan looks at,
-_USES = 4096  # and uses of blocks: it does so for many numbers of slots
+LONG = 32  # a step of at least so many tokens counts as part of a prompt, if both kinds are computed alike
+_MOST = 1 << 22  # MiB of a card's memory, an upper bound for the search
+_REPLAYED = 256  # most recorded steps that are replayed for a plan, which is done for many numbers of slots
+_USES = 4096  # most uses of blocks in such a replay
 
 
 @dataclass(frozen=True)
 class ExpertPlan(OffloadPlan):
-    """The decision. All `units` routed experts are the host's, and `slots` slots of `slot_bytes` bytes lie there.
+    """A plan with routed experts on demand.
 
-    There are `least` slots at least: what a token uses of a block.
+    The host holds all `units` routed experts, the card `slots` slots of `slot_bytes` bytes. There are at least `least`
+    slots, the number of experts that a token uses in one block.
     """
 
     units: int = field(kw_only=True)
@@ -56,18 +57,18 @@ class ExpertPlan(OffloadPlan):
 
     @property
     def memory_bytes(self) -> int:
-        """See `OffloadPlan.memory_bytes`."""
+        """Bytes of the card's memory that the plan takes, with the slots."""
         return super().memory_bytes + self.arena_bytes
 
     def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
-        """See `OffloadPlan.below`.
+        """Return the placement of the host's segments in its memory.
 
         Raises:
             PlanError: if the host's memory does not hold all experts.
         """
         if fitting.streamed_bytes:
             raise PlanError(
-                f"experts come to the accelerator from memory, and {-(-fitting.streamed_bytes >> 20)}MiB of them do "
+                f"experts on demand come from memory, and {-(-fitting.streamed_bytes >> 20)}MiB of them do "
                 "not fit; give more --memory, or --pipeline performance"
             )
         return super().below(sizes, fitting)
@@ -76,12 +77,12 @@ class ExpertPlan(OffloadPlan):
 def decide_experts(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> ExpertPlan | None:
-    """Experts on demand, where that is predicted to be faster than anything that `decide_offload` knows; else None.
+    """Return a plan with experts on demand if it is predicted to be faster than every other plan; else None.
 
-    With `--pipeline demand` it need not be faster.
+    With `--pipeline demand`, return it even if it is slower.
 
     Raises:
-        PlanError: if it is asked for, and cannot be.
+        PlanError: if `--pipeline demand` is given, and experts on demand are not possible.
     """
     asked = options.pipeline == "demand"
     found = planned_experts(plan, machine, options, tables) if asked or options.pipeline == "auto" else None
@@ -89,7 +90,7 @@ def decide_experts(
         raise PlanError(_refusal(plan, machine, options, tables))
     if asked or found is None or found.slots == found.units:
         return found if asked else None
-    with suppress(PlanError):  # nothing else fits
+    with suppress(PlanError):  # raised if no other plan fits
         others = choose(offload_problem(plan, cut_pieces(plan), machine, options, tables))
         return found if found.forecast.seconds < others.seconds else None
     return found
@@ -98,7 +99,7 @@ def decide_experts(
 def planned_experts(
     plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
 ) -> ExpertPlan | None:
-    """The fastest way to have experts come on demand; None where there is no way."""
+    """Return the fastest plan with experts on demand, or None if there is none."""
     work, pieces, mixture = expert_work(plan), tuple(pieces_with_experts(plan)), plan.config.mixture
     if work is None or mixture is None or plan.options.window or machine.shared:
         return None
@@ -116,7 +117,7 @@ def planned_experts(
 def _made(
     plan: NodePlan, problem: Problem, pieces: tuple[NodeSegment, ...], work: ExpertWork, found: DemandForecast
 ) -> ExpertPlan:
-    """A forecast in this node's pieces, without slots so far."""
+    """Return the plan of a forecast in this node's pieces, still without slots."""
     routed = frozenset(number for number, segment in enumerate(problem.work.segments) if segment.routed)
     long = routed if found.offload.prompt != found.offload.decode else frozenset()
     return ExpertPlan(
@@ -141,7 +142,10 @@ def _made(
 
 
 def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
-    """How many of the wanted experts, of `keys`, so many slots have: as recorded, or as if all were as likely."""
+    """Return a function from the number of slots to the expected hit rate of the experts `keys`.
+
+    It replays the recorded routing. Without a recording it assumes that all experts are equally likely.
+    """
     recording = recording_of(routing, keys)
     if recording is None:
         return lambda slots: min(1.0, slots / max(1, len(keys)))
@@ -157,39 +161,39 @@ def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
 
 
 def _refusal(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> str:
-    """Why experts cannot come on demand, and what would do."""
+    """Return the message on why experts on demand are not possible, and what to do instead."""
 
     def with_room(mib: int) -> ExpertPlan | None:
         room = machine.with_cards(lambda card: replace(card, memory=mib << 20))
         return planned_experts(plan, room, options, tables)
 
-    what = "--pipeline demand brings experts from memory to an accelerator as they are wanted"
+    what = "--pipeline demand copies experts from memory to an accelerator on demand"
     if plan.config.mixture is None:
-        return f"{what}, and this model has none; leave it out"
+        return f"{what}, and this model has no experts; leave it out"
     if len(machine.cards) > 1:
-        return f"{what}, to one, and several are named; give --device once"
+        return f"{what}, and works with one accelerator only; give --device once"
     if machine.shared:
-        return f"{what}, and this one shares its memory with the host: nothing would be brought; leave it out"
+        return f"{what}, and this accelerator shares its memory with the host, so nothing needs copying; leave it out"
     if options.weights != "auto" or options.crossover == 1 or plan.options.window:
-        return f"{what}, which --weights, --crossover 1 and --window rule out; leave those out"
+        return f"{what}, and cannot be combined with --weights, --crossover 1 or --window; leave those out"
     if with_room(_MOST) is None:
         return f"{what}, and memory does not hold all of them; give more --memory, or --pipeline performance"
     least, enough = 0, _MOST
     while enough - least > 1:
         middle = (least + enough) // 2
         least, enough = (least, middle) if with_room(middle) else (middle, enough)
-    return f"{what}, beside all else of the model, which does not fit there: --gpu-memory {enough}MiB would do"
+    return f"{what}; all other weights must fit on it, and do not: --gpu-memory {enough}MiB would do"
 
 
 def _filled(made: ExpertPlan) -> ExpertPlan | None:
-    """The same with as many slots as its memory has left beside everything else, to the page."""
+    """Return the plan with as many slots as fit on the card next to everything else; None if they are too few."""
     room = made.problem.rooms[0] - made.memory_bytes - PAGE
     slots = min(made.units, room // max(1, made.slot_bytes))
     return replace(made, slots=slots) if slots >= made.least else None
 
 
 def _in_memory(plan: NodePlan, made: ExpertPlan, tables: Tables | None) -> bool:
-    """Whether the host's memory holds all routed experts."""
+    """Return True if the host's memory holds all routed experts."""
     fed = [made.pieces[number] for number in made.fed]
     hosted = Hosted.of(fed, [piece.most_bytes(plan.rank) for piece in fed], len(made.home), made.staged_bytes)
     try:

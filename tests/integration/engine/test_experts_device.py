@@ -198,7 +198,7 @@ def test_auto_brings_experts_on_demand_where_that_is_predicted_to_be_sooner(
 @pytest.mark.parametrize(
     ("family", "limit", "options", "way_out"),
     [
-        ("llama", 64 << 20, DEMAND, "this model has none; leave it out"),
+        ("llama", 64 << 20, DEMAND, "this model has no experts; leave it out"),
         ("olmoe", 1 << 20, DEMAND, r"--gpu-memory \d+MiB would do"),
         ("olmoe", 64 << 20, replace(DEMAND, weights="ram"), "leave those out"),
     ],

@@ -110,7 +110,7 @@ def test_a_damaged_file_is_refused_or_read(data: st.DataObject, tmp_path_factory
 
 
 @pytest.mark.parametrize(
-    ("rank", "columns", "words"), [(32, 31, "rank 32 and 31"), (20, 20, "no multiple of 32"), (32, 32, "finite")]
+    ("rank", "columns", "words"), [(32, 31, "rank 32 and 31"), (20, 20, "not a multiple of 32"), (32, 32, "finite")]
 )
 def test_matrices_that_do_not_fit_are_refused(rank: int, columns: int, words: str) -> None:
     first = np.zeros((rank, HIDDEN), np.float32)
@@ -124,5 +124,5 @@ def test_matrices_that_do_not_fit_are_refused(rank: int, columns: int, words: st
 
 def test_nothing_is_predicted_before_the_first_layer() -> None:
     one = made(32, "q8")
-    with pytest.raises(ModelError, match="2 layers ahead"):
+    with pytest.raises(ModelError, match="look-ahead 2"):
         Predictor(1, one.first, one.second, ahead=2)

@@ -1,1 +1,1 @@
-"""Neurons of a node that its memory does not hold: planned, opened, computed by slot, and judged."""
+"""Neurons that a node reads from disk on demand: the plan, the blocks, and the comparison with a plain window."""

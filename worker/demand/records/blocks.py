@@ -1,7 +1,8 @@
-"""Feed-forward blocks whose neurons are read when a token wants them, and computed by slot.
+"""Feed-forward blocks whose neurons are read from disk on demand, and computed in the slots of a cache.
 
-A block is asked what it wants before it is held: the neurons that are predicted for a few tokens, or all of them. All
-pass through the window, as tiles. Predictions that look ahead have their reads begun as soon as they are made.
+Before a block is held, it says which neurons it needs: those predicted for a few tokens, or all of them. If it needs
+all, they pass through the memory window as tiles. Reads for predictions that look ahead start as soon as the
+predictions are made.
 """
 
 from collections.abc import Sequence
@@ -32,9 +33,10 @@ _NOTHING: Bytes = np.zeros(0, np.uint8)
 
 @dataclass(frozen=True, eq=False)
 class RecordFfn:
-    """A `worker.node.segment.Segment`: all of a node's neurons of a block, of which some are in slots.
+    """A `worker.node.segment.Segment` of all of a node's neurons of a block, some of which are in slots.
 
-    `spec` is of all of them; `number` is the layer's among those of `tier`.
+    `spec` describes all of these neurons. `layer` is the number of the layer in the model, `number` its number among
+    the layers of `tier`.
     """
 
     device: Device
@@ -47,31 +49,37 @@ class RecordFfn:
 
     @property
     def empty(self) -> bool:
-        """See `Segment.empty`."""
+        """True if this node has no neurons of the block."""
         return self.spec.neuron.units == 0
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """See `Segment.start`; all is computed with the output, of slots: `data` is nothing."""
+        """Start the computation of the block in the output phase; do nothing in other phases.
+
+        The weights are in slots, so `data` is not used.
+        """
         if Phase.OUTPUT not in phases:
             return None
         return self.launch(lambda: self._compute(part))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """See `Segment.chained`; raises TpiError, for a chain waits for nothing."""
-        raise TpiError("neurons that come when they are wanted are in no chain; run them block by block")
+        """Raise TpiError: a chain cannot wait for reads, so these neurons cannot be part of one."""
+        raise TpiError("neurons that are read on demand cannot be part of a chain; run them block by block")
 
     def chosen(self, part: MicroBatch) -> NeuronChoice | None:
-        """What a micro-batch wants of the block, asked once; None: all of it, which passes through the window."""
+        """Return the neurons that a micro-batch needs; None if it needs the whole block, through the window.
+
+        The prediction for a micro-batch is made once.
+        """
         found = self.node.choose(self.layer, self.spec, self.device, part)
         return found if found is not None and self.takes(len(found.active)) else None
 
     def takes(self, active: int) -> bool:
-        """Whether there are slots for so many; what the window would read of the block is more than they lack."""
+        """Return True if the layer has slots for `active` neurons."""
         return active <= len(self._opened.table)
 
     @cached_property
     def _slots(self) -> FfnSpec:
-        """The slots as a run of their own, without biases."""
+        """The feed-forward network of all slots, without biases."""
         neuron = self.spec.neuron
         units = self._opened.layer.slots // neuron.width
         return replace(self.spec, neuron=replace(neuron, units=units), gate_bias=None, up_bias=None)
@@ -81,7 +89,7 @@ class RecordFfn:
         return self.tier.layers[self.number]
 
     def _spec_of(self, active: I32, slots: I32) -> FfnSpec:
-        """With the biases where their neurons lie now."""
+        """Return the network of the slots, with the biases of the neurons `active` placed at their `slots`."""
         given = self.spec
         if given.gate_bias is None and given.up_bias is None:
             return self._slots
@@ -92,7 +100,7 @@ class RecordFfn:
     def _compute(self, part: MicroBatch) -> F32:
         began, judge, kernels = perf_counter(), self.node.judge, self.device.kernels
         chosen = self.chosen(part)
-        assert chosen is not None  # or the window's tiles were held
+        assert chosen is not None  # otherwise the window's tiles would have been held
         active = chosen.active
         if self.number == 0:
             self.tier.begin()
@@ -112,12 +120,12 @@ class RecordFfn:
 
 @dataclass(frozen=True)
 class PredictedBlock(Block):
-    """A feed-forward block that is asked what it wants before it is held."""
+    """A feed-forward block that says which neurons it needs before it is held."""
 
     segment: RecordFfn = field(kw_only=True)
 
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
-        """Nothing of the window where `segment` reads what is predicted; else all of it."""
+        """Return `()`, nothing of the window, if `segment` reads the predicted neurons; else None, the whole block."""
         if len(parts) > 1:
             return None
         (part,) = parts
@@ -129,20 +137,20 @@ class PredictedBlock(Block):
 
 
 class StreamedBlock:
-    """A `scheduler.weights.Demanded`: the window's tiles where all is wanted, else the segment that has slots."""
+    """A `scheduler.weights.Demanded` that holds the window's tiles if all neurons are needed, else the slots."""
 
     def __init__(self, tiles: Sequence[tuple[Segment, Hold]], records: RecordFfn) -> None:
         self._tiles, self.records = tiles, records
 
     def wanting(self, wanted: Wanted) -> BlockHold[Segment]:
-        """See `scheduler.weights.Demanded`."""
+        """Return a hold of the window's tiles if `wanted` is None, else of the segment in slots."""
         return BlockHold(self._tiles if wanted is None else [(self.records, nullcontext(_NOTHING))])
 
     def expect(self, wanted: Wanted) -> None:
-        """See `scheduler.weights.Demanded`; whoever predicts tells the tier."""
+        """Do nothing: the predictions themselves start the reads of the tier."""
 
     def block(self, number: int, name: str, residual: Residual, joins: bool) -> Block:
-        """As the block loop knows it."""
+        """Return the block for the block loop."""
         return PredictedBlock(number, name, residual, joins, segment=self.records)
 
 

@@ -1,8 +1,8 @@
-"""The records of a node while it runs: their slots, who is told of predictions, and which steps are read by neurons.
+"""The on-demand neurons of a running node: their slots, their prefetches, and which steps use them.
 
-With `--sparsity auto` both ways take turns in the same memory: some tokens with the plain window, which keeps what fits
-and streams the rest, then some by neurons. To change over takes about a token, since as much is read; what took less is
-gone on with.
+With `--sparsity auto` two ways take turns in the same memory: some steps with the plain window, which keeps what fits
+resident and streams the rest, then some with neurons on demand. Changing over reads about as much as one token of the
+plain window. The faster way is then used for all further steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +29,14 @@ OpenSegment = Callable[[NodeSegment], Segment]
 
 
 class StreamedNeurons:
-    """The records of a node, its blocks, and what becomes of them. A `scheduler.weights.StepListener`."""
+    """The on-demand neurons of a node and the blocks that use them; a `scheduler.weights.StepListener`."""
 
     def __init__(self, plan: RecordPlan, node: SparseNode, window: Window, trace: NoTrace) -> None:
-        """`node` says what is active; `window` has the blocks where all of a block is wanted."""
+        """Create the cache of the neurons in `plan`.
+
+        `node` predicts which neurons are active. `window` provides whole blocks. If it is a `SwitchedWindow`, the two
+        ways take turns.
+        """
         self._plan, self._node = plan, node
         self._numbers = {block: number for number, block in enumerate(plan.layers)}
         layers, workers = list(plan.layers.values()), Readers(plan.readers)
@@ -47,11 +51,14 @@ class StreamedNeurons:
     def blocks(
         self, blocks: Sequence[NodeBlock], parts: Sequence[Sequence[tuple[Segment, Hold]]], open_one: OpenSegment
     ) -> dict[int, StreamedBlock]:
-        """Those of `blocks` that are read by neurons, by their number; `parts` are what the window has of each."""
+        """Return those of `blocks` whose neurons are read on demand, by block number.
+
+        `parts` are the segments and holds of each block in the window; `open_one` opens a segment.
+        """
         found = {}
         for block in (block for block in blocks if block.number in self._numbers):
             whole = open_one(NodeSegment(block, block.runs))
-            assert isinstance(whole, SparseFfn)  # nothing else has neurons that are predicted
+            assert isinstance(whole, SparseFfn)  # only these have predicted neurons
             own = RecordFfn(
                 whole.device, whole.launch, whole.spec, block.layer, self._numbers[block.number], self.tier, self._node
             )
@@ -59,30 +66,33 @@ class StreamedNeurons:
         return found
 
     def fill(self, progress: Progress = silent) -> None:
-        """Take the memory of the slots, and read what is active most often into them. Errors as `RecordTier.hold`."""
+        """Allocate the memory of the slots, and read the most frequently active neurons into them.
+
+        A failed read raises the same errors as `RecordTier.hold`.
+        """
         self.tier.lay(page_buffer(self._plan.slots_bytes))
         self.tier.fill(progress)
 
     def begin(self, short: bool) -> None:
-        """See `scheduler.weights.StepListener`; where both ways take turns it may be another's now."""
+        """Begin a step; if the two ways take turns and it is the other's turn, change over first."""
         self._node.begin(short)
         if self._turns is not None:
             self._change_over(self._turns.by_neurons)
             self._turns.start()
 
     def abandon(self) -> None:
-        """See `scheduler.weights.StepListener`."""
+        """Abandon the current step after a failure, with its predictions and reads."""
         self._node.abandon()
         self.tier.abandon()
 
     def close(self) -> None:
-        """Join the readers, and close the files that they read. Idempotent."""
+        """Join the reader threads, and close their files. Idempotent."""
         self.tier.close()
         if isinstance(self._plan.disk, OpenFilesDisk):
             self._plan.disk.close()
 
     def _change_over(self, by_neurons: bool) -> None:
-        """Have the memory used by neurons, or as the plain window does, if it is not."""
+        """Give the memory to slots if `by_neurons`, else to the plain window; do nothing if it is used so already."""
         plain = self._plan.plain
         if by_neurons == self._by_neurons or plain is None:
             return
@@ -93,7 +103,7 @@ class StreamedNeurons:
         self._by_neurons = by_neurons
 
     def _foretell(self, layer: int, choice: NeuronChoice) -> None:
-        """Have what a later layer will want read meanwhile."""
+        """Prefetch the neurons `choice` of a later layer."""
         records = self._records.get(layer)
         if records is not None and records.takes(len(choice.active)):
             self.tier.expect(records.number, choice.active)

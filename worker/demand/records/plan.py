@@ -1,8 +1,9 @@
-"""Which of a node's neurons come from disk one by one: all of them, where the weights do not fit into memory.
+"""The plan for reading a node's neurons from disk on demand. It is used if the weights do not fit into memory.
 
-Predictors and attention are needed for every token and stay. Long steps, and blocks of which too much is active, pass
-through the smallest ring as they do without predictors. What is left is slots for records: filled with what is active
-most often, and replaced as tokens ask for others.
+Predictors and attention are needed for every token and stay resident. The remaining memory is a small ring and slots.
+Blocks of long steps, and blocks of which too many neurons are active, pass through the ring as they do without
+predictors. Each slot holds the weights of one neuron, called its record. The slots first hold the most frequently
+active neurons, and are replaced as tokens need others.
 """
 
 from collections.abc import Sequence
@@ -27,25 +28,28 @@ from worker.plan.node_plan import NodeBlock, NodePlan
 from worker.plan.segments import NodeSegment, cut_units
 from worker.shards.image import HeldBlock
 
-_TILES, _LEAST_TILE = 8, 1 << 20  # of a block that passes through the ring; bytes of each
-_MOST_READERS = 4  # threads: more of them take Python's lock from the one that computes
-_EACH = 1 << 20  # bytes of a layer for each thread that reads it: a small one keeps few of them busy
-CHUNK = 64  # tokens of a step at most: a longer one takes memory that slots need
-LEAST = 0.5  # of the neurons that a token is expected to activate: with fewer slots nothing of it is found in memory
+_TILES, _LEAST_TILE = 8, 1 << 20  # most tiles of a block that passes through the ring; least bytes of a tile
+_MOST_READERS = 4  # reader threads; more would take Python's global lock from the computing thread
+_EACH = 1 << 20  # least bytes of the largest layer for each reader thread; less would not keep it busy
+CHUNK = 64  # most tokens of a step; a longer one takes memory that slots need
+LEAST = 0.5  # least slots, as a share of the neurons that a token is expected to activate; fewer find nothing
 
 
 @dataclass(frozen=True, eq=False)
 class RecordPlan:
-    """Records of the blocks `layers`, by their number in order of use; the window has `segments` for longer steps."""
+    """The slots of each layer, by block number in order of use, and the segments of the window for longer steps.
+
+    `gap` and `least`, in bytes, are parameters of `scheduler.demand.records.tier.RecordTier`.
+    """
 
     segments: tuple[NodeSegment, ...]
-    placement: Placement  # of them: what is no neuron stays
+    placement: Placement  # of `segments`, in which neurons stream and all else stays resident
     layers: dict[int, RecordLayer]
     disk: Disk
-    readers: int  # threads
-    gap: int = USUAL_GAP  # see `scheduler.demand.records.tier.RecordTier`
+    readers: int  # number of reader threads
+    gap: int = USUAL_GAP
     least: int = 0
-    plain: Placement | None = None  # of the same segments, for the turns without records, if it takes turns
+    plain: Placement | None = None  # of `segments` in the plain window, if the two ways take turns
 
     @property
     def slots_bytes(self) -> int:
@@ -54,36 +58,39 @@ class RecordPlan:
 
     @property
     def index_bytes(self) -> int:
-        """What records take beside their slots: the index, and the readers."""
+        """Bytes that the neurons' index and the readers' buffers take in addition to the slots."""
         return tier_bytes(list(self.layers.values()), self.readers) - self.slots_bytes
 
     @property
     def extra_bytes(self) -> int:
-        """What it all takes at most beside the window as it is at first, and the index where that takes turns."""
+        """Most bytes that the plan takes in addition to the window's first placement.
+
+        If the two ways take turns, the index is not included.
+        """
         if self.plain is None:
             return self.index_bytes + self.slots_bytes
         return max(0, self.placement.memory_bytes + self.slots_bytes - self.plain.memory_bytes)
 
     @property
     def first(self) -> Placement:
-        """Of the window, at first."""
+        """Placement with which the window starts."""
         return self.plain or self.placement
 
 
 def decide_records(
     plan: NodePlan, held: Sequence[HeldBlock], budget: Budget, segments: Sequence[NodeSegment], disk: Disk | DiskSpeed
 ) -> RecordPlan | None:
-    """What is read by neurons where `budget` would have `segments` stream in a cycle; None: nothing is.
+    """Return the plan for reading neurons on demand, or None if they should stream in a cycle or stay resident.
 
-    `disk` is read, or is one of such a speed: then what a read of it takes to begin is measured.
+    The result is None if all weights fit into memory, if a layer has no predictor, if `--sparsity off` or `--window` is
+    given, or if the slots would hold too few of the neurons that a token needs.
 
-    That is so where nothing is predicted or some layer is not, where the paper's window was asked for, and where the
-    slots that there is room for would not hold what a token needs.
+    `disk` is the disk to read, or the measured speed of one. In the latter case the latency of a read is measured.
     """
     blocks = [block for block in plan.blocks if block.kind != "attention" and block.nbytes]
     if not budget.placement.streamed_bytes or plan.options.window or not _predicted(plan, blocks):
         return None
-    if plan.options.sparsity != "auto":  # which compares with the plain window, in its own tiles
+    if plan.options.sparsity != "auto":  # auto compares with the plain window, and needs the tiles of that
         segments = [part for block in plan.blocks for part in _tiles(block)]
     placement = _placement(segments, [segment.extent(held).slot_bytes for segment in segments])
     frequencies = frequencies_of(plan, held)
@@ -102,14 +109,14 @@ def decide_records(
 
 
 def _predicted(plan: NodePlan, blocks: Sequence[NodeBlock]) -> bool:
-    """Whether every neuron of this node is one that can be predicted and read by itself."""
+    """Return True if every neuron of this node can be predicted and read by itself."""
     predicted = {one.layer for one in plan.predictors}
     by_records = all(len(block.runs) == 1 and block.runs[0].layout.layout == "record" for block in blocks)
     return plan.options.sparsity != "off" and bool(blocks) and by_records and predicted >= {b.layer for b in blocks}
 
 
 def _tiles(block: NodeBlock) -> list[NodeSegment]:
-    """A block's neurons in small tiles, as the ring for steps that need all of them is memory that records lack."""
+    """Return a block's neurons in small tiles, since memory of the ring is not available for slots."""
     if block.kind == "attention" or not block.nbytes:
         return [NodeSegment(block, block.runs)]
     size = max(_LEAST_TILE, block.nbytes // _TILES)
@@ -125,7 +132,7 @@ def _placement(segments: Sequence[NodeSegment], sizes: Sequence[int]) -> Placeme
 
 
 def _draft(block: NodeBlock, frequency: npt.NDArray[np.float64], held: Sequence[HeldBlock]) -> RecordLayer:
-    """A layer without slots; what fills its last unit is never active."""
+    """Return a layer without slots; the padding of its last unit has the frequency 0."""
     (run,) = block.runs
     extent = NodeSegment(block, block.runs).extent(held)
     padded = np.pad(frequency, (0, len(run.units) * run.layout.width - len(frequency)))
@@ -133,10 +140,13 @@ def _draft(block: NodeBlock, frequency: npt.NDArray[np.float64], held: Sequence[
 
 
 def _with_slots(drafts: dict[int, RecordLayer], room: int) -> dict[int, RecordLayer]:
-    """Slots in whole units, in proportion to what a token is expected to activate; no more than there are neurons."""
+    """Return the layers with slots, in whole units, for `room` bytes.
+
+    Layers get slots in proportion to the bytes that a token is expected to activate, at most one for each neuron.
+    """
     found, demand = {}, sum(map(_demand, drafts.values()))
     for number in sorted(drafts, key=lambda number: drafts[number].neurons / max(_demand(drafts[number]), 1e-9)):
-        draft = drafts[number]  # whoever has room for all comes first, so that others get what it leaves
+        draft = drafts[number]  # layers that need fewer slots than their share come first and leave room to others
         each = draft.record_bytes + SLOT_BYTES
         share = max(0.0, room) * _demand(draft) / max(demand, 1e-9)
         slots = min(draft.neurons, int(share / each)) // FFN_UNIT * FFN_UNIT
@@ -146,5 +156,5 @@ def _with_slots(drafts: dict[int, RecordLayer], room: int) -> dict[int, RecordLa
 
 
 def _demand(layer: RecordLayer) -> float:
-    """Bytes that a token is expected to need."""
+    """Return the bytes of a layer's neurons that a token is expected to activate."""
     return float(layer.frequency.sum()) * layer.record_bytes

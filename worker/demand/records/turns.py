@@ -1,8 +1,9 @@
-"""Whether reading by neurons pays: some steps with the plain window, some by neurons, in the same memory.
+"""The comparison of two ways to run short steps in the same memory: the plain window, and neurons on demand.
 
-What is timed is a short step from its beginning to its last feed-forward block, since a window makes its holds wait and
-records make their blocks wait. Turns are of several steps, as changing over takes about one. One size of steps is
-compared at a time, the one that comes most often; when that becomes another one, it has turns of its own.
+The two take turns of several steps, since changing over takes about as long as one step. The time of a step is measured
+from its start to the end of its last feed-forward block: the window waits in its holds, neurons on demand wait in their
+blocks. One size of steps is compared at a time, the most frequent one. When another size becomes the most frequent, it
+gets its own comparison.
 """
 
 from collections import Counter, deque
@@ -12,67 +13,70 @@ from time import perf_counter
 from scheduler.neurons.sizes import size_class, size_name
 from worker.neurons.judge import SHORT, Judge
 
-TURN, WARM, TURNS_EACH = 8, 3, 2  # steps of a turn, those of them that do not count, turns of each kind
+TURN, WARM, TURNS_EACH = 8, 3, 2  # steps of a turn; steps at its start that are not timed; turns of each way
 
 
 class TurnsJudge(Judge):
-    """See the module's docstring; by one thread. All nodes of a group count the same steps, and so turn together."""
+    """The judge that lets the two ways take turns and then picks the faster one.
+
+    It is used by one thread. All nodes of a group count the same steps, so they change over together.
+    """
 
     def __init__(self) -> None:
         super().__init__("auto")
-        self.size = 0  # of the steps that are compared, or were
-        self.token = 0  # of those that are compared
-        self._paid: dict[int, bool] = {}  # by size
-        self._timed: dict[tuple[int, bool], list[float]] = {}  # seconds, by size and whether it was by neurons
-        self._lately: deque[int] = deque(maxlen=TURN)  # sizes
+        self.size = 0  # size class of the steps that are compared, or were compared last
+        self.token = 0  # number of steps of this size so far
+        self._paid: dict[int, bool] = {}  # by size class, True if neurons on demand were faster
+        self._timed: dict[tuple[int, bool], list[float]] = {}  # seconds, by size class and `by_neurons`
+        self._lately: deque[int] = deque(maxlen=TURN)  # size classes of the last short steps
         self._began = self._ended = 0.0
         self._tokens = 0
 
     @property
     def by_neurons(self) -> bool:
-        """Whether the next step is read by neurons, however long it is."""
+        """True if the next step, of any length, uses neurons on demand."""
         return self._paid.get(self.size, self.token // TURN % 2 == 1)
 
     def predicts(self, tokens: int) -> bool:
-        """See `Judge.predicts`: in memory that is the window's nothing is read by neurons."""
+        """Return True if neurons are predicted in this step: only while the memory holds slots."""
         return self.by_neurons
 
     def pays(self, tokens: int = 1) -> bool | None:
-        """See `Judge.pays`."""
+        """Return True if neurons on demand were faster for steps of `tokens` tokens; None if that is not known yet."""
         return self._paid.get(size_class(tokens))
 
     def begin(self) -> None:
-        """See `Judge.begin`."""
+        """Record the time of the previous short step, if any, and start a new one."""
         if self._ended:
             self._count(size_class(self._tokens))
         self.start()
 
     def abandon(self) -> None:
-        """See `Judge.abandon`."""
+        """Discard the time of the current step."""
         self.start()
 
     def faster(self) -> bool:
-        """Whether steps of the size that is compared took less by neurons."""
+        """Return True if the median step of the compared size was faster with neurons on demand."""
         return median(self._timed[self.size, True]) < median(self._timed[self.size, False])
 
     def start(self) -> None:
-        """The step begins in earnest: what was changed over before it does not count."""
+        """Start the clock of a step; the time of a change-over before it is not included."""
         self._began, self._ended = perf_counter(), 0.0
 
     def note(self, seconds: float, tokens: int) -> None:
-        """See `Judge.note`: a block ended just now."""
+        """Note that a block of a step of `tokens` tokens has just ended; `seconds` is not used."""
         if tokens <= SHORT:
             self._ended, self._tokens = perf_counter(), tokens
 
     def describe(self) -> str:
-        """See `Judge.describe`."""
+        """Return a sentence on which share of neurons was skipped, and on the measured times of each size of steps."""
         said = [_said(size, *self._medians(size)) for size in sorted(self._paid)]
         if said and not any(self._paid.values()):
             return f"sparsity is off, it does not pay here: {'; '.join(said)}"
         return "; ".join(filter(None, [self.skipped(trying=not said), *said]))
 
     def _count(self, size: int) -> None:
-        """A short step is over."""
+        """Count a finished short step of the size class `size`, and decide once its turns are complete."""
         self._lately.append(size)
         if size == self.size and size not in self._paid:
             if self.token % TURN >= WARM:
@@ -91,4 +95,4 @@ class TurnsJudge(Judge):
 
 def _said(size: int, plain: float, by_neurons: float) -> str:
     step = f"a step of {size_name(size)}" if size else "a token"
-    return f"{step} takes {plain:.1f} ms with all neurons and {by_neurons:.1f} ms with those that are predicted"
+    return f"{step} takes {plain:.1f} ms with all neurons and {by_neurons:.1f} ms with the predicted ones"

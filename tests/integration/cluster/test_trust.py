@@ -168,7 +168,7 @@ def test_a_real_worker_refuses_by_name_and_serves_on(tiny_pack: Callable[..., Pa
             r"shared out unlike|lacks KV heads", lambda assign: changed(assign, ("blocks", 0, "runs", 1), empty(assign))
         )
         fails(r"a step has 17 tokens", lambda cluster: long_step(cluster, 1, 17))
-        fails(r"steps of \d+ tokens wait", *[lambda cluster, n=n: long_step(cluster, n, 16) for n in range(1, 99)])
+        fails(r"\d+ tokens are queued", *[lambda cluster, n=n: long_step(cluster, n, 16) for n in range(1, 99)])
         with Cluster.connect([address]) as cluster:
             assert cluster.assign([planned(cluster, 1)], PackSource(pack))
         assert process.poll() is None

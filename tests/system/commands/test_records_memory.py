@@ -19,8 +19,8 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 PROMPT = ("--raw", "-p", "abc", "--temp", "0", "-n", "60", "-c", "256")
 SAID = re.compile(
-    r".*neurons come from disk as they are wanted: (\d+) records a step, (\d+)% found in memory, "
-    r"([\d.]+) MB read where all neurons are ([\d.]+) MB, (\d+) KiB a read.*"
+    r".*neurons are read from disk when they are needed: (\d+) records per step, (\d+)% found in memory, "
+    r"([\d.]+) MB read \(all neurons: ([\d.]+) MB\), (\d+) KiB per read.*"
 )
 
 

@@ -83,7 +83,7 @@ def test_what_is_no_permutation_is_refused(tiny_model: Tiny, tmp_path: Path) -> 
 def test_tiles_are_refused(tiny_model: Tiny, tmp_path: Path) -> None:
     """Neurons of a tile share scales, and lie in squares."""
     old = packed(tiny_model, tmp_path, "llama", "q8")
-    with pytest.raises(ModelError, match="no records"):
+    with pytest.raises(ModelError, match="does not store its neurons as records"):
         renumbered(old, drawn(old))
 
 

@@ -1,4 +1,4 @@
-"""Packs a model: plan, blocks, tokenizer, manifest. The result appears at once or not at all."""
+"""Packing of a model: plan, blocks, tokenizer, manifest. The pack's directory is created atomically."""
 
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -26,13 +26,13 @@ from tpi.sources.ggufparts import gguf_name
 from tpi.sources.microscaled import microscaled
 from tpi.sources.safetensors import open_safetensors
 
-_SPARE = 64 << 20  # bytes of disk that stay free
+_SPARE = 64 << 20  # bytes of disk to leave free
 Room = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model in its source. `tokenizer` writes tokenizer.json and returns the manifest's metadata."""
+    """Model whose source files are open. `tokenizer` writes tokenizer.json and returns the manifest's metadata."""
 
     name: str
     model: Model
@@ -54,7 +54,7 @@ def open_source(path: Path) -> Opened:
         return Opened(path.resolve().name, model, tensors, lambda out: tokens.from_directory(path, fields, vocab, out))
     gguf = open_gguf(path)
     if "tokenizer.ggml.tokens" in gguf.metadata:
-        check_vocabulary(gguf)  # before the weights are written
+        check_vocabulary(gguf)  # report an unsupported vocabulary now, not after the weights are written
     return Opened(gguf_name(path), from_gguf(gguf), gguf, lambda out: tokens.from_gguf(gguf, out))
 
 
@@ -67,9 +67,16 @@ def pack_model(
     room: Room | None = None,
     gate_first: bool = False,
 ) -> None:
-    """Write the pack of a model to the directory `target`; does nothing if it is there, unless `again`.
+    """Write the pack of a model to the directory `target`, and close the source.
 
-    `room` is told how many bytes are needed, and may make room for them; `gate_first` as for `plan_pack`.
+    Args:
+        opened: the model; `open_source` opens it.
+        dtype: auto, f32, bf16, q8, q4 or q4s.
+        target: the directory of the pack. If it already holds a pack, nothing is done unless `again` is True.
+        progress: starts a display of progress.
+        again: replace an existing pack.
+        room: called with the number of bytes needed; it may free that much space.
+        gate_first: store the gates as separate runs, see `plan_pack`.
 
     Raises:
         ModelError: if a tensor is missing or of the wrong shape, or `dtype` is not possible.
@@ -95,9 +102,13 @@ def mend_pack(
     tokenizer: bool,
     progress: Phase = phase,
 ) -> bool:
-    """Write some blocks of a pack again, and its tokenizer if asked to; errors as `pack_model`.
+    """Write the blocks `blocks` of a pack again, and its tokenizer if `tokenizer` is True. Close the source.
 
-    Returns False, having changed nothing, if the source does not give the blocks that `manifest` names.
+    Return False, and change nothing, if the source does not result in the blocks that `manifest` names.
+
+    Raises:
+        ModelError: if a tensor is missing or of the wrong shape, or `dtype` is not possible.
+        WeightsError: if the disk is full or cannot be written.
     """
     plan = plan_pack(opened.model, opened.source, dtype, any(shape.gate_first for shape in manifest.blocks.values()))
     wanted = {name: block for name, block in _named(manifest, plan) if name in blocks}
@@ -121,7 +132,7 @@ def mend_pack(
 
 
 def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockRecipe]]:
-    """The blocks of a pack: the name that each has, and how it is made."""
+    """Yield the name and the recipe of each block of a pack."""
     for names, blocks in zip(manifest.layers, plan.layers, strict=True):
         yield from zip(names, blocks, strict=True)
     yield from ((manifest.embedding, plan.embedding), (manifest.head, plan.head), (manifest.final, plan.final))
@@ -134,8 +145,8 @@ def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress:
     free = disk_usage(directory).free
     if plan.nbytes + _SPARE > free:
         raise WeightsError(
-            f"disk full: the pack takes {plan.nbytes >> 20} MiB, {_SPARE >> 20} have to stay free, and "
-            f"{directory.parent} has {free >> 20} MiB free; free some, or choose another place"
+            f"disk full: the pack takes {plan.nbytes >> 20} MiB, {_SPARE >> 20} MiB must stay free, and "
+            f"{directory.parent} has {free >> 20} MiB free; free some space, or choose another directory"
         )
     with (
         progress(f"packing {opened.name}") as report,

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file as a `tokenizers` tokenizer: SentencePiece (`llama`) or byte-level BPE (`gpt2`)."""
+"""Conversion of a GGUF file's vocabulary, SentencePiece (`llama`) or byte-level BPE (`gpt2`), to a `Tokenizer`."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,8 @@ from tpi.families.gguf.words import WORDS, Words
 from tpi.sources.gguf import GgufSource
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # token types
-_SPACE = "\u2581"  # what SentencePiece writes for a space
-# Settings that change how text is split, with the values that ask for nothing.
+_SPACE = "\u2581"  # stands for a space in SentencePiece
+# Settings that change how text is split, with their neutral values. Other values are not supported.
 _NEUTRAL = {
     "add_sep_token": False,
     "escape_whitespaces": True,
@@ -22,14 +22,14 @@ _NEUTRAL = {
     "suppress_tokens": [],
     "treat_whitespace_as_suffix": False,
 }
-_LONGEST = 256  # characters of a SentencePiece piece; by its own default they are no longer than 16
+_LONGEST = 256  # limit in characters of a SentencePiece piece; SentencePiece's own default limit is 16
 
 
 def convert(source: GgufSource) -> Tokenizer:
     """Return the tokenizer of a GGUF file.
 
     Raises:
-        ModelError: if `check_vocabulary` does, or the parts of the vocabulary do not fit together.
+        ModelError: if the vocabulary is not supported (see `check_vocabulary`), or is inconsistent.
     """
     words = check_vocabulary(source)
     tokens = source.array("tokenizer.ggml.tokens")
@@ -45,14 +45,14 @@ def convert(source: GgufSource) -> Tokenizer:
 
 
 def check_vocabulary(source: GgufSource) -> Words | None:
-    """Return how a byte-level vocabulary splits text, None for SentencePiece; reads nothing but the metadata.
+    """Return how a byte-level vocabulary splits text into words; None for SentencePiece. Reads only the metadata.
 
     Raises:
-        ModelError: naming what is not known: the kind of vocabulary, its way of splitting, or a setting.
+        ModelError: if the kind of vocabulary, its way of splitting text, or a setting is not supported.
     """
     kind, pre = (source.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if pre is None and source.powerinfer and source.metadata.get("general.architecture") == "falcon":
-        pre = "falcon"  # PowerInfer's converter writes no name, and its Falcons have one tokenizer
+        pre = "falcon"  # PowerInfer's converter omits the name; all of its Falcon models have this tokenizer
     if kind not in ("gpt2", "llama"):
         raise _refused(source, "model", kind, "; gpt2 and llama are supported")
     for key, neutral in _NEUTRAL.items():
@@ -81,7 +81,7 @@ def _check_tokens(tokens: Sequence[str]) -> None:
 
 
 def _byte_level(source: GgufSource, tokens: Sequence[str], words: Words) -> Tokenizer:
-    """Return a byte-level BPE (GPT-2 and its kin): merges in order of rank."""
+    """Return a byte-level BPE tokenizer (GPT-2 and similar), with merges in order of rank."""
     merges = [tuple(merge.split(" ", 1)) for merge in source.array("tokenizer.ggml.merges")]
     if not merges:
         raise ValueError("it has no merges")
@@ -95,13 +95,13 @@ def _byte_level(source: GgufSource, tokens: Sequence[str], words: Words) -> Toke
 
 
 def _sentencepiece(source: GgufSource, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
-    """SentencePiece BPE (Llama 2, Phi-3, Gemma): pieces with scores, bytes for what no piece covers."""
+    """Return a SentencePiece BPE tokenizer (Llama 2, Phi-3, Gemma): scored pieces, and bytes for other characters."""
     vocab = {token: index for index, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
     pieces = {
         token: score
         for token, score, kind in zip(tokens, source.array("tokenizer.ggml.scores"), kinds, strict=True)
-        if kind not in (_UNKNOWN, _CONTROL, _BYTE)  # what is typed like one of these is text
+        if kind not in (_UNKNOWN, _CONTROL, _BYTE)  # text that spells one of these must not become that token
     }
     model = models.BPE(vocab=vocab, merges=_merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     prefixed = bool(source.metadata.get("tokenizer.ggml.add_space_prefix", True))
@@ -114,12 +114,12 @@ def _sentencepiece(source: GgufSource, tokens: Sequence[str], kinds: Sequence[in
 
 
 def _merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two others, the piece of the highest score first.
+    """Return all pairs of pieces that together form a piece, ordered by the score of that piece, highest first.
 
-    Takes time in proportion to the characters of all pieces, times at most `_LONGEST`.
+    The time is proportional to the total length of all pieces, times at most `_LONGEST`.
 
     Raises:
-        ValueError: if a piece is longer than that.
+        ValueError: if a piece is longer than `_LONGEST` characters.
     """
     _check_lengths(pieces)
     found = [

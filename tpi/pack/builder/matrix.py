@@ -1,4 +1,4 @@
-"""One matrix of the model in its source, as the vectors that units are made of: read in slabs, never whole."""
+"""Access to a matrix of the source as the vectors that units are made of. It is read in slabs, never as a whole."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,20 +20,20 @@ _T = TypeVar("_T", np.uint8, np.float32)
 
 @dataclass(frozen=True)
 class Slab:
-    """Some consecutive vectors of a matrix as the source has them.
+    """Consecutive vectors of a matrix, encoded as in the source.
 
-    `raw` is `[vectors, bytes]` for rows, `[hidden, bytes]` for columns; the latter may begin before `first`, at the
-    beginning of a group. Vectors past the end of the matrix are zeros.
+    `raw` is `[vectors, bytes]` for rows and `[hidden, bytes]` for columns. A slab may hold more vectors than were asked
+    for, because it starts and ends at the boundary of a group or a head. Vectors past the end of the matrix are zeros.
     """
 
     axis: Axis
     element: Element
     raw: Bytes
     first: int  # number of the first vector in `raw`
-    count: int  # vectors of the matrix in `raw`
+    count: int  # number of vectors in `raw`
 
     def values(self, first: int, last: int) -> F32:
-        """Vectors `[first, last)` as float32 `[last - first, hidden]`."""
+        """Decode vectors `[first, last)` to float32 `[last - first, hidden]`."""
         start, stop = first - self.first, min(last - self.first, self.count)
         if self.axis == "row":
             found = decode(self.element, self.raw[start:stop])
@@ -46,8 +46,10 @@ class Slab:
         return _padded(found, last - first)
 
     def groups(self, first: int, last: int) -> Bytes:
-        """The source's own bytes of vectors `[first, last)`: `[last - first, bytes]`, or `[hidden, bytes]` for columns,
-        whose range must be whole groups."""
+        """Return the source's bytes of vectors `[first, last)`, as `[last - first, bytes]`.
+
+        For columns the result is `[hidden, bytes]`, and the range must consist of whole groups.
+        """
         start, stop = first - self.first, min(last - self.first, self.count)
         if self.axis == "row":
             return _padded(self.raw[start:stop], last - first)
@@ -58,31 +60,31 @@ class Slab:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of `vectors` vectors (rows or columns) of length `hidden`; possibly some rows of a fused tensor."""
+    """Matrix of `vectors` vectors (rows or columns) of equal length. It may be some rows of a fused tensor."""
 
     source: Source
     tensor: SourceTensor
     axis: Axis
     vectors: int
-    first_row: int  # in the tensor
-    last_row: int  # where its rows end there
-    turned: bool  # its columns are rows of the tensor, or its rows columns
-    step: tuple[int, int] = (0, 1)  # of the vectors there, from which on it has every how many
-    heads: HeadOrder | None = None  # which vectors of each head in the tensor it has
+    first_row: int  # first row of the matrix in the tensor
+    last_row: int  # end of its rows in the tensor, exclusive
+    turned: bool  # the tensor holds the matrix transposed
+    step: tuple[int, int] = (0, 1)  # start and stride: which vectors of the tensor belong to the matrix
+    heads: HeadOrder | None = None  # which vectors of each head in the tensor belong to the matrix
 
     @property
     def element(self) -> Element:
-        """How its values are coded."""
+        """Encoding of the values in the source."""
         return self.tensor.element
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of one vector in the source, rounded up."""
+        """Size in bytes of one vector in the source, rounded up."""
         rows = self.last_row - self.first_row
         return -(-rows * self.tensor.row_bytes // max(self.vectors, 1))
 
     def load(self, first: int, last: int) -> Slab:
-        """Read vectors `[first, last)`, as far as they exist."""
+        """Read a slab with vectors `[first, last)`, or those of them that exist."""
         last = min(last, self.vectors)
         if self.heads:
             return self._load_heads(self.heads, first, last)
@@ -100,7 +102,7 @@ class Matrix:
         return Slab("column", self.element, raw, first, last - first)
 
     def _load_heads(self, order: HeadOrder, first: int, last: int) -> Slab:
-        """Vectors of whole heads around `[first, last)`."""
+        """Read the vectors of all heads that overlap `[first, last)`."""
         each = len(order.order)
         heads, element = range(first // each, -(-last // each)), self.element
         if self.turned:
@@ -113,16 +115,19 @@ class Matrix:
 
 
 def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> Matrix:
-    """The matrix that `ref` names, whose shape must be as given.
+    """Find the matrix that `ref` names and check its shape: `vectors` vectors of length `hidden`.
 
     Raises:
-        ModelError: naming the tensor, if it is missing or has another shape.
+        ModelError: if the tensor is missing or has another shape; the message names it.
     """
     tensor = find(source, ref.tensor)
     by_rows, every = _by_rows(axis, ref.turned), ref.step[1]
     rows, columns = (vectors * every, hidden) if by_rows else (hidden, vectors * every)
     if every > 1 and not by_rows and tensor.element.quantised:
-        raise ModelError(f"{source.label}: columns of tensor {ref.tensor} share scales, and every other is a matrix")
+        raise ModelError(
+            f"{source.label}: tensor {ref.tensor} interleaves the columns of several matrices, which cannot be "
+            "separated because they share scales; use a file in f32, f16 or bf16"
+        )
     first, last = ref.rows or (0, tensor.rows)
     if ref.heads:
         return _of_heads(source, tensor, ref, ref.heads, axis, vectors, hidden)
@@ -136,7 +141,7 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
 
 
 def _by_rows(axis: Axis, turned: bool) -> bool:
-    """Whether the vectors of a matrix are rows of its tensor."""
+    """Return True if the vectors of a matrix are rows of its tensor."""
     return (axis == "row") is not turned
 
 
@@ -156,16 +161,16 @@ def _of_heads(
 
 
 def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
-    """The vector that `ref` names as float32, with `ref.add` added; `flat`: a small matrix row by row, too.
+    """Read the vector that `ref` names as float32 and add `ref.add`. With `flat`, also accept a matrix, row by row.
 
     Raises:
-        ModelError: naming the tensor, if it is missing or no vector.
+        ModelError: if the tensor is missing or is not a vector; the message names it.
     """
     values = read_vector(source, ref.tensor, flat)
     if ref.rows:
         values = values[slice(*ref.rows)]
     values = values[ref.step[0] :: ref.step[1]]
-    if ref.heads and len(values) % ref.heads.size == 0:  # else the length is wrong, which is said with its name
+    if ref.heads and len(values) % ref.heads.size == 0:  # otherwise the caller reports the wrong length
         values = ref.heads.picked(values.reshape(-1, 1).view(np.uint8)).view(np.float32).reshape(-1)
     return values + np.float32(ref.add) if ref.add else values
 

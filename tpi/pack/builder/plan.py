@@ -1,4 +1,4 @@
-"""Decides how a model becomes blocks: the format of every part and the layout of every run. Reads no weights."""
+"""Plan of a pack: the blocks of a model, the format of every part and the layout of every run. Reads no weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,8 +39,11 @@ _AXES: dict[str, Axis] = {"o": "column", "down": "column"}
 
 @dataclass(frozen=True)
 class RunRecipe:
-    """A run, and the matrices that it is cut from: for each of its pieces, which are equal but for what they hold (the
-    experts of a block; else it is one), that of each part. `vectors` is their number before a piece is padded."""
+    """Layout of a run, and the source matrices that it is made from.
+
+    A run consists of equally large pieces: one for each expert of a block, or a single one. `pieces` has, for each
+    piece, the matrix of each part. `vectors` is the number of vectors in a piece before padding.
+    """
 
     layout: RunLayout
     pieces: tuple[tuple[Ref, ...], ...]
@@ -49,24 +52,24 @@ class RunRecipe:
 
 @dataclass(frozen=True)
 class BlockRecipe:
-    """One block before it is written. Equal plans give equal blocks."""
+    """Plan of one block. Equal recipes result in equal blocks."""
 
     kind: BlockKind
     runs: tuple[RunRecipe, ...]
-    vectors: tuple[tuple[str, Ref, int], ...]  # name, where it is, length
+    vectors: tuple[tuple[str, Ref, int], ...]  # name, tensor in the source, length in values
 
     @property
     def shape(self) -> BlockShape:
-        """What the block's file will hold."""
+        """Shape of the block's file."""
         vectors = tuple((name, length) for name, _, length in self.vectors)
         return BlockShape(self.kind, tuple(run.layout for run in self.runs), vectors)
 
 
 @dataclass(frozen=True)
 class PackPlan:
-    """All blocks of a model. `head` is the embedding's plan if the model is tied."""
+    """Plans of all blocks of a model. `head` equals `embedding` if the model's embeddings are tied."""
 
-    layers: tuple[tuple[BlockRecipe, ...], ...]  # the blocks of each, in order of use
+    layers: tuple[tuple[BlockRecipe, ...], ...]  # the blocks of each layer, in order of use
     embedding: BlockRecipe
     head: BlockRecipe
     positions: BlockRecipe | None
@@ -74,26 +77,31 @@ class PackPlan:
 
     @property
     def distinct(self) -> list[BlockRecipe]:
-        """Every block that must be written, once."""
+        """Blocks to write, without duplicates."""
         blocks = [block for layer in self.layers for block in layer] + [self.embedding, self.head, self.final]
         return list(dict.fromkeys(blocks + ([self.positions] if self.positions else [])))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all distinct blocks."""
+        """Size in bytes of all distinct blocks."""
         return sum(block.shape.nbytes for block in self.distinct)
 
 
 def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False) -> PackPlan:
-    """Choose formats and layouts.
+    """Plan the pack of a model: choose the format of each part and the layout of each run.
 
-    `auto` keeps the source's own format per tensor where a pack has it (F16 becomes f32), else the nearest: q4 up to
-    4.5 bits per weight, q8 above. `q4` and `q4s` keep in q8 what costs most quality per byte: the tables (embedding and
-    head), k and v where several queries share them, and a latent vector and what is made of it. A run in which float
-    and quantised parts would meet is kept in f32, which is exact. With `gate_first` gate is a run by itself, as it is
-    fastest whole, and up and down are records, of which those that the gate's activations call for are read
-    (`tpi.sparsity.thresholds`). Columns of down then have other groups than a quantised source: from 4 bits they become
-    q8, as 4 bits anew would cost more than all that is left out.
+    With `--dtype auto`, each tensor keeps the source's format if a pack supports it (F16 becomes f32). Otherwise it
+    gets the nearest one: q4 up to 4.5 bits per weight, q8 above.
+
+    With `q4` and `q4s`, the tensors that affect quality most are stored in q8: the embedding and head, k and v if
+    several query heads share a KV head, and the latent projections.
+
+    If a run would contain both float and quantised parts, all of it is stored in f32, which is exact.
+
+    With `gate_first`, the gate is a separate run, which is computed as a whole. up and down are stored as records, and
+    only the records that the gate's activations select are read (`tpi.sparsity.thresholds`). The columns of down are
+    then grouped differently than in a quantised source. A 4-bit down becomes q8, because quantising to 4 bits again
+    would lose more accuracy than leaving out neurons does.
 
     Raises:
         ModelError: if a tensor is missing or unknown, or `dtype` or `gate_first` is not possible for this model.
@@ -101,7 +109,8 @@ def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False
     check_claims(model, source)
     if gate_first and not can_be_gate_first(model.config):
         raise ModelError(
-            f"{source.label} has no gate that could be computed first, one for each expert, or activations that are 0"
+            f"{source.label} cannot be packed gate first: this needs a gated feed-forward network without experts, "
+            "whose activation is not sparse by itself"
         )
     if dtype not in DTYPES:
         raise ModelError(f"--dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
@@ -122,18 +131,22 @@ def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False
 
 
 def can_be_gate_first(config: ModelConfig) -> bool:
-    """Whether a model's neurons can be chosen by their gate alone; where that comes to 0, they are records anyway."""
+    """Return True if the model's neurons can be chosen by their gate.
+
+    This is False for ungated networks, for experts, and for activations that are often exactly 0, such as ReLU: neurons
+    of these are always stored as records.
+    """
     return config.gated and config.mixture is None and config.activation not in SPARSE
 
 
 class _Formats:
-    """The format of each part, from `--dtype` and from what the source has."""
+    """Choice of the format of each part, from `--dtype` and the formats of the source."""
 
     def __init__(self, config: ModelConfig, source: Source, dtype: str, gate_first: bool = False) -> None:
         self._config, self._source, self._dtype, self._gate_first = config, source, dtype, gate_first
 
     def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
-        """Formats of the parts of each run of a block."""
+        """Return the formats of the parts of each run of a block."""
         found = {run: self._run(names, refs, _pieces(refs, run)) for run, names in _RUNS[refs.kind].items()}
         if self._gate_first and refs.kind == "ffn" and found["neuron"]["down"] in ("q4", "q4s"):
             source = find(self._source, dict(refs.parts)["down"].tensor).element.nearest
@@ -141,7 +154,10 @@ class _Formats:
         return found
 
     def _run(self, names: tuple[str, ...], refs: BlockRefs, pieces: Pieces) -> dict[str, Format]:
-        """Of one kind: all quantised or none. Experts that differ are kept exactly."""
+        """Return the formats of the parts of one run: all quantised, or none.
+
+        If the experts of a block have different formats, the part is stored in f32.
+        """
         found: dict[str, Format] = {}
         for name, ref in (part for piece in pieces for part in piece if part[0] in names):
             format = self.one(ref, refs.kind, name)
@@ -150,7 +166,7 @@ class _Formats:
         return dict.fromkeys(found, "f32") if any(quantised) and not all(quantised) else found
 
     def one(self, ref: Ref, kind: BlockKind, name: str = "row") -> Format:
-        """The format of one matrix."""
+        """Return the format of one matrix."""
         nearest = find(self._source, ref.tensor).element.nearest
         if self._dtype in ("auto", nearest):
             return nearest
@@ -164,7 +180,7 @@ class _Formats:
 
 
 class _Geometry:
-    """Unit widths, the same in every layer, and the plans of blocks."""
+    """Builder of block recipes, with unit widths that are the same in every layer."""
 
     def __init__(self, config: ModelConfig, query: bool, kv: bool, gate_first: bool = False) -> None:
         self._config, self._gate_first = config, gate_first
@@ -172,13 +188,13 @@ class _Geometry:
         self._kv_heads = kv_unit_heads(config, kv)
 
     def block(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
-        """A block of a layer; `runs` has the formats of each run's parts."""
+        """Return the recipe of a layer's block; `runs` has the formats of each run's parts."""
         if refs.kind == "attention":
             return self.attention(refs, runs)
         return self.experts(refs, runs) if refs.kind == "experts" else self.ffn(refs, runs["neuron"])
 
     def attention(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
-        """Run latent, if keys and values come from a latent vector, runs query and kv, and the vectors of attention."""
+        """Return the recipe of an attention block: runs query and kv, and latent if KV heads use a latent vector."""
         config = self._config
         widths: dict[RunName, int] = {
             "latent": FFN_UNIT,
@@ -192,7 +208,10 @@ class _Geometry:
         return BlockRecipe("attention", tuple(made), self._vectors(refs))
 
     def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
-        """Run neuron, and the vectors of the feed-forward network. Sparse activations keep each neuron apart."""
+        """Return the recipe of a feed-forward block: run neuron and, if gate first, run gate.
+
+        For sparse activations, each neuron is stored as a separate record.
+        """
         neurons = self._config.intermediate
         if not self._gate_first:
             return BlockRecipe("ffn", (self._neurons("neuron", refs, formats, neurons),), self._vectors(refs))
@@ -204,7 +223,7 @@ class _Geometry:
         return BlockRecipe("ffn", runs, self._vectors(refs))
 
     def experts(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
-        """Run shared, if there are shared experts, run neuron with the routed ones in order, and the router."""
+        """Return the recipe of an experts block: run neuron with the routed experts in order, and run shared if any."""
         mixture = self._config.mixture
         assert mixture is not None
         routed = self._neurons("neuron", refs, runs["neuron"], mixture.width)
@@ -219,12 +238,12 @@ class _Geometry:
         return run
 
     def table(self, ref: Ref, format: Format, rows: int) -> BlockRecipe:
-        """Run row: embedding, head, or learned positions."""
+        """Return the recipe of a table with run row: embedding, head, or learned positions."""
         refs = BlockRefs("table", (("row", ref),), ())
         return BlockRecipe("table", (self._run("row", refs, {"row": format}, FFN_UNIT, rows),), ())
 
     def final(self, refs: BlockRefs) -> BlockRecipe:
-        """The vectors of the final norm."""
+        """Return the recipe of the block that holds the vectors of the final norm."""
         return BlockRecipe("vectors", (), self._vectors(refs))
 
     def _run(
@@ -257,7 +276,7 @@ class _Geometry:
 
 
 def _pieces(refs: BlockRefs, run: RunName) -> Pieces:
-    """The parts of each piece of a run."""
+    """Return the parts of each piece of a run: of each expert for routed experts, else of a single piece."""
     return refs.experts if refs.experts and run == "neuron" else (refs.parts,)
 
 

@@ -1,12 +1,16 @@
-"""Between float32 vectors, GGUF blocks and the bytes of units: the one place that knows the order of bytes.
+"""Conversion between float32 vectors, GGUF blocks and the bytes of units. Defines the order of bytes in both layouts.
 
-In the `record` layout a vector is its groups of 32 one after the other, each exactly a GGUF block (`tpi.pack.groups`).
+In the `record` layout a vector is stored as its groups of 32 values, each a GGUF block (`tpi.pack.groups`).
 
-In the `tiled` layout a part of a unit is a matrix of outputs x inputs (row parts: width x hidden, column parts: hidden
-x width) cut in tiles of 8 outputs x 32 inputs, in order of outputs, then inputs. A tile is the codes of its 8 groups
-interleaved by 4-byte words (word 0 of output 0..7, word 1 of output 0..7, ...), then 8 scales (f16; of mxfp4 a byte),
-then for q4 8 f16 minima. A 32-byte load therefore holds 4 consecutive inputs (4-bit: 4 in the low halves, 4 others 16
-further in the high halves) of each of the 8 outputs, one output per 32-bit lane.
+In the `tiled` layout a part of a unit is a matrix of outputs x inputs: width x hidden for row parts, hidden x width for
+column parts. It is cut into tiles of 8 outputs x 32 inputs, ordered by output, then by input. A tile holds:
+
+1. The codes of its 8 groups, interleaved by 4-byte words: word 0 of outputs 0..7, word 1 of outputs 0..7, and so on.
+2. The 8 scales: f16, or one byte each for mxfp4.
+3. For q4, the 8 f16 minima.
+
+So a 32-byte load gets 4 consecutive inputs of each of the 8 outputs, one output per 32-bit lane. With 4-bit codes these
+4 inputs are in the low halves of the bytes, and the 4 inputs 16 positions further are in the high halves.
 """
 
 from typing import Literal, cast
@@ -23,18 +27,18 @@ GGUF_FORMATS: dict[GgufType, Format] = {"Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8
 
 
 def part_bytes(part: Part, run: RunLayout) -> int:
-    """Bytes of one part of one unit."""
+    """Return the size in bytes of one part of one unit."""
     return run.width * part.vector_bytes(run.hidden)
 
 
 def encode_part(part: Part, run: RunLayout, vectors: F32) -> U8:
     """Encode one part of some units: `[units * width, hidden]` float32 to `[units, part_bytes]`.
 
-    The vectors are rows, or columns, of the weight matrix, zeros where the unit is padded. In the record layout the
-    result is vector after vector; `assemble` interleaves the parts.
+    The vectors are rows or columns of the weight matrix, and zeros where a unit is padded. In the record layout the
+    result holds the vectors back to back; `assemble` interleaves the parts.
 
     Raises:
-        ModelError: if the vectors do not fill whole units, or f32 or bf16 is asked for in the tiled layout.
+        ModelError: if the vectors do not fill whole units, or an f32 or bf16 part has the tiled layout.
     """
     units = _whole_units(run, len(vectors))
     if not is_quantised(part.format):
@@ -51,15 +55,15 @@ def encode_part(part: Part, run: RunLayout, vectors: F32) -> U8:
 
 
 def encode_gguf_part(part: Part, run: RunLayout, blocks: U8) -> U8:
-    """Encode one part of some units from GGUF blocks, bit-exactly: to `[units, part_bytes]`.
+    """Rearrange GGUF blocks into one part of some units, `[units, part_bytes]`, without changing a code or scale.
 
-    `blocks` is raw bytes of Q8_0 (part.format q8), Q4_1 (q4) or Q4_0 (q4s): for a row part
-    `[units * width, hidden/32 * block]`, the unit's rows; for a column part `[hidden, units * width/32 * block]`, the
-    units' slice of each row of the tensor.
+    `blocks` holds the bytes of Q8_0 (if `part.format` is q8), Q4_1 (q4), Q4_0 (q4s) or MXFP4 blocks. For a row part it
+    is `[units * width, hidden / 32 * block bytes]`, the units' rows. For a column part it is
+    `[hidden, units * width / 32 * block bytes]`, the units' slice of each row of the tensor.
 
     Raises:
-        ModelError: if the shape does not fit, or a column part is asked for in the record layout (there groups run
-            along hidden, so the codes cannot be kept).
+        ModelError: if the shape does not fit, or a column part has the record layout. There, groups run along the
+            hidden axis, so the codes cannot be reused.
     """
     group = GROUP_BYTES[part.format]
     if part.axis == "row":
@@ -75,7 +79,7 @@ def encode_gguf_part(part: Part, run: RunLayout, blocks: U8) -> U8:
 
 
 def assemble(run: RunLayout, parts: dict[str, U8]) -> U8:
-    """Units from their encoded parts (`[units, part_bytes]` by name): `[units, unit_bytes]`."""
+    """Combine the encoded parts, `[units, part_bytes]` by name, into units, `[units, unit_bytes]`."""
     ordered = [parts[part.name] for part in run.parts]
     if run.layout == "tiled":
         return np.concatenate(ordered, axis=1)
@@ -85,9 +89,9 @@ def assemble(run: RunLayout, parts: dict[str, U8]) -> U8:
 
 
 def decode_part(part: Part, run: RunLayout, units: U8) -> F32:
-    """The vectors of one part, `[units * width, hidden]` float32, from `[units, unit_bytes]`.
+    """Decode the vectors of one part from `[units, unit_bytes]` to float32 `[units * width, hidden]`.
 
-    For f32 in the record layout this is a view with a stride of one record where alignment permits.
+    For an f32 part in the record layout the result is a view of `units` with a stride of one record.
     """
     offset, size = run.part_offset(part.name), part.vector_bytes(run.hidden)
     if run.layout == "record":
@@ -123,7 +127,7 @@ def _decode_plain(format: Format, vectors: U8) -> F32:
 
 
 def _tile(format: Format, blocks: U8) -> U8:
-    """Blocks `[units, outputs, input groups, block]` to tiles `[units, part_bytes]`."""
+    """Rearrange blocks `[units, outputs, input groups, block bytes]` to tiles `[units, part_bytes]`."""
     units, outputs, groups, size = blocks.shape
     code_bytes, each = CODE_BYTES[format], FACTOR_BYTES[format]
     factors = (size - code_bytes) // each
@@ -136,7 +140,7 @@ def _tile(format: Format, blocks: U8) -> U8:
 
 
 def _untile(format: Format, tiles: U8, outputs: int, inputs: int) -> U8:
-    """Inverse of `_tile`: `[units, part_bytes]` to `[units, outputs, input groups, block]`."""
+    """Rearrange tiles `[units, part_bytes]` to blocks `[units, outputs, input groups, block bytes]`."""
     groups, size = inputs // GROUP, GROUP_BYTES[format]
     code_bytes, each = CODE_BYTES[format], FACTOR_BYTES[format]
     factors = (size - code_bytes) // each

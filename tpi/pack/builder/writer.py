@@ -1,4 +1,4 @@
-"""Writes blocks: reads slabs of the source, encodes them unit by unit, hashes, and names the file by its content."""
+"""Writer of block files: reads slabs of the source, encodes units, hashes them, and names the file by its content."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -28,15 +28,15 @@ from tpi.system.private import private
 Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 
-SLAB_BYTES = 32 << 20  # of the source or of units, whichever is more, at a time; all parts of a run together
-STEP_VALUES = 1 << 19  # weights of one part that are encoded at a time; temporaries take about 40 bytes for each
+SLAB_BYTES = 32 << 20  # size of a slab: the larger of its bytes in the source and in units, all parts together
+STEP_VALUES = 1 << 19  # weights of a part encoded by one task; temporaries take about 40 bytes for each weight
 
 
 class BlockWriter:
-    """Writes the blocks of one model into one directory; equal blocks once."""
+    """Writer of a model's blocks into a directory. Equal blocks are written once."""
 
     def __init__(self, source: Source, directory: Path, progress: Progress = silent, total: int = 0) -> None:
-        """`progress` is told how many bytes of `total` are written."""
+        """Create a writer. `progress` is called with the bytes written so far and `total`."""
         self.losses = Losses()
         self.shapes: dict[str, BlockShape] = {}
         self._source, self._directory = source, directory
@@ -51,7 +51,7 @@ class BlockWriter:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def write(self, plan: BlockRecipe) -> str:
-        """Write one block, unless an equal one is there; returns its id.
+        """Write one block, unless an equal one was written before, and return its id.
 
         Raises:
             ModelError: if a tensor is missing or damaged.
@@ -77,7 +77,7 @@ class BlockWriter:
         return identity
 
     def _write_run(self, file: IO[bytes], plan: RunRecipe) -> bytes:
-        """Write all units of a run; returns their hashes."""
+        """Write all units of a run and return their hashes, back to back."""
         hashes = []
         for units, digests in self._encoded(plan):
             file.write(units.data)
@@ -87,13 +87,13 @@ class BlockWriter:
         return b"".join(hashes)
 
     def _encoded(self, plan: RunRecipe) -> Iterator[tuple[Bytes, bytes]]:
-        """The units of a run in order, some at a time: `[n, unit_bytes]`, and their hashes, `n` times 32 bytes."""
+        """Yield the units of a run in order, several at a time: `[n, unit_bytes]`, and their hashes, n * 32 bytes."""
         for refs in plan.pieces:
             run = replace(plan.layout, units=plan.layout.units // len(plan.pieces))
             yield from self._encoded_piece(run, refs, plan.vectors)
 
     def _encoded_piece(self, run: RunLayout, refs: Sequence[Ref], vectors: int) -> Iterator[tuple[Bytes, bytes]]:
-        """The same of one piece, whose layout is `run`."""
+        """Yield the units and hashes of one piece of a run; `run` is the layout of that piece."""
         matrices = [
             matrix(self._source, ref, part.axis, vectors, run.hidden) for part, ref in zip(run.parts, refs, strict=True)
         ]
@@ -105,10 +105,10 @@ class BlockWriter:
             slabs = [item.load(first * run.width, last * run.width) for item in matrices]
             starts = range(first, last, step)
             yield from self._pool.map(partial(self._encode, run, slabs, last, step), starts)
-            del slabs  # before the next are read
+            del slabs  # free the memory before the next slabs are read
 
     def _encode(self, run: RunLayout, slabs: list[Slab], end: int, step: int, first: int) -> tuple[Bytes, bytes]:
-        """Units `[first, first + step)`, not beyond `end`, from the slabs that hold them, and their hashes."""
+        """Encode units `[first, min(first + step, end))` from the slabs that hold them; return units and hashes."""
         last = min(first + step, end)
         bounds = (first * run.width, last * run.width)
         encoded = {part.name: self._part(part, run, slab, *bounds) for part, slab in zip(run.parts, slabs, strict=True)}
@@ -126,9 +126,9 @@ class BlockWriter:
         return values.astype("<f4").tobytes()
 
     def _part(self, part: Part, run: RunLayout, slab: Slab, first: int, last: int) -> Bytes:
-        """One part of some units: the source's own codes where the format and the layout allow it, else its values."""
+        """Encode one part of some units. Copy the source's codes if format and layout allow it, else quantise again."""
         kept = slab.element.quantised and slab.element.exact == part.format
-        across = slab.axis != part.axis  # what are columns here are rows of the source, and so is what shares a scale
+        across = slab.axis != part.axis  # the source stores the part transposed, so its groups run along the other axis
         if kept and (run.layout == "tiled" if slab.axis == "column" else not across or run.layout == "record"):
             groups = slab.groups(first, last)
             self._require_finite(group_factors(part.format, groups), part.name)

@@ -1,1 +1,1 @@
-"""Model families as short mappings: from a config.json or GGUF metadata to a `ModelConfig` and tensor names."""
+"""Model families. Each maps a config.json or GGUF metadata to a `ModelConfig` and to tensor names."""

@@ -1,10 +1,15 @@
-"""What a family is: a table of tensor names and a few settings. Nothing here knows any family by name.
+"""The definition of a family: a table of tensor names and a few settings. This module names no family.
 
-Tensor names are templates: `{i}` is the layer, `{e}` the routed expert; `[q]` after a name takes the rows of q out of a
-fused tensor, `[expert]` those of one expert out of a stack, `[expert.gate]` and `[expert.up]` those of one that are
-fused besides, `[expert.even]` and `[expert.odd]` every other of its rows, `[expert.turned]` those of a stack in which
-each expert is transposed; `[even]` and `[odd]` every other value of a vector; `?` at the end marks a vector that
-some models of the family lack, `?field` one that is there exactly if the configuration's `field` is true.
+Tensor names are templates. `{i}` is the layer, `{e}` the routed expert. After the name may stand:
+
+- `[q]`, `[k]`, `[v]`, `[gate]`, `[up]`: the rows of that part in a fused tensor.
+- `[expert]`: the rows of one expert in a stack of experts.
+- `[expert.gate]`, `[expert.up]`: the rows of that part of one expert, where gate and up are fused.
+- `[expert.even]`, `[expert.odd]`: every other row of one expert.
+- `[expert.turned]`: the rows of one expert in a stack in which each expert is transposed.
+- `[even]`, `[odd]`: every other value of a vector.
+- `?`: some models of the family lack this vector.
+- `?field`: the vector exists exactly if `field` of the configuration is true.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,105 +27,109 @@ Fields = Mapping[str, Any]  # a config.json, or the metadata of a GGUF file
 
 @dataclass(frozen=True)
 class Ref:
-    """One matrix or vector of the model in its source.
-
-    `rows` is its range of rows in a fused tensor, `heads` which vectors of each head there it has, in its order (None:
-    all of them). `add` is added to each value.
-    """
+    """A reference to one matrix or vector of a model in its source."""
 
     tensor: str
-    rows: tuple[int, int] | None = None
-    add: float = 0.0
-    turned: bool = False  # the tensor has as rows what are columns of the matrix
-    step: tuple[int, int] = (0, 1)  # of the vectors that are there, from which on it has every how many
-    heads: HeadOrder | None = None
+    rows: tuple[int, int] | None = None  # its rows in a fused tensor; None: all
+    add: float = 0.0  # is added to each value
+    turned: bool = False  # the tensor is the transpose of the matrix
+    step: tuple[int, int] = (0, 1)  # (first, step) of its vectors among those of the tensor
+    heads: HeadOrder | None = None  # the vectors that it takes from each head, in its order; None: all
 
 
 @dataclass(frozen=True)
 class BlockRefs:
-    """Where the matrices (by part name) and the vectors of one block are."""
+    """References to the matrices (by part name) and the vectors of one block."""
 
     kind: BlockKind
-    parts: tuple[tuple[str, Ref], ...]  # of a block of experts: those of its shared ones
+    parts: tuple[tuple[str, Ref], ...]  # in a block of experts, the parts of the shared experts
     vectors: tuple[tuple[str, Ref], ...]
     experts: tuple[tuple[tuple[str, Ref], ...], ...] = ()  # the parts of each routed expert
 
 
 @dataclass(frozen=True)
 class PredictorRefs:
-    """Where the two matrices of a layer's predictor are, and the score from which a neuron counts as active."""
+    """The two matrices of a layer's predictor, and its threshold."""
 
     layer: int
-    first: str  # tensor of `[rank, hidden]`
-    second: str  # `[neurons, rank]`
-    threshold: float
+    first: str  # name of the tensor `[rank, hidden]`
+    second: str  # name of the tensor `[neurons, rank]`
+    threshold: float  # the score from which a neuron counts as active
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model in its source: its configuration and where each of its tensors is."""
+    """A model in its source: its configuration and references to its tensors."""
 
     config: ModelConfig
-    layers: tuple[tuple[BlockRefs, ...], ...]  # the blocks of each, in order of use
+    layers: tuple[tuple[BlockRefs, ...], ...]  # the blocks of each layer, in order of use
     embedding: Ref
     head: Ref | None  # None: tied to the embedding
     positions: Ref | None
     final: BlockRefs
-    notes: tuple[str, ...] = ()  # what the user should know of it, in sentences
-    predictors: tuple["PredictorRefs", ...] = ()  # that the source has beside the layers
-    marks: Path | None = None  # a file of PowerInfer's that says which neurons are for a GPU: the source, or another
-    accounted: tuple[
-        str, ...
-    ] = ()  # further tensors that need no place, as fnmatch patterns: see tpi.pack.builder.claims
+    notes: tuple[str, ...] = ()  # sentences to show to the user
+    predictors: tuple["PredictorRefs", ...] = ()  # of PowerInfer's files
+    marks: Path | None = None  # a GGUF file of PowerInfer that marks the neurons for a GPU; it may be the source
+    accounted: tuple[str, ...] = ()  # fnmatch patterns of tensors that may go unused (tpi.pack.builder.claims)
 
 
 @dataclass(frozen=True)
 class Names:
-    """Tensor name templates, without the prefix that all names but the head's share."""
+    """Templates of tensor names, without the common prefix. The head's name does not have that prefix."""
 
     embedding: str
     attention: Mapping[str, str]  # part or vector name -> template; one-letter names and gate, up, down are matrices
     ffn: Mapping[str, str]
     final: Mapping[str, str]
-    head: str  # after "" or "language_model.", wherever it exists
+    head: str  # may be preceded by "language_model."
     positions: str | None = None
-    prefixes: tuple[str, ...] = ("",)  # the first with which the embedding exists is taken
-    accounted: tuple[str, ...] = ()  # patterns of whole names that are read elsewhere, or hold nothing
-    experts: Mapping[str, str] | None = None  # in place of `ffn` where a layer has experts; `shared.` what all use
+    prefixes: tuple[str, ...] = ("",)  # common prefixes; the first for which the embedding exists is used
+    accounted: tuple[str, ...] = ()  # fnmatch patterns of whole names of tensors that may go unused
+    experts: Mapping[str, str] | None = None  # replaces `ffn` in layers with experts; `shared.` marks shared experts
 
 
 @dataclass(frozen=True)
 class Family:
     """One model family.
 
-    `settings` gives the ModelConfig fields that differ from Llama's; `fold` is added to norm weights (Gemma stores w
-    and uses 1 + w); `interleaved` says that GGUF files of this family store rotary pairs side by side; `dense` gives
-    the layers without experts, of a family whose others have some.
+    Attributes:
+        name: the family's name in a ModelConfig.
+        architectures: values of `architectures` in a config.json.
+        gguf: the value of `general.architecture` in a GGUF file; None if GGUF files are not supported.
+        names: templates for a Hugging Face directory.
+        gguf_names: templates for a GGUF file.
+        defaults: fields that are read of a config.json, with their defaults (`tpi.families.huggingface.defaults`).
+        settings: returns the ModelConfig fields that differ from Llama's, from the fields of a config.json.
+        gguf_settings: does the same from the metadata of a GGUF file.
+        fold: is added to norm weights: Gemma stores w and uses 1 + w.
+        interleaved: True if GGUF files of the family store the two values of a rotary pair next to each other.
+        arranged: adapts the references of a Hugging Face directory where templates do not suffice.
+        gguf_arranged: does the same for a GGUF file; it also receives a function that tells if a tensor exists.
+        dense: returns the numbers of the layers without experts, in a family with experts.
+        flatten: converts a config.json with nested objects or other field names; None if not needed.
     """
 
     name: str
-    architectures: tuple[str, ...] = ()  # `architectures` of a config.json
-    gguf: str | None = None  # `general.architecture` of a GGUF file
+    architectures: tuple[str, ...] = ()
+    gguf: str | None = None
     names: Names | None = None
     gguf_names: Names | None = None
-    defaults: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what it reads of a config.json: see tpi.families.huggingface.defaults
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     gguf_settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     fold: float = 0.0
     interleaved: bool = False
-    arranged: Callable[[Model, Fields], Model] = lambda model, fields: model  # what templates cannot say
-    gguf_arranged: Callable[[Model, Callable[[str], bool]], Model] = lambda model, has: model  # of a GGUF file
+    arranged: Callable[[Model, Fields], Model] = lambda model, fields: model
+    gguf_arranged: Callable[[Model, Callable[[str], bool]], Model] = lambda model, has: model
     dense: Callable[[Fields], Collection[int]] = lambda fields: ()
-    flatten: Callable[[Fields], Fields] | None = None  # from a config.json with objects and names of its own
+    flatten: Callable[[Fields], Fields] | None = None
 
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "relu2": "relu2",
 }  # fmt: skip
-_LARGEST = 1e300  # a whole number beyond it is no float
+_LARGEST = 1e300  # larger whole numbers cannot be converted to float
 _FFN = ("gate", "up", "down")
 _ATTENTION = ("q", "o", "k", "v", "latent")
 PARTS: Mapping[BlockKind, tuple[str, ...]] = {"attention": _ATTENTION, "ffn": _FFN, "experts": _FFN}
@@ -139,10 +148,20 @@ def map_tensors(
     fields: Fields = MappingProxyType({}),
     dense: Collection[int] | None = (),
 ) -> Model:
-    """Fill in the templates of `names`; `has` says which tensors exist, `fields` which vectors a config.json wants.
-    Required ones that do not exist are named as they should be, so that reading them fails with their name. A head of
-    the file's own counts, whatever the configuration says of tying. `dense` are the layers without experts; None: those
-    that have no router."""
+    """Return the model whose references are the filled-in templates of `names`.
+
+    A reference to a required tensor is made even if the tensor does not exist, so that reading it fails with its name.
+    If the source has a head, the embedding is not tied to it, whatever the configuration says.
+
+    Args:
+        config: the model's configuration.
+        names: the templates.
+        has: returns True if the source has a tensor of the given name.
+        fold: is added to norm weights.
+        interleaved: True if the values of a rotary pair are next to each other in q and k.
+        fields: the fields of a config.json, which say whether optional vectors exist.
+        dense: the numbers of the layers without experts; None: the layers without a router.
+    """
     prefix = next((prefix for prefix in names.prefixes if has(prefix + names.embedding)), names.prefixes[0])
     head = next((found for found in (names.head, f"language_model.{names.head}") if has(found)), None)
     if head and config.tied:
@@ -163,7 +182,7 @@ def map_tensors(
 
 
 class _Resolver:
-    """From templates to references, for one model."""
+    """Fills in templates for one model."""
 
     def __init__(
         self,
@@ -184,7 +203,7 @@ class _Resolver:
         self._heads = dict.fromkeys(("q", "k"), HeadOrder.halved(config.head_dim)) if interleaved else {}
 
     def block(self, kind: BlockKind, templates: Mapping[str, str], layer: int) -> BlockRefs:
-        """The references of one block."""
+        """Return the references of one block."""
         parts = PARTS.get(kind, ())
         found = {name: self._ref(name, template, layer) for name, template in templates.items()}
         present = {name: ref for name, ref in found.items() if ref is not None}
@@ -195,7 +214,7 @@ class _Resolver:
         )
 
     def feed_forward(self, names: Names, layer: int, dense: Collection[int] | None) -> BlockRefs:
-        """The references of a layer's feed-forward block, or of its experts."""
+        """Return the references of a layer's feed-forward block, or of its block of experts."""
         if names.experts is None or self._config.mixture is None:
             return self.block("ffn", names.ffn, layer)
         router = self._prefix + names.experts["router"].format(i=layer)
@@ -236,7 +255,7 @@ class _Resolver:
         return Ref(tensor, rows, add, turned, step, self._heads.get(name.removesuffix(".bias")))
 
     def _rows_of(self, name: str, which: str, expert: int) -> tuple[int, int]:
-        """The rows that a part has of a fused or stacked tensor."""
+        """Return the range of rows of a part in a fused or stacked tensor. `which` is the text in brackets."""
         if not which.startswith("expert"):
             return self._rows[which]
         mixture = self._config.mixture
@@ -251,10 +270,10 @@ class _Resolver:
 
 
 def whole(fields: Fields, key: str, default: int | None = None) -> int:
-    """A whole number of the fields.
+    """Return the whole number `key` of the fields, or `default` if it is missing or null.
 
     Raises:
-        ModelError: if it is missing without a default, or no whole number.
+        ModelError: if it is missing and there is no default, or if it is not a whole number.
     """
     value = fields.get(key)
     value = default if value is None else value
@@ -264,10 +283,10 @@ def whole(fields: Fields, key: str, default: int | None = None) -> int:
 
 
 def count(fields: Fields, key: str, default: int | None = None) -> int:
-    """A size of the fields, from 1 to 2^24.
+    """Return the size `key` of the fields, from 1 to 2^24, or `default` if it is missing or null.
 
     Raises:
-        ModelError: if it is missing without a default, or no such number.
+        ModelError: if it is missing and there is no default, or if it is not a whole number in this range.
     """
     value = whole(fields, key, default)
     if not 1 <= value <= 1 << 24:
@@ -276,10 +295,10 @@ def count(fields: Fields, key: str, default: int | None = None) -> int:
 
 
 def number(fields: Fields, key: str, default: float | None = None) -> float:
-    """A number of the fields.
+    """Return the number `key` of the fields as a float, or `default` if it is missing or null.
 
     Raises:
-        ModelError: if it is missing without a default, or no number.
+        ModelError: if it is missing and there is no default, or if it is not a number.
     """
     value = fields.get(key)
     value = default if value is None else value
@@ -289,7 +308,11 @@ def number(fields: Fields, key: str, default: float | None = None) -> float:
 
 
 def activation(name: object) -> Activation:
-    """The activation that a config.json names; ModelError if it is not supported."""
+    """Return the activation that a config.json calls `name`.
+
+    Raises:
+        ModelError: if it is not supported.
+    """
     if name not in _ACTIVATIONS:
         raise ModelError(f"the activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[str(name)]

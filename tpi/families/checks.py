@@ -1,4 +1,4 @@
-"""Limits on what a model configuration may say, whether it comes from a stranger's file or from a pack."""
+"""Checks of a model configuration against limits, for configurations from model files and from packs."""
 
 import math
 from typing import get_args
@@ -19,7 +19,11 @@ _LIMITS = {
 
 
 def check_config(config: ModelConfig, where: str) -> None:
-    """Raise a ModelError that names `where` and the field, unless every size is sane and consistent."""
+    """Check that the values of a configuration are in range and consistent. `where` names the source in messages.
+
+    Raises:
+        ModelError: if a check fails; the message names the field.
+    """
     for name, limit in _LIMITS.items():
         value = getattr(config, name)
         if type(value) is not int or not 1 <= value <= limit:
@@ -52,13 +56,17 @@ def check_config(config: ModelConfig, where: str) -> None:
 
 def _check_activation(config: ModelConfig, where: str) -> None:
     if config.activation in ("drelu", "swiglu_clamped") and not config.gated:
-        raise ModelError(f"{where}: activation {config.activation!r} is of gate and up; without a gate there is one")
+        raise ModelError(f"{where}: activation {config.activation!r} needs gate and up, but the model has no gate")
     if config.activation == "swiglu_clamped" and not config.activation_threshold > 0:
         raise ModelError(f"{where}: the limit of its activation is {config.activation_threshold}; it must be positive")
 
 
 def check_mixture(mixture: Mixture, where: str) -> None:
-    """The same of the settings of experts."""
+    """Check that the settings of experts are in range and consistent.
+
+    Raises:
+        ModelError: if a check fails; the message names the field.
+    """
     sizes = {"experts": 1 << 12, "used": mixture.experts, "width": 1 << 20, "groups": mixture.experts,
              "groups_used": mixture.groups}  # fmt: skip
     for name, limit in sizes.items():
@@ -79,15 +87,21 @@ def check_mixture(mixture: Mixture, where: str) -> None:
 
 
 def check_latent(latent: Latent, config: ModelConfig, where: str) -> None:
-    """The same of what keys and values come from."""
+    """Check that the settings of multi-head latent attention are in range and fit the other fields.
+
+    Raises:
+        ModelError: if a check fails; the message names the field.
+    """
     sizes = {"rank": 1 << 15, "rope": config.head_dim - 1, "value": config.head_dim}
     for name, limit in sizes.items():
         value = getattr(latent, name)
         if type(value) is not int or not 1 <= value <= limit:
-            raise ModelError(f"{where}: {name} of its latent is {value!r}; one from 1 to {limit} is expected")
+            raise ModelError(
+                f"{where}: {name} of its latent is {value!r}; a whole number from 1 to {limit} is expected"
+            )
     if latent.rope != 2 * len(config.inv_freq) or config.rope_kinds:
         raise ModelError(f"{where}: heads of {config.head_dim} values do not fit a shared key of {latent.rope}")
     if config.kv_heads != config.heads or config.whole_norms or config.attention_clip:
-        raise ModelError(f"{where}: norms, clips or groups of heads do not go together with keys from a latent")
+        raise ModelError(f"{where}: head norms, clipping or groups of heads cannot be combined with keys from a latent")
     if not isinstance(latent.norm_eps, int | float) or not math.isfinite(latent.norm_eps):
         raise ModelError(f"{where}: the epsilon of its latent's norm is {latent.norm_eps!r}; a number is expected")

@@ -1,4 +1,4 @@
-"""Names of experts' tensors, in Hugging Face directories and in GGUF files. `shared.` is what every token uses."""
+"""Tensor names of experts, in Hugging Face directories and in GGUF files. `shared.` marks the shared experts."""
 
 from tpi.families.names import GGUF_ATTENTION, GGUF_FFN, GGUF_HEAD_NORMS, LLAMA_ATTENTION, MISTRAL_ATTENTION
 

@@ -1,4 +1,4 @@
-"""What families of experts set: `Mixture` and the other fields of a ModelConfig, from a config.json."""
+"""Settings of the families with experts: the fields of a ModelConfig, from the complete fields of a config.json."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -14,30 +14,36 @@ from tpi.families.settings import flag, layers, sliding_layers, windows_of
 
 
 def mixtral(fields: Fields) -> dict[str, Any]:
-    """Softmax over those that are chosen; all layers slide, if any."""
+    """Return Mixtral's fields: softmax over the selected experts; sliding windows in all layers or none."""
     mixture = Mixture(_experts(fields), _used(fields), count(fields, "intermediate_size"), normalised=True)
     return settings.mistral(fields) | {"mixture": mixture}
 
 
 def qwen2(fields: Fields) -> dict[str, Any]:
-    """A shared expert whose output is multiplied by the sigmoid of one more product; every other of the first layers
-    slides, if any, or those that are listed."""
+    """Return the fields of Qwen2-MoE, which has a shared expert with a sigmoid gate.
+
+    Sliding windows, if used, are in the layers that `layer_types` lists, or else in every
+    other of the first `max_window_layers` layers.
+
+    Raises:
+        ModelError: if `layer_types` lists sliding layers although sliding windows are disabled.
+    """
     first, slides = whole(fields, "max_window_layers"), flag(fields, "use_sliding_window")
     sliding = sliding_layers(fields, [slides and layer % 2 == 0 and layer < first for layer in layers(fields)])
     if any(sliding) and not slides:
-        raise ModelError("layer_types names sliding layers, but use_sliding_window is false")
+        raise ModelError("layer_types lists sliding layers, but use_sliding_window is false")
     mixture = _qwen(fields, shared=count(fields, "shared_expert_intermediate_size"))
     return windows_of(fields, sliding) | {"mixture": mixture}
 
 
 def qwen3(fields: Fields) -> dict[str, Any]:
-    """All layers slide, if any."""
+    """Return the fields of Qwen3-MoE: sliding windows in all layers or none."""
     windows = settings.mistral(fields) if flag(fields, "use_sliding_window") else {}
     return windows | {"mixture": _qwen(fields)}
 
 
 def olmoe(fields: Fields) -> dict[str, Any]:
-    """Queries and keys are normed over all heads at once, and may be clipped."""
+    """Return OLMoE's fields: queries and keys are normalised over all heads at once, and may be clipped."""
     mixture = Mixture(
         _experts(fields),
         _used(fields),
@@ -48,16 +54,18 @@ def olmoe(fields: Fields) -> dict[str, Any]:
 
 
 def granite(fields: Fields) -> dict[str, Any]:
-    """Softmax over those that are chosen, and Granite's multipliers."""
+    """Return the fields of Granite with experts: softmax over the selected experts, and Granite's multipliers."""
     mixture = Mixture(_experts(fields), _used(fields), count(fields, "intermediate_size"), normalised=True)
     return settings.granite(fields) | {"mixture": mixture}
 
 
 def dbrx(fields: Fields) -> dict[str, Any]:
-    """LayerNorm without a bias; queries, keys and values are clipped. Its fields come flat, under Llama's names.
+    """Return DBRX's fields: LayerNorm without a bias; queries, keys and values are clipped.
+
+    `fields` are flat and have Llama's names (`tpi.families.huggingface.dbrx.flat`).
 
     Raises:
-        ModelError: if the scores of those chosen are to have another norm than a sum of 1.
+        ModelError: if the scores of the selected experts are normalised to anything but a sum of 1.
     """
     power = fields["moe_normalize_expert_weights"]
     if power not in (None, 1):
@@ -72,9 +80,10 @@ def dbrx(fields: Fields) -> dict[str, Any]:
 
 
 def gpt_oss(fields: Fields) -> dict[str, Any]:
-    """Every other layer slides, or those that are listed; SwiGLU is clamped; YaRN unless something else is said.
+    """Return the fields of gpt-oss: a clamped SwiGLU, and YaRN unless the configuration says otherwise.
 
-    The field of the activation is not used, nor does transformers use it.
+    Sliding windows are in the layers that `layer_types` lists, or else in every other layer. The activation in the
+    configuration is not used; transformers does not use it either.
     """
     if fields["rope_parameters"] is None and fields["rope_scaling"] is None:
         fields = {**fields, "rope_parameters": _GPT_OSS_ROPE}
@@ -97,7 +106,10 @@ _GPT_OSS_ROPE = {
 
 
 def plain_gpt_oss(model: Model, fields: Fields) -> Model:
-    """Experts that are not in MXFP4: each transposed, gate and up in turn along its columns."""
+    """Adapt the references to experts that are not in MXFP4.
+
+    These are stored transposed, with gate and up in alternate columns.
+    """
     if fields[MICROSCALED]:
         return model
     config, width = model.config, model.config.mixture.width if model.config.mixture else 0
@@ -117,12 +129,12 @@ def plain_gpt_oss(model: Model, fields: Fields) -> Model:
 
 
 def dense_qwen(fields: Fields) -> Collection[int]:
-    """The layers of a Qwen model that have no experts."""
+    """Return the numbers of the layers without experts in a Qwen model."""
     step, listed = whole(fields, "decoder_sparse_step"), fields["mlp_only_layers"]
     if step < 1:
-        raise ModelError(f"decoder_sparse_step is {step}; a number from 1 is expected")
+        raise ModelError(f"decoder_sparse_step is {step}; it must be at least 1")
     if listed is not None and not (isinstance(listed, list) and all(type(layer) is int for layer in listed)):
-        raise ModelError("mlp_only_layers is not a list of layers")
+        raise ModelError("mlp_only_layers is not a list of layer numbers")
     return [layer for layer in layers(fields) if (layer + 1) % step or layer in (listed or ())]
 
 
@@ -137,7 +149,7 @@ def _qwen(fields: Fields, shared: int = 0) -> Mixture:
 
 
 def _experts(fields: Fields) -> int:
-    """How many there are, by either of the names that families have for it."""
+    """Return the number of experts. Families call the field `num_experts` or `num_local_experts`."""
     return count(fields, "num_experts" if "num_experts" in fields else "num_local_experts")
 
 
@@ -146,7 +158,7 @@ def _used(fields: Fields) -> int:
 
 
 def _clip(fields: Fields) -> float:
-    """The largest magnitude of queries, keys and values; 0 for none."""
+    """Return the magnitude to which queries, keys and values are clipped; 0 for no clipping."""
     if fields["clip_qkv"] is None:
         return 0.0
     clip = number(fields, "clip_qkv")

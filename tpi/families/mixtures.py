@@ -1,4 +1,4 @@
-"""The families whose layers have experts. They differ in names and in the settings of `tpi.families.experts`."""
+"""The families with experts. They differ in tensor names and in the settings of `tpi.families.experts`."""
 
 from tpi.families import experts
 from tpi.families.base import Family, Names

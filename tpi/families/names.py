@@ -1,4 +1,4 @@
-"""Tensor names: what each family calls its matrices and vectors, in Hugging Face directories and in GGUF files."""
+"""Tensor names of each family's matrices and vectors, in Hugging Face directories and in GGUF files."""
 
 LLAMA_ATTENTION = {
     "norm": "layers.{i}.input_layernorm.weight",

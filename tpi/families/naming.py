@@ -1,4 +1,4 @@
-"""How families put their names together: what most of them share beside the tables of `tpi.families.names`."""
+"""Tensor names that most families share, in addition to the tables of `tpi.families.names`."""
 
 from collections.abc import Mapping
 
@@ -9,14 +9,19 @@ from tpi.families.gguf.rope import FREQS, LONG, SHORT
 def llama_names(
     attention: Mapping[str, str], ffn: Mapping[str, str], experts: Mapping[str, str] | None = None
 ) -> Names:
-    """Those of a Hugging Face directory with Llama's tables and final norm."""
+    """Return the names for a Hugging Face directory whose embedding, head and final norm are named as Llama's are."""
     return Names(
         "embed_tokens.weight",
         attention,
         ffn,
         {"norm": "norm.weight"},
         "lm_head.weight",
-        prefixes=("model.", "", "language_model.model.", "model.language_model."),  # the last two beside a vision tower
+        prefixes=(
+            "model.",
+            "",
+            "language_model.model.",
+            "model.language_model.",
+        ),  # the last two if there is a vision tower
         accounted=("*.rotary_emb.inv_freq",),
         experts=experts,
     )
@@ -28,7 +33,7 @@ def gguf_names(
     factors: tuple[str, ...] = (FREQS, SHORT, LONG),
     experts: Mapping[str, str] | None = None,
 ) -> Names:
-    """Those of a GGUF file; `factors` are its tensors of rotary factors, which were read for the configuration."""
+    """Return the names for a GGUF file. `factors` names its tensors of rotary factors, which the configuration uses."""
     return Names(
         "token_embd.weight",
         attention,

@@ -1,4 +1,4 @@
-"""Rotary position frequencies, resolved when a model is packed. Computed in float32, as the models were trained."""
+"""Frequencies of rotary position embeddings, computed when a model is packed: in float32, as in training."""
 
 import math
 from collections.abc import Sequence
@@ -14,21 +14,20 @@ from tpi.families.base import Fields, number, whole
 F32 = npt.NDArray[np.float32]
 
 
-_LEAST_BASE, _LARGEST_BASE = 1e-30, 1e30  # far beyond any model's, and their powers still fit float32
+_LEAST_BASE, _LARGEST_BASE = 1e-30, 1e30  # far beyond any model's base; powers of these still fit float32
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Frequencies in radians per token, and the factor on cos and sin. `long` are the frequencies for a context of more
-    than `original` tokens, if they differ."""
+    """The frequencies of a rotary position embedding."""
 
-    inv_freq: tuple[float, ...]
-    scale: float = 1.0
-    long: tuple[float, ...] = ()
+    inv_freq: tuple[float, ...]  # radians per token, for each pair of values
+    scale: float = 1.0  # factor on cos and sin
+    long: tuple[float, ...] = ()  # frequencies for a context of more than `original` tokens; empty: `inv_freq`
     original: int = 0
 
     def fields(self) -> dict[str, Any]:
-        """The ModelConfig fields that this sets."""
+        """Return these settings as fields of a ModelConfig."""
         return {
             "inv_freq": self.inv_freq,
             "rope_scale": self.scale,
@@ -38,7 +37,11 @@ class Rope:
 
 
 def frequencies(theta: float, rotary: int) -> F32:
-    """theta ** (-2j / rotary) for j < rotary / 2 (Su et al., RoFormer, section 3.2.2)."""
+    """Return theta ** (-2j / rotary) for j < rotary / 2, float32 `[rotary / 2]` (Su et al., RoFormer, section 3.2.2).
+
+    Raises:
+        ModelError: if `theta` or `rotary` is out of range, or `rotary` is odd.
+    """
     if not _LEAST_BASE < theta < _LARGEST_BASE or rotary < 0 or rotary % 2 or rotary > 1 << 12:
         raise ModelError(f"a rotary embedding of base {theta} over {rotary} values is not supported")
     exponents = np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary)
@@ -46,15 +49,22 @@ def frequencies(theta: float, rotary: int) -> F32:
 
 
 def plain(inv_freq: F32, scale: float = 1.0) -> Rope:
-    """A Rope from an array."""
+    """Create a Rope from an array of frequencies."""
     return Rope(tuple(float(value) for value in inv_freq), scale)
 
 
 def scaled(kind: object, base: F32, theta: float, scaling: Fields, context: int) -> Rope:
-    """Frequencies `base` of base `theta` scaled in the way that `kind` names.
+    """Scale the frequencies `base`, which have the base `theta`.
+
+    Args:
+        kind: the kind of scaling, as a config.json names it: default, linear, dynamic, llama3, yarn, longrope or su.
+        base: float32 `[pairs]`, in radians per token.
+        theta: the base that the frequencies were computed from.
+        scaling: the parameters of the scaling.
+        context: the model's context, in tokens.
 
     Raises:
-        ModelError: if it is not supported; it lists those that are. If float32 does not hold what comes of its numbers.
+        ModelError: if the kind is not supported, a parameter is missing or out of range, or float32 overflows.
     """
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
@@ -64,7 +74,7 @@ def scaled(kind: object, base: F32, theta: float, scaling: Fields, context: int)
 
 
 def _scaled(kind: object, base: F32, theta: float, scaling: Fields, context: int) -> Rope:
-    if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the context that is used here
+    if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the model's context, which TPI never exceeds
         return plain(base)
     if kind == "linear":
         return plain(base / np.float32(number(scaling, "factor")))
@@ -80,7 +90,14 @@ def _scaled(kind: object, base: F32, theta: float, scaling: Fields, context: int
 
 
 def llama3(base: F32, scaling: Fields, context: int) -> F32:
-    """Llama 3.1: long wavelengths divided by a factor, short ones kept, a linear blend between."""
+    """Return frequencies scaled as in Llama 3.1.
+
+    Frequencies of long wavelength are divided by a factor, and those of short wavelength are unchanged. Between them
+    the two are blended linearly.
+
+    Raises:
+        ModelError: if a parameter is missing or out of range.
+    """
     factor, low, high = (number(scaling, f"{name}factor") for name in ("", "low_freq_", "high_freq_"))
     old = number(scaling, "original_max_position_embeddings", context)
     if not 0 < low < high or factor <= 0 or old <= 0:
@@ -91,14 +108,20 @@ def llama3(base: F32, scaling: Fields, context: int) -> F32:
 
 
 def yarn(base: F32, theta: float, scaling: Fields, context: int) -> Rope:
-    """YaRN (Peng et al., 2023, section 3): interpolate slow dimensions, keep fast ones, and sharpen attention."""
+    """Return frequencies scaled by YaRN (Peng et al., 2023, section 3).
+
+    Slow dimensions are interpolated, fast ones are unchanged, and attention is sharpened by a factor on cos and sin.
+
+    Raises:
+        ModelError: if a parameter is missing or out of range.
+    """
     old = number(scaling, "original_max_position_embeddings", context)
     factor, rotary = number(scaling, "factor", context / old if old > 0 else 0), 2 * len(base)
     if factor <= 0 or old <= 0 or theta <= 1:
         raise ModelError(f"rope scaling yarn with a factor of {factor} is not possible")
 
     def dimension(turns: float) -> float:
-        """The pair that turns this often over the original context."""
+        """Return the index (a real number) of the pair that turns this often over the original context."""
         return rotary * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     turns = [number(scaling, name, 0) or default for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))]
@@ -126,8 +149,13 @@ def _yarn_scale(factor: float, scaling: Fields) -> float:
 
 
 def longrope(base: F32, fields: Fields, context: int) -> Rope:
-    """LongRoPE (Phi-3): short factors within the original context, long ones beyond it. Which of them are used is
-    decided by the context that is asked for (`ModelConfig.for_context`); without long ones it ends there."""
+    """Return frequencies scaled by LongRoPE (Phi-3): by short factors within the original context, by long ones beyond.
+
+    `ModelConfig.for_context` chooses between them by the requested context.
+
+    Raises:
+        ModelError: if the short or long factors are missing, or a parameter is out of range.
+    """
     old = whole(fields, "original_max_position_embeddings", context)
     stretch = number(fields, "factor", context / max(old, 1))
     if stretch > 1 and old <= 1:
@@ -139,7 +167,7 @@ def longrope(base: F32, fields: Fields, context: int) -> Rope:
 
 
 def divided(base: F32, factors: Sequence[float] | F32 | None, scale: float = 1.0) -> Rope:
-    """Frequencies divided by one factor each.
+    """Divide each frequency of `base` by its own factor.
 
     Raises:
         ModelError: if there is not one positive factor for each frequency.

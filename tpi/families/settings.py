@@ -1,6 +1,6 @@
-"""What a family sets differently from Llama: ModelConfig fields from a config.json.
+"""Settings of families without experts: the ModelConfig fields that differ from Llama's, from a config.json.
 
-The fields of a config.json are complete here: what was missing has its default (`tpi.families.huggingface.defaults`).
+The functions expect complete fields: `tpi.families.huggingface.defaults` has filled in the missing ones.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,10 @@ _KINDS = {"full_attention": False, "attention": False, "sliding_attention": True
 
 
 def windows_of(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
-    """`windows` from the sliding layers; without a window, or none that slides, there are none."""
+    """Return the field `windows`. `sliding` has a truth value for each layer.
+
+    Return no field if there is no window or no layer slides.
+    """
     if fields["sliding_window"] is None or not any(sliding):
         return {}
     window = count(fields, "sliding_window")
@@ -22,10 +25,10 @@ def windows_of(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
 
 
 def sliding_layers(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
-    """Which layers slide: by `layer_types` if the configuration has them.
+    """Return, for each layer, if it has a sliding window: from `layer_types`, or `otherwise` if that field is null.
 
     Raises:
-        ModelError: if they are of another kind, or not one for each layer.
+        ModelError: if `layer_types` has unsupported kinds, or not one entry for each layer.
     """
     kinds = fields["layer_types"]
     if kinds is None:
@@ -38,52 +41,59 @@ def sliding_layers(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
 
 
 def layers(fields: Fields) -> range:
-    """The numbers of a model's layers."""
+    """Return the numbers of a model's layers, at most 4096."""
     return range(min(count(fields, "num_hidden_layers"), 1 << 12))
 
 
 def flag(fields: Fields, key: str) -> bool:
-    """A truth value of the fields; ModelError if it is something else."""
+    """Return the truth value `key` of the fields.
+
+    Raises:
+        ModelError: if it is not true or false.
+    """
     if type(fields[key]) is not bool:
         raise ModelError(f"{key} is {str(fields[key])[:80]!r} in the model's configuration; true or false is expected")
     return bool(fields[key])
 
 
 def mistral(fields: Fields) -> dict[str, Any]:
-    """All layers slide."""
+    """Return Mistral's fields: sliding windows in all layers or none."""
     return windows_of(fields, [True for _ in layers(fields)])
 
 
 def ministral(fields: Fields) -> dict[str, Any]:
-    """All layers slide, or those that are listed."""
+    """Return Ministral's fields: sliding windows in the layers that `layer_types` lists, or else in all layers."""
     return windows_of(fields, sliding_layers(fields, [True for _ in layers(fields)]))
 
 
 def qwen2(fields: Fields) -> dict[str, Any]:
-    """Later layers slide, if any."""
+    """Return the fields of Qwen2 and Qwen3: sliding windows, if used, in the listed layers or else in the last ones."""
     first = whole(fields, "max_window_layers")
     sliding = sliding_layers(fields, [layer >= first for layer in layers(fields)])
     return windows_of(fields, sliding) if flag(fields, "use_sliding_window") else {}
 
 
 def phi3(fields: Fields) -> dict[str, Any]:
-    """All layers slide, if any; a part of each head may be rotated."""
+    """Return Phi-3's fields: sliding windows in all layers or none; RoPE may rotate a part of each head."""
     head_dim, context = head_size(fields), count(fields, "max_position_embeddings")
     rope = hfrope.flat(fields, head_dim, context, partial=True)
     return rope.fields() | windows_of(fields, [True for _ in layers(fields)])
 
 
 def gemma2(fields: Fields) -> dict[str, Any]:
-    """Every other layer slides; scores and logits are capped; the embedding is scaled."""
+    """Return Gemma 2's fields: sliding windows in every other layer, caps on scores and logits, a scaled embedding."""
     sliding = sliding_layers(fields, [layer % 2 == 0 for layer in layers(fields)])
     return _gemma(fields, sliding) | {"attention_softcap": number(fields, "attn_logit_softcapping", 0)}
 
 
 def gemma3(fields: Fields) -> dict[str, Any]:
-    """All but every sixth layer slide, with frequencies of their own; transformers has no use for the cap on scores."""
+    """Return Gemma 3's fields: all layers but every sixth have a sliding window and rotary frequencies of their own.
+
+    The cap on attention scores is ignored, as in transformers.
+    """
     pattern = whole(fields, "sliding_window_pattern")
     if pattern < 1:
-        raise ModelError(f"sliding_window_pattern is {pattern}; a number from 1 is expected")
+        raise ModelError(f"sliding_window_pattern is {pattern}; it must be at least 1")
     sliding = sliding_layers(fields, [(layer + 1) % pattern != 0 for layer in layers(fields)])
     full, local = hfrope.per_kind(fields, head_size(fields), count(fields, "max_position_embeddings"))
     if full.long or local.long:
@@ -111,10 +121,10 @@ def _gemma(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
 
 
 def smollm3(fields: Fields) -> dict[str, Any]:
-    """Every fourth layer has no RoPE, and slides if layers slide."""
+    """Return SmolLM3's fields: every fourth layer has no RoPE, and has a sliding window if these are used."""
     interval, rotates, every = whole(fields, "no_rope_layer_interval"), fields["no_rope_layers"], layers(fields)
     if rotates is None and interval < 1:
-        raise ModelError(f"no_rope_layer_interval is {interval}; a number from 1 is expected")
+        raise ModelError(f"no_rope_layer_interval is {interval}; it must be at least 1")
     kinds = [int((layer + 1) % interval != 0) for layer in every] if rotates is None else rotates
     if not isinstance(kinds, list) or len(kinds) < len(every) or any(kind not in (0, 1) for kind in kinds):
         raise ModelError("no_rope_layers is not a list of 0 or 1 for each layer")
@@ -125,8 +135,15 @@ def smollm3(fields: Fields) -> dict[str, Any]:
 
 
 def granite(fields: Fields) -> dict[str, Any]:
-    """What a block adds is multiplied by m. RMSNorm does not see the scale of the hidden states, so they are kept
-    divided by m: embedding / m, and the norms' epsilon / m^2, since it is added to the mean of squares."""
+    """Return Granite's fields, with its residual multiplier m folded into others.
+
+    Granite multiplies the output of each block by m before adding it to the hidden states. RMSNorm does not depend on
+    the scale of the hidden states, so TPI stores them divided by m. The embedding is divided by m, and the epsilon of
+    the norms by m^2, since it is added to the mean of squares.
+
+    Raises:
+        ModelError: if the residual multiplier or the scaling of the logits is out of range.
+    """
     m, scaling = number(fields, "residual_multiplier"), number(fields, "logits_scaling")
     if not 1e-6 < m < 1e6 or not 1e-9 < abs(scaling) < 1e9:
         raise ModelError(f"residual_multiplier {m} or logits_scaling {scaling} is not supported")
@@ -139,7 +156,11 @@ def granite(fields: Fields) -> dict[str, Any]:
 
 
 def opt(fields: Fields) -> dict[str, Any]:
-    """LayerNorm, learned positions, ReLU without a gate."""
+    """Return OPT's fields: LayerNorm, learned positions, ReLU without a gate.
+
+    Raises:
+        ModelError: if it is the 350m model, which normalises after its blocks and projects its embedding.
+    """
     if not fields["do_layer_norm_before"] or fields["_remove_final_layer_norm"]:
         raise ModelError("this OPT model normalises after its blocks (350m), which is not supported; take another size")
     if fields["word_embed_proj_dim"] not in (None, fields["hidden_size"]):
@@ -156,6 +177,6 @@ def opt(fields: Fields) -> dict[str, Any]:
 
 
 def head_size(fields: Fields) -> int:
-    """Values of a head: `head_dim`, else an equal part of the hidden state."""
+    """Return the number of values of a head: `head_dim`, or else the hidden size divided by the number of heads."""
     hidden, heads = count(fields, "hidden_size"), count(fields, "num_attention_heads")
     return count({"head_dim": fields.get("head_dim")}, "head_dim", max(hidden // heads, 1))

@@ -1,4 +1,4 @@
-"""The families. Adding one that differs in names alone takes a few lines."""
+"""The table of all families. A family that differs from others only in tensor names takes a few lines."""
 
 from tpi.families import settings
 from tpi.families.base import Family, Names

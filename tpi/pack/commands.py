@@ -29,7 +29,7 @@ def pull(name: str, cache: Path | None) -> None:
 @click.argument("source")
 @click.option("-o", "--output", required=True, type=PATH, help="Directory to write, a new one.")
 @click.option("--dtype", default="auto", type=click.Choice(["auto", "f32", "bf16", "q8", "q4", "q4s"]),
-              help="Format of the weights; auto keeps the source's own.")  # fmt: skip
+              help="Format of the weights; auto uses the source's format.")  # fmt: skip
 @click.option("--gate-first", is_flag=True,
               help="For tpi run --sparsity: neurons that are chosen by their gate (docs/sparsity.md).")  # fmt: skip
 @click.option("--cache", type=DIRECTORY, help="Where models are kept (default: ~/.cache/tpi).")

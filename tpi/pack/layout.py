@@ -74,7 +74,7 @@ class RunLayout:
         if any(is_quantised(part.format) for part in self.parts) and self.hidden % GROUP:
             raise ModelError(f"a hidden size of {self.hidden} is not a multiple of {GROUP}; use --dtype f32 or bf16")
         if self.layout == "record" and any(part.format == "mxfp4" for part in self.parts):
-            raise ModelError("weights in mxfp4 cannot be kept neuron by neuron; use --dtype q8 or q4")
+            raise ModelError("weights in mxfp4 cannot be stored neuron by neuron; use --dtype q8 or q4")
 
     @property
     def record_bytes(self) -> int:

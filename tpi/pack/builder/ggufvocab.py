@@ -77,7 +77,7 @@ def _check_tokens(tokens: Sequence[str]) -> None:
     """Raise a ValueError if two tokens have the same text."""
     if len(set(tokens)) < len(tokens):
         twice = next(token for token, count in Counter(tokens).items() if count > 1)
-        raise ValueError(f"the token {twice[:80]!r} stands there twice")
+        raise ValueError(f"the token {twice[:80]!r} is listed twice")
 
 
 def _byte_level(source: GgufSource, tokens: Sequence[str], words: Words) -> Tokenizer:

@@ -136,7 +136,7 @@ def _source(record: PackRecord, damage: Damage, identity: Identity) -> Path:
     way_out += f" --dtype {record.dtype or (damage.manifest.dtype if damage.manifest else 'DTYPE')}"
     way_out += " --gate-first" if record.gate_first else ""
     if not record.source:
-        raise WeightsError(f"{damage.files}, and the source of the pack is not known here; {way_out}")
+        raise WeightsError(f"{damage.files}, and the source of the pack is not known on this machine; {way_out}")
     if not source.exists():
         raise WeightsError(f"{damage.files}, and its source {source} is gone; restore the source, or {way_out}")
     if identity(source, record.dtype) != record.identity:

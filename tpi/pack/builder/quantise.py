@@ -72,7 +72,7 @@ def encode_gguf_part(part: Part, run: RunLayout, blocks: U8) -> U8:
         encoded = np.ascontiguousarray(groups) if run.layout == "record" else _tile(part.format, groups)
         return encoded.reshape(units, part_bytes(part, run))
     if run.layout == "record":
-        raise ModelError(f"GGUF blocks of {part.name} cannot be kept in the record layout; quantise it again")
+        raise ModelError(f"GGUF blocks of {part.name} cannot be copied to the record layout; quantise the values again")
     units = _whole_units(run, blocks.shape[1] // group * GROUP)
     by_unit = blocks.reshape(run.hidden, units, run.width // GROUP, group).swapaxes(0, 1)
     return _tile(part.format, by_unit).reshape(units, part_bytes(part, run))

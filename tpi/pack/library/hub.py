@@ -119,7 +119,7 @@ def _download(model: HubModel, library: Any, remembered: _Listing, weights: bool
     info = HfApi().model_info(model.repository, revision=model.revision)
     commit, names = info.sha, [file.rfilename for file in info.siblings or ()]
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise ModelError(f"the hub names the commit {commit!r:.60} of {model.repository}, which cannot be; try again")
+        raise ModelError(f"the hub answers with an invalid commit {commit!r:.60} for {model.repository}; try again")
     snapshot = remembered.snapshot(commit, names)
     if snapshot.files.note:
         warn(f"{model.repository}: {snapshot.files.note}")
@@ -181,8 +181,8 @@ def _refusal(model: HubModel, library: Any, error: Exception) -> TpiError:
         return write_error(error.filename or f"the files of {name}", error, "free space or set HF_HOME")
     if isinstance(error, OSError) and error.filename and not isinstance(error, URLError):  # not a network error
         return ModelError(
-            f"files of {name} cannot be kept in the hub's cache ({error.strerror}: {error.filename}); set HF_HOME to a "
-            "directory that can be written"
+            f"files of {name} cannot be stored in the hub's cache ({error.strerror}: {error.filename}); set HF_HOME to "
+            "a directory that can be written"
         )
     if isinstance(error, GatedRepoError):
         return ModelError(
@@ -198,11 +198,13 @@ def _refusal(model: HubModel, library: Any, error: Exception) -> TpiError:
     if isinstance(error, OfflineModeIsEnabled) or (
         library.HF_HUB_OFFLINE and isinstance(error, LocalEntryNotFoundError)
     ):
-        return ModelError(f"{name} is not in the cache as a whole, and HF_HUB_OFFLINE is set; unset it to download it")
+        return ModelError(
+            f"{name} is not completely in the hub's cache, and HF_HUB_OFFLINE is set; unset it to download the rest"
+        )
     if isinstance(error, DamagedFileError):
-        return ModelError(f"a file of {name} came damaged ({error}); check the network, and try again")
+        return ModelError(f"a file of {name} was damaged in transfer ({error}); check the network, and try again")
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return ModelError(
         f"there is no directory {name}, and it cannot be fetched from the Hugging Face hub ({reason[0][:200]}); check "
-        "the name and the network and run the command again, which goes on where it stopped, or give a local directory"
+        "the name and the network and run the command again to resume the download, or give a local directory"
     )

@@ -171,6 +171,6 @@ def _missing(model: HubModel, names: Collection[str]) -> str:
     if pickled:
         return (
             f"weights in safetensors or GGUF, only {pickled[0]}, a pickle, which can run any code when it is opened; "
-            "look for a converted one"
+            "look for a converted copy of the model"
         )
-    return f"{SINGLE}, {INDEX} or GGUF files, which are what is read"
+    return f"{SINGLE}, {INDEX} or GGUF files; give a model in one of these formats"

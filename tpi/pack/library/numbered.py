@@ -58,7 +58,7 @@ def open_numbered(pack: Pack, path: Path, cache: Path, progress: Phase = phase) 
         record = PackRecord.load(cache, path)
         known, damage = dict(record.checked), find_damage(record, progress)
         if damage.reason:
-            raise WeightsError(f"{damage.files}; have it made again with tpi profile, as it was made")
+            raise WeightsError(f"{damage.files}; make it again with tpi profile and the same options")
         if record.checked != known:
             record.save()
         found = Pack.open(path)

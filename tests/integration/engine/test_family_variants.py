@@ -102,7 +102,7 @@ def test_a_wrapper_computes_what_its_text_model_does(tiny_model: Tiny, tmp_path:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"architectures": ["Olmo2ForCausalLM"]}, ["norms what its blocks give", "LlamaForCausalLM"]),
+        ({"architectures": ["Olmo2ForCausalLM"]}, ["normalises the outputs of its blocks", "LlamaForCausalLM"]),
         ({"architectures": ["PhimoeForCausalLM"]}, ["router"]),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, ["text_config"]),
         ({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "x"}}, ["type 'x'"]),

@@ -57,14 +57,14 @@ def test_a_base_that_stands_in_one_place_counts(theta: float | None, fields: dic
 @pytest.mark.parametrize(
     ("theta", "fields", "other"),
     [
-        (10000, {"rope_theta": 100}, "rope_theta 100"),
-        (100, {"rope_theta": 1000}, "rope_theta 1000"),
-        (500000, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, "rope_theta 10000.0"),
-        (100, {"rope_theta": 100, "rope_scaling": LINEAR | {"rope_theta": 7.0}}, "rope_theta 7.0"),
+        (10000, {"rope_theta": 100}, "rope_theta is 100"),
+        (100, {"rope_theta": 1000}, "rope_theta is 1000"),
+        (500000, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, "rope_theta is 10000.0"),
+        (100, {"rope_theta": 100, "rope_scaling": LINEAR | {"rope_theta": 7.0}}, "rope_theta is 7.0"),
     ],
 )
 def test_bases_that_contradict_each_other_are_refused(theta: float, fields: dict[str, Any], other: str) -> None:
-    with pytest.raises(ModelError, match=rf"attn_config.rope_theta is {theta}, and {other}"):
+    with pytest.raises(ModelError, match=rf"attn_config.rope_theta is {theta}, but {other}"):
         model_of(theta, **fields)
 
 
@@ -77,8 +77,8 @@ def test_scaling_inside_attn_config_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size": 32}, "hidden_size is 32, and d_model, which is the same, 64"),
-        ({"num_hidden_layers": 3}, "num_hidden_layers is 3, and n_layers, which is the same, 2"),
+        ({"hidden_size": 32}, "hidden_size is 32, but d_model, which means the same, is 64"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers is 3, but n_layers, which means the same, is 2"),
         ({"attn_config": [500000]}, "attn_config is not an object"),
         ({"ffn_config": "silu"}, "ffn_config is not an object"),
     ],
@@ -94,4 +94,4 @@ def test_fields_beside_their_objects_do_not_count_and_are_named() -> None:
     plain, model = from_huggingface(PUBLISHED, lambda name: True, "it"), model_of(500000, **stray)
     assert model.config == plain.config
     assert plain.notes == ()
-    assert [name for name in stray if f"{name} beside its object" in model.notes[0]] == list(stray)
+    assert [name for name in stray if f"{name} outside its object" in model.notes[0]] == list(stray)

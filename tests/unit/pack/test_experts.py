@@ -103,7 +103,7 @@ def config_of(**fields: Any) -> Mixture:
 def test_one_field_under_two_names() -> None:
     assert config_of(**MIXTRAL, num_experts=6).experts == config_of(**MIXTRAL, num_local_experts=6).experts == 6
     assert config_of(**MIXTRAL).experts == 8
-    with pytest.raises(ModelError, match="num_local_experts is 4, and num_experts, which is the same, 6"):
+    with pytest.raises(ModelError, match="num_local_experts is 4, but num_experts, which means the same, is 6"):
         config_of(**MIXTRAL, num_experts=6, num_local_experts=4)
 
 

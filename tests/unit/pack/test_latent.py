@@ -60,7 +60,7 @@ def test_how_experts_are_chosen() -> None:
     ("fields", "words"),
     [
         (V2 | {"q_lora_rank": 1536}, "q_lora_rank is 1536: queries that come from a latent vector.*V2-Lite"),
-        (V2 | {"num_key_value_heads": 2}, "num_key_value_heads is 2, where each of 6 heads"),
+        (V2 | {"num_key_value_heads": 2}, "num_key_value_heads is 2; it must be 6"),
         (V2 | {"v_head_dim": 40}, "v_head_dim is 40"),
         (V2 | {"qk_rope_head_dim": 7}, "7"),
         (V2 | {"norm_topk_prob": True}, "norm_topk_prob is true"),
@@ -75,7 +75,7 @@ def test_how_experts_are_chosen() -> None:
             V2 | {"rope_scaling": YARN | {"rope_type": "linear"}},
             "mscale_all_dim is 0.707 with the rope scaling 'linear'",
         ),
-        (V2 | {"num_experts": 6}, "n_routed_experts is 8, and num_experts, which is the same, 6"),
+        (V2 | {"num_experts": 6}, "n_routed_experts is 8, but num_experts, which means the same, is 6"),
         (V3 | {"topk_method": "greedy"}, "topk_method is greedy; noaux_tc is"),
         (V3 | {"n_group": 3}, "cannot be chosen by their groups"),
         (V3 | {"num_nextn_predict_layers": "x"}, "num_mtp_layers is 'x'"),

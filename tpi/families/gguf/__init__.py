@@ -1,1 +1,1 @@
-"""Models as GGUF files describe them."""
+"""Reading of models from the metadata of GGUF files."""

@@ -1,7 +1,7 @@
-"""What the metadata of GGUF files says of experts, for each architecture that has some: fields of a ModelConfig.
+"""Settings of the architectures with experts: fields of a ModelConfig, from the metadata of GGUF files.
 
-Most architectures choose in one way, which files need not record. What a file says all the same counts: each of
-llama.cpp's keys about experts is used here, asks for nothing, or refuses the file by its name.
+Most architectures select experts in one way, which files need not record, but a file may still record it. Each of
+llama.cpp's keys about experts is used here, is accepted with a neutral value, or leads to an error that names the key.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ from tpi.errors import ModelError
 from tpi.families.base import Fields, count, number, whole
 from tpi.families.gguf import settings
 
-NOT_SAID, SOFTMAX, SIGMOID, OF_THOSE_CHOSEN = range(4)  # expert_gating_func in llama.cpp's numbers
+NOT_SAID, SOFTMAX, SIGMOID, OF_THOSE_CHOSEN = range(4)  # llama.cpp's values of expert_gating_func
 
 
 def llama(fields: Fields) -> dict[str, Any]:
-    """Llama, or Mixtral, whose architecture is Llama's: softmax over those that are chosen."""
+    """Return the fields of Llama, or of Mixtral, which has the same architecture: softmax over the selected experts."""
     found = settings.every_layer_slides(fields)
     if not fields.get("expert_count"):
         return found
@@ -23,7 +23,11 @@ def llama(fields: Fields) -> dict[str, Any]:
 
 
 def qwen2(fields: Fields) -> dict[str, Any]:
-    """Qwen's, with its shared expert."""
+    """Return the fields of Qwen2-MoE, which has one shared expert.
+
+    Raises:
+        ModelError: if the file records another number of shared experts.
+    """
     if (experts := whole(fields, "expert_shared_count", 1)) != 1:
         raise ModelError(f"expert_shared_count is {experts}; this architecture has 1")
     shared = whole(fields, "expert_shared_feed_forward_length", 0) or count(fields, "feed_forward_length")
@@ -31,23 +35,26 @@ def qwen2(fields: Fields) -> dict[str, Any]:
 
 
 def qwen3(fields: Fields) -> dict[str, Any]:
-    """Those chosen are normalised, which most files do not record."""
+    """Return the fields of Qwen3-MoE. Scores of selected experts are normalised, which most files do not record."""
     return {"mixture": mixture(fields, normalised=True, width=_share(fields))}
 
 
 def olmoe(fields: Fields) -> dict[str, Any]:
-    """Softmax over all; queries, keys and values may be clipped."""
+    """Return OLMoE's fields: softmax over all experts; queries, keys and values may be clipped."""
     clip = number(fields, "attention.clamp_kqv", 0.0)
     return {"mixture": mixture(fields, normalised=False), "whole_norms": True, "attention_clip": clip}
 
 
 def granite(fields: Fields) -> dict[str, Any]:
-    """Softmax over those that are chosen, and Granite's multipliers."""
+    """Return the fields of Granite with experts: softmax over the selected experts, and Granite's multipliers."""
     return settings.granite(fields) | {"mixture": mixture(fields, normalised=True)}
 
 
 def gpt_oss(fields: Fields) -> dict[str, Any]:
-    """Every other layer slides; the numbers of the clamped SwiGLU are llama.cpp's, since GGUF does not record them."""
+    """Return the fields of gpt-oss: sliding windows in every other layer, and a clamped SwiGLU.
+
+    GGUF does not record the parameters of the activation; they are llama.cpp's.
+    """
     settings.check_local_base(fields)
     return {
         "mixture": mixture(fields, normalised=True),
@@ -59,7 +66,7 @@ def gpt_oss(fields: Fields) -> dict[str, Any]:
 
 
 def dbrx(fields: Fields) -> dict[str, Any]:
-    """LayerNorm without a bias; queries, keys and values are clipped."""
+    """Return DBRX's fields: LayerNorm without a bias; queries, keys and values are clipped."""
     return {
         "norm": "layer",
         "norm_eps": number(fields, "attention.layer_norm_epsilon"),
@@ -69,16 +76,16 @@ def dbrx(fields: Fields) -> dict[str, Any]:
 
 
 def mixture(fields: Fields, normalised: bool, width: int | None = None, shared: int = 0) -> Mixture:
-    """The experts that the metadata describes.
+    """Return the settings of experts that the metadata describes.
 
     Args:
         fields: the metadata.
-        normalised: whether the scores of those chosen are divided by their sum, if the file does not say.
-        width: neurons of an expert, if the file does not say; by default those of a feed-forward network.
-        shared: neurons of what every token uses.
+        normalised: True if the scores of the selected experts are divided by their sum. The file may override it.
+        width: the neurons of an expert if the file does not record them; None: as many as a feed-forward network has.
+        shared: the neurons of the shared experts together.
 
     Raises:
-        ModelError: if experts are scored or grouped in a way that is not supported.
+        ModelError: if the scores or the groups of experts are of a kind that is not supported.
     """
     width = whole(fields, "expert_feed_forward_length", 0) or width or count(fields, "feed_forward_length")
     gating = whole(fields, "expert_gating_func", NOT_SAID)
@@ -100,23 +107,26 @@ def mixture(fields: Fields, normalised: bool, width: int | None = None, shared: 
 
 
 def _groups(fields: Fields, gating: int) -> tuple[int, int]:
-    """How many groups there are, and from how many of them experts are chosen; llama.cpp counts the two best of each.
+    """Return the number of groups of experts, and the number of groups from which experts are selected.
+
+    llama.cpp ranks groups by the sum of their two best scores.
 
     Raises:
-        ModelError: if not all groups count and scores are a softmax: DeepSeek-V2 counts the best of each.
+        ModelError: if only some groups are used and scores are not a sigmoid. DeepSeek-V2 ranks such groups by their
+            best score, unlike llama.cpp.
     """
     groups, used = whole(fields, "expert_group_count", 0) or 1, whole(fields, "expert_group_used_count", 0) or 1
     if groups == 1 or groups == used:
         return 1, 1
     if gating != SIGMOID:
         raise ModelError(
-            f"expert_group_count is {groups} with scores that are no sigmoid, which programs take differently"
+            f"expert_group_count is {groups} with scores that are not a sigmoid; programs interpret this differently"
         )
     return groups, used
 
 
 def _share(fields: Fields) -> int:
-    """Neurons of an expert where only those of all that a token uses are given (older files of Qwen)."""
+    """Return the neurons of an expert from the total of all experts that a token uses, as in older files of Qwen."""
     return max(count(fields, "feed_forward_length") // count(fields, "expert_used_count"), 1)
 
 

@@ -1,7 +1,7 @@
-"""Which metadata of a GGUF file is read, and what else it may say: nothing that changes answers goes unread.
+"""A check that no metadata of a GGUF file that would change the answers is ignored.
 
-Only keys under the architecture's own name (`llama.`) describe the model; `general.`, `tokenizer.` and what converters
-add under names of their own do not.
+Only keys under the architecture's name, such as `llama.`, describe the model. `general.`, `tokenizer.` and keys that
+converters add under other names do not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,17 +9,17 @@ from typing import Any
 
 from tpi.errors import ModelError
 
-_NAMED = 3  # keys that a refusal names
+_NAMED = 3  # keys that an error names
 
-# Keys that say nothing about what is computed.
+# Keys that do not change the computation.
 _HARMLESS = (
-    "vocab_size",  # the table's rows count
+    "vocab_size",  # the embedding's number of rows is used instead
     "tensor_data_layout",
     "rope.scaling.finetuned",
-    "rope.scaling.yarn_beta_fast",  # read where there is a ramp
+    "rope.scaling.yarn_beta_fast",  # read only with YaRN
     "rope.scaling.yarn_beta_slow",
 )
-# Keys for what no family here does, with the values that ask for nothing.
+# Keys for features that are not supported, with the values that switch them off.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -49,7 +49,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class Keys(Mapping[str, Any]):
-    """The metadata of one architecture, without its prefix; remembers which keys somebody looked at."""
+    """The metadata of one architecture, without its prefix. It records which keys have been read."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
         self._architecture = architecture
@@ -68,14 +68,18 @@ class Keys(Mapping[str, Any]):
         return len(self._values)
 
     def check(self) -> None:
-        """Raise a ModelError that names the keys that nobody read, unless they ask for nothing."""
+        """Check that all keys have been read, do not change the computation, or have a neutral value.
+
+        Raises:
+            ModelError: if there are others; the message names the first ones.
+        """
         left = [key for key in self._values if key not in self._read and not self._harmless(key)]
         if left:
             names = ", ".join(f"{self._architecture}.{key}"[:80] for key in left[:_NAMED])
             more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
             raise ModelError(
-                f"its metadata asks for what is not supported: {names}{more}; without it its answers would be wrong, "
-                "so this variant is refused"
+                f"its metadata has settings that are not supported: {names}{more}; without them its answers would be "
+                "wrong, so this variant is refused"
             )
 
     def _harmless(self, key: str) -> bool:

@@ -1,10 +1,13 @@
-"""PowerInfer's files (`*.powerinfer.gguf`): GGUF by another magic, with what its engine needs of a sparse model.
+"""PowerInfer's files of sparse models (`*.powerinfer.gguf`): GGUF with another magic and with additional tensors.
 
-`blk.N.ffn_down_t` is the transpose of what other files call `ffn_down`; the activation is ReLU, of gate and up where
-the architecture is Bamboo; `blk.N.fc1` and `blk.N.fc2` are a predictor's two matrices, without biases; and
-`powerinfer.sparse_threshold` is the score from which it names a neuron. `blk.N.gpu_idx` marks those that its solver
-puts on a GPU, in the file or in a split file that its engine writes beside it; `gpu_bucket` lists the same ones. Read
-from its converters and its loader (github.com/SJTU-IPADS/PowerInfer: convert.py, llama.cpp, export_split.py).
+- `blk.N.ffn_down_t` is the transpose of `ffn_down` in other files.
+- `blk.N.fc1` and `blk.N.fc2` are the two matrices of a predictor, without biases.
+- `powerinfer.sparse_threshold`, in the metadata, is the score from which a predictor counts a neuron as active.
+- `blk.N.gpu_idx` marks the neurons that PowerInfer's solver puts on a GPU, and `gpu_bucket` lists the same neurons.
+  They are in the model's file, or in a second file that PowerInfer's engine writes next to it.
+
+The activation is ReLU; in the architecture Bamboo, it is ReLU of both gate and up. All this was read from PowerInfer's
+converters and loader (github.com/SJTU-IPADS/PowerInfer: convert.py, llama.cpp, export_split.py).
 """
 
 from dataclasses import replace
@@ -24,15 +27,15 @@ _SPLIT = ".generated.gpuidx"  # after the name of the model's file
 
 
 def rectified(config: ModelConfig) -> ModelConfig:
-    """The configuration with ReLU, unless the architecture has an activation of that kind itself."""
+    """Return the configuration with ReLU as its activation, unless it already has a sparse activation."""
     return config if config.activation in SPARSE else replace(config, activation="relu")
 
 
 def for_powerinfer(config: ModelConfig, family: Family, source: GgufSource) -> Model:
-    """The model of one of PowerInfer's files.
+    """Return the model of one of PowerInfer's files.
 
     Raises:
-        ModelError: if a layer has half a predictor, or the threshold is no number.
+        ModelError: if a layer has only one matrix of a predictor, or the threshold is not a number.
     """
     names = family.gguf_names
     assert names is not None
@@ -49,7 +52,7 @@ def for_powerinfer(config: ModelConfig, family: Family, source: GgufSource) -> M
 
 
 def _turned(block: BlockRefs) -> BlockRefs:
-    """With the columns of down in the rows of its tensor."""
+    """Return the block with its reference to down marked as transposed."""
     if block.kind != "ffn":
         return block
     return replace(

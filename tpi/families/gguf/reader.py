@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file to a `Model`."""
+"""Reading of a `Model` from a GGUF file."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from tpi.sources.gguf import GgufSource
 
 
 def from_gguf(source: GgufSource) -> Model:
-    """The model that a GGUF file holds.
+    """Return the model in a GGUF file.
 
     Raises:
-        ModelError: if the architecture is not supported, or the metadata makes no sense.
+        ModelError: if the architecture or a setting is not supported, or the metadata is inconsistent.
     """
     family = _family(source)
     assert family.gguf is not None

@@ -1,4 +1,4 @@
-"""RoPE of a GGUF file, as llama.cpp derives it from `rope.*` and from the factors that the file holds as tensors."""
+"""Rotary position embeddings of a GGUF file, derived from `rope.*` and tensors of factors in the way of llama.cpp."""
 
 import math
 from dataclasses import replace
@@ -15,13 +15,13 @@ FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_fac
 
 
 def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -> rope.Rope:
-    """Frequencies, the factor on cosine and sine, and those for a context longer than the original, if they differ.
+    """Return the frequencies of the model.
 
-    A file that names no type means linear scaling, and one without a factor none at all. Frequencies are divided by the
-    factors of the file's tensors first (Llama 3.1, Phi-3).
+    Scaling is linear if the file names no type; without a factor there is no scaling. Before the scaling, frequencies
+    are divided by the factors in the file's tensors, if there are any (Llama 3.1, Phi-3).
 
     Raises:
-        ModelError: if the kind of scaling is not known, or its numbers make no sense.
+        ModelError: if the type of scaling is not known, or a number is out of range.
     """
     kind, factor = _kind(fields), factor_of(fields)
     theta = number(fields, "rope.freq_base", 10000.0)
@@ -32,7 +32,7 @@ def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -
     kept = np.float32(ramp) * _kept(fields, len(base), theta, original) if ramp else np.float32(0)
 
     def resolved(name: str) -> rope.Rope:
-        """With the factors of tensor `name`, if there is one."""
+        """Return the scaled frequencies, first divided by the factors in tensor `name` unless the name is empty."""
         divided = rope.divided(base, read_vector(source, name)) if name else rope.plain(base)
         frequencies = np.asarray(divided.inv_freq, np.float32)
         scaled = frequencies / np.float32(factor) * (1 - kept) + frequencies * kept
@@ -44,7 +44,11 @@ def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -
 
 
 def _kind(fields: Fields) -> str:
-    """How positions are scaled, if they are."""
+    """Return the type of scaling.
+
+    Raises:
+        ModelError: if it is not supported.
+    """
     kind = fields.get("rope.scaling.type", "linear")
     if kind not in _TYPES:
         raise ModelError(f"rope.scaling.type is {kind!r}; supported are {', '.join(_TYPES)}")
@@ -52,10 +56,12 @@ def _kind(fields: Fields) -> str:
 
 
 def factor_of(fields: Fields) -> float:
-    """By how much positions are divided; the older key counts where the newer one is missing, and 0 is 1.
+    """Return the factor by which positions are divided; 1 without scaling.
+
+    The older key `rope.scale_linear` is used if `rope.scaling.factor` is missing. A factor of 0 means 1.
 
     Raises:
-        ModelError: if the kind of scaling is not known, or the factor makes no sense.
+        ModelError: if the type of scaling is not known, or the factor is not a positive number.
     """
     older = number(fields, "rope.scale_linear", 0.0)
     factor = number(fields, "rope.scaling.factor", older) or 1.0
@@ -65,18 +71,22 @@ def factor_of(fields: Fields) -> float:
 
 
 def extrapolates(fields: Fields) -> bool:
-    """Whether fast frequencies are kept, as YaRN does."""
+    """Return True if fast frequencies are left unscaled, as in YaRN."""
     return _extrapolation(fields, _kind(fields)) > 0
 
 
 def _extrapolation(fields: Fields, kind: object) -> float:
-    """How much of YaRN's ramp is used: all of it for YaRN, none otherwise, unless the file says how much."""
+    """Return the share of YaRN's ramp that is used: that in the file, or else 1 for YaRN and 0 for other types."""
     given = number(fields, "rope.scaling.yarn_ext_factor", -1.0)
     return given if given >= 0 else float(kind == "yarn")
 
 
 def _attention(fields: Fields, factor: float, ramp: float) -> float:
-    """What multiplies cosine and sine."""
+    """Return the factor on cosine and sine. `ramp` is the share of YaRN's ramp that is used.
+
+    Raises:
+        ModelError: if the file has `yarn_attn_factor` with YaRN, since programs interpret it differently.
+    """
     given = number(fields, "rope.scaling.attn_factor", 1.0)
     own = number(fields, "rope.scaling.yarn_attn_factor", 1.0)
     weight = number(fields, "rope.scaling.yarn_log_multiplier", 0.0)
@@ -84,18 +94,25 @@ def _attention(fields: Fields, factor: float, ramp: float) -> float:
         return given * own
     if own != 1:
         raise ModelError(
-            f"rope.scaling.yarn_attn_factor is {own} with YaRN, which programs take differently; convert it without"
+            f"rope.scaling.yarn_attn_factor is {own} with YaRN, which programs interpret differently; convert the "
+            "model without it"
         )
     return given * _sharpened(factor, 1.0) / _sharpened(factor, weight)
 
 
 def _sharpened(factor: float, weight: float) -> float:
-    """YaRN's temperature (Peng et al., 2023, equation 22)."""
+    """Return YaRN's factor on cosine and sine (Peng et al., 2023, equation 22), its logarithm weighted by `weight`."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _kept(fields: Fields, pairs: int, theta: float, original: int) -> rope.F32:
-    """For each pair how much of its frequency YaRN keeps, from 1 for fast ones to 0 for slow ones."""
+    """Return the share of each pair's frequency that YaRN leaves unscaled: 1 for fast pairs down to 0 for slow ones.
+
+    The result is float32 `[pairs]`.
+
+    Raises:
+        ModelError: if a parameter is out of range.
+    """
     fast = number(fields, "rope.scaling.yarn_beta_fast", 32.0)
     slow = number(fields, "rope.scaling.yarn_beta_slow", 1.0)
     if not (fast > 0 and slow > 0 and math.isfinite(fast) and math.isfinite(slow) and theta > 1 and original > 0):

@@ -1,4 +1,4 @@
-"""What a family's GGUF metadata sets differently from Llama's: ModelConfig fields."""
+"""Settings of families without experts: the ModelConfig fields that differ from Llama's, from GGUF metadata."""
 
 from typing import Any
 
@@ -8,41 +8,42 @@ from tpi.families.base import Fields, count, number, whole
 
 
 def every_layer_slides(fields: Fields) -> dict[str, Any]:
-    """All layers slide, if any (Phi-3, and Mistral, whose architecture is Llama's)."""
+    """Return sliding windows for all layers or none, as in Phi-3 and in Mistral, whose architecture is Llama's."""
     window = whole(fields, "attention.sliding_window", 0)
     return {"windows": (window,) * _layers(fields)} if window else {}
 
 
 def no_layer_slides(fields: Fields) -> dict[str, Any]:
-    """A window that is no shorter than the context asks for nothing; of another one it is not said which layers slide.
+    """Return no fields: the family has no sliding windows. A window at least as long as the context has no effect.
 
     Raises:
-        ModelError: if there is such a window.
+        ModelError: if the window is shorter than the context, since the file does not say which layers slide.
     """
     window = whole(fields, "attention.sliding_window", 0)
     if 0 < window < count(fields, "context_length"):
         raise ModelError(
-            f"attention.sliding_window is {window}, and the file does not say for which layers; convert it without"
+            f"attention.sliding_window is {window}, but the file does not say for which layers; convert the model "
+            "without it"
         )
     return {}
 
 
 def every_other_slides(fields: Fields) -> dict[str, Any]:
-    """The first of every two layers slides, or those that a pattern says, if any (gpt-oss)."""
+    """Return sliding windows for the layers of the file's pattern, or else for the first of every two (gpt-oss)."""
     window = whole(fields, "attention.sliding_window", 0)
     sliding = _pattern(fields, 2)
     return {"windows": tuple(window if slides else 0 for slides in sliding)} if window else {}
 
 
 def check_local_base(fields: Fields) -> None:
-    """Raise a ModelError if sliding layers are to have frequencies of their own."""
+    """Raise a ModelError if sliding layers have another rotary base than the others."""
     base = number(fields, "rope.freq_base", 10000.0)
     if number(fields, "rope.freq_base_swa", base) != base:
         raise ModelError("rope.freq_base_swa differs from rope.freq_base, which is not supported")
 
 
 def gemma2(fields: Fields) -> dict[str, Any]:
-    """Sliding layers by a pattern; scores and logits are capped; the embedding is scaled."""
+    """Return Gemma 2's fields: sliding windows by a pattern, caps on scores and logits, a scaled embedding."""
     window = whole(fields, "attention.sliding_window", 4096)
     check_local_base(fields)
     return _gemma(fields, largest=46) | {
@@ -53,14 +54,20 @@ def gemma2(fields: Fields) -> dict[str, Any]:
 
 
 def gemma3(fields: Fields) -> dict[str, Any]:
-    """Sliding layers by a pattern, with frequencies of their own, which are not scaled."""
+    """Return Gemma 3's fields: sliding windows by a pattern; sliding layers have rotary frequencies of their own.
+
+    These frequencies are not scaled.
+
+    Raises:
+        ModelError: if the file uses YaRN with sliding windows.
+    """
     found = _gemma(fields, largest=62) | {"logit_softcap": _cap(fields, "final_logit_softcapping", 0.0)}
     window, base = whole(fields, "attention.sliding_window", 0), number(fields, "rope.freq_base_swa", 10000.0)
     sliding = _pattern(fields, 6)
     if not window:
         return found
     if fields.get("rope.scaling.type") == "yarn" or number(fields, "rope.scaling.yarn_ext_factor", -1.0) > 0:
-        raise ModelError("rope scaling yarn is not supported for this architecture; convert it without")
+        raise ModelError("rope scaling yarn is not supported for this architecture; convert the model without it")
     factors = [number(fields, f"rope.scaling.{name}attn_factor", 1.0) for name in ("", "yarn_")]
     size = count(fields, "attention.key_length", max(_share(fields), 1))
     local = rope.frequencies(base, whole(fields, "rope.dimension_count", size))
@@ -73,22 +80,27 @@ def gemma3(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma(fields: Fields, largest: int) -> dict[str, Any]:
-    """What all have; of the 27B model, known by its number of layers, GGUF does not record that it scales queries by
-    hidden / heads."""
+    """Return the fields that all Gemma models share. `largest` is the number of layers of the 27B model.
+
+    The 27B model scales queries by (hidden / heads) ** -0.5. GGUF does not record this, so it is recognised by its
+    number of layers.
+    """
     found = {"activation": "gelu_tanh", "embed_scale": count(fields, "embedding_length") ** 0.5}
     return found | ({"attention_scale": _share(fields) ** -0.5} if _layers(fields) == largest else {})
 
 
 def smollm3(fields: Fields) -> dict[str, Any]:
-    """Every fourth layer has no RoPE, which GGUF does not record."""
+    """Return SmolLM3's fields: every fourth layer has no RoPE. GGUF does not record this."""
     return {"rope_kinds": tuple(int((layer + 1) % 4 != 0) for layer in range(_layers(fields)))}
 
 
 def granite(fields: Fields) -> dict[str, Any]:
-    """Scales of embedding, residual connection and logits, as in `tpi.families.settings.granite`; 0 is none.
+    """Return Granite's fields, with its residual multiplier folded into others as in `tpi.families.settings.granite`.
+
+    A scale of 0 for the embedding or the residual connection means 1.
 
     Raises:
-        ModelError: if a scale is beyond reason, or there is none for the logits.
+        ModelError: if a scale is out of range, or that of the logits is missing.
     """
     m = number(fields, "residual_scale", 1.0) or 1.0
     embedding, logits = number(fields, "embedding_scale", 1.0) or 1.0, number(fields, "logit_scale")
@@ -104,12 +116,19 @@ def granite(fields: Fields) -> dict[str, Any]:
 
 
 def _share(fields: Fields) -> int:
-    """A head's equal part of the hidden state."""
+    """Return the hidden size divided by the number of heads."""
     return count(fields, "embedding_length") // count(fields, "attention.head_count")
 
 
 def _pattern(fields: Fields, default: int) -> list[bool]:
-    """Which layers slide: as listed, or all but the last of every so many."""
+    """Return, for each layer, if it slides.
+
+    The file's pattern is a list with one entry for each layer, or a period: the last layer of each period does not
+    slide. `default` is the period if the file has no pattern; with a period of 0, all layers slide.
+
+    Raises:
+        ModelError: if the pattern is neither.
+    """
     found, layers = fields.get("attention.sliding_window_pattern"), _layers(fields)
     if isinstance(found, list) and len(found) == layers and all(type(slides) is bool for slides in found):
         return found
@@ -120,10 +139,14 @@ def _pattern(fields: Fields, default: int) -> list[bool]:
 
 
 def _cap(fields: Fields, key: str, default: float) -> float:
-    """A positive number, or 0 for none."""
+    """Return the cap `key`, a positive number, or 0 for no cap.
+
+    Raises:
+        ModelError: if it is negative.
+    """
     value = number(fields, key, default)
     if value < 0:
-        raise ModelError(f"{key} is {value}; a positive number is expected")
+        raise ModelError(f"{key} is {value}; it must not be negative")
     return value
 
 

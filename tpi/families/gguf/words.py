@@ -1,6 +1,6 @@
-"""How a byte-level vocabulary splits text into words, by `tokenizer.ggml.pre`.
+"""The ways in which byte-level vocabularies split text into words, by their name in `tokenizer.ggml.pre`.
 
-Names are those of llama.cpp. Each splits as the tokenizer.json (or the tiktoken pattern) of the models that have it.
+The names are llama.cpp's. Each way is that of the tokenizer.json, or the tiktoken pattern, of the models that use it.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _LINES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _LINES
-# The letters that DeepSeek's first tokenizers take together, as code points: those with an upper and a lower case, by
-# the Unicode of then. As characters, some would become others where a text is normalised.
+# The letters that DeepSeek's first tokenizers join into words: those with an upper and a lower case in the Unicode
+# version of that time. They are code points, since normalising this file would change some of the characters.
 _CASED = """
 41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 388-38a 38c 38e-3a1 3a3-3f5
 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b 1d6b-1d77 1d79-1d9a 1e00-1f15
@@ -30,7 +30,7 @@ _MARKS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{
 
 
 def _one_of(code_points: str) -> str:
-    """A class of these characters and ranges."""
+    """Return a character class of these code points and ranges of code points."""
     ranges = ("-".join(f"\\x{{{point}}}" for point in each.split("-")) for each in code_points.split())
     return f"[{''.join(ranges)}]"
 
@@ -39,7 +39,10 @@ _CJK = _one_of(_IDEOGRAPHS) + "+"
 
 
 def _by_case(of: str, contractions: str) -> str:
-    """Return a pattern of words that end where lower case is followed by upper case; `of` narrows their letters."""
+    """Return a pattern of words that end where an upper-case letter follows a lower-case one.
+
+    `of` restricts the letters; `contractions` is a pattern that may follow a word.
+    """
     upper, lower = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{of}]", rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{of}]"
     before = r"[^\r\n\p{L}\p{N}]?"
     return f"{before}{upper}*{lower}+{contractions}|{before}{upper}+{lower}*{contractions}"
@@ -47,18 +50,13 @@ def _by_case(of: str, contractions: str) -> str:
 
 @dataclass(frozen=True)
 class Words:
-    """One way of splitting. No patterns: that of GPT-2.
+    """One way of splitting text into words."""
 
-    `patterns` split one after the other what those before have left whole. `digits`: each digit is a word. `whole`: a
-    word that is a token is not merged from its parts. `composed`: text is normalised (NFC). `bos`: a text begins with
-    the beginning-of-sequence token where the file does not say.
-    """
-
-    patterns: tuple[str, ...] = ()
-    digits: bool = False
-    whole: bool = False
-    composed: bool = False
-    bos: bool = False
+    patterns: tuple[str, ...] = ()  # each splits the pieces that the one before has left; empty: GPT-2's pattern
+    digits: bool = False  # each digit is a word
+    whole: bool = False  # a word that is a token becomes that token without merges
+    composed: bool = False  # text is normalised to NFC first
+    bos: bool = False  # default of add_bos_token: a text begins with the beginning-of-sequence token
 
     def splitter(self) -> Any:
         """Return the pre-tokenizer of the `tokenizers` library."""
@@ -101,7 +99,7 @@ _GROUPS: tuple[tuple[str, Words], ...] = (
     ("tekken", Words((_by_case("", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _LINES,), whole=True, bos=True)),
     ("gpt-4o llama4 kanana2 minimax-m2", Words((_OF_GPT4O,))),
     (
-        "kimi-k2",  # ideographs stand by themselves
+        "kimi-k2",  # ideographs are separate from other letters
         Words((r"[\p{Han}]+|" + _by_case(r"&&[^\p{Han}]", _CONTRACTIONS + "?") + r"|\p{N}{1,3}" + _REST,)),
     ),
     (

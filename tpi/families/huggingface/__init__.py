@@ -1,1 +1,1 @@
-"""Models as config.json describes them."""
+"""Reading of models from the config.json of a Hugging Face directory."""

@@ -1,9 +1,9 @@
-"""The configuration of DBRX, whose fields lie in objects and have names of their own: flat, and as others call them.
+"""Conversion of DBRX's configuration, which has nested objects and its own names, to flat fields with common names.
 
-A field that transformers looks for in an object does not count beside it. Of its rotary embedding's base two programs
-mean two fields: the model was trained with the one in `attn_config`, which transformers used up to version 4; later
-ones want it to be there and take that of `rope_parameters`, or 10000. So it counts where the configuration says nothing
-else.
+A field that transformers reads from an object is ignored outside that object. The base of the rotary embedding can be
+in two places. The model was trained with the one in `attn_config`, which transformers used up to version 4. Later
+versions require it there, but use the one of `rope_parameters`, or 10000. TPI uses the one in `attn_config`, and
+refuses a configuration in which the other differs.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _NAMES = {
     "d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
     "max_seq_len": "max_position_embeddings", "emb_pdrop": "embd_pdrop",
 }  # fmt: skip
-# The objects, and the common name of what is in each.
+# The nested objects, and the common names of their fields.
 _OBJECTS: Mapping[str, Mapping[str, str]] = {
     "attn_config": {"clip_qkv": "clip_qkv", "kv_n_heads": "num_key_value_heads", "attn_pdrop": "attention_dropout"},
     "ffn_config": {"ffn_hidden_size": "intermediate_size", "moe_num_experts": "num_experts",
@@ -28,21 +28,23 @@ _OBJECTS: Mapping[str, Mapping[str, str]] = {
                    "moe_loss_weight": "router_aux_loss_coef", "ffn_act_fn": "hidden_act"},
 }  # fmt: skip
 _INSIDE = {name for names in _OBJECTS.values() for name in names.values()}
-_MIRRORS = "hidden_size"  # in ffn_config, which transformers sets to the model's
+_MIRRORS = "hidden_size"  # a field of ffn_config that transformers sets to the model's hidden size
 _BASE = "rope_theta"
 
 
 def flat(fields: Fields) -> dict[str, Any]:
-    """The fields under the names that other families have; those that mean nothing under names that say so.
+    """Return the fields in one flat dictionary, under the names that other families use.
+
+    A field that has no effect gets a name that says so, for the note about ignored fields.
 
     Raises:
-        ModelError: if two fields that say the same differ, or one that should be an object is none.
+        ModelError: if two fields of the same meaning differ, or a field that must be an object is not one.
     """
     base = _base(fields)
     for own, name in _NAMES.items():
         fields = renamed(fields, own, name)
     beside = {name: value for name, value in fields.items() if name not in _OBJECTS}
-    found = {(f"{name} beside its object" if name in _INSIDE else name): value for name, value in beside.items()}
+    found = {(f"{name} outside its object" if name in _INSIDE else name): value for name, value in beside.items()}
     for part in _OBJECTS:
         found |= _inside(part, _object(fields, part))
     return found | base
@@ -56,11 +58,15 @@ def _object(fields: Fields, part: str) -> dict[str, Any]:
 
 
 def _inside(part: str, fields: Fields) -> dict[str, Any]:
-    """What is in one of the objects."""
+    """Return the fields of the object `part` under common names.
+
+    Raises:
+        ModelError: if the object has parameters of rotary embeddings other than their base.
+    """
     found = {}
     for name, value in fields.items():
         if name.startswith("rope_") and name != _BASE:
-            raise ModelError(f"{part}.{name} is not supported; it belongs beside {part}")
+            raise ModelError(f"{part}.{name} is not supported; move it out of {part}, to the top level")
         if name not in (_MIRRORS, _BASE):
             known = name in HARMLESS or name in REFUSED
             found[_OBJECTS[part].get(name, name if known else f"{part}.{name}")] = value
@@ -70,18 +76,22 @@ def _inside(part: str, fields: Fields) -> dict[str, Any]:
 
 
 def _activation(value: Any) -> Any:
-    """Its name, which lies in an object."""
+    """Return the name of the activation, which is inside an object."""
     return value.get("name", "silu") if isinstance(value, dict) else value or "silu"
 
 
 def _base(fields: Fields) -> dict[str, Any]:
-    """The base in `attn_config`, if there is one; ModelError if another field says something else."""
+    """Return the field for the rotary base in `attn_config`, or no field if there is none.
+
+    Raises:
+        ModelError: if another field has another base.
+    """
     trained, other = _object(fields, "attn_config").get(_BASE), scaling(fields).get(_BASE, fields.get(_BASE))
     if trained is None:
         return {}
     if other not in (None, trained):
         raise ModelError(
-            f"attn_config.{_BASE} is {str(trained)[:80]}, and {_BASE} {str(other)[:80]}; programs take one or the "
-            "other, so leave the one that the model was trained with"
+            f"attn_config.{_BASE} is {str(trained)[:80]}, but {_BASE} is {str(other)[:80]}; programs disagree on which "
+            "one to use, so keep only the one that the model was trained with"
         )
     return {_BASE: trained}

@@ -1,8 +1,8 @@
-"""What each family reads of a config.json and the default of what is missing, as in the config classes of transformers.
+"""The fields of config.json that each family reads, with their defaults, as in the config classes of transformers.
 
-A test compares these tables with the classes of the installed transformers, which TPI does not import when it runs (it
-takes seconds). A field that is in no table is not read; what is known to change nothing is in `HARMLESS`, what would
-change the answers in `REFUSED`, and anything else is named in a note.
+A test compares these tables with the classes of the installed transformers. TPI does not import transformers when it
+runs, since that takes seconds. A field that is in no table is not read: `HARMLESS` lists fields without effect,
+`REFUSED` lists fields that would change the answers, and any other field is named in a note to the user.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _SIZES: dict[str, Any] = {
 COMMON: dict[str, Any] = _SIZES | {
     "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu", "rms_norm_eps": 1e-6,
     "rope_parameters": None,
-    # Not in the classes of today, but in the files of older models, and still obeyed:
+    # No longer in the config classes of transformers, but in the files of older models, and still in effect:
     "rope_theta": 10000.0, "rope_scaling": None, "partial_rotary_factor": None,
     "original_max_position_embeddings": None,
 }  # fmt: skip
@@ -69,7 +69,7 @@ OPT = _SIZES | {
 }  # fmt: skip
 del OPT["intermediate_size"]
 
-# Names and bookkeeping, the tokenizer's ids, what acts in training alone, and defaults of sampling.
+# Fields without effect: names, bookkeeping, token ids, settings of training, and defaults of sampling.
 HARMLESS = frozenset({
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path",
     "_commit_hash", "auto_map", "task_specific_params", "tokenizer_class", "prefix", "finetuning_task", "id2label",
@@ -88,7 +88,7 @@ HARMLESS = frozenset({
     "remove_invalid_values", "suppress_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens",
     "num_beam_groups", "diversity_penalty", "decoder_start_token_id",
 })  # fmt: skip
-# What would make another model of it, and the only values with which it does not.
+# Fields that would change the computation, and the values with which they do not.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False, None),
     "is_causal": (True, None),
@@ -111,10 +111,12 @@ _NULLABLE = frozenset(
 
 
 def complete(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that the family of `defaults` reads, with its default for each that is missing; null means none.
+    """Return the fields that are in `defaults`, with its value for each that is missing.
+
+    A null value is kept where it stands for "none".
 
     Raises:
-        ModelError: if one is null that must have a value, or one asks for what would change the answers.
+        ModelError: if a field that must have a value is null, or a field of `REFUSED` would change the answers.
     """
     for name, plain in REFUSED.items():
         if name in fields and not any(fields[name] == value for value in plain):
@@ -127,5 +129,5 @@ def complete(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unread(fields: Fields, defaults: Mapping[str, Any]) -> list[str]:
-    """The names of fields that nobody reads or knows to be harmless, in order."""
+    """Return the sorted names of the fields that are neither read nor known to have no effect."""
     return sorted(set(fields) - set(defaults) - HARMLESS - set(REFUSED))

@@ -1,4 +1,4 @@
-"""A source of which only the configuration is there: its tensors follow from it, and nothing can be read."""
+"""A source made from a configuration alone: it has the tensors that the model must have, but none can be read."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,12 +17,17 @@ _ELEMENTS = {
 
 
 def from_config(fields: Fields, where: str) -> tuple[Model, FileSource]:
-    """The model of a config.json whose weights are elsewhere, with all the tensors that it must have.
+    """Return the model of a config.json without weights, and a source with all its tensors.
 
-    A tensor has the columns of the hidden states, which is all that layouts need to know; reading one fails.
+    Each tensor has as many columns as the hidden size, since layouts do not depend on the actual number. Reading one
+    fails.
+
+    Args:
+        fields: the parsed config.json.
+        where: the name of the source in messages.
 
     Raises:
-        ModelError: as `from_huggingface`.
+        ModelError: if the architecture or a setting is not supported, or the configuration is inconsistent.
     """
     tied = bool(fields.get("tie_word_embeddings"))
     model = from_huggingface(fields, lambda name: not (tied and name.endswith("lm_head.weight")), where)

@@ -1,4 +1,4 @@
-"""The defaults of a config.json for families with experts. See `tpi.families.huggingface.defaults`."""
+"""Defaults of config.json for the families with experts, like those in `tpi.families.huggingface.defaults`."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tpi.families.base import Fields
 from tpi.families.huggingface.defaults import COMMON
 from tpi.families.huggingface.defaults import QWEN2 as DENSE_QWEN2
 
-MICROSCALED = "experts in mxfp4"  # no field of a file, but what one comes to
+MICROSCALED = "experts in mxfp4"  # not a field of config.json: `gpt_oss` derives it from quantization_config
 
 MIXTRAL = COMMON | {
     "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
@@ -51,7 +51,13 @@ GPT_OSS = COMMON | {
 
 
 def gpt_oss(fields: Fields) -> dict[str, Any]:
-    """As `num_local_experts`, and whether the experts are in MXFP4 in place of how they were quantised."""
+    """Return the fields with `num_experts` renamed to `num_local_experts`.
+
+    If the experts are in MXFP4, the field `MICROSCALED` replaces `quantization_config`.
+
+    Raises:
+        ModelError: if both names are present and their values differ.
+    """
     found = num_local_experts(fields)
     quantised = found.get("quantization_config")
     if isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4":
@@ -61,17 +67,29 @@ def gpt_oss(fields: Fields) -> dict[str, Any]:
 
 
 def num_experts(fields: Fields) -> dict[str, Any]:
-    """`num_local_experts` is another name of `num_experts`; ModelError if both are there and differ."""
+    """Return the fields with `num_local_experts` renamed to `num_experts`.
+
+    Raises:
+        ModelError: if both are present and differ.
+    """
     return renamed(fields, "num_local_experts", "num_experts")
 
 
 def num_local_experts(fields: Fields) -> dict[str, Any]:
-    """`num_experts` is another name of `num_local_experts`; ModelError if both are there and differ."""
+    """Return the fields with `num_experts` renamed to `num_local_experts`.
+
+    Raises:
+        ModelError: if both are present and differ.
+    """
     return renamed(fields, "num_experts", "num_local_experts")
 
 
 def renamed(fields: Fields, other: str, name: str) -> dict[str, Any]:
-    """The fields with `other` under its other `name`; ModelError if both are there and differ."""
+    """Return the fields with `other` renamed to `name`.
+
+    Raises:
+        ModelError: if both are present and differ.
+    """
     if other in fields and fields.get(name, fields[other]) != fields[other]:
-        raise ModelError(f"{name} is {fields[name]!r}, and {other}, which is the same, {fields[other]!r}")
+        raise ModelError(f"{name} is {fields[name]!r}, but {other}, which means the same, is {fields[other]!r}")
     return {name if key == other else key: value for key, value in fields.items()}

@@ -1,4 +1,4 @@
-"""From a config.json to a `Model`."""
+"""Reading of a `Model` from a config.json."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,15 +16,15 @@ from tpi.families.table import FAMILIES
 
 
 def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> Model:
-    """The model that a config.json describes.
+    """Return the model that a config.json describes.
 
     Args:
         fields: the parsed config.json.
-        has: whether the source has a tensor of this name.
-        where: what to call the source in messages.
+        has: returns True if the source has a tensor of the given name.
+        where: the name of the source in messages.
 
     Raises:
-        ModelError: if the architecture or a variant of it is not supported, or the configuration makes no sense.
+        ModelError: if the architecture or a setting is not supported, or the configuration is inconsistent.
     """
     if _unreadable(fields.get("quantization_config")):
         raise ModelError(f"{where} is quantised in a way that is not supported; give the original, or a GGUF of it")
@@ -48,7 +48,10 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
 
 
 def _unreadable(quantised: object) -> bool:
-    """Whether weights are coded in a way that no family reads; families but gpt-oss refuse MXFP4 by themselves."""
+    """Return True if weights are quantised in a way that no family supports.
+
+    MXFP4 is accepted here; families other than gpt-oss refuse it later.
+    """
     return bool(quantised) and not (isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4")
 
 
@@ -62,7 +65,7 @@ def _family(wanted: list[str]) -> Family:
 
 
 def _notes(fields: Fields, family: Family) -> tuple[str, ...]:
-    """A sentence that names the fields nobody reads, if there are any."""
+    """Return a note that names the fields that are ignored, if there are any."""
     rotates, partial = "rope_theta" in family.defaults, bool(family.defaults.get("partial_rotary_factor"))
     names = unread(fields, family.defaults) + (hfrope.unread(fields, partial) if rotates else [])
     if not names:
@@ -72,7 +75,7 @@ def _notes(fields: Fields, family: Family) -> tuple[str, ...]:
 
 
 def _config(family: Family, fields: Fields) -> ModelConfig:
-    """The configuration that complete `fields` describe."""
+    """Return the configuration for complete `fields`, in which missing ones have their defaults."""
     settings, head_dim = family.settings(fields), head_size(fields)
     heads, context = count(fields, "num_attention_heads"), count(fields, "max_position_embeddings")
     found: dict[str, Any] = {

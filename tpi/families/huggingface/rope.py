@@ -1,7 +1,8 @@
-"""Rotary frequencies from a config.json: which of its fields count, as transformers resolves them.
+"""Rotary frequencies from a config.json, whose fields are resolved as in transformers.
 
-`rope_scaling` wins over `rope_parameters`; what neither says is taken from `rope_theta`, `partial_rotary_factor` and
-`original_max_position_embeddings` beside them. The last wins even over the one inside.
+The object `rope_scaling` takes precedence over the object `rope_parameters`. Values that are in neither come from the
+top-level fields `rope_theta`, `partial_rotary_factor` and `original_max_position_embeddings`. The last of these takes
+precedence even over the value in an object.
 """
 
 from typing import Any
@@ -10,14 +11,20 @@ from tpi.errors import ModelError
 from tpi.families.base import Fields, number
 from tpi.families.rope import Rope, frequencies, scaled
 
-_SCALED = ("llama3", "yarn", "longrope")  # kinds that have an original context
+_SCALED = ("llama3", "yarn", "longrope")  # kinds of scaling that have an original context
 
 
 def flat(fields: Fields, head_dim: int, context: int, partial: bool = False) -> Rope:
-    """The frequencies of all layers. `partial`: the family can rotate a part of each head (Phi-3).
+    """Return the frequencies of a model in which all layers have the same.
+
+    Args:
+        fields: the complete fields of a config.json.
+        head_dim: the number of values of a head.
+        context: the model's context, in tokens.
+        partial: True if the family can rotate a part of each head (Phi-3).
 
     Raises:
-        ModelError: if the type of scaling is not supported, or it differs from layer to layer.
+        ModelError: if the kind of scaling is not supported, or it differs between layers.
     """
     found = _object(fields, "rope_scaling") or _object(fields, "rope_parameters")
     nested = [str(name) for name, value in found.items() if isinstance(value, dict)]
@@ -30,26 +37,39 @@ def flat(fields: Fields, head_dim: int, context: int, partial: bool = False) -> 
 
 
 def per_kind(fields: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
-    """The frequencies of full and of sliding layers (Gemma 3), which `rope_parameters` may hold apart; `rope_scaling`
-    is about full layers alone. Raises ModelError as `flat`."""
+    """Return the frequencies of full and of sliding layers (Gemma 3).
+
+    `rope_parameters` may hold an object for each kind of layer. `rope_scaling` applies only to full layers.
+
+    Raises:
+        ModelError: if the kind of scaling is not supported.
+    """
     nested = _object(fields, "rope_parameters")
     ropes = []
     for kind, theta in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
         found = {"rope_theta": fields[theta]} | _object(nested, kind)
         if kind == "full_attention":
             found |= _object(fields, "rope_scaling")
-        found.pop("truncate", None)  # transformers looks for it beside the kinds
+        found.pop("truncate", None)  # transformers does not look for it inside the objects of the kinds
         ropes.append(_resolve(found, fields, head_dim, context, False))
     return ropes[0], ropes[1]
 
 
 def scaling(fields: Fields) -> Fields:
-    """The object that counts; ModelError if it is none."""
+    """Return the object with the parameters of scaling: `rope_scaling`, or else `rope_parameters`; it may be empty.
+
+    Raises:
+        ModelError: if the field is not an object.
+    """
     return _object(fields, "rope_scaling") or _object(fields, "rope_parameters")
 
 
 def scaling_kind(fields: Fields) -> str:
-    """The name of the scaling that counts; ModelError if it is not in an object."""
+    """Return the kind of scaling, as the configuration names it; "default" for none.
+
+    Raises:
+        ModelError: if `rope_scaling` or `rope_parameters` is not an object.
+    """
     found = scaling(fields)
     return str(found.get("rope_type", found.get("type", "default")))[:80]
 
@@ -57,12 +77,12 @@ def scaling_kind(fields: Fields) -> str:
 def _resolve(found: Fields, fields: Fields, head_dim: int, context: int, partial: bool) -> Rope:
     kind = found.get("rope_type", found.get("type", "default"))
     if kind in ("su", "yarn") and partial:
-        kind = "longrope"  # what older files of Phi-3 call it
+        kind = "longrope"  # older files of Phi-3 use these names for it
     theta, rotary = number(found, "rope_theta"), head_dim
     share = found.get("partial_rotary_factor", fields["partial_rotary_factor"])
     if share not in (None, 1) and partial:
         rotary = int(head_dim * number({"partial_rotary_factor": share}, "partial_rotary_factor"))
-    elif share not in (None, 1) and kind != "default":  # which ignores it in these families
+    elif share not in (None, 1) and kind != "default":  # without scaling, these families ignore the factor
         raise ModelError(f"partial_rotary_factor {share} with rope scaling {kind!r} is not possible for this family")
     if kind in _SCALED and found.get("original_max_position_embeddings") is None:
         found = {**found, "original_max_position_embeddings": context}
@@ -90,7 +110,10 @@ _KEYS_OF["su"] = _KEYS_OF["longrope"]
 
 
 def unread(fields: Fields, partial: bool) -> list[str]:
-    """What of `fields` about rotary embeddings does not count, as dotted names. `partial` as for `flat`."""
+    """Return the dotted names of fields about rotary embeddings that have no effect.
+
+    `partial` is True if the family can rotate a part of each head.
+    """
     scaling, parameters = _object(fields, "rope_scaling"), _object(fields, "rope_parameters")
     kinds = {name: value for name, value in parameters.items() if isinstance(value, dict)}
     names = ["rope_parameters"] if scaling and parameters and not kinds and scaling != parameters else []
@@ -104,7 +127,7 @@ def unread(fields: Fields, partial: bool) -> list[str]:
 
 
 def _foreign(found: Fields, fields: Fields, partial: bool) -> list[str]:
-    """Keys of one object that its kind of scaling does not have, or that something beside it overrules."""
+    """Return the sorted keys of an object that its kind of scaling lacks, or that a top-level field overrides."""
     kind = str(found.get("rope_type", found.get("type", "default")))
     known = _KEYS | _KEYS_OF["longrope" if partial and kind == "yarn" else kind if kind in _KEYS_OF else "dynamic"]
     known -= {"factor"} if kind == "default" else set()

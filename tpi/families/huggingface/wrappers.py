@@ -1,31 +1,33 @@
-"""Models that hold a text model beside other things, and models that cannot be held: what is done with each by name."""
+"""Architectures that contain a text model among other parts, and reasons why known architectures are not supported."""
 
 from typing import Any
 
 from tpi.errors import ModelError
 from tpi.families.base import Fields
 
-# Architecture -> the architecture of its text part, by the part's model_type (None: not named).
+# Architecture to the architectures of its text part, by the part's model_type (None if the field is missing).
 _WRAPPERS: dict[str, dict[str | None, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM", None: "Gemma3ForCausalLM"},
     "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral": "MinistralForCausalLM"},
 }
 # Tensors of the other parts.
 TOWERS = ("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*")
-_AFTER = "it norms what its blocks give and nothing before them; take OLMoE, or another family"
+_AFTER = "it normalises the outputs of its blocks instead of their inputs; use OLMoE, or another family"
 _REASONS = {
     "Olmo2ForCausalLM": _AFTER,
     "Olmo3ForCausalLM": _AFTER,
-    "PhimoeForCausalLM": "its router chooses by a scheme of its own; take another mixture of experts",
-    "Phi3SmallForCausalLM": "its attention is block-sparse; take Phi-3 mini or medium, or Phi-4",
+    "PhimoeForCausalLM": "its router has its own way of selecting experts; use another model with experts",
+    "Phi3SmallForCausalLM": "its attention is block-sparse; use Phi-3 mini or medium, or Phi-4",
 }
 
 
 def unwrap(fields: Fields) -> tuple[Fields, list[str]]:
-    """The fields of the text model, `fields` themselves if it stands alone, and its architecture's names.
+    """Return the fields of the text model and the names of its architectures.
+
+    If the model is not a wrapper around a text model, these are `fields` and its `architectures`.
 
     Raises:
-        ModelError: if the text part is missing, or of a kind that is not supported.
+        ModelError: if the text part is missing or of a type that is not supported.
     """
     listed = fields.get("architectures")
     names = [str(name)[:80] for name in listed][:8] if isinstance(listed, list) else []
@@ -43,11 +45,11 @@ def unwrap(fields: Fields) -> tuple[Fields, list[str]]:
 
 
 def wraps(fields: Fields) -> bool:
-    """Whether these fields hold the text model beside other things."""
+    """Return True if these fields describe a text model together with other parts."""
     listed = fields.get("architectures")
     return isinstance(listed, list) and any(str(name)[:80] in _WRAPPERS for name in listed[:8])
 
 
 def reason(architecture: str) -> str:
-    """Why a well-known architecture is not supported; empty if nothing is known of it."""
+    """Return the reason why a known architecture is not supported; an empty string for other architectures."""
     return _REASONS.get(architecture, "")

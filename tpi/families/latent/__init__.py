@@ -1,1 +1,1 @@
-"""Families whose keys and values come from a latent vector (multi-head latent attention)."""
+"""Families with multi-head latent attention: keys and values are computed from a latent vector."""

@@ -1,4 +1,4 @@
-"""The defaults of a config.json for these families. See `tpi.families.huggingface.defaults`."""
+"""Defaults of config.json for the families with latent attention, like those in `tpi.families.huggingface.defaults`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tpi.families.huggingface.expertdefaults import renamed
 _BOTH: dict[str, Any] = COMMON | {
     "attention_bias": False, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64, "v_head_dim": 128,
-    # Not in the classes of today, but in the files:
+    # No longer in the config classes of transformers, but in model files:
     "moe_layer_freq": 1,
 }  # fmt: skip
 V2 = _BOTH | {
@@ -27,11 +27,19 @@ V3 = _BOTH | {
 
 
 def v2(fields: Fields) -> dict[str, Any]:
-    """`num_experts` is another name of `n_routed_experts`; ModelError if both are there and differ."""
+    """Return the fields with `num_experts` renamed to `n_routed_experts`.
+
+    Raises:
+        ModelError: if both are present and differ.
+    """
     return renamed(fields, "num_experts", "n_routed_experts")
 
 
 def v3(fields: Fields) -> dict[str, Any]:
-    """The same of `num_local_experts`, and of the layers that guess ahead."""
+    """Return the fields with other names of the experts and of the multi-token prediction layers replaced.
+
+    Raises:
+        ModelError: if a field is present under both names with different values.
+    """
     found = renamed(fields, "num_local_experts", "n_routed_experts")
     return renamed(found, "num_nextn_predict_layers", "num_mtp_layers")

@@ -1,4 +1,4 @@
-"""The same from the metadata of a GGUF file, as llama.cpp's converter writes it (architecture `deepseek2`)."""
+"""Settings of DeepSeek's families from GGUF metadata, as llama.cpp's converter writes it (architecture `deepseek2`)."""
 
 import math
 from collections.abc import Callable
@@ -15,10 +15,14 @@ from tpi.families.latent.settings import WITHOUT_QUERY_LATENT
 
 
 def gguf_settings(fields: Fields) -> dict[str, Any]:
-    """Heads, their scale, what of YaRN is in it, and how experts are chosen."""
+    """Return the ModelConfig fields for the heads, the scale of attention scores, and the experts.
+
+    Raises:
+        ModelError: if queries come from a latent vector too, or sizes or scaling are not supported.
+    """
     if whole(fields, "attention.q_lora_rank", 0):
         raise ModelError(f"attention.q_lora_rank is {fields['attention.q_lora_rank']}: {WITHOUT_QUERY_LATENT}")
-    fields.get("leading_dense_block_count")  # the tensors say which layers have experts
+    fields.get("leading_dense_block_count")  # mark as read: the tensors say which layers have experts
     sizes, heads = _sizes(fields), count(fields, "attention.head_count")
     eps = number(fields, "attention.layer_norm_rms_epsilon")
     found = sizes.fields(eps, _sharpened(fields)) | {"kv_heads": heads, "mixture": _mixture(fields)}
@@ -26,7 +30,10 @@ def gguf_settings(fields: Fields) -> dict[str, Any]:
 
 
 def gguf_arranged(model: Model, has: Callable[[str], bool]) -> Model:
-    """The model with its heads where they are, in the older form with keys and values in one tensor, or the newer."""
+    """Return the model with its references adapted to the order of vectors in the heads.
+
+    In older files, keys and values are in one tensor; in newer files, each has its own.
+    """
     found = ordered(model, HeadSizes.of(model.config).orders(paired=True))
     if has("blk.0.attn_kv_b.weight"):
         return replace(found, accounted=(*found.accounted, "blk.*.attn_k_b.weight", "blk.*.attn_v_b.weight"))
@@ -34,7 +41,14 @@ def gguf_arranged(model: Model, has: Callable[[str], bool]) -> Model:
 
 
 def _sizes(fields: Fields) -> HeadSizes:
-    """The sizes of heads: of what they are, or, in newer files, of what they come to when everything is absorbed."""
+    """Return the sizes of heads.
+
+    In newer files, `attention.key_length` and `attention.value_length` are sizes after weight absorption, and the keys
+    ending in `_mla` have the actual sizes.
+
+    Raises:
+        ModelError: if the sizes do not fit each other.
+    """
     rank, rope = count(fields, "attention.kv_lora_rank"), count(fields, "rope.dimension_count")
     heads, kv_heads = count(fields, "attention.head_count"), count(fields, "attention.head_count_kv")
     key, value = count(fields, "attention.key_length"), count(fields, "attention.value_length")
@@ -51,12 +65,14 @@ def _sizes(fields: Fields) -> HeadSizes:
 
 
 def _sharpened(fields: Fields) -> float:
-    """What multiplies scores. The file has a tenth of the weight that DeepSeek gives; what YaRN else does to cosine and
-    sine is taken back.
+    """Return YaRN's factor on attention scores; 1 without scaling of positions.
+
+    `rope.scaling.yarn_log_multiplier` is a tenth of DeepSeek's `mscale_all_dim`. These models have no factor on cosine
+    and sine.
 
     Raises:
-        ModelError: for a factor of its own, and for a scaling that programs take differently: any but YaRN with a
-            weight.
+        ModelError: if the file has another factor on attention, or a scaling other than YaRN with a log multiplier,
+            which programs interpret differently.
     """
     for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
         if number(fields, key, 1.0) != 1:
@@ -67,13 +83,13 @@ def _sharpened(fields: Fields) -> float:
     if fields.get("rope.scaling.type") != "yarn" or not weight or factor < 1 or not rope.extrapolates(fields):
         raise ModelError(
             f"positions are divided by {factor} without YaRN and its weight (rope.scaling.yarn_log_multiplier), which "
-            "programs take differently for this architecture"
+            "programs interpret differently for this architecture"
         )
     return (1.0 + weight * math.log(factor)) ** 2
 
 
 def _mixture(fields: Fields) -> Mixture:
-    if fields.get("expert_gating_func") == OF_THOSE_CHOSEN:  # a correction may be added where they are chosen
+    if fields.get("expert_gating_func") == OF_THOSE_CHOSEN:  # does not fit a correction that is added for the selection
         raise ModelError(f"expert_gating_func is {OF_THOSE_CHOSEN}; softmax and sigmoid are supported")
     width = count(fields, "expert_feed_forward_length")
     return mixture(fields, normalised=False, width=width, shared=width * count(fields, "expert_shared_count"))

@@ -1,6 +1,7 @@
-"""Where the heads of such a model are in its tensors: DeepSeek stores a head's own part first, a pack what is rotated.
+"""The order of vectors in the heads of DeepSeek's tensors, and their order in a pack.
 
-What is rotated stands in pairs side by side, as in GGUF's interleaved families; a pack has all first halves first.
+DeepSeek stores a head's unrotated part first; a pack stores the rotated part first. In DeepSeek's tensors, the two
+vectors of a rotary pair are next to each other; in a pack, the first vectors of all pairs precede the second ones.
 """
 
 from collections.abc import Iterable
@@ -14,13 +15,13 @@ from tpi.sources.heads import HeadOrder
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """How many values a head has of each kind.
+    """The numbers of values in the parts of a head.
 
     Attributes:
-        own: of query and key, which are not rotated.
-        rope: that are rotated.
-        value: of its value.
-        rank: of the vector that keys and values come from.
+        own: values of its query and key that are not rotated.
+        rope: values of its query and key that are rotated.
+        value: values of its value vector.
+        rank: values of the latent vector from which keys and values are computed.
     """
 
     own: int
@@ -30,13 +31,13 @@ class HeadSizes:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "HeadSizes":
-        """Those of a configuration."""
+        """Return the sizes in a configuration with latent attention."""
         latent = config.latent
-        assert latent is not None  # it is of such a family
+        assert latent is not None  # true of all families with latent attention
         return cls(config.head_dim - latent.rope, latent.rope, latent.value, latent.rank)
 
     def fields(self, norm_eps: float, scale: float) -> dict[str, Any]:
-        """The ModelConfig fields that they set; `scale` multiplies the usual scale of scores."""
+        """Return the ModelConfig fields for these sizes. `scale` multiplies the usual scale of attention scores."""
         size = self.own + self.rope
         return {
             "head_dim": size,
@@ -45,7 +46,10 @@ class HeadSizes:
         }
 
     def orders(self, paired: bool) -> dict[str, HeadOrder]:
-        """Of each part of an attention block. `paired`: what is rotated stands in pairs side by side."""
+        """Return the order of vectors for each part of an attention block.
+
+        `paired` is True if the two vectors of a rotary pair are next to each other in the source.
+        """
         size, width, both = self.own + self.rope, max(self.own, self.value), self.own + self.value
         turned = HeadOrder.halved(self.rope).order if paired else tuple(range(self.rope))
         return {
@@ -58,7 +62,7 @@ class HeadSizes:
 
 
 def ordered(model: Model, orders: dict[str, HeadOrder]) -> Model:
-    """The model with its heads' parts where they are."""
+    """Return the model with `orders` (by part name) set in the references of its attention blocks."""
 
     def one(name: str, ref: Ref) -> tuple[str, Ref]:
         return name, replace(ref, heads=orders.get(name.removesuffix(".bias")))
@@ -73,7 +77,7 @@ def ordered(model: Model, orders: dict[str, HeadOrder]) -> Model:
 
 
 def split_apart(model: Model) -> Model:
-    """The same of a GGUF file in which keys and values have tensors of their own, those of keys transposed."""
+    """Return the model adapted to GGUF files with separate tensors for keys (transposed) and values."""
     sizes, width = HeadSizes.of(model.config), model.config.kv_width
     apart = {"k": ("attn_k_b", sizes.own, True), "v": ("attn_v_b", sizes.value, False)}
 

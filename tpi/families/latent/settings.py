@@ -1,4 +1,4 @@
-"""What DeepSeek's families set, from a config.json: heads from a latent vector, and how experts are chosen."""
+"""Settings of DeepSeek's families from a config.json: heads from a latent vector, and the selection of experts."""
 
 import math
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from tpi.families.huggingface import rope as hfrope
 from tpi.families.latent.heads import HeadSizes, ordered
 from tpi.families.settings import flag, layers
 
-_NORM_EPS = 1e-6  # of the latent vector, whatever that of the others is
+_NORM_EPS = 1e-6  # epsilon of the latent vector's norm, independent of that of the other norms
 WITHOUT_QUERY_LATENT = (
     "queries that come from a latent vector of their own are not supported; take a model without q_lora_rank, such as "
     "DeepSeek-V2-Lite or Moonlight-16B-A3B"
@@ -20,9 +20,16 @@ WITHOUT_QUERY_LATENT = (
 
 
 def v2(fields: Fields) -> dict[str, Any]:
-    """Softmax over all; the best, or the best of the best groups; what they come to is scaled, and not normalised."""
+    """Return DeepSeek-V2's fields.
+
+    Experts are selected by a softmax over all experts: the best ones, or the best ones of the best groups. Scores are
+    scaled but not normalised.
+
+    Raises:
+        ModelError: if a setting is not supported.
+    """
     if fields["norm_topk_prob"]:
-        raise ModelError("norm_topk_prob is true, by which programs mean different things; false is supported")
+        raise ModelError("norm_topk_prob is true, which programs interpret differently; false is supported")
     if flag(fields, "mlp_bias"):
         raise ModelError("mlp_bias is true: experts with biases are not supported for this architecture")
     method = fields["topk_method"]
@@ -36,7 +43,14 @@ def v2(fields: Fields) -> dict[str, Any]:
 
 
 def v3(fields: Fields) -> dict[str, Any]:
-    """A sigmoid for each; a correction is added where they are chosen, and a group counts for its two best."""
+    """Return DeepSeek-V3's fields.
+
+    The score of an expert is a sigmoid. For the selection, a correction is added to it. Groups are ranked by the sum of
+    their two best scores.
+
+    Raises:
+        ModelError: if a setting is not supported.
+    """
     _expect(fields, scoring_func="sigmoid", topk_method="noaux_tc")
     mixture = _mixture(
         fields,
@@ -50,15 +64,18 @@ def v3(fields: Fields) -> dict[str, Any]:
 
 
 def dense(fields: Fields) -> Collection[int]:
-    """The first layers have no experts."""
+    """Return the numbers of the layers without experts: the first ones."""
     first = whole(fields, "first_k_dense_replace")
     if first < 0:
-        raise ModelError(f"first_k_dense_replace is {first}; a number of layers is expected")
+        raise ModelError(f"first_k_dense_replace is {first}; it must not be negative")
     return range(min(first, len(layers(fields))))
 
 
 def arranged(model: Model, fields: Fields) -> Model:
-    """The model with its heads where they are; the layers behind the last, which guess ahead, are left out."""
+    """Return the model with its references adapted to the order of vectors in the heads.
+
+    The multi-token prediction layers, which follow the last layer, may go unused.
+    """
     paired = flag(fields, "rope_interleave") if "rope_interleave" in fields else True
     ahead = range(whole(fields, "num_mtp_layers", 0))
     prefix = model.embedding.tensor.removesuffix("embed_tokens.weight")
@@ -68,15 +85,19 @@ def arranged(model: Model, fields: Fields) -> Model:
 
 
 def _attention(fields: Fields) -> dict[str, Any]:
-    """Heads, their scale, and the frequencies of what all keys share."""
+    """Return the fields for the heads, the scale of attention scores, and the rotary frequencies of the shared key.
+
+    Raises:
+        ModelError: if queries come from a latent vector too, or a size is not supported.
+    """
     if fields["q_lora_rank"] is not None:
         raise ModelError(f"q_lora_rank is {str(fields['q_lora_rank'])[:80]}: {WITHOUT_QUERY_LATENT}")
     _expect(fields, moe_layer_freq=1)
     heads = count(fields, "num_attention_heads")
     if fields["num_key_value_heads"] not in (None, heads):
         raise ModelError(
-            f"num_key_value_heads is {str(fields['num_key_value_heads'])[:80]}, where each of {heads} heads has keys "
-            "of its own"
+            f"num_key_value_heads is {str(fields['num_key_value_heads'])[:80]}; it must be {heads}, the number of "
+            "heads, since each head has its own keys"
         )
     sizes = HeadSizes(*(count(fields, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
                                                          "kv_lora_rank")))  # fmt: skip
@@ -87,10 +108,10 @@ def _attention(fields: Fields) -> dict[str, Any]:
 
 
 def _sharpened(fields: Fields) -> float:
-    """What YaRN multiplies scores by, beside what it does to cosine and sine.
+    """Return YaRN's factor on attention scores, which is in addition to its factor on cosine and sine.
 
     Raises:
-        ModelError: if another scaling has its field.
+        ModelError: if another kind of scaling has `mscale_all_dim`.
     """
     scaling, kind = hfrope.scaling(fields), hfrope.scaling_kind(fields)
     weight = number(scaling, "mscale_all_dim", 0.0)

@@ -1,4 +1,4 @@
-"""The families whose keys and values come from a latent vector, and what they call their tensors."""
+"""The table of families with latent attention, and their tensor names."""
 
 from tpi.families.base import Family
 from tpi.families.expertnames import GGUF_EXPERTS, GGUF_SHARED, QWEN_EXPERTS

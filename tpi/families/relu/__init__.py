@@ -1,1 +1,1 @@
-"""Families that are made for ReLU, whose neurons are mostly inactive. ReluLLaMA is a Llama with another activation."""
+"""Families with ReLU, in which most neurons are inactive. ReluLLaMA is not one: it is Llama with another activation."""

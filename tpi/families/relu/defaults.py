@@ -1,6 +1,6 @@
-"""What the families with ReLU feed-forward networks read of a config.json: see `tpi.families.huggingface.defaults`.
+"""Defaults of config.json for the families with ReLU, like those in `tpi.families.huggingface.defaults`.
 
-Transformers has no class for Bamboo and ProSparse; theirs are Mistral's and Llama's, with another activation.
+transformers has no classes for Bamboo and ProSparse. Their defaults are Mistral's and Llama's, with another activation.
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
-"""Falcon: attention and feed-forward network side by side, and one tensor for queries, keys and values.
+"""The Falcon family: parallel attention and feed-forward blocks, and one tensor for queries, keys and values.
 
-A layer of the newer kind has, for each KV head, its query heads, then its key, then its value; an older one with a KV
-head for each query head has these three for each; with one KV head for all there are all queries, the key, the value.
+In the newer architecture, that tensor holds for each KV head its query heads, then its key, then its value. So does the
+older architecture with one KV head for each query head. With one KV head in all, it holds all queries, the key, then
+the value.
 """
 
 from collections.abc import Callable
@@ -54,13 +55,13 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _settings(fields: Fields) -> dict[str, Any]:
-    """LayerNorm, no gate, and the shape of the heads.
+    """Return Falcon's fields: LayerNorm, no gate, and the shape of the heads.
 
     Raises:
-        ModelError: for ALiBi, for biases where blocks stand side by side, and for what transformers cannot run itself.
+        ModelError: for ALiBi, biases with parallel blocks, and combinations that transformers cannot run either.
     """
     if fields["alibi"]:
-        raise ModelError("alibi is true in the model's configuration; positions as ALiBi are not supported")
+        raise ModelError("alibi is true in the model's configuration; ALiBi is not supported")
     newer, parallel = bool(fields["new_decoder_architecture"]), bool(fields["parallel_attn"])
     if newer and not parallel:
         raise ModelError("new_decoder_architecture without parallel_attn is not supported")
@@ -96,13 +97,13 @@ def _kv_heads(fields: Fields, heads: int, newer: bool) -> int:
 
 
 def _norms(fields: Fields) -> int:
-    """How many norms a layer of two blocks side by side has."""
+    """Return the number of norms of a layer with parallel blocks."""
     default = 2 if fields["new_decoder_architecture"] else 1
     return count({"num": fields["num_ln_in_parallel_attn"]}, "num", default)
 
 
 def _arranged(model: Model, fields: Fields) -> Model:
-    """With each block's norm, and the rows of each head's query, key and value."""
+    """Return the model with the names of its norms and the rows of queries, keys and values set in its references."""
     norms = {"attention": "input_layernorm", "ffn": "post_attention_layernorm"}
     if model.config.parallel:
         two = _norms(fields) == 2
@@ -122,7 +123,10 @@ def _arranged(model: Model, fields: Fields) -> Model:
 
 
 def _orders(group: int, size: int) -> dict[str, HeadOrder]:
-    """Where q, k and v are in the fused tensor: queries, then their key, then their value, for each KV head."""
+    """Return the order of q, k and v in the fused tensor: for each KV head its queries, its key, then its value.
+
+    `group` is the number of query heads for each KV head; `size` is the number of values of a head.
+    """
     rows = {"q": (0, group), "k": (group, group + 1), "v": (group + 1, group + 2)}
     return {
         name: HeadOrder((group + 2) * size, tuple(range(first * size, last * size)))
@@ -140,7 +144,7 @@ def _normed(ref: Ref, norm: str) -> Ref:
 
 
 def _gguf_settings(fields: Fields) -> dict[str, Any]:
-    """What converters write of a Falcon: its layers' blocks always stand side by side, queries before keys, values."""
+    """Return the fields of a Falcon in a GGUF file: blocks are always parallel."""
     return {
         "norm": "layer",
         "norm_eps": number(fields, "attention.layer_norm_epsilon"),
@@ -151,7 +155,7 @@ def _gguf_settings(fields: Fields) -> dict[str, Any]:
 
 
 def _gguf_arranged(model: Model, has: Callable[[str], bool]) -> Model:
-    """Where a layer has two norms, the second is attention's."""
+    """Return the model with the second norm of a layer, if it exists, as the norm of its attention."""
 
     def block(layer: int, refs: BlockRefs) -> BlockRefs:
         if refs.kind != "attention" or not has(f"blk.{layer}.attn_norm_2.weight"):

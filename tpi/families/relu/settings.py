@@ -1,4 +1,4 @@
-"""What families with ReLU feed-forward networks set differently from Llama: ModelConfig fields from a config.json."""
+"""Settings of families with ReLU: the ModelConfig fields that differ from Llama's, from a config.json."""
 
 from typing import Any
 
@@ -7,21 +7,21 @@ from tpi.families.base import Fields, activation, count, number
 from tpi.families.huggingface import rope as hfrope
 from tpi.families.settings import head_size, mistral
 
-_ROTATES_A_PART = ("default", "linear", "dynamic")  # kinds of scaling that transformers applies to part of a head
+_ROTATES_A_PART = ("default", "linear", "dynamic")  # kinds of scaling that transformers applies to a part of a head
 
 
 def llama_activation(fields: Fields) -> dict[str, Any]:
-    """Llama's activation may have a threshold (ProSparse): `hidden_act_param` of FATReLU."""
+    """Return the fields of Llama: its activation may be FATReLU (ProSparse), whose threshold is `hidden_act_param`."""
     if fields["hidden_act"] != "fatrelu":
         return {}
     return {"activation": "fatrelu", "activation_threshold": number(fields, "hidden_act_param")}
 
 
 def prosparse(fields: Fields) -> dict[str, Any]:
-    """Llama with FATReLU or ReLU.
+    """Return ProSparse's fields: Llama with FATReLU or ReLU.
 
     Raises:
-        ModelError: for another activation: models of other kinds go by the same architecture.
+        ModelError: for another activation, since other kinds of models have the same architecture name.
     """
     if fields["hidden_act"] not in ("fatrelu", "relu"):
         raise ModelError(f"the activation of a SparseLlama is {fields['hidden_act']!r}; supported are fatrelu and relu")
@@ -29,10 +29,10 @@ def prosparse(fields: Fields) -> dict[str, Any]:
 
 
 def bamboo(fields: Fields) -> dict[str, Any]:
-    """Mistral with ReLU of gate and up (dReLU).
+    """Return Bamboo's fields: Mistral with dReLU, that is, ReLU of both gate and up.
 
     Raises:
-        ModelError: for another activation, which would be of both too.
+        ModelError: for another activation.
     """
     if fields["hidden_act"] != "relu":
         raise ModelError(f"the activation of a Bamboo is {fields['hidden_act']!r}; relu is supported")
@@ -40,7 +40,11 @@ def bamboo(fields: Fields) -> dict[str, Any]:
 
 
 def nemotron(fields: Fields) -> dict[str, Any]:
-    """LayerNorm with 1 + w, ReLU squared without a gate, and a part of each head rotated."""
+    """Return Nemotron's fields: LayerNorm with 1 + w, squared ReLU without a gate, RoPE on a part of each head.
+
+    Raises:
+        ModelError: if the kind of rope scaling is not supported for a part of a head.
+    """
     if (kind := hfrope.scaling_kind(fields)) not in _ROTATES_A_PART:
         raise ModelError(f"rope scaling {kind!r} is not supported for a part of each head")
     rope = hfrope.flat(fields, head_size(fields), count(fields, "max_position_embeddings"), partial=True)

@@ -1,4 +1,4 @@
-"""The families that are made for ReLU."""
+"""The table of families with ReLU, and their tensor names."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ NEMOTRON_FFN = {name: text for name, text in LLAMA_FFN.items() if not name.start
 
 
 def _names(attention: Mapping[str, str], ffn: Mapping[str, str], bias: bool = False) -> Names:
-    """Llama's, with these tables; `bias` of the final norm."""
+    """Return the names for a Hugging Face directory. `bias` is True if the final norm has a bias."""
     final = {"norm": "norm.weight"} | ({"norm.bias": "norm.bias"} if bias else {})
     return Names(
         "embed_tokens.weight",
@@ -42,7 +42,7 @@ RELU = (
         names=_names(MISTRAL_ATTENTION, MISTRAL_FFN),
         defaults=defaults.BAMBOO,
         settings=settings.bamboo,
-        gguf="bamboo",  # in PowerInfer's files alone
+        gguf="bamboo",  # only in PowerInfer's files
         gguf_names=Names(
             "token_embd.weight",
             GGUF_ATTENTION,

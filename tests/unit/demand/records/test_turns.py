@@ -29,7 +29,7 @@ def test_what_takes_less_is_gone_on_with_and_what_warms_up_does_not_count(
     assert taken[: 2 * TURN] == [False] * TURN + [True] * TURN
     assert judge.pays() is (by_neurons < plain)
     assert taken[-4:] == [by_neurons < plain] * 4
-    said = f"a token takes {1e3 * plain:.1f} ms with all neurons and {1e3 * by_neurons:.1f} ms with those"
+    said = f"a token takes {1e3 * plain:.1f} ms with all neurons and {1e3 * by_neurons:.1f} ms with the predicted ones"
     assert said in judge.describe()
 
 

@@ -68,4 +68,6 @@ def test_both_ways_take_turns_within_the_memory(pack: Path, whole: dict[str, Any
     assert fields["token_ids"] == whole["token_ids"]
     assert node["planned_bytes"] <= 56 * MIB
     assert node["peak_rss_bytes"] - node["bare_rss_bytes"] <= 56 * MIB
-    assert re.search(r"a token takes [\d.]+ ms with all neurons and [\d.]+ ms with those", node["accelerator"])
+    assert re.search(
+        r"a token takes [\d.]+ ms with all neurons and [\d.]+ ms with the predicted ones", node["accelerator"]
+    )

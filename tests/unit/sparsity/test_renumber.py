@@ -63,7 +63,7 @@ def test_a_renumbered_predictor_names_the_same_neurons(weights: Weights) -> None
 
 
 def test_shares_of_another_layer_are_refused() -> None:
-    with pytest.raises(PlanError, match="do not add up to the layer.s 3"):
+    with pytest.raises(PlanError, match="do not add up to the layer"):
         renumber(np.zeros(3), np.zeros((2, 3), np.bool_), [1, 1])
 
 

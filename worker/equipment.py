@@ -18,7 +18,7 @@ from tpi.devices.trial import find_accelerator
 from tpi.errors import DeviceError, EmulationError, KernelError, PlanError, TpiError
 from tpi.progress import Progress, warn
 from tpi.text import NAME_CHARACTERS, plain
-from worker.starting import say_alone, say_experimental, settle, try_out, watch
+from worker.starting import run_trial, say_experimental, settle, warn_left_out, watch
 
 if TYPE_CHECKING:  # not imported at run time: commands that only name a device start faster
     from allreduce.base import Endpoints
@@ -148,7 +148,7 @@ class Equipment:
         return self._without(failure) if of_device and setup is not None and setup.found else None
 
     def _without(self, why: Exception) -> "Equipment":
-        say_alone(why)
+        warn_left_out(why)
         return replace(self, accelerator=None)
 
     def _built(
@@ -164,7 +164,7 @@ class Equipment:
         setup = self.accelerator
         node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=setup)
         if setup is not None and setup.found:
-            try_out(node, setup.devices)
+            run_trial(node, setup.devices)
         if self.emulation is not None:
             settle(self.emulation, node)
         if setup is not None and setup.doubt is not None:
@@ -238,7 +238,7 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
             device.close()
         if not found:
             raise
-        say_alone(error)
+        warn_left_out(error)
         return Equipment(host)
     if not found:
         say_experimental(devices)

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from worker.node.node import Node
 
 
-def say_alone(why: Exception) -> None:
+def warn_left_out(why: Exception) -> None:
     """Warn that the accelerator that `auto` found is not used."""
     warn(f"the graphics chip is not used, and the CPU computes alone: {reason(why).partition(';')[0]}")
 
 
-def try_out(node: "Node", devices: Sequence[Device]) -> None:
+def run_trial(node: "Node", devices: Sequence[Device]) -> None:
     """Let the accelerators that `auto` found compute one block of each kind that the plan gives them.
 
     If a computation fails, the node is closed and the error is raised.

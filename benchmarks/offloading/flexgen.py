@@ -8,7 +8,7 @@ from types import TracebackType
 
 from scheduler.weights import Arrangement, Hold, Weights
 from tpi.devices.pages import Bytes
-from worker.accelerator.accelerated import Accelerated
+from worker.accelerator.accelerated import Accelerators
 from worker.node.node import Node
 from worker.node.segment import Segment
 
@@ -16,7 +16,7 @@ from worker.node.segment import Segment
 class Schedule:
     """What the holds of one node have in common."""
 
-    def __init__(self, link: Accelerated) -> None:
+    def __init__(self, link: Accelerators) -> None:
         self._link = link
         self._before: Hold | None = None
 

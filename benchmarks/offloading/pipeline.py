@@ -90,7 +90,7 @@ def _gain(point: Point) -> float:
 def _allowed(node: EmulatedNode) -> float:
     """How much longer FlexGen's schedule takes on the exact timeline: a block or the next one's load, the longer."""
     machine, plan = node.emulation.machine, node.plan
-    sizes = [round_up(plan.pieces[number].nbytes) for number in plan.lifted]
+    sizes = [round_up(plan.pieces[number].nbytes) for number in plan.streamed_pieces]
     loads = [machine.latency + size / machine.up for size in sizes]
     computes = [machine.launch + size / machine.memory for size in sizes]
     synchronised = sum(max(compute, load) for compute, load in zip(computes, loads[1:] + loads[:1], strict=True))

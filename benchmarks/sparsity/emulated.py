@@ -19,7 +19,7 @@ from master.generation.sampler import Sampler, Sampling
 from scheduler.model.machine import emulated_node
 from scheduler.model.offload.work import Offload
 from scheduler.neurons.arena import NeuronArena
-from scheduler.neurons.moving import ArenaFigures, Moving
+from scheduler.neurons.moving import ArenaFigures, MigrationSettings
 from tests.support.cluster.inprocess import in_process_deployment
 from tpi.devices.emulated.device import open_emulated
 from tpi.devices.emulated.emulation import Emulation
@@ -134,7 +134,9 @@ def hybrid(setup: NeuronSetup) -> Decide:
     return partial(decide_neurons, setup=setup)
 
 
-def setup_of(predictors: dict[int, Predictor], moving: Moving, frequency: dict[int, F64] | None = None) -> NeuronSetup:
+def setup_of(
+    predictors: dict[int, Predictor], moving: MigrationSettings, frequency: dict[int, F64] | None = None
+) -> NeuronSetup:
     """With the profile's frequencies, or others for where neurons lie at first."""
     return NeuronSetup(frequency or frequencies(predictors), predictors, moving=moving)
 

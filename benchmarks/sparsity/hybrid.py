@@ -19,7 +19,7 @@ from benchmarks.sparsity.emulated import (
     sparse_node,
 )
 from benchmarks.support.models import reglu_layers
-from scheduler.neurons.moving import DYNAMIC, STATIC, Moving
+from scheduler.neurons.moving import DYNAMIC, STATIC, MigrationSettings
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
 
@@ -29,7 +29,7 @@ WARM, STEPS, ROUNDS = 16, 12, 2
 AHEAD = 1
 ACTIVATIONS = 24 << 20  # bytes beside the weights, of a prompt's longest step
 WHOLE, MIGRATING = 2.0, 1.15
-MICRO, MACRO = Moving(weight=0.0, balance=False), Moving(balance=False)
+MICRO, MACRO = MigrationSettings(weight=0.0, balance=False), MigrationSettings(balance=False)
 NOTES = f"""
 Eight layers of the 1.1B shape with ReLU in 4 bits, about 10% of the neurons active, on an emulated accelerator whose
 memory holds a third of the weights (and activations). The machine is the papers' PC-Low at a twentieth of its speed,

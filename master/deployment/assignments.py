@@ -72,7 +72,7 @@ def _routing(pack: Pack) -> bytes:
     if pack.config.mixture is None or not (path := pack.path / NAME).exists():
         return b""
     try:
-        return load_routing(path).told()
+        return load_routing(path).to_bytes()
     except ModelError as error:
         warn(str(error))
         return b""

@@ -16,7 +16,7 @@ from tpi.devices.trial import find_accelerator
 from tpi.errors import PlanError, UsageError
 from worker.measure.remembered import Remembered, device_rates
 from worker.plan.speeds import OF_DISK, OF_MEMORY
-from worker.starting import say_alone
+from worker.starting import warn_left_out
 
 AUTO = "auto"
 HOST_ONLY: tuple[tuple[str, ...], ...] = ((), ("cpu",))
@@ -111,7 +111,7 @@ def _rates(devices: Sequence[Device], flags: NodeFlags, cache: Path) -> list[Rem
     except Exception as error:
         if flags.devices != (AUTO,) or flags.gpu_memory:
             raise
-        say_alone(error)
+        warn_left_out(error)
         return []
 
 

@@ -36,7 +36,7 @@ def planning_problem(
 
 
 def _there(shape: ModelShape, request: Workload) -> CardMemoryNeed:
-    """Return the room that the accelerator needs, calculated as by `worker.plan.fit.there_bytes`."""
+    """Return the room that the accelerator needs, calculated as by `worker.plan.fit.kernel_room`."""
     config = shape.config
     vectors = sum(_F32 * length for block in shape.blocks if block.kind != "experts" for _, length in block.vectors)
     vectors += _F32 * len(config.inv_freq) * config.layers

@@ -69,7 +69,7 @@ def _of_pack(path: Path) -> ModelShape:
     manifest = Manifest.load(path / MANIFEST)
     blocks = tuple(manifest.blocks[name] for layer in manifest.layers for name in layer)
     tables = (manifest.blocks[manifest.embedding], manifest.blocks[manifest.head])
-    routing = load_routing(path / NAME).told() if (path / NAME).exists() else b""
+    routing = load_routing(path / NAME).to_bytes() if (path / NAME).exists() else b""
     return ModelShape(manifest.source or path.name, manifest.dtype, manifest.config, blocks, *tables, routing)
 
 

@@ -220,12 +220,12 @@ class Store:
         if not units:
             return
         began, moved, error = time.perf_counter(), 0, None
-        self._reads.fly()
+        self._reads.begin_read()
         try:
             moved = self._fill(units, slots)
         except Exception as failure:  # noqa: BLE001 - the hold that waits for the unit raises it
             error = failure
-        self._reads.land()
+        self._reads.end_read()
         with self.lock:
             self._trace.add("load", self._name(units[0]), int(began * 1e9), int(time.perf_counter() * 1e9))
             self.stats.read_bytes += moved

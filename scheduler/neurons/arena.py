@@ -20,7 +20,7 @@ import numpy as np
 from scheduler.neurons.layer import LayerArena
 from scheduler.neurons.layout import ArenaLayer
 from scheduler.neurons.meter import NeuronMeter
-from scheduler.neurons.moving import DYNAMIC, ArenaFigures, Moving
+from scheduler.neurons.moving import DYNAMIC, ArenaFigures, MigrationSettings
 from scheduler.neurons.slots import NeuronMove, NeuronSlots
 from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from tpi.devices.base import Device
@@ -42,7 +42,7 @@ class NeuronArena:
         memory: Bytes,
         layers: Sequence[ArenaLayer],
         queue: TransferQueue,
-        moving: Moving = DYNAMIC,
+        moving: MigrationSettings = DYNAMIC,
         link: int = 0,
         trace: NoTrace = OFF,
         clock: Callable[[], float] = time.perf_counter,

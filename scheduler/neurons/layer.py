@@ -9,7 +9,7 @@ from scheduler.neurons.layout import ArenaLayer
 from scheduler.neurons.moves import choose_move
 from scheduler.neurons.slots import I32, Marks, NeuronMove, NeuronSlots
 from scheduler.neurons.thresholds import F32, NeuronShares, balanced_shares, plain_shares
-from scheduler.neurons.worth import NeuronWorth
+from scheduler.neurons.worth import NeuronImportance
 from tpi.devices.pages import Bytes
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class LayerArena:
 
     def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes, slots: NeuronSlots) -> None:
         self.layer, self.data, self.slots = layer, data, slots
-        self.worth = NeuronWorth(layer.frequency, arena.moving.weight)
+        self.worth = NeuronImportance(layer.frequency, arena.moving.weight)
         self._arena, self._lock = arena, arena.lock
         self._there: tuple[int, Marks] = (-1, np.empty(0, np.bool_))
 
@@ -91,12 +91,12 @@ class LayerArena:
             with self._lock:
                 self.worth.note(active)
 
-    def took_there(self, count: int, seconds: float, tokens: int = 1) -> None:
+    def record_accelerator_time(self, count: int, seconds: float, tokens: int = 1) -> None:
         """Record that the accelerator computed `count` neurons in `seconds`, transfers of activations included."""
         self._arena.figures.seconds_there += seconds
         self._arena.meter.took("accelerator", count, seconds, tokens)
 
-    def took_here(self, count: int, seconds: float, tokens: int = 1) -> None:
+    def record_cpu_time(self, count: int, seconds: float, tokens: int = 1) -> None:
         """Record that the CPU computed `count` neurons for `tokens` tokens in `seconds`."""
         self._arena.figures.seconds_here += seconds
         self._arena.meter.took("CPU", count, seconds, tokens)

@@ -6,7 +6,7 @@ from scheduler.neurons.worth import LAMBDA
 
 
 @dataclass(frozen=True)
-class Moving:
+class MigrationSettings:
     """Settings of neuron migration. The defaults are `--sparsity dynamic`; with both booleans False, `static`.
 
     Attributes:
@@ -22,8 +22,8 @@ class Moving:
     ahead: int = 1
 
 
-DYNAMIC = Moving()
-STATIC = Moving(migrate=False, balance=False)
+DYNAMIC = MigrationSettings()
+STATIC = MigrationSettings(migrate=False, balance=False)
 
 
 @dataclass

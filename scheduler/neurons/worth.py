@@ -13,7 +13,7 @@ LAMBDA = 4.0  # several tokens use a moved neuron, so its frequency weighs more 
 HALF_LIFE = 24.0  # tokens: topics change with a paragraph
 
 
-class NeuronWorth:
+class NeuronImportance:
     """The values of one layer's neurons."""
 
     def __init__(self, frequency: F64, weight: float = LAMBDA, half_life: float = HALF_LIFE) -> None:

@@ -225,7 +225,7 @@ class Loader:
                 load.cursor = min(start + self._disk.chunk, load.extent.slot_bytes)
                 size = load.cursor - start
                 load.flying += 1
-                self._meter.fly()
+                self._meter.begin_read()
                 self._work.notify()  # there may be more to read: wake another
                 self._lock.release()
                 try:
@@ -254,7 +254,7 @@ class Loader:
         return load
 
     def _finish_chunk(self, load: Load, start: int, size: int, error: WeightsError | None) -> None:
-        self._meter.land(size)
+        self._meter.end_read(size)
         if error is not None:
             load.error = error
             load.stop()

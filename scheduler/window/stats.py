@@ -64,14 +64,14 @@ class ReadClock:
         self._since = self._seconds = 0.0
         self._lock = threading.Lock()
 
-    def fly(self) -> None:
+    def begin_read(self) -> None:
         """Count a read that starts."""
         with self._lock:
             if not self._flying:
                 self._since = time.perf_counter()
             self._flying += 1
 
-    def land(self) -> None:
+    def end_read(self) -> None:
         """Count a read that has ended."""
         with self._lock:
             self._flying -= 1
@@ -129,13 +129,13 @@ class Meter:
         """Note that a hold went on `seconds` after its block was loaded, or after the wait began if that was later."""
         self._wakes[-1].append(seconds)
 
-    def fly(self) -> None:
+    def begin_read(self) -> None:
         """Count a read that starts."""
-        self._reads.fly()
+        self._reads.begin_read()
 
-    def land(self, size: int) -> None:
+    def end_read(self, size: int) -> None:
         """Count a read of `size` bytes that has ended."""
-        self._reads.land()
+        self._reads.end_read()
         self.read_bytes += size
         self.total_bytes += size
 

@@ -51,7 +51,7 @@ class RoutingRecord:
         firsts = np.linspace(0, total - count // _RUNS, _RUNS).astype(np.int64)
         return np.concatenate([self.experts[first : first + count // _RUNS] for first in firsts])
 
-    def told(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Encode the sample of `spread` for a node, with 1 or 2 bytes for each expert's number."""
         head = np.array([*self.experts.shape[1:], self._width], "<u4")
         return head.tobytes() + self.spread().astype(f"<u{self._width}").tobytes()
@@ -62,7 +62,7 @@ class RoutingRecord:
         return 1 if self.experts.max(initial=0) < 1 << 8 else 2
 
 
-def heard(data: bytes) -> U16:
+def from_bytes(data: bytes) -> U16:
     """Decode the bytes of `RoutingRecord.told` to uint16 `[tokens, layers, used]`.
 
     Raises:

@@ -34,7 +34,7 @@ class LinkFigures:
     stall_seconds: float = 0.0  # time for which computing waited for weights
 
 
-class Accelerated:
+class Accelerators:
     """The accelerators of one node. Close the host's window before this object, as transfers read from the window."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Accelerated:
 
     def open_rings(self, window: Window) -> None:
         """Open the accelerators' rings and start to load streamed pieces from the host's `window`."""
-        plan, fed = self._offload, dict(zip(self._offload.lifted, self._places.fed, strict=True))
+        plan, fed = self._offload, dict(zip(self._offload.streamed_pieces, self._places.fed, strict=True))
         if fed:
             self._rings = Rings(self.devices, plan, fed, window, self._placed, self._queue, self._trace)
 
@@ -177,7 +177,7 @@ class Accelerated:
 
     def _home(self, pages: int) -> KvPages:
         config, offload, dtype = self._plan.config, self._offload, self._plan.options.kv_dtype
-        heads = self._heads if offload.home_heads is None else offload.home_heads
+        heads = self._heads if offload.host_kv_heads is None else offload.host_kv_heads
         return KvPages.allocate(offload.home, pages, heads, config.head_dim, dtype, self.device.staging)
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
@@ -205,7 +205,7 @@ class Accelerated:
 
 def _steps(plan: OffloadPlan) -> str:
     """Return a phrase that says which steps stream the pieces that are not resident; empty if all are resident."""
-    if not plan.fed:
+    if not plan.host_pieces:
         return ""
     target = "them" if len(plan.cards) > 1 else "it"
     if plan.long == plan.short:

@@ -16,7 +16,7 @@ from tpi.devices.pages import Bytes
 from tpi.trace import ON, NoTrace
 from worker.node.placed import Placed
 from worker.plan.offload import Numbers, OffloadPlan
-from worker.plan.places import Fed
+from worker.plan.places import StreamedRange
 
 
 class Rings:
@@ -26,7 +26,7 @@ class Rings:
         self,
         devices: Sequence[Device],
         plan: OffloadPlan,
-        fed: Mapping[int, Fed],
+        fed: Mapping[int, StreamedRange],
         window: Window,
         placed: Placed,
         queue: TransferQueue,
@@ -109,14 +109,14 @@ class Rings:
     def _all(self) -> set[DeviceRing]:
         return {*self._long, *self._short}
 
-    def _contents(self, plan: OffloadPlan, piece: int, part: Fed) -> RingContents:
+    def _contents(self, plan: OffloadPlan, piece: int, part: StreamedRange) -> RingContents:
         segment = plan.pieces[piece]
         card, streamed = segment.device - 1, part.number not in self._window.placement.resident
         name = f"{plan.named(piece)}{ON}{self._devices[card].name}" if card else plan.named(piece)
         feed = partial(self._feed, part, self._devices[card], plan.problem.machine.cards[card].link.piece)
         return RingContents(name, part.nbytes, feed, card, streamed)
 
-    def _feed(self, part: Fed, device: Device, piece: int, slot: Bytes) -> None:
+    def _feed(self, part: StreamedRange, device: Device, piece: int, slot: Bytes) -> None:
         """Copy a piece from the window to its `slot` on `device`, in parts as the disk delivers them.
 
         Parts have about `piece` bytes, which was measured to be large enough for the link. A piece that is in host

@@ -9,7 +9,7 @@ from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
 from tpi.trace import OFF, NoTrace
-from worker.accelerator.accelerated import Accelerated, LinkFigures
+from worker.accelerator.accelerated import Accelerators, LinkFigures
 from worker.demand.arena import ExpertArena
 from worker.demand.best import MB
 from worker.demand.hybrid import HybridExperts
@@ -21,13 +21,13 @@ from worker.plan.node_plan import NodePlan
 from worker.plan.residence import Residence
 
 
-class ExpertAccelerated(Accelerated):
-    """An `Accelerated` whose accelerator caches some of the routed experts."""
+class ExpertAccelerated(Accelerators):
+    """An `Accelerators` whose accelerator caches some of the routed experts."""
 
     def __init__(
         self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
-        """Create it for the one accelerator in `devices`; raise the same errors as `Accelerated`."""
+        """Create it for the one accelerator in `devices`; raise the same errors as `Accelerators`."""
         self.arena: ExpertArena | None = None
         self._blocks = {block.layer: block.number for block in plan.blocks if block.kind == "experts"}
         super().__init__(devices, plan, residence, placed, trace)

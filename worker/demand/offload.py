@@ -24,7 +24,7 @@ from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
 from worker.demand.pieces import expert_work, pieces_with_experts
 from worker.demand.plan import recording_of, routed_of
-from worker.plan.fit import Hosted, Tables, fit
+from worker.plan.fit import HostShare, Tables, fit
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
 from worker.plan.segments import NodeSegment, cut_pieces
@@ -194,8 +194,8 @@ def _filled(made: ExpertPlan) -> ExpertPlan | None:
 
 def _in_memory(plan: NodePlan, made: ExpertPlan, tables: Tables | None) -> bool:
     """Return True if the host's memory holds all routed experts."""
-    fed = [made.pieces[number] for number in made.fed]
-    hosted = Hosted.of(fed, [piece.most_bytes(plan.rank) for piece in fed], len(made.home), made.staged_bytes)
+    fed = [made.pieces[number] for number in made.host_pieces]
+    hosted = HostShare.of(fed, [piece.most_bytes(plan.rank) for piece in fed], len(made.home), made.staged_bytes)
     try:
         return not fit(plan, tables, hosted).placement.streamed_bytes
     except PlanError:

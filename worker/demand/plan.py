@@ -11,7 +11,7 @@ from scheduler.demand.policies import Key
 from scheduler.demand.sources import DiskUnits
 from scheduler.storage.disk import Disk
 from scheduler.storage.extent import Extent
-from tpi.pack.routing import heard
+from tpi.pack.routing import from_bytes
 from tpi.partition import Range, by_expert
 from worker.plan.node_plan import NodeBlock, NodePlan
 from worker.plan.segments import NodeSegment
@@ -67,7 +67,7 @@ def recording_of(routing: bytes, keys: Sequence[Key]) -> Recording | None:
     blocks = list(dict.fromkeys(block for block, _ in keys))
     if not routing:
         return None
-    experts = heard(routing)
+    experts = from_bytes(routing)
     if experts.shape[1] != len(blocks):  # this node has some of the layers, or the record is of another model
         return None
     return of_experts(experts, blocks, keys)

@@ -64,7 +64,7 @@ def free_memory(device: Device) -> int:
     return (_MEMORY << 3) if limit is None else max(0, limit - device.memory.used)
 
 
-def samples_in(room: int) -> list[int]:
+def sample_sizes(room: int) -> list[int]:
     """Return the sizes in bytes of the samples that fit into `room` bytes, the largest first.
 
     A computation with a sample needs up to three times as much memory in addition to the sample.

@@ -21,7 +21,7 @@ from tpi.kernels import Kernels
 from tpi.system.atomic import write_atomically
 from tpi.system.machine import usable_cores
 from tpi.system.private import make_private
-from worker.measure.machine import SAMPLES, free_memory, measure_device, measure_host, samples_in
+from worker.measure.machine import SAMPLES, free_memory, measure_device, measure_host, sample_sizes
 
 _FILE = "machine.json"
 _FRESH_S = 30 * 24 * 3600.0  # after which a machine is measured again: its drivers may have changed
@@ -60,7 +60,7 @@ def device_rates(device: Device, cache: Path, remeasure: bool = False) -> Rememb
     """
     on, room = f"{device.name} under {_system()}", free_memory(device)
     known_by = f"{identity_of(device)} under {_system()}"
-    sizes, shared = samples_in(room), shares_memory(device)
+    sizes, shared = sample_sizes(room), shares_memory(device)
     if not sizes:
         guessed = replace(laptop_gpu(), memory=room, name=device.name, shared=shared)
         return Remembered(guessed, time.time(), f"{on}, not measured")

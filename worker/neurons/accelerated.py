@@ -15,9 +15,9 @@ from tpi.devices.pages import Bytes
 from tpi.errors import PlanError
 from tpi.kernels.spec import Input
 from tpi.trace import OFF, NoTrace
-from worker.accelerator.accelerated import Accelerated
+from worker.accelerator.accelerated import Accelerators
 from worker.neurons.fallback import DenseFallback
-from worker.neurons.foresight import Foresight, PlacedPredictor, Scorer, stay
+from worker.neurons.foresight import AheadPredictions, PlacedPredictor, Scorer, stay
 from worker.neurons.hybrid import HybridFfn
 from worker.neurons.judge import measure_limit
 from worker.neurons.plan import NeuronPlan
@@ -27,8 +27,8 @@ from worker.plan.node_plan import NodePlan
 from worker.plan.residence import Residence
 
 
-class NeuronAccelerated(Accelerated):
-    """An `Accelerated` whose accelerator holds some neurons of the feed-forward blocks, chosen token by token."""
+class NeuronAccelerated(Accelerators):
+    """An `Accelerators` whose accelerator holds some neurons of the feed-forward blocks, chosen token by token."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class NeuronAccelerated(Accelerated):
         placed: Placed,
         trace: NoTrace,
     ) -> None:
-        """Create the node's accelerator from the first of `devices`; raise the same errors as `Accelerated`."""
+        """Create the node's accelerator from the first of `devices`; raise the same errors as `Accelerators`."""
         super().__init__(devices, plan, residence, placed, trace)
         assert isinstance(residence.offload, NeuronPlan)
         self._host, self._neurons = host, residence.offload
@@ -68,7 +68,7 @@ class NeuronAccelerated(Accelerated):
         placed, given = self._predictors(), setup.scorers
         devices = {**{layer: device for layer, (_, device) in placed.items()}, **dict.fromkeys(given, self.device)}
         scorers = {**{layer: scorer for layer, (scorer, _) in placed.items()}, **given}
-        self.foresight = Foresight(scorers, arenas, devices, self._fallback)
+        self.foresight = AheadPredictions(scorers, arenas, devices, self._fallback)
         self._arenas = arenas
 
     def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:

@@ -17,9 +17,9 @@ from scheduler.neurons.moving import STATIC
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.text import short_number
-from worker.neurons.plan import NeuronPlan, decide_sparse, insistence, refuse_insistence
+from worker.neurons.plan import NeuronPlan, decide_sparse, fixed_placement_flag, refuse_insistence
 from worker.pipelines.decide import Decide
-from worker.plan.fit import Hosted, Tables, fit
+from worker.plan.fit import HostShare, Tables, fit
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
 from worker.shards.image import HeldBlock
@@ -28,7 +28,7 @@ NAMED = 1.5  # most neurons that a predictor names for each active one (tpi.spar
 MIGRATING = 0.4  # share of the neurons on the accelerator above which migration does not pay (benchmark hybrid)
 
 
-def decide_either(
+def decide_auto(
     plan: NodePlan,
     held: Sequence[HeldBlock],
     machine: NodeMachine,
@@ -50,7 +50,7 @@ def decide_either(
     if asked != "auto":
         return decide_sparse(plan, held, machine, options, tables, asked == "dynamic")
     whole = decide(plan, machine, options, tables)
-    if type(whole) is not OffloadPlan or insistence(options) or options.kv_tier or options.many:
+    if type(whole) is not OffloadPlan or fixed_placement_flag(options) or options.kv_tier or options.many:
         return whole  # the user has chosen another way to use the accelerator
     try:
         sparse = decide_sparse(plan, held, machine, options, tables, migrate=True)
@@ -122,8 +122,8 @@ def _token(problem: Problem, seconds: tuple[float, float]) -> str:
 
 def _fits(plan: NodePlan, held: Sequence[HeldBlock], sparse: NeuronPlan, tables: Tables | None) -> bool:
     """Return True if the host's memory holds all neurons."""
-    pieces = [replace(sparse.pieces[number], device=0) for number in sparse.fed]
-    hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], len(sparse.home), 0)
+    pieces = [replace(sparse.pieces[number], device=0) for number in sparse.host_pieces]
+    hosted = HostShare.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], len(sparse.home), 0)
     try:
         return not fit(plan, tables, hosted).placement.streamed_bytes
     except PlanError:

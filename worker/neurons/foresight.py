@@ -64,7 +64,7 @@ class PlacedPredictor:
         return found if of.bias is None else found + of.bias
 
 
-class Foresight:
+class AheadPredictions:
     """The predictions of one node, layer by layer. Used by one thread; devices may compute them in the background."""
 
     def __init__(

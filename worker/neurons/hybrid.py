@@ -152,7 +152,7 @@ class HybridFfn:
             try:
                 began = self.clock()
                 found = kernels.ffn(spec, arena.data, x, held.slots)
-                arena.took_there(len(held.slots), self.clock() - began, len(part.x))
+                arena.record_accelerator_time(len(held.slots), self.clock() - began, len(part.x))
                 return found
             finally:
                 held.release()
@@ -168,7 +168,7 @@ class HybridFfn:
         def call() -> F32:
             began = self.clock()
             found = kernels.ffn(spec, data, x, held.here)
-            self.arena.took_here(len(held.here), self.clock() - began, len(part.x))
+            self.arena.record_cpu_time(len(held.here), self.clock() - began, len(part.x))
             return found
 
         return [self.device.start(call)]

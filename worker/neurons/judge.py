@@ -57,7 +57,7 @@ def _timed(call: Callable[[], object], clock: Clock) -> float:
 
 
 @dataclass
-class SizeTurns:
+class StepComparison:
     """The comparison for steps of one size, which alternate between all neurons and predicted ones."""
 
     pays: bool | None = None  # True if predicting is faster; None until it is known
@@ -106,7 +106,7 @@ class Judge:
         """Create a judge; `limit` is the share of active neurons above which all are computed, None to measure it."""
         self.costs = UnionCosts(limit)
         self._mode = mode
-        self._turns: dict[int, SizeTurns] = {}  # by size
+        self._turns: dict[int, StepComparison] = {}  # by size
         self.chosen = self.of = self.dense = 0  # neurons computed, all neurons, blocks that computed all neurons
         self.predicting = self.seconds = 0.0  # of blocks with predictions: time to predict, total time
 
@@ -180,11 +180,11 @@ class Judge:
     def _takes_turns(self, tokens: int) -> bool:
         return self._mode == "auto" and tokens <= SHORT
 
-    def _turns_of(self, tokens: int) -> SizeTurns:
-        return self._turns.setdefault(size_class(tokens), SizeTurns())
+    def _turns_of(self, tokens: int) -> StepComparison:
+        return self._turns.setdefault(size_class(tokens), StepComparison())
 
 
-def _verdict(size: int, turns: SizeTurns) -> str:
+def _verdict(size: int, turns: StepComparison) -> str:
     """Return the measurements of one size and the decision, for the user."""
     everything, predicted = (1e3 * each for each in turns.seconds)
     of = f" in steps of {size_name(size)}" if size else ""

@@ -16,7 +16,7 @@ from scheduler.model.neurons.problem import LayerNeurons, NeuronProblem
 from scheduler.model.neurons.solve import NeuronPlacement, place_neurons
 from scheduler.model.offload.work import KvTier, Offload, Place, Tier
 from scheduler.model.placement import Placement
-from scheduler.neurons.moving import DYNAMIC, STATIC, Moving
+from scheduler.neurons.moving import DYNAMIC, STATIC, MigrationSettings
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import round_up
 from tpi.errors import PlanError
@@ -48,7 +48,7 @@ class NeuronSetup:
     frequency: Mapping[int, F64]
     predictors: Mapping[int, Predictor] = field(default_factory=dict)
     scorers: Mapping[int, Scorer] = field(default_factory=dict)
-    moving: Moving = DYNAMIC
+    moving: MigrationSettings = DYNAMIC
     most: int | None = None
 
 
@@ -135,7 +135,7 @@ def decide_neurons(
     return NeuronPlan(**fields, setup=setup, neurons=neurons, placement=place_neurons(neurons, _SOLVING))
 
 
-def insistence(options: OffloadOptions) -> str:
+def fixed_placement_flag(options: OffloadOptions) -> str:
     """Return the flag that fixes where weights lie or how steps are computed, with its value; empty if none does."""
     if options.weights_tier:
         return f"--weights {options.weights}"
@@ -146,7 +146,7 @@ def insistence(options: OffloadOptions) -> str:
 
 def refuse_insistence(plan: NodePlan, options: OffloadOptions) -> None:
     """Raise a PlanError if `--sparsity static` or `dynamic` is combined with a flag that fixes where weights lie."""
-    asked, flag = plan.options.sparsity, insistence(options)
+    asked, flag = plan.options.sparsity, fixed_placement_flag(options)
     if flag and plan.predictors and asked in ("static", "dynamic"):
         raise PlanError(
             f"--sparsity {asked} cannot be combined with {flag}: it decides itself what lies on the accelerator and "

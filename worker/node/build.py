@@ -86,11 +86,11 @@ def build_node(
     offload = None
     if accelerator is not None:
         devices += accelerator.devices
-        from worker.neurons.auto import decide_either
+        from worker.neurons.auto import decide_auto
         from worker.pipelines.decide import decide_accelerator  # slow to import, and not needed without an accelerator
 
         chosen = accelerator.decide or decide_accelerator
-        offload = decide_either(plan, held, accelerator.machine, accelerator.options, tables, chosen)
+        offload = decide_auto(plan, held, accelerator.machine, accelerator.options, tables, chosen)
     residence = decide(plan, held, kernels, tables, disk, shares, offload)
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # after a failure it frees the memory for the next plan

@@ -16,7 +16,7 @@ F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class SomeHeads:
+class HeadRange:
     """A range of an attention block's KV heads, with the query heads that attend to them."""
 
     spec: AttentionSpec  # of these heads only; for `Kernels.attend`
@@ -38,7 +38,7 @@ class SomeHeads:
         return Projected(projected.queries[:, queries], projected.keys[:, kv], projected.values[:, kv])
 
 
-def some_heads(spec: AttentionSpec, kv: Range) -> SomeHeads | None:
+def some_heads(spec: AttentionSpec, kv: Range) -> HeadRange | None:
     """Return the KV heads `kv` with their query heads, or None if `kv` is empty.
 
     The result's spec lacks the parts that only projection needs: biases, norms, and, unless attention is latent, the
@@ -48,7 +48,7 @@ def some_heads(spec: AttentionSpec, kv: Range) -> SomeHeads | None:
     if not len(kv):
         return None
     if len(kv) == spec.kv_heads:
-        return SomeHeads(spec, Range(first, last), kv)
+        return HeadRange(spec, Range(first, last), kv)
     own = replace(
         spec,
         heads=last - first,
@@ -58,9 +58,9 @@ def some_heads(spec: AttentionSpec, kv: Range) -> SomeHeads | None:
         q_bias=None, k_bias=None, v_bias=None, q_norm=None, k_norm=None, whole=None,
         inv_freq=spec.inv_freq if spec.latent else np.empty(0, np.float32),
     )  # fmt: skip
-    return SomeHeads(own, Range(first, last), kv)
+    return HeadRange(own, Range(first, last), kv)
 
 
-def put_together(kept: F32, others: F32) -> F32:
+def concatenate_heads(kept: F32, others: F32) -> F32:
     """Return the attention results of the first heads and of the others, `[tokens, heads * head_dim]`, as one array."""
     return np.concatenate([kept, others], axis=1)

@@ -27,7 +27,7 @@ from worker.service.served import Figures
 
 if TYPE_CHECKING:
     from scheduler.demand.records.stats import RecordStats
-    from worker.accelerator.accelerated import Accelerated
+    from worker.accelerator.accelerated import Accelerators
     from worker.demand.fetched import Fetched
     from worker.measure.watch import StepWatch
     from worker.neurons.gates.segment import GatedNode
@@ -48,7 +48,7 @@ class Node:
         loop: BlockLoop,
         residence: Residence,
         resources: ExitStack,
-        link: "Accelerated | None" = None,
+        link: "Accelerators | None" = None,
         fetched: "Fetched | None" = None,
         sparse: "SparseNode | None" = None,
         gated: "GatedNode | None" = None,
@@ -219,7 +219,7 @@ class Node:
             self.watch.close()
 
 
-def _remark(of: "Accelerated | Fetched | SparseNode | GatedNode | None") -> str:
+def _remark(of: "Accelerators | Fetched | SparseNode | GatedNode | None") -> str:
     return of.describe() if of else ""
 
 

@@ -11,7 +11,7 @@ from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.kv import KvPages
 from tpi.trace import NoTrace
-from worker.accelerator.accelerated import Accelerated, LinkFigures
+from worker.accelerator.accelerated import Accelerators, LinkFigures
 from worker.accelerator.rings import Rings
 from worker.demand.accelerated import ExpertAccelerated
 from worker.demand.offload import ExpertPlan
@@ -28,7 +28,7 @@ from worker.pipelines.plan import BatchPlan, room_pages
 from worker.pipelines.segments import for_batches
 from worker.pipelines.visiting import PageRoom, VisitingPages
 from worker.plan.node_plan import NodePlan
-from worker.plan.places import Fed
+from worker.plan.places import StreamedRange
 from worker.plan.residence import Residence
 from worker.plan.segments import NodeSegment
 
@@ -46,7 +46,7 @@ class ChunkedRings(Rings):
         self,
         devices: Sequence[Device],
         plan: BatchPlan,
-        fed: Mapping[int, Fed],
+        fed: Mapping[int, StreamedRange],
         window: Window,
         placed: Placed,
         queue: TransferQueue,
@@ -64,7 +64,7 @@ class ChunkedRings(Rings):
             device.copy(source[begin:end], target[begin:end]).wait()
 
 
-class BatchAccelerated(Accelerated):
+class BatchAccelerated(Accelerators):
     """The accelerator of a node that computes batches by a `BatchPlan`."""
 
     def __init__(
@@ -145,7 +145,7 @@ class BatchAccelerated(Accelerated):
 
     def adapted(self, segment: Segment) -> Segment:
         """Return a segment of the accelerator in the form in which the pipeline computes it."""
-        return for_batches(segment, self.lanes, self.home, self.visiting, self.plan.kv_heads_there)
+        return for_batches(segment, self.lanes, self.home, self.visiting, self.plan.card_kv_heads)
 
     def abandon(self) -> None:
         """Abort the step: end all holds and discard all transfers, including those that failed."""
@@ -163,7 +163,7 @@ class BatchAccelerated(Accelerated):
 
     def open_rings(self, window: Window) -> None:
         """Open the accelerator's ring and start to load streamed pieces from the host's `window`, in chunks."""
-        plan, fed = self.plan, dict(zip(self.plan.lifted, self._places.fed, strict=True))
+        plan, fed = self.plan, dict(zip(self.plan.streamed_pieces, self._places.fed, strict=True))
         if fed:
             self._rings = ChunkedRings([self.device], plan, fed, window, self._placed, self._queue, self._trace)
 
@@ -187,7 +187,7 @@ class BatchAccelerated(Accelerated):
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
         """Allocate `count` KV pages per layer for the heads whose keys and values stay on the accelerator, if any."""
-        layers, heads = self.plan.layers, self.plan.kv_heads_there
+        layers, heads = self.plan.layers, self.plan.card_kv_heads
         return dict.fromkeys(layers, self._placed.pages(self.device, self._plan, layers, count, heads)) if heads else {}
 
     def _starts(self, host_attends: bool) -> None:
@@ -199,7 +199,7 @@ class BatchAccelerated(Accelerated):
         plan = self.plan
         if not plan.rooms:
             return None
-        heads, numbers = plan.home_heads, range(plan.rooms)
+        heads, numbers = plan.host_kv_heads, range(plan.rooms)
         on_card = self._placed.pages(self.device, self._plan, numbers, plan.room_pages, heads)
         dim, dtype = self._plan.config.head_dim, self._plan.options.kv_dtype
         staged = KvPages.allocate(numbers, plan.room_pages, heads, dim, dtype, self.device.staging)
@@ -209,7 +209,7 @@ class BatchAccelerated(Accelerated):
 
 def open_accelerated(
     devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
-) -> Accelerated:
+) -> Accelerators:
     """Open the accelerators of a node in the form that its offload plan needs.
 
     Args:
@@ -230,4 +230,4 @@ def open_accelerated(
         return ExpertAccelerated(others, plan, residence, placed, trace)
     if isinstance(residence.offload, NeuronPlan):
         return NeuronAccelerated(host, others, plan, residence, placed, trace)
-    return Accelerated(others, plan, residence, placed, trace)
+    return Accelerators(others, plan, residence, placed, trace)

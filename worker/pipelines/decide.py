@@ -73,7 +73,7 @@ def several_cards(machine: NodeMachine) -> str:
     return "--pipeline batch computes on one accelerator, and several are named; give --device once"
 
 
-def leaves_open(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> bool:
+def may_choose_batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> bool:
     """Return True if batches are possible and the user left the choice of the pipeline open."""
     return options.pipeline == "auto" and not refusal(plan, machine, options)
 
@@ -86,7 +86,7 @@ def _batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tabl
     """
     if plan.options.batch is not None:
         return True
-    if not options.many or not leaves_open(plan, machine, options):
+    if not options.many or not may_choose_batches(plan, machine, options):
         return options.pipeline == "batch"
     return plan.size == 1 and prefers_batches(plan, machine, options, tables)
 

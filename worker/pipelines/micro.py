@@ -15,7 +15,7 @@ F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 
 
-class LiftedMicroBatch(MicroBatch):
+class QueuedMicroBatch(MicroBatch):
     """A micro-batch that queues its work instead of waiting for it.
 
     Norms and the sums of one node are queued on its accelerator. Residual connections are queued on the accelerator or

@@ -16,7 +16,7 @@ from worker.node.order import Order, Phase, Visit, visits
 from worker.pipelines.dividing import Sizes, decodes, divided
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold
-from worker.pipelines.micro import LiftedMicroBatch
+from worker.pipelines.micro import QueuedMicroBatch
 from worker.pipelines.orders import Interleaved, Layerwise
 from worker.pipelines.visiting import VisitingPages
 
@@ -60,7 +60,7 @@ def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy, group: GroupBatc
     return BatchSchedule(policy.micro_batch, host_attends, order, least)
 
 
-def put_back(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
+def reassemble(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
     """Return the hidden states of a step's tokens in their order, `[tokens, hidden]`, float32.
 
     Args:
@@ -123,8 +123,8 @@ class BatchPipeline:
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
         """Wait for the micro-batches; return the hidden states of the step's tokens in order, `[tokens, hidden]`."""
-        found = [part for part in parts if isinstance(part, LiftedMicroBatch)]
-        return put_back([part.rows for part in found], [part.arrive() for part in found])
+        found = [part for part in parts if isinstance(part, QueuedMicroBatch)]
+        return reassemble([part.rows for part in found], [part.arrive() for part in found])
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
         """Return all tokens as one micro-batch, for a block by itself."""
@@ -143,7 +143,7 @@ class BatchPipeline:
         room = 0 if self.visiting is None else self.visiting.capacity
         return Sizes(schedule.micro_batch, schedule.least, self.chunk, room, visits=not schedule.host_attends)
 
-    def _begin(self, parts: Sequence[LiftedMicroBatch], order: Order, host_attends: bool) -> None:
+    def _begin(self, parts: Sequence[QueuedMicroBatch], order: Order, host_attends: bool) -> None:
         found = visits(order, len(self.attends), len(parts))
         hold_for(found, self.holds)
         self.starts(host_attends)
@@ -157,6 +157,6 @@ class BatchPipeline:
             ]
             self.visiting.begin([part.batch for part in parts], [] if host_attends else attended)
 
-    def _part(self, number: int, x: F32, batch: Batch, rows: I64, attended_there: bool) -> LiftedMicroBatch:
+    def _part(self, number: int, x: F32, batch: Batch, rows: I64, attended_there: bool) -> QueuedMicroBatch:
         own = Batch(batch.positions[rows], batch.sequence[rows], batch.tables)
-        return LiftedMicroBatch(number, x[rows], own, rows, self.lanes, attended_there)
+        return QueuedMicroBatch(number, x[rows], own, rows, self.lanes, attended_there)

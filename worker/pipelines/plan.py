@@ -52,7 +52,7 @@ class BatchPlan(OffloadPlan):
 
     policy: BatchPolicy = field(kw_only=True)
     asked: BatchProblem = field(kw_only=True)
-    kv_heads_there: int = field(kw_only=True)
+    card_kv_heads: int = field(kw_only=True)
     kv_heads: int = field(kw_only=True)
     room_pages: int = field(kw_only=True)
     room_bytes: int = field(kw_only=True)
@@ -80,9 +80,9 @@ class BatchPlan(OffloadPlan):
         return []
 
     @property
-    def home_heads(self) -> int:
+    def host_kv_heads(self) -> int:
         """The number of KV heads per layer with keys and values in host memory."""
-        return self.kv_heads - self.kv_heads_there
+        return self.kv_heads - self.card_kv_heads
 
     @property
     def rooms(self) -> int:
@@ -108,7 +108,7 @@ class BatchPlan(OffloadPlan):
     @property
     def chunk_bytes(self) -> int:
         """The size of the largest chunk in bytes (weights paging, section 4.1)."""
-        chunks = (self.pieces[at] for at in self.lifted)
+        chunks = (self.pieces[at] for at in self.streamed_pieces)
         largest = max((each.nbytes for each in chunks if each.block.kind == "experts"), default=0)
         return max(round_up(self.chunking.size(self.layer_bytes)), largest)
 
@@ -148,7 +148,7 @@ class BatchPlan(OffloadPlan):
     def _numbers(self) -> dict[int, int]:
         """The position of each streamed piece among those of its block, from 1 on."""
         found, counts = dict[int, int](), dict[int, int]()
-        for piece in self.lifted:
+        for piece in self.streamed_pieces:
             block = self.pieces[piece].block.number
             found[piece] = counts[block] = counts.get(block, 0) + 1
         return found
@@ -157,7 +157,7 @@ class BatchPlan(OffloadPlan):
     def _passing(self) -> list[list[int]]:
         """The streamed pieces, layer by layer, without layers that have none."""
         found: dict[int, list[int]] = {}
-        for piece in self.lifted:
+        for piece in self.streamed_pieces:
             found.setdefault(self.pieces[piece].block.layer, []).append(piece)
         return list(found.values())
 
@@ -220,8 +220,8 @@ def _less(found: BatchPlan, nbytes: int) -> BatchPolicy | None:
     policy, total = found.policy, found.asked.layer.layers * found.asked.layer.nbytes
     if policy.weights_kept > 0:
         return replace(policy, weights_kept=max(0.0, policy.weights_kept - nbytes / total))
-    if found.kv_heads_there and found.asked.limits.kv is None:
-        return replace(policy, kv_kept=(found.kv_heads_there - 1) / found.kv_heads)
+    if found.card_kv_heads and found.asked.limits.kv is None:
+        return replace(policy, kv_kept=(found.card_kv_heads - 1) / found.kv_heads)
     return None
 
 
@@ -283,7 +283,7 @@ def planned_batch(
         in_ram={"ram": True, "disk": False}.get(options.weights),
         policy=policy,
         asked=asked,
-        kv_heads_there=heads,
+        card_kv_heads=heads,
         kv_heads=plan.kv_heads,
         room_pages=pages,
         room_bytes=2 * round_up(half * pages),

@@ -16,12 +16,12 @@ from tpi.kernels.spec import Batch, Input, KvArray, Projected, Routing
 from tpi.kv import KvPages
 from tpi.pack.layout import GROUP
 from tpi.partition import Range
-from worker.node.heads import SomeHeads, put_together, some_heads
+from worker.node.heads import HeadRange, concatenate_heads, some_heads
 from worker.node.microbatch import MicroBatch
 from worker.node.order import COMPUTE, Phase
 from worker.node.segment import AttentionSegment, ExpertsSegment, FfnSegment, Phases, Segment, Take
 from worker.pipelines.lanes import BatchLanes
-from worker.pipelines.micro import LiftedMicroBatch
+from worker.pipelines.micro import QueuedMicroBatch
 from worker.pipelines.visiting import VisitingPages
 
 F32 = npt.NDArray[np.float32]
@@ -50,12 +50,12 @@ class BatchAttention(AttentionSegment):
     lanes: BatchLanes
     home: KvPages
     visiting: VisitingPages | None
-    kept: SomeHeads | None
-    others: SomeHeads | None
+    kept: HeadRange | None
+    others: HeadRange | None
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
         """Start these phases of attention for a micro-batch; return the pending partial result with the last phase."""
-        assert isinstance(part, LiftedMicroBatch)
+        assert isinstance(part, QueuedMicroBatch)
         if self.empty:
             return super().start(phases, data, part, take)
         if Phase.PROJECT in phases:
@@ -84,7 +84,7 @@ class BatchAttention(AttentionSegment):
             ready = finished(self.spec, heads, part.batch.positions, sums), crossed
             part.between[self] = Finished(lambda: ready)
 
-    def _project(self, data: Bytes, part: LiftedMicroBatch, take: Take) -> Pending[Crossed]:
+    def _project(self, data: Bytes, part: QueuedMicroBatch, take: Take) -> Pending[Crossed]:
         """Start the projection to heads, then the transfer of those for which the host attends (D1, section 4.1)."""
         crossing = None if part.attended_there else self.others
 
@@ -95,13 +95,13 @@ class BatchAttention(AttentionSegment):
 
         return self.launch(project)
 
-    def _attend_kept(self, kept: SomeHeads, part: LiftedMicroBatch) -> Pending[F32]:
+    def _attend_kept(self, kept: HeadRange, part: QueuedMicroBatch) -> Pending[F32]:
         """Start the accelerator's attention for the heads that are resident on it; the host attends for the others."""
         before, kernels = part.between[self], self.device.kernels
         with self.pages.hold(self.layer, part.batch) as (keys, values):
             return self.launch(lambda: _attended(kernels, kept, before.wait()[0], (keys, values, part.batch)))
 
-    def _attend_on_host(self, part: LiftedMicroBatch) -> Pending[Crossed]:
+    def _attend_on_host(self, part: QueuedMicroBatch) -> Pending[Crossed]:
         """Start the host's attention, and then the transfer of its result to the accelerator (D2)."""
         before, kernels, others = part.between[self], self.lanes.host.kernels, self.others
         assert others is not None  # the host attends only for keys and values in its memory
@@ -119,7 +119,7 @@ class BatchAttention(AttentionSegment):
 
         return self.lanes.attend(f"attention {self.layer}", arrived, attend)
 
-    def _output(self, data: Bytes, part: LiftedMicroBatch) -> Pending[F32]:
+    def _output(self, data: Bytes, part: QueuedMicroBatch) -> Pending[F32]:
         """Start the product with o once all attention has ended, and return its pending result."""
         attended, kept = part.between.pop(self), part.between.pop((self, "kept"), None)
 
@@ -132,16 +132,16 @@ class BatchAttention(AttentionSegment):
         ready = self.device.start(arrived)  # a separate call, so that traces do not show waiting as computing
 
         def output() -> F32:
-            mixed = ready.wait() if kept is None else put_together(kept.wait(), ready.wait())
+            mixed = ready.wait() if kept is None else concatenate_heads(kept.wait(), ready.wait())
             return self.device.kernels.output(self.spec, data, mixed)
 
         return self.launch(output)
 
-    def _attend_on_card(self, phases: Phases, data: Bytes, part: LiftedMicroBatch, take: Take) -> Pending[F32]:
+    def _attend_on_card(self, phases: Phases, data: Bytes, part: QueuedMicroBatch, take: Take) -> Pending[F32]:
         """Start all phases on the accelerator; heads that are already projected are not projected again."""
         heads = part.between.pop(self, None)
         with ExitStack() as held:
-            attending: list[tuple[SomeHeads, Paged]] = []
+            attending: list[tuple[HeadRange, Paged]] = []
             if self.kept is not None:
                 keys, values = held.enter_context(self.pages.hold(self.layer, part.batch))
                 attending.append((self.kept, (keys, values, part.batch)))
@@ -153,10 +153,10 @@ class BatchAttention(AttentionSegment):
     def _attention(
         self,
         data: Bytes,
-        part: LiftedMicroBatch,
+        part: QueuedMicroBatch,
         take: Take,
         heads: Pending[Any] | None,
-        attending: Sequence[tuple[SomeHeads, Paged]],
+        attending: Sequence[tuple[HeadRange, Paged]],
     ) -> Pending[F32]:
         """Start one call that computes attention, for each group of heads in `attending` in turn, and the output."""
         spec, kernels = self.spec, self.device.kernels
@@ -167,7 +167,7 @@ class BatchAttention(AttentionSegment):
                 return kernels.attention(spec, data, take(self), *pages)
             projected = heads.wait()[0] if heads else kernels.project(spec, data, take(self), part.batch.positions)
             mixed = [_attended(kernels, some, projected, pages) for some, pages in attending]
-            return kernels.output(spec, data, mixed[0] if len(mixed) == 1 else put_together(*mixed))
+            return kernels.output(spec, data, mixed[0] if len(mixed) == 1 else concatenate_heads(*mixed))
 
         return self.launch(attend)
 
@@ -231,11 +231,11 @@ def for_batches(
 
 
 def _follow(part: MicroBatch) -> None:
-    assert isinstance(part, LiftedMicroBatch)
+    assert isinstance(part, QueuedMicroBatch)
     part.follow()
 
 
-def _attended(kernels: Kernels, some: SomeHeads, projected: Projected, pages: Paged) -> F32:
+def _attended(kernels: Kernels, some: HeadRange, projected: Projected, pages: Paged) -> F32:
     """Return the result of attention for some of the heads, `[tokens, their values]`."""
     own = projected if some.spec.kv_heads == projected.keys.shape[1] else some.of(projected)
     return kernels.attend(some.spec, own, *pages)

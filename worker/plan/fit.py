@@ -36,7 +36,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Hosted:
+class HostShare:
     """The part of a node's share that takes host memory: pieces in memory or on disk, in order of use, and a KV cache.
 
     `sizes` (bytes of memory) and `kinds` have one item per piece.
@@ -56,13 +56,13 @@ class Hosted:
         kv_layers: int | None = None,
         staged: int = 0,
         kv_heads: int | None = None,
-    ) -> "Hosted":
+    ) -> "HostShare":
         """Create the host's part from `pieces` and their `sizes` in bytes. The other arguments are its attributes."""
         return cls(tuple(sizes), tuple(piece.block.half for piece in pieces), kv_layers, staged, kv_heads)
 
 
 def fit(
-    node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = None, speeds: Speeds | None = None
+    node: NodePlan, tables: Tables | None = None, hosted: HostShare | None = None, speeds: Speeds | None = None
 ) -> Budget:
     """Divide `node.options.memory` among the uses of memory on `node`.
 
@@ -113,11 +113,11 @@ def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None
     check_accelerator(plan, replace(LAPTOP, accelerator=first, more=tuple(more)), card.options, tables)
 
 
-def need(node: NodePlan, tables: Tables | None = None, hosted: Hosted | None = None) -> Demand:
+def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None = None) -> Demand:
     """Return the memory that `node` needs, by use. The arguments are those of `fit`."""
     config, options = node.config, node.options
     tables, pieces = tables or Tables(), tiles(node)
-    hosted = hosted or Hosted.of(pieces, [one.most_bytes(node.rank) for one in pieces])
+    hosted = hosted or HostShare.of(pieces, [one.most_bytes(node.rank) for one in pieces])
     layers = config.layers if hosted.kv_layers is None else hosted.kv_layers
     kv_heads = node.kv_heads if hosted.kv_heads is None else hosted.kv_heads
     token, chunk = computing_bytes(node), 0
@@ -163,7 +163,7 @@ def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, pa
     return 4 * config.hidden * (5 + passing) + buffer_bytes(config, heads, kv_heads, neurons)
 
 
-def there_bytes(node: NodePlan) -> CardMemoryNeed:
+def kernel_room(node: NodePlan) -> CardMemoryNeed:
     """Return the memory that the kernels of an accelerator need if it computes all blocks of `node`."""
     vectors = sum(block.vectors_bytes for block in node.blocks if block.kind != "experts")  # those stay on the host
     vectors += 4 * len(node.config.inv_freq) * node.config.layers

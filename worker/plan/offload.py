@@ -27,7 +27,7 @@ from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.kv import page_bytes, vector_bytes
-from worker.plan.fit import Tables, need, there_bytes
+from worker.plan.fit import Tables, kernel_room, need
 from worker.plan.node_plan import NodePlan, RunUnits
 from worker.plan.segments import NodeSegment, cut_pieces
 
@@ -76,12 +76,12 @@ class OffloadPlan:
         return self.pieces[piece].block.name
 
     @property
-    def fed(self) -> list[int]:
+    def host_pieces(self) -> list[int]:
         """The numbers of the pieces that lie in the host's memory or on its disk, in order of use."""
         return [number for number in range(len(self.pieces)) if number not in self.kept]
 
     @property
-    def lifted(self) -> list[int]:
+    def streamed_pieces(self) -> list[int]:
         """The numbers of the pieces that long or short steps stream through a ring, in order of use."""
         return sorted(self.long | self.short)
 
@@ -121,7 +121,7 @@ class OffloadPlan:
         Args:
             rooms: bytes of memory on each accelerator.
         """
-        if self.depth == 1 or not self.lifted:
+        if self.depth == 1 or not self.streamed_pieces:
             return self
         deeper = (replace(self, ahead=ahead) for ahead in range(_DEEPEST, self.depth, -1))
         return next((plan for plan in deeper if all(map(le, plan.card_bytes, rooms))), self)
@@ -158,7 +158,7 @@ class OffloadPlan:
         return 0
 
     @property
-    def home_heads(self) -> int | None:
+    def host_kv_heads(self) -> int | None:
         """The number of KV heads per layer with keys and values in the host's memory; None means all."""
         return None
 
@@ -191,7 +191,7 @@ class OffloadPlan:
         return kept + self.ring_bytes(card) + layers * self.kv_layer_bytes
 
     def below(self, sizes: Sequence[int], fitting: Placement) -> Placement:
-        """Return the placement of the pieces `fed` in the host's memory, as `in_ram` says.
+        """Return the placement of the pieces `host_pieces` in the host's memory, as `in_ram` says.
 
         Args:
             sizes: bytes of each of these pieces.
@@ -212,14 +212,14 @@ class OffloadPlan:
         return Placement(tuple(sizes), frozenset(), ring)
 
     def over(self, below: Placement) -> "OffloadPlan":
-        """Return the plan adapted to `below`, the placement of the pieces `fed` in the host's memory.
+        """Return the plan adapted to `below`, the placement of the pieces `host_pieces` in the host's memory.
 
         If some of them are read from disk, a step that streams any pieces to the accelerator must stream all of them.
         The reason is that the disk is read in a fixed order.
         """
         if not below.streamed_bytes:
             return self
-        every = frozenset(self.fed)
+        every = frozenset(self.host_pieces)
         return replace(self, long=every if self.long else self.long, short=every if self.short else self.short)
 
     def _attends(self, number: int) -> bool:
@@ -319,7 +319,7 @@ def offload_problem(
         work=work,
         machine=replace(smaller, memory=plan.options.memory or machine.memory),
         request=Workload(min(512, context // 2), min(128, context // 2), 1, context),
-        needs=Needs(demand.token, demand.fixed, there_bytes(plan)),
+        needs=Needs(demand.token, demand.fixed, kernel_room(plan)),
         limits=Limits(options.weights_tier, options.kv_tier, options.pipeline_kind, *_forced(options)),
         longest=plan.options.prefill_tokens,
         reserve=reserve,

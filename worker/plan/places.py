@@ -35,7 +35,7 @@ Visits = tuple[tuple[Place, ...], ...]
 
 
 @dataclass(frozen=True)
-class Fed:
+class StreamedRange:
     """A segment that is streamed through the ring: `nbytes` bytes from `begin` on of the window's segment `number`."""
 
     number: int
@@ -50,7 +50,7 @@ class Places:
     long: Visits
     short: Visits
     kept: tuple[NodeSegment, ...] = ()  # resident in the memory of their devices
-    fed: tuple[Fed, ...] = ()  # streamed through the ring, in order of use
+    fed: tuple[StreamedRange, ...] = ()  # streamed through the ring, in order of use
 
 
 def on_the_host(segments: Sequence[NodeSegment]) -> Places:
@@ -71,13 +71,13 @@ def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], n
     Args:
         offload: which pieces are resident, and which are streamed in long and in short steps.
         window: the segments of the host's window.
-        numbers: for each piece of `offload.fed`, the index in `window` of the segment that contains it.
+        numbers: for each piece of `offload.host_pieces`, the index in `window` of the segment that contains it.
     """
     kept, part_of = join(offload.pieces, offload.kept)
     chosen = [kept[number] for number in dict.fromkeys(part_of[piece] for piece in sorted(offload.kept))]
     stay = [Place(segment, "kept", number) for number, segment in enumerate(chosen)]
-    within = dict(zip(offload.fed, numbers, strict=True))
-    ring = {piece: Place(offload.pieces[piece], "ring", piece) for piece in offload.lifted}
+    within = dict(zip(offload.host_pieces, numbers, strict=True))
+    ring = {piece: Place(offload.pieces[piece], "ring", piece) for piece in offload.streamed_pieces}
 
     def visits(streamed: frozenset[int]) -> Visits:
         hosted = (Place(window[number], "window", number) for piece, number in within.items() if piece not in streamed)
@@ -88,12 +88,14 @@ def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], n
         long=visits(offload.long),
         short=visits(offload.short),
         kept=tuple(chosen),
-        fed=tuple(_fed(offload.pieces[piece], window[within[piece]], within[piece]) for piece in offload.lifted),
+        fed=tuple(
+            _fed(offload.pieces[piece], window[within[piece]], within[piece]) for piece in offload.streamed_pieces
+        ),
     )
 
 
-def _fed(piece: NodeSegment, whole: NodeSegment, number: int) -> Fed:
-    return Fed(number, whole.before(piece), piece.nbytes)
+def _fed(piece: NodeSegment, whole: NodeSegment, number: int) -> StreamedRange:
+    return StreamedRange(number, whole.before(piece), piece.nbytes)
 
 
 def _gathered(block: tuple[Place, ...]) -> tuple[Place, ...]:

@@ -17,7 +17,7 @@ from tpi.kernels import Kernels
 from tpi.pack.layout import BlockKind
 from worker.demand.plan import DemandPlan, decide_demand
 from worker.demand.records.plan import CHUNK, RecordPlan, decide_records
-from worker.plan.fit import Hosted, Tables, fit, need
+from worker.plan.fit import HostShare, Tables, fit, need
 from worker.plan.node_plan import NodePlan
 from worker.plan.places import Places, on_the_host, staying, through_accelerator
 from worker.plan.segments import NodeSegment, join, on_devices, tiles
@@ -108,11 +108,15 @@ def decide(
     """
     if len(shares) > 1:
         return _dealt(plan, on_devices(plan, shares), tables, disk)
-    pieces = tiles(plan) if offload is None else [replace(offload.pieces[number], device=0) for number in offload.fed]
+    pieces = (
+        tiles(plan)
+        if offload is None
+        else [replace(offload.pieces[number], device=0) for number in offload.host_pieces]
+    )
     layers = None if offload is None else len(offload.home)
     staged = offload.staged_bytes + offload.shared_bytes if offload is not None else 0
-    kv_heads = offload.home_heads if offload is not None else None
-    hosted = Hosted.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], layers, staged, kv_heads)
+    kv_heads = offload.host_kv_heads if offload is not None else None
+    hosted = HostShare.of(pieces, [piece.extent(held).slot_bytes for piece in pieces], layers, staged, kv_heads)
     budget, speed = _budget(plan, tables, hosted, [piece.extent(held) for piece in pieces], None if disk else kernels)
     placement = budget.placement
     reader = disk or speed.open(_smallest([piece.extent(held) for piece in pieces]))
@@ -181,7 +185,7 @@ def _by_neurons(
     held: Sequence[HeldBlock],
     kernels: Kernels | None,
     tables: Tables | None,
-    hosted: Hosted,
+    hosted: HostShare,
     pieces: Sequence[NodeSegment],
     disk: Disk,
     speed: DiskSpeed,
@@ -215,7 +219,7 @@ def _by_neurons(
 
 
 def _budget(
-    plan: NodePlan, tables: Tables | None, hosted: Hosted, extents: Sequence[Extent], kernels: Kernels | None
+    plan: NodePlan, tables: Tables | None, hosted: HostShare, extents: Sequence[Extent], kernels: Kernels | None
 ) -> tuple[Budget, DiskSpeed]:
     """Return how the node's memory is divided, and the disk's speed.
 
@@ -237,7 +241,7 @@ def _dealt(plan: NodePlan, segments: Sequence[NodeSegment], tables: Tables | Non
         PlanError: if the host's segments do not fit into its memory; names the `--memory` that would suffice.
     """
     own = [segment for segment in segments if not segment.device]
-    hosted = Hosted.of(own, [segment.most_bytes(plan.rank) for segment in own])
+    hosted = HostShare.of(own, [segment.most_bytes(plan.rank) for segment in own])
     budget, needed = fit(plan, tables, hosted), need(plan, tables, hosted)
     if budget.placement.streamed_bytes:
         least = -(-sufficient_budget(needed, sum(hosted.sizes), plan.options.prefill_tokens) >> 20)

@@ -6,7 +6,7 @@ import numpy as np
 
 from scheduler.demand.records.reads import Bounds, ReadSizes, RecordRead, covered, dealt, plan_ranges
 from scheduler.demand.records.table import F64, I32, NEURON_BYTES, SLOT_BYTES, RecordTable
-from scheduler.neurons.worth import NeuronWorth
+from scheduler.neurons.worth import NeuronImportance
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import Bytes
 
@@ -54,7 +54,7 @@ class OpenLayer:
     def __init__(self, layer: RecordLayer, sizes: ReadSizes) -> None:
         """Create the layer without slots; reads will have `sizes`."""
         self.layer = layer
-        self.worth = NeuronWorth(layer.frequency, half_life=HALF_LIFE)
+        self.worth = NeuronImportance(layer.frequency, half_life=HALF_LIFE)
         self.expected: I32 | None = None  # pinned until the next hold
         self.along = 0
         self.error: Exception | None = None  # error of the last read that failed

@@ -225,12 +225,12 @@ class RecordTier:
                 return
             job = queue.popleft()
         began, moved, error = time.perf_counter(), 0, None
-        self._reads.fly()
+        self._reads.begin_read()
         try:
             moved = self._reader.read(self.layers[job.layer], job.read)
         except Exception as failure:  # noqa: BLE001 - the hold that waits for the records raises it
             error = failure
-        self._reads.land()
+        self._reads.end_read()
         self._trace.add("load", self.layers[job.layer].layer.name, int(began * 1e9), int(time.perf_counter() * 1e9))
         with self._lock:
             self._finish(job, moved, error)

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.neurons.arena import NeuronArena
 from scheduler.neurons.layout import arena_layer
-from scheduler.neurons.moving import STATIC, Moving
+from scheduler.neurons.moving import STATIC, MigrationSettings
 from scheduler.transfer.queue import TransferQueue
 from tests.support.devices.opencl_device import TOLERANCE, assert_close, opencl_device
 from tests.support.devices.shuffled import Shuffled
@@ -39,7 +39,7 @@ def device_called(name: str) -> AbstractContextManager[Device]:
 
 @contextmanager
 def hybrid(
-    device: Device, format: Format, biased: bool, moving: Moving, slots: int = 96
+    device: Device, format: Format, biased: bool, moving: MigrationSettings, slots: int = 96
 ) -> Iterator[tuple[HybridFfn, np.ndarray, list[NeuronChoice | None]]]:
     """A block, its bytes, and a list of which the last is what is chosen next."""
     random = np.random.default_rng(7)
@@ -72,9 +72,9 @@ def some(random: np.random.Generator) -> I32:
 
 @pytest.mark.parametrize("name", ["emulated", "opencl", "shuffled"])
 @pytest.mark.parametrize(("format", "biased"), [("f32", True), ("q8", False), ("q4", True), ("bf16", False)])
-@pytest.mark.parametrize("moving", [STATIC, Moving()], ids=["static", "dynamic"])
+@pytest.mark.parametrize("moving", [STATIC, MigrationSettings()], ids=["static", "dynamic"])
 def test_both_sides_come_to_what_the_cpu_computes_alone(
-    name: str, format: Format, biased: bool, moving: Moving
+    name: str, format: Format, biased: bool, moving: MigrationSettings
 ) -> None:
     random = np.random.default_rng(11)
     with device_called(name) as device, hybrid(device, format, biased, moving) as (block, data, chosen):
@@ -113,7 +113,10 @@ def test_what_is_chosen_to_be_dense_is_the_hosts_alone() -> None:
 
 
 def test_a_call_that_fails_gives_its_slots_back() -> None:
-    with device_called("emulated") as device, hybrid(device, "f32", False, Moving()) as (block, data, chosen):
+    with (
+        device_called("emulated") as device,
+        hybrid(device, "f32", False, MigrationSettings()) as (block, data, chosen),
+    ):
         chosen.append(NeuronChoice(np.arange(40, dtype=np.int32)))
         broken = replace(block, spec=replace(block.spec, activation="none"))  # type: ignore[arg-type]
         with pytest.raises(Exception, match="none"):

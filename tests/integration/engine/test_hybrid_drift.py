@@ -16,7 +16,7 @@ from master.generation.sampler import Sampler, Sampling
 from scheduler.model.machine import emulated_node
 from scheduler.neurons.arena import NeuronArena
 from scheduler.neurons.costs import FittedCost
-from scheduler.neurons.moving import Moving
+from scheduler.neurons.moving import MigrationSettings
 from scheduler.neurons.thresholds import NeuronShares
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.neurons import Exact, relu_packs, scorers
@@ -117,7 +117,9 @@ def watched(
     random = np.random.default_rng(3)
     frequency = {layer: random.random(pack.config.intermediate) for layer in range(pack.config.layers)}
     neurons = sum(block.shape.nbytes for _, block in pack.layers)
-    setup = NeuronSetup(frequency, scorers=scorers(pack, Graded), moving=Moving(migrate=False), most=neurons // 2)
+    setup = NeuronSetup(
+        frequency, scorers=scorers(pack, Graded), moving=MigrationSettings(migrate=False), most=neurons // 2
+    )
     decide: Any = partial(decide_neurons, setup=setup)
     beside = {0: AcceleratorSetup(card, emulated_node(parse_emulated(MACHINE)), decide=decide)}
     made = in_process_deployment(pack, [1], cache, accelerators=beside, host=host, trace=True, **ROOM)

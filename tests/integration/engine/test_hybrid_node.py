@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scheduler.model.machine import LAPTOP, Accelerator, NodeMachine
-from scheduler.neurons.moving import DYNAMIC, STATIC, Moving
+from scheduler.neurons.moving import DYNAMIC, STATIC, MigrationSettings
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.neurons import SMALL, All, Exact, relu_packs, scorers
 from tests.support.devices.offloading import answers, prompts
@@ -51,7 +51,7 @@ def at_once() -> NodeMachine:
     return replace(LAPTOP.with_cards(begun), host=replace(LAPTOP.host, start=0.0))
 
 
-def setup_of(pack: Pack, kind: type[Exact], moving: Moving) -> NeuronSetup:
+def setup_of(pack: Pack, kind: type[Exact], moving: MigrationSettings) -> NeuronSetup:
     random = np.random.default_rng(3)
     frequency = {layer: random.random(pack.config.intermediate) for layer in range(pack.config.layers)}
     neurons = sum(block.shape.nbytes for _, block in pack.layers)
@@ -78,7 +78,7 @@ def dense_answers(pack: Pack, cache: Path, asked: list[list[int]]) -> list[list[
         return answers(deployment, asked, 12)
 
 
-CASES: list[tuple[str, type[Exact], Moving, str]] = [
+CASES: list[tuple[str, type[Exact], MigrationSettings, str]] = [
     ("emulated", All, STATIC, "f32"),
     ("emulated", Exact, STATIC, "q4"),
     ("emulated", All, DYNAMIC, "q4"),
@@ -92,7 +92,7 @@ CASES: list[tuple[str, type[Exact], Moving, str]] = [
 def test_tokens_equal_the_dense_run(
     device: str,
     kind: type[Exact],
-    moving: Moving,
+    moving: MigrationSettings,
     dtype: str,
     relu_pack: Callable[[str], Pack],
     tmp_path: Path,

@@ -85,7 +85,7 @@ def test_three_cards_keep_what_none_holds_alone(tiny_pack: Callable[..., Pack], 
         assert answers(deployment, asked) == on_the_host(pack, tmp_path, asked)
         assert all(device.memory.used > 0 for device in devices)
         assert deployment.node.offload is not None
-        assert not deployment.node.offload.fed
+        assert not deployment.node.offload.host_pieces
 
 
 def test_what_is_too_much_for_all_cards_is_refused_with_what_would_do(

@@ -88,7 +88,7 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
         assert link.pipeline.schedule.host_attends != attends_there
         assert answers(deployment, asked) == expected
         check_sides(deployment.node, LIMIT)
-        share = f"{heads / (heads + link.plan.home_heads):.0%} of the keys and values"
+        share = f"{heads / (heads + link.plan.host_kv_heads):.0%} of the keys and values"
         assert "both attend" in link.describe()
         assert share in link.describe()
         assert link.figures.kv_bytes > 0  # of the other heads: prompts are attended with there
@@ -200,7 +200,7 @@ def test_what_is_planned_with_little_memory_is_kept_to(many_heads: Callable[[str
             link = dividing(deployment)
             assert answers(deployment, asked, 3) == expected
             check_sides(deployment.node, room)
-            kept.add(link.plan.kv_heads_there)
+            kept.add(link.plan.card_kv_heads)
     assert len(kept - {0, KV_HEADS}) > 1
 
 

@@ -17,7 +17,7 @@ from tpi.pack.reader import Pack
 from worker.node.block import Block
 from worker.node.node import Node
 from worker.node.order import Phase, visits
-from worker.pipelines.micro import LiftedMicroBatch
+from worker.pipelines.micro import QueuedMicroBatch
 from worker.pipelines.orders import Interleaved, Layerwise
 
 IN_FLIGHT = 2
@@ -132,7 +132,7 @@ def test_what_failed_on_a_worker_is_said_with_its_next_sum(tiny_pack: Callable[.
         one = np.zeros((1, node.loop.group.spec.payload_values[0]), np.float32)
         nothing = np.zeros(1, np.int32)
         part = node.loop._division.alone(one, Batch(nothing, nothing, nothing[None]))
-        assert isinstance(part, LiftedMicroBatch)
+        assert isinstance(part, QueuedMicroBatch)
         part._moves.append(part._lanes.device.start(_broken))
         with pytest.raises(ZeroDivisionError):
             part.partial()

@@ -48,7 +48,7 @@ def test_all_prompts_of_a_step_share_one_crossing_of_every_weight(
         offloaded(pack, tmp_path, {0: device}, OffloadOptions("ram", "ram", "batch"), **LONG) as deployment,
     ):
         link, engine = batched(deployment), Engine(deployment)
-        passing = sum(link.plan.pieces[piece].nbytes for piece in link.plan.lifted)
+        passing = sum(link.plan.pieces[piece].nbytes for piece in link.plan.streamed_pieces)
         link.settle()
         before = link.figures.weight_bytes
         for prompt in asked:

@@ -30,7 +30,7 @@ from tpi.pack.reader import Pack
 from tpi.trace import OFF
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.lanes import BatchLanes
-from worker.pipelines.micro import LiftedMicroBatch
+from worker.pipelines.micro import QueuedMicroBatch
 from worker.pipelines.orders import Layerwise
 from worker.pipelines.pipeline import BatchSchedule
 
@@ -134,7 +134,7 @@ def test_what_is_prepared_for_one_half_of_a_layer_is_not_taken_by_the_other(adds
     device: Any = SimpleNamespace(kernels=kernels, start=late.append)
     x, prepared = np.zeros((1, 4), np.float32), list[object]()
     with closing(BatchLanes(device, open_host(), OFF, adds_there)) as lanes:
-        batch = LiftedMicroBatch(0, x, NO_TOKENS, np.arange(1), lanes, True)
+        batch = QueuedMicroBatch(0, x, NO_TOKENS, np.arange(1), lanes, True)
 
         def prepare(spec: Any) -> None:
             prepared.append(batch.prepared(spec, device, kernels))

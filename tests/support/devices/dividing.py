@@ -53,8 +53,8 @@ def check_sides(node: Node, limit: int) -> None:
     assert isinstance(link, BatchAccelerated)
     each = page_bytes(1, 1, plan.config.head_dim, plan.options.kv_dtype)
     here = sum(array.nbytes for array in (*link.home.keys.values(), *link.home.values.values()))
-    assert here == node.budget.kv_bytes == plan.config.layers * link.plan.home_heads * node.budget.pages * each
+    assert here == node.budget.kv_bytes == plan.config.layers * link.plan.host_kv_heads * node.budget.pages * each
     pages = {id(pages): pages for pages in link._pages.values()}
     there = sum(array.nbytes for one in pages.values() for array in (*one.keys.values(), *one.values.values()))  # type: ignore[attr-defined]
-    assert there == plan.config.layers * link.plan.kv_heads_there * node.budget.pages * each
+    assert there == plan.config.layers * link.plan.card_kv_heads * node.budget.pages * each
     assert link.device.memory.used <= link.plan.memory_bytes <= limit

@@ -65,14 +65,14 @@ def plans(draw: st.DrawFn) -> Drawn:
     policy: Any = SimpleNamespace(micro_batches=chunking.count)
     plan = BatchPlan(
         pieces, kept, passing, passing, 1, "ram", 2, 0, nothing, nothing, policy=policy, asked=nothing, room_pages=1,
-        room_bytes=0, chunking=chunking, kv_heads_there=0, kv_heads=1,
+        room_bytes=0, chunking=chunking, card_kv_heads=0, kv_heads=1,
     )  # fmt: skip
     return Drawn(plan, experts)
 
 
 def blocks_of(plan: BatchPlan) -> list[tuple[Place, ...]]:
     """Of each block, what a step visits."""
-    window = [plan.pieces[number] for number in plan.fed]
+    window = [plan.pieces[number] for number in plan.host_pieces]
     return list(through_accelerator(plan, window, range(len(window))).long)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.kernels.kernel_cases import attention_case, native
 from tpi.kv import KV_DTYPES, KvDtype
 from tpi.partition import Range
-from worker.node.heads import put_together, some_heads
+from worker.node.heads import concatenate_heads, some_heads
 
 HEADS, KV_HEADS = 7, 3
 SHARED = np.array([0, 0, 1, 1, 1, 2, 2], np.int32)  # a group that is cut, as on uneven nodes
@@ -36,7 +36,7 @@ def test_no_bit_depends_on_which_heads_are_attended_with_together(kv_dtype: KvDt
         np.testing.assert_array_equal(own_keys, keys[:, own])
         np.testing.assert_array_equal(own_values, values[:, own])
         assert part.nbytes(heads) == sum(each.nbytes for each in vars(part.of(heads)).values())
-    np.testing.assert_array_equal(put_together(*mixed), whole)
+    np.testing.assert_array_equal(concatenate_heads(*mixed), whole)
 
 
 def test_none_and_all_of_the_heads() -> None:

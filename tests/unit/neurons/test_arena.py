@@ -10,7 +10,7 @@ from scheduler.neurons.arena import NeuronArena
 from scheduler.neurons.costs import LineCost
 from scheduler.neurons.layer import HeldNeurons
 from scheduler.neurons.layout import ArenaLayer, arena_bytes, arena_layer
-from scheduler.neurons.moving import STATIC, Moving
+from scheduler.neurons.moving import STATIC, MigrationSettings
 from scheduler.neurons.slots import Marks
 from scheduler.neurons.thresholds import F32
 from scheduler.transfer.queue import TransferQueue
@@ -41,7 +41,7 @@ def layers(random: np.random.Generator) -> list[ArenaLayer]:
 
 @contextmanager
 def arena_of(
-    seed: int, moving: Moving, failing: Callable[[int], bool] = lambda _: False
+    seed: int, moving: MigrationSettings, failing: Callable[[int], bool] = lambda _: False
 ) -> Iterator[tuple[NeuronArena, Bytes, TransferQueue]]:
     with ExitStack() as stack:
         device = stack.enter_context(Shuffled(native, seed, failing))
@@ -59,8 +59,8 @@ def computed(arena: NeuronArena, layer: int, held: HeldNeurons, costs: tuple[Lin
     """Reads every held record, at a time that the device chooses, and checks whose it is; costs as drawn are noted."""
     each = arena.layers[layer]
     data = each.data.reshape(-1, RECORD)
-    each.took_there(len(held.slots), costs[0].seconds(len(held.slots)))
-    each.took_here(len(held.here), costs[1].seconds(len(held.here)))
+    each.record_accelerator_time(len(held.slots), costs[0].seconds(len(held.slots)))
+    each.record_cpu_time(len(held.here), costs[1].seconds(len(held.here)))
 
     def call() -> None:
         try:
@@ -96,7 +96,11 @@ def test_nothing_computes_with_a_neuron_that_is_half_there(seeds: range) -> None
     for seed in seeds:
         random = np.random.default_rng(seed)
         costs = drawn_costs(random)
-        with arena_of(seed, Moving(ahead=int(random.integers(1, 4)), balance=bool(seed % 2))) as (arena, _, _):
+        with arena_of(seed, MigrationSettings(ahead=int(random.integers(1, 4)), balance=bool(seed % 2))) as (
+            arena,
+            _,
+            _,
+        ):
             pending: list[Pending[None]] = []
             for _ in range(8):
                 arena.begin()
@@ -120,7 +124,7 @@ def test_nothing_computes_with_a_neuron_that_is_half_there(seeds: range) -> None
 
 def test_a_move_that_fails_surfaces_at_the_next_step_and_its_neurons_are_the_cpus() -> None:
     broken = [False]
-    with arena_of(3, Moving(), lambda _: broken[0]) as (arena, _, _):
+    with arena_of(3, MigrationSettings(), lambda _: broken[0]) as (arena, _, _):
         broken[0] = True
         layer = next(each for each in arena.layers if len(each.slots))
         absent = np.flatnonzero(~layer.slots.there)[:8].astype(np.int32)
@@ -145,7 +149,7 @@ def test_static_moves_nothing() -> None:
 
 
 def test_a_neuron_that_is_foretold_again_and_again_is_there_in_the_end() -> None:
-    with arena_of(4, Moving()) as (arena, _, _):
+    with arena_of(4, MigrationSettings()) as (arena, _, _):
         layer = next(each for each in arena.layers if len(each.slots) > each.slots.fixed)
         wanted = np.flatnonzero(~layer.slots.there)[:8].astype(np.int32)
         for _ in range(20):
@@ -170,7 +174,7 @@ def test_what_was_chosen_is_cut_to_whole_units_from_the_coolest_end() -> None:
 def test_what_fills_the_last_unit_is_never_computed(balance: bool) -> None:
     scores = np.full(NEURONS - 20, 2.0, np.float32)
     scores[::2] = -1.0
-    with arena_of(4, Moving(migrate=False, balance=balance)) as (arena, _, _):
+    with arena_of(4, MigrationSettings(migrate=False, balance=balance)) as (arena, _, _):
         number = next(at for at, each in enumerate(arena.layers) if len(each.slots))
         for _ in range(20):
             held = arena.layers[number].divide(scores, 0.0)

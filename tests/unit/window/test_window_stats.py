@@ -58,10 +58,10 @@ def test_windows_that_read_at_once_share_the_time(monkeypatch: pytest.MonkeyPatc
     clock = ReadClock()
     blocks, head = Meter(1, 0, 1, clock), Meter(1, 0, 1, clock)
     for at, act in (
-        (1, blocks.fly),
-        (2, head.fly),
-        (3, lambda: blocks.land(10)),
-        (5, lambda: head.land(20)),
+        (1, blocks.begin_read),
+        (2, head.begin_read),
+        (3, lambda: blocks.end_read(10)),
+        (5, lambda: head.end_read(20)),
         (9, None),
     ):
         now = at
@@ -73,7 +73,7 @@ def test_windows_that_read_at_once_share_the_time(monkeypatch: pytest.MonkeyPatc
         assert (taken.read_bytes, taken.read_seconds) == (size, 4.0)
         assert meter.take() == WindowStats(ring_bytes=1)
     now = 10
-    blocks.fly()
+    blocks.begin_read()
     now = 12
     assert blocks.take().read_seconds == 2.0  # until now
 

@@ -27,7 +27,7 @@ def power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-class TorchMark(Protocol):
+class TorchEvent(Protocol):
     """A point in a lane (a CUDA event)."""
 
     @property
@@ -47,7 +47,7 @@ class TorchLane(Protocol):
         """Put the work that this thread gives torch and Triton within the context into this lane."""
         ...
 
-    def mark(self) -> TorchMark:
+    def mark(self) -> TorchEvent:
         """Return a mark after all work that the lane was given."""
         ...
 
@@ -159,15 +159,15 @@ class CudaLane:
         within: AbstractContextManager[None] = torch.cuda.stream(self._stream)
         return within
 
-    def mark(self) -> TorchMark:
+    def mark(self) -> TorchEvent:
         """Return an event after all work that the stream was given."""
         event = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, so that the host's cores can compute
         event.record(self._stream)
-        return CudaMark(event)
+        return CudaEvent(event)
 
 
-class CudaMark:
-    """An event of a card (`TorchMark`)."""
+class CudaEvent:
+    """An event of a card (`TorchEvent`)."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
@@ -221,7 +221,7 @@ class CpuLane:
         with self._turn:
             yield
 
-    def mark(self) -> TorchMark:
+    def mark(self) -> TorchEvent:
         """Return a mark whose work is done already."""
         return self
 

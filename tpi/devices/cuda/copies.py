@@ -4,7 +4,7 @@ from collections import deque
 from threading import Lock
 
 from tpi.devices.arena import Array
-from tpi.devices.cuda.backend import Tensor, TorchLane, TorchMark
+from tpi.devices.cuda.backend import Tensor, TorchEvent, TorchLane
 from tpi.devices.failures import close_all, explained
 
 
@@ -17,7 +17,7 @@ class CudaCopy:
         """Create the copy; it refers to both arrays, so that their memory is not released before it ends."""
         self._device = device
         self._kept = kept
-        self._mark: TorchMark | None = None
+        self._mark: TorchEvent | None = None
         self._error: Exception | None = None
 
     def begin(self, lane: TorchLane, source: Tensor, target: Tensor) -> None:

@@ -19,7 +19,7 @@ from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
 
 if TYPE_CHECKING:
-    from worker.accelerator.accelerated import Accelerated
+    from worker.accelerator.accelerated import Accelerators
     from worker.demand.fetched import Fetched
     from worker.demand.records.node import StreamedNeurons
     from worker.demand.records.plan import RecordPlan
@@ -32,7 +32,7 @@ class OpenedWeights:
     """The weights of a node, ready to compute with."""
 
     weights: Weights[Segment]
-    link: "Accelerated | None" = None  # the accelerators
+    link: "Accelerators | None" = None  # the accelerators
     fetched: "Fetched | None" = None  # the experts that are loaded on demand
     sparse: "SparseNode | None" = None  # predicts the active neurons
 
@@ -132,7 +132,7 @@ class _Opening:
         arrangement = Arrangement(tiles, None, streamed.blocks(self._plan.blocks, tiles, self._open))
         return OpenedWeights(Weights(self._window, arrangement, steps=streamed), sparse=self.sparse)
 
-    def _linked(self, placed: Placed) -> "Accelerated | None":
+    def _linked(self, placed: Placed) -> "Accelerators | None":
         if self._residence.offload is None:
             return None
         from worker.pipelines.accelerated import open_accelerated

@@ -26,7 +26,7 @@ from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
 
 if TYPE_CHECKING:
-    from worker.accelerator.accelerated import Accelerated
+    from worker.accelerator.accelerated import Accelerators
 
 
 def traced(device: Device, trace: NoTrace, name: str) -> Launch:
@@ -48,7 +48,7 @@ class Sources:
 
     window: Window  # of the host
     kept: Sequence[Hold]  # of the segments that are resident in the memory of their devices
-    link: "Accelerated | None"  # the accelerators
+    link: "Accelerators | None"  # the accelerators
     short: bool = False  # True: for short steps
 
     def of(self, short: bool) -> "Sources":
@@ -142,7 +142,7 @@ def load_kept(
 
 
 def open_pages(
-    plan: NodePlan, residence: Residence, devices: Sequence[Device], placed: Placed, link: "Accelerated | None"
+    plan: NodePlan, residence: Residence, devices: Sequence[Device], placed: Placed, link: "Accelerators | None"
 ) -> Callable[[int, int], HeldPages]:
     """Allocate the KV pages, and return a function from a device's number and a layer to the pages for them."""
     config, count = plan.config, residence.budget.pages

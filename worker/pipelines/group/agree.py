@@ -15,7 +15,7 @@ from scheduler.model.roofline.search import best_policies, best_policy
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.net.fields import GroupBatch
-from worker.pipelines.decide import leaves_open, refusal
+from worker.pipelines.decide import may_choose_batches, refusal
 from worker.pipelines.plan import batch_problem, prompt_chunk
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodePlan
@@ -90,7 +90,7 @@ def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem])
     If only some accelerators compute neurons then, return policies with which all do, if the slowest node is as fast.
     """
     cards = [member for member in members if member.machine.accelerator is not None]
-    if not cards or not all(leaves_open(member.plan, member.machine, member.options) for member in cards):
+    if not cards or not all(may_choose_batches(member.plan, member.machine, member.options) for member in cards):
         return ()
     open_ones = [replace(each, limits=replace(each.limits, ffn_there=None)) for each in problems]
     try:

@@ -14,7 +14,7 @@ from worker.node.microbatch import MicroBatch
 from worker.node.order import Order
 from worker.pipelines.dividing import Sizes, decodes, divided
 from worker.pipelines.orders import Layerwise
-from worker.pipelines.pipeline import BatchSchedule, put_back, schedule_of
+from worker.pipelines.pipeline import BatchSchedule, reassemble, schedule_of
 from worker.pipelines.plan import room_pages
 from worker.plan.fit import Tables, need
 from worker.plan.node_plan import NodePlan
@@ -57,7 +57,7 @@ class HostedPipeline:
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
         """Return the hidden states of the step's tokens in order, `[tokens, hidden]`."""
         found = [part for part in parts if isinstance(part, HostedMicroBatch)]
-        return put_back([part.rows for part in found], [part.x for part in found])
+        return reassemble([part.rows for part in found], [part.x for part in found])
 
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
         """Return all tokens as one micro-batch, for a block by itself."""

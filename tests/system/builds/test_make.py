@@ -10,7 +10,7 @@ import pytest
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-LINTED = ["ruff check .", "ruff format --check .", "mypy"]
+LINTED = ["ruff check .", "ruff format --check .", "mypy", "python .ci/prose.py"]
 
 
 def made(folder: Path, target: str, failing: str) -> tuple[int, list[str]]:
@@ -19,7 +19,7 @@ def made(folder: Path, target: str, failing: str) -> tuple[int, list[str]]:
     noted.touch()
     (folder / "bin").mkdir(exist_ok=True)
     (folder / ".installed").touch()
-    for name in ("pytest", "ruff", "mypy"):
+    for name in ("pytest", "ruff", "mypy", "python"):
         line = f"{name} $*"
         script = f'#!/bin/sh\necho "{line}" >> {noted}\ncase "{line}" in *"{failing}"*) exit 1;; esac\n'
         (folder / "bin" / name).write_text(script)

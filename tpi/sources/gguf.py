@@ -202,8 +202,10 @@ class _Header:
         """Read a string: its length, then that many bytes of UTF-8. `errors` is that of `bytes.decode`."""
         length = self.u64()
         self._text += length
-        if length > _MAX_STRING or self._text > _MAX_TEXT:
+        if length > _MAX_STRING:
             raise self.bad(f"a string of {length} bytes is too long")
+        if self._text > _MAX_TEXT:
+            raise self.bad(f"its strings together have more than {_MAX_TEXT} bytes")
         return self._take(length).decode("utf-8", errors)
 
     def value(self, kind: int) -> Any:

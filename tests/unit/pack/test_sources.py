@@ -170,6 +170,12 @@ def test_hostile_model_file_gguf(name: str, tmp_path: Path) -> None:
     assert str(path) in refused(lambda: open_source(path))
 
 
+def test_many_gguf_strings_are_refused_by_their_total(tmp_path: Path) -> None:
+    texts = [string(f"key{number}") + struct.pack("<I", 8) + string(b"x" * (1 << 20)) for number in range(8)]
+    (tmp_path / "model.gguf").write_bytes(gguf(0, 8, b"".join(texts)))
+    assert "its strings together have more than 8388608 bytes" in refused(lambda: open_gguf(tmp_path / "model.gguf"))
+
+
 @pytest.mark.parametrize(
     "name", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "x\0y", "linked.safetensors", "gone"]
 )

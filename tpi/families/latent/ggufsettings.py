@@ -43,8 +43,8 @@ def gguf_arranged(model: Model, has: Callable[[str], bool]) -> Model:
 def _sizes(fields: Fields) -> HeadSizes:
     """Return the sizes of heads.
 
-    In newer files, `attention.key_length` and `attention.value_length` are sizes after weight absorption, and the keys
-    ending in `_mla` have the actual sizes.
+    In newer files, `attention.key_length` and `attention.value_length` are sizes after weight absorption; the metadata
+    keys that end in `_mla` have the actual sizes.
 
     Raises:
         ModelError: if the sizes do not fit each other.

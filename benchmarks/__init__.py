@@ -1,1 +1,1 @@
-"""What TPI promises, measured: `python -m benchmarks`. Not part of the installed program."""
+"""Measurements of what TPI promises: `python -m benchmarks`. Not part of the installed program."""

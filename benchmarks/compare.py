@@ -28,7 +28,7 @@ Probe = Callable[[Side], Figures]
 
 @contextmanager
 def built(commit: str, folder: Path) -> Iterator[Side]:
-    """An environment in `folder` with `commit` installed; its worktree is gone afterwards."""
+    """Install `commit` in a virtual environment in `folder`; remove its worktree afterwards."""
     tree, venv = folder / "tree", folder / "venv"
     _run("git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(tree), commit)
     try:
@@ -44,7 +44,7 @@ def built(commit: str, folder: Path) -> Iterator[Side]:
 
 
 def in_pairs(base: Side, head: Side, probe: Probe, pairs: int) -> list[tuple[Figures, Figures]]:
-    """Figures of the base and of HEAD, `pairs` times by turns, after one of each that fills its cache."""
+    """Measure the base and HEAD alternately, `pairs` times, after one unmeasured run of each that fills its cache."""
     for side in (base, head):
         probe(side)
     found = []
@@ -56,7 +56,7 @@ def in_pairs(base: Side, head: Side, probe: Probe, pairs: int) -> list[tuple[Fig
 
 
 def verdict(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> tuple[str, bool]:
-    """A line on one figure, and whether it needs no explanation."""
+    """Return a line on one figure, and False if the figure is so much worse that it needs an explanation."""
     both = [(base[name], head[name]) for base, head in pairs]
     before, after = (median(column) for column in zip(*both, strict=True))
     values = f"{before:.4g} -> {after:.4g}"
@@ -106,7 +106,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _packages() -> list[str]:
-    """The folders of packages that this Python uses, without the standard library."""
+    """Return the folders of packages that this Python uses, without the standard library."""
     standard = Path(sysconfig.get_path("stdlib"))
     folders = [Path(entry) for entry in sys.path if entry]
     return [str(one) for one in folders if one.is_dir() and one not in (standard, standard / "lib-dynload", ROOT)]

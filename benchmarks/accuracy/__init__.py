@@ -1,1 +1,1 @@
-"""Whether the tokens are right, and what formats cost in quality."""
+"""Correctness of the tokens, and the cost of formats in quality."""

@@ -16,7 +16,9 @@ GGUF files with every metadata key at random, against their meaning to llama.cpp
 
 
 def bench(quick: bool) -> Result:
-    """One row per architecture."""
+    """Count the drawn models that agree with transformers, that are refused and that are invalid, one row an
+    architecture.
+    """
     with TemporaryDirectory() as directory:
         tally = differential.run(range(10 if quick else DRAWS), Path(directory))
         gguf = gguf_differential.run(range(80 if quick else 10 * DRAWS), Path(directory))

@@ -40,7 +40,7 @@ temperature 0 (fewer where the answer ends). Where the two best logits of transf
 
 @dataclass(frozen=True)
 class Expected:
-    """What transformers generates: ids, and by how much the best logit led at each step."""
+    """Token ids that transformers generates, and the lead of the best logit at each step."""
 
     prompt: list[int]
     tokens: list[int]
@@ -57,7 +57,7 @@ class Agreement:
 
 
 def bench(quick: bool) -> Result:
-    """One row per number of nodes."""
+    """Compare the answers of each number of nodes with those of transformers, one row a number of nodes."""
     model = smollm2().path
     prompts, tokens = (PROMPTS[:2], 16) if quick else (PROMPTS, TOKENS)
     expected = list(generate(model, prompts, tokens))
@@ -70,7 +70,7 @@ def bench(quick: bool) -> Result:
 
 
 def generate(model: Path, prompts: tuple[str, ...], tokens: int) -> Iterator[Expected]:
-    """The answers of transformers, each as its greedy search gives it."""
+    """Generate the answer to each prompt with the greedy search of transformers in float32."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -89,7 +89,7 @@ def generate(model: Path, prompts: tuple[str, ...], tokens: int) -> Iterator[Exp
 
 
 def compare(made: list[int], wanted: Expected) -> Agreement:
-    """Equal tokens up to where the answers part, and whether they may part there."""
+    """Count the equal tokens up to the first difference, and judge whether a near tie explains the difference."""
     for step, (token, other) in enumerate(zip(made, wanted.tokens, strict=False)):
         if token != other:
             tied = wanted.leads[step] < NEAR_TIE

@@ -1,4 +1,4 @@
-"""What each format costs in quality: KL, best token, perplexity on a text, against llama.cpp on the same files."""
+"""The cost of each format in quality: KL divergence, best token and perplexity on a text, next to llama.cpp."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -50,19 +50,22 @@ class Quality:
     surprise: list[float] = field(default_factory=list)  # nats of the token that came
 
     def add(self, expected: F32, found: F32, chunk: Sequence[int]) -> None:
-        """One chunk: log probabilities `[tokens, vocab]`, expected and found."""
+        """Add one chunk: expected and found log probabilities, `[tokens, vocab]`."""
         self.kl += (np.exp(expected) * (expected - found)).sum(axis=1).tolist()
         self.same += (expected.argmax(axis=1) == found.argmax(axis=1)).tolist()
         self.surprise += (-found[np.arange(len(chunk) - 1), chunk[1:]]).tolist()
 
     @property
     def perplexity(self) -> float:
-        """Of the text."""
+        """Return the perplexity of the text."""
         return float(np.exp(np.mean(self.surprise)))
 
 
 def bench(quick: bool) -> Result:
-    """All formats on the whole text, or two on one chunk; packs are made anew: how they are made is measured too."""
+    """Measure all formats on the whole text, or two on one chunk if `quick`.
+
+    Packs are written anew each time, because packing is measured too.
+    """
     model, formats = smollm2().path, list(PROMISED)[: 1 if quick else None]
     with TemporaryDirectory(dir=default_cache()) as folder:
         grid = _packs(as_floats(model), formats, Path(folder, "grid"))
@@ -76,7 +79,7 @@ def bench(quick: bool) -> Result:
 
 
 def _engines(model: Path, packs: dict[str, Pack], folder: Path) -> dict[str, Logits]:
-    """Both engines on both files, llama.cpp where it is installed; and TPI on what it packs itself."""
+    """Return TPI and, if installed, llama.cpp on both GGUF files, and TPI on the packs that it wrote."""
     files = {Q4_1: model, Q8_0: requantised(model, folder / "smollm2.Q8_0.gguf", "Q8_0")}
     engines: dict[str, Logits] = {f"TPI, {name}": partial(tpi, str(file)) for name, file in files.items()}
     if find_spec("llama_cpp"):
@@ -85,7 +88,7 @@ def _engines(model: Path, packs: dict[str, Pack], folder: Path) -> dict[str, Log
 
 
 def _packs(opened: Opened, formats: Sequence[str], folder: Path) -> dict[str, Pack]:
-    """A model in f32 and in `formats`."""
+    """Write packs of the model in f32 and in each of `formats`."""
     for dtype in ("f32", *formats):
         pack_model(opened, dtype, folder / dtype)
     return {dtype: Pack.open(folder / dtype) for dtype in ("f32", *formats)}
@@ -98,7 +101,7 @@ def _tpi(pack: Pack) -> Logits:
 def compared(
     reference: Logits, engines: dict[str, Logits], chunks: Sequence[Sequence[int]]
 ) -> tuple[Quality, dict[str, Quality]]:
-    """What the reference makes of the text, and each engine beside it."""
+    """Measure the reference and each engine on the same chunks, against the log probabilities of the reference."""
     expected, base = [log_softmax(logits) for logits in reference(chunks)], Quality()
     for one, chunk in zip(expected, chunks, strict=True):
         base.add(one, one, chunk)
@@ -110,14 +113,14 @@ def compared(
 
 
 def tpi(model: str, chunks: Sequence[Sequence[int]]) -> Iterator[F32]:
-    """TPI on a file or pack as it is. See `Logits`."""
+    """Yield the logits that TPI computes for each chunk, from a file or pack as it is."""
     with Session(RunOptions(model, context=CHUNK + 1, threads=THREADS)) as session:
         for chunk in chunks:
             yield session.engine.logits(chunk)
 
 
 def llama(model: Path, chunks: Sequence[Sequence[int]]) -> Iterator[F32]:
-    """llama.cpp on a GGUF file. See `Logits`."""
+    """Yield the logits that llama.cpp computes for each chunk, from a GGUF file."""
     from llama_cpp import Llama
 
     engine = Llama(str(model), n_ctx=CHUNK, n_batch=CHUNK, n_threads=THREADS, logits_all=True, verbose=False)
@@ -131,7 +134,7 @@ def llama(model: Path, chunks: Sequence[Sequence[int]]) -> Iterator[F32]:
 
 
 def log_softmax(logits: F32) -> F32:
-    """Natural logarithms of the probabilities of each row."""
+    """Return the natural logarithms of the probabilities of each row."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), np.float32)
 

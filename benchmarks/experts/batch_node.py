@@ -52,12 +52,12 @@ LLAMA = {
 
 
 def mixture() -> Pack:
-    """Random weights in a small Mixtral's shape, in q4; made once."""
+    """Write a pack of random weights in a small Mixtral's shape, in q4, unless it exists."""
     return _made("mixtral", MIXTRAL)
 
 
 def dense() -> Pack:
-    """The same in the shape of a small Llama 2, each of whose heads has keys and values of its own."""
+    """Write a pack of random weights in a small Llama 2's shape, without grouped-query attention, unless it exists."""
     return _made("llama", LLAMA)
 
 
@@ -87,11 +87,13 @@ class BatchNode:
 
     @property
     def spans(self) -> list[Row]:
-        """What it recorded, if it was to."""
+        """Return the recorded spans; none unless the node was opened with `trace`."""
         return list(self._node.trace.rows)
 
     def steps(self, count: int) -> tuple[float, dict[str, float], int]:
-        """Seconds of a mean step, the part of it that each lane was busy, and tasks that overran."""
+        """Run `count` steps; return the seconds of a mean step, the busy share of each lane, and the tasks that
+        overran.
+        """
         before = {lane.name: lane.busy for lane in self._emulation.lanes}
         overruns, began = self._emulation.overruns, time.perf_counter()
         for _ in range(count):
@@ -101,7 +103,10 @@ class BatchNode:
         return total / count, use, self._emulation.overruns - overruns
 
     def prompts(self, tokens: int, longest: int) -> tuple[float, int]:
-        """Seconds of prompts of so many tokens each, in steps of `longest` at most; bytes of weights that crossed."""
+        """Prefill prompts of `tokens` tokens each, in steps of at most `longest` tokens.
+
+        Returns the seconds, and the bytes of weights that crossed the link.
+        """
         each = longest // tokens
         before, began = self.link.figures.weight_bytes, time.perf_counter()
         for first in range(0, self.sequences, each):
@@ -143,12 +148,12 @@ def batch_node(
     kv: KvPlace = "auto",
     model: Callable[[], Pack] = mixture,
 ) -> Iterator[BatchNode]:
-    """A node of `emu:` and `device`, for which at most so many sequences wait, with `filled` tokens each.
+    """Open a node of `emu:` and `device` with `sequences` waiting sequences of `filled` tokens each.
 
-    `decide` plans in place of the node's own; `memory` is what it may use, in bytes, if not all;
-    with `trace` it records its spans. It may be one of several `nodes`, all alike, each with its part of the model.
-    `steps` are tokens of a step at most, if longer than a chunk; `weights` says where they all lie, `kv` where keys and
-    values do.
+    `decide` plans in place of the node's own planner. `memory` is the node's limit in bytes; 0 means all. With `trace`
+    the node records its spans. The node may be one of several `nodes`, all alike, each with its part of the model.
+    `steps` is the largest number of tokens in a step, if longer than a chunk. `weights` and `kv` say where weights, and
+    keys and values, lie.
     """
     pack = model()
     with ExitStack() as stack:
@@ -183,7 +188,7 @@ def batch_node(
 
 
 def _agreed(pack: Pack, beside: Sequence[AcceleratorSetup], options: dict[str, Any]) -> GroupBatch:
-    """What the nodes of a group have to have alike."""
+    """Agree on the batch settings that all nodes of a group share."""
     shards = deal_shards(pack.config, units_of(pack), [1] * len(beside))
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(beside))]
     node = NodeOptions(CONTEXT, options["pool"], kv_dtype(pack), options["chunk"], memory=options["memory"])
@@ -197,7 +202,7 @@ def _agreed(pack: Pack, beside: Sequence[AcceleratorSetup], options: dict[str, A
 
 
 def _write(folder: Path, family: str, shape: dict[str, int]) -> None:
-    """A directory of Hugging Face's."""
+    """Write random weights as a Hugging Face model directory."""
     import torch
     import transformers
 

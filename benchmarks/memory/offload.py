@@ -30,7 +30,7 @@ NOTES = """
 control group of that size, which counts the page cache that its reads leave, as a device of that size would. TPI is
 given `--memory` so that the bare process fits beside it. accelerate's offload folder is written beforehand, outside the
 group. What the machine's page cache has of any weights is dropped before each: pages that are there already are charged
-to nobody. Each has answered a prompt once before its first token is timed. `ends` says what became of the process.
+to no process. Each has answered a prompt once before its first token is timed. `ends` says what became of the process.
 """
 
 

@@ -69,7 +69,7 @@ class Engine:
         return Turn(prompt / said["prefill_s"], generate / said["decode_s"])
 
     def memory(self) -> float:
-        """The most memory that the process ever had, in MiB."""
+        """Return the peak resident memory of the process, in MiB."""
         return status_bytes(self._process.pid, "VmHWM") / MIB
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Engine:
 
 @contextmanager
 def engines(specs: Mapping[str, Spec]) -> Iterator[dict[str, Engine]]:
-    """All of them, started one after the other so that they do not disturb each other's loading, and warmed up."""
+    """Start all engines one after the other, so that none disturbs another's loading, and warm them up."""
     running: dict[str, Engine] = {}
     try:
         for name, spec in specs.items():
@@ -107,9 +107,10 @@ def engines(specs: Mapping[str, Spec]) -> Iterator[dict[str, Engine]]:
 
 
 def take_turns(running: Mapping[str, Engine], rounds: int, work: Sequence[tuple[int, int]], rarely: str = "") -> Turns:
-    """`turns[work][engine][round]`: every engine measures all of `work`, pairs of prompt and generated tokens, in turn.
+    """Measure all of `work`, pairs of prompt and generated tokens, with every engine in turn.
 
-    The engine called `rarely`, which takes long, is measured in every third round only and has None for the others.
+    The result is `turns[work][engine][round]`. The slow engine called `rarely` is measured in every third round only
+    and has None for the others.
     """
     turns: Turns = {item: {name: [] for name in running} for item in work}
     for number in range(rounds):
@@ -125,7 +126,7 @@ def take_turns(running: Mapping[str, Engine], rounds: int, work: Sequence[tuple[
 
 @contextmanager
 def open_tpi(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
-    """A session as the commands use it, on this machine."""
+    """Open a session on this machine as the commands do."""
     from master.generation.sampler import Sampler, Sampling
     from master.options import RunOptions
     from master.session import Session
@@ -145,7 +146,7 @@ def open_tpi(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
 
 @contextmanager
 def open_llama(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
-    """llama.cpp through its C interface, which costs no Python per token beyond one call; logits of the last token."""
+    """Open llama.cpp through its C interface, at one Python call a token; only the last token has logits."""
     import llama_cpp as lib
 
     model = lib.Llama(
@@ -172,7 +173,7 @@ def open_llama(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
 
 @contextmanager
 def open_transformers(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
-    """transformers in float32, the GGUF dequantised; logits of the last token."""
+    """Open transformers in float32 on the dequantised GGUF; only the last token has logits."""
     import torch
     import transformers
 
@@ -198,7 +199,7 @@ OPENERS = {"tpi": open_tpi, "llama.cpp": open_llama, "transformers": open_transf
 
 
 def timed(generate: Generator, prompt: int, count: int) -> dict[str, float]:
-    """Seconds until the first of `count` + 1 tokens, and for the others."""
+    """Return the seconds until the first of `count` + 1 tokens, and the seconds of the others."""
     tokens = np.random.default_rng(prompt).integers(100, 10_000, prompt).tolist()
     started = first = time.perf_counter()
     for number, _ in enumerate(generate(tokens, count + 1)):

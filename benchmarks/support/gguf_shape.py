@@ -48,7 +48,7 @@ def write_gguf(path: Path, shape: dict[str, object], kind: str = "Q4_0", seed: i
 
 
 def tensors(shape: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors of a Llama GGUF, or of OLMoE's where `shape` has experts."""
+    """Yield the names and shapes of the tensors of a Llama GGUF, or of an OLMoE GGUF if `shape` has experts."""
     number = {key: int(value) for key, value in shape.items() if isinstance(value, int)}
     hidden, head = number["hidden_size"], number["head_dim"]
     q, kv = number["num_attention_heads"] * head, number["num_key_value_heads"] * head
@@ -67,7 +67,7 @@ def tensors(shape: dict[str, object]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _ffn(number: dict[str, int], q: int, kv: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What follows in a layer; OLMoE's queries and keys have norms."""
+    """Yield the feed-forward tensors of a layer, and the norms of queries and keys that OLMoE has."""
     experts, inner, hidden = number.get("num_experts"), number["intermediate_size"], number["hidden_size"]
     stack, suffix = ((experts,), "_exps") if experts else ((), "")
     if experts:

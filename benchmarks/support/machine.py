@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def describe() -> str:
-    """Processor, cores, instruction set, memory and system."""
+    """Describe the processor, cores, instruction set, memory and system."""
     from tpi.devices.host import open_host
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
@@ -22,7 +22,7 @@ def describe() -> str:
 
 
 def status_bytes(pid: int | str, field: str) -> int:
-    """A field of /proc/PID/status that is in kB, such as VmRSS or VmHWM, in bytes."""
+    """Return a field of /proc/PID/status that is in kB, such as VmRSS or VmHWM, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10
@@ -31,19 +31,22 @@ def status_bytes(pid: int | str, field: str) -> int:
 
 @dataclass
 class Neighbours:
-    """What other processes, and other guests of the host, take of the processors' time while something is measured."""
+    """Processor time that other processes, and other guests of the host, take during a measurement."""
 
     _started: tuple[float, float, float] = field(default_factory=lambda: (time.monotonic(), _busy_s(), _own_s()))
 
     def share(self) -> float:
-        """Their part of all processors' time since this was made; children count as own once they have ended."""
+        """Return the share of all processors' time that others took since this object was created.
+
+        A child counts as own once it has ended.
+        """
         begun, busy, own = self._started
         others = (_busy_s() - busy) - (_own_s() - own)
         return max(0.0, others) / (len(os.sched_getaffinity(0)) * (time.monotonic() - begun))
 
 
 def _busy_s() -> float:
-    """Seconds that all processors spent on processes, stolen ones included; interrupts are mostly of own messages."""
+    """Return the seconds that all processors spent on processes, including stolen time but not interrupts."""
     user, nice, system, _, _, _, _, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
 

@@ -16,12 +16,12 @@ class Model:
 
 
 def smollm2() -> Model:
-    """SmolLM2-135M-Instruct in Q4_1, embedding in Q8_0."""
+    """Download SmolLM2-135M-Instruct in Q4_1, with its embedding in Q8_0."""
     return Model("SmolLM2-135M Q4_1", pull("smollm2-135m", default_cache()))
 
 
 def llama_1b() -> Model:
-    """Random weights in the 1.1B Llama shape, in Q4_0."""
+    """Write random weights in the 1.1B Llama shape, in Q4_0."""
     from benchmarks.support.gguf_shape import write_gguf
     from tests.support.weights.shapes import LLAMA_1B
 
@@ -29,7 +29,7 @@ def llama_1b() -> Model:
 
 
 def olmoe_layers(layers: int = 4) -> Model:
-    """Random weights in some layers of OLMoE-1B-7B's shape, in Q4_0, with a small vocabulary."""
+    """Write random weights in `layers` layers of OLMoE-1B-7B's shape, in Q4_0, with a small vocabulary."""
     from benchmarks.support.gguf_shape import write_gguf
 
     shape: dict[str, object] = {
@@ -42,15 +42,14 @@ def olmoe_layers(layers: int = 4) -> Model:
 
 
 def llama_1b_f32() -> Model:
-    """Random weights in the 1.1B Llama shape, in f32 (4.4 GB)."""
+    """Write random weights in the 1.1B Llama shape, in f32 (4.4 GB)."""
     from tests.support.weights.shapes import LLAMA_1B, write_huggingface
 
     return Model("1.1B f32", write_huggingface(default_cache() / "benchmarks" / "llama-1.1b-f32", dict(LLAMA_1B)))
 
 
 def reglu_1b(active: float = 0.1) -> Model:
-    """The 1.1B shape with ReLU in q4, a pack: so many of its neurons are active, in any order, and its predictors lie
-    beside it."""
+    """Write a q4 pack of the 1.1B shape with ReLU and its predictors; the share `active` of its neurons is active."""
     from tests.support.weights.regular import NeuronUse, write_regular
     from tests.support.weights.shapes import LLAMA_1B
 
@@ -59,9 +58,9 @@ def reglu_1b(active: float = 0.1) -> Model:
 
 
 def profiled_reglu_1b() -> tuple[Path, Path]:
-    """That pack, and the one with renumbered neurons that a profile leaves in it, both made once.
+    """Return the pack of `reglu_1b` and its copy with neurons renumbered by a profile; make both unless they exist.
 
-    The model counts, so its tokens are numbers in a row: here from places that no benchmark begins at.
+    The model counts, so a prompt is consecutive numbers. The profile's prompts start at numbers that no benchmark uses.
     """
     import numpy as np
 
@@ -82,7 +81,7 @@ def profiled_reglu_1b() -> tuple[Path, Path]:
 
 
 def reglu_layers(layers: int = 8) -> Model:
-    """Some layers of that shape, with a small vocabulary: what runs in minutes where time is stretched."""
+    """Write some layers of the ReGLU shape with a small vocabulary, small enough to run on stretched time."""
     from tests.support.weights.regular import NeuronUse, write_regular
     from tests.support.weights.shapes import LLAMA_1B
 

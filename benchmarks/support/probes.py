@@ -1,4 +1,4 @@
-"""What `benchmarks.compare` asks of two commits, by the command line of each: speeds, seconds, peak memory."""
+"""Measurements that `benchmarks.compare` takes of two commits by their command lines: speeds, seconds, peak memory."""
 
 import json
 import os
@@ -45,12 +45,14 @@ class Side:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of its processes: none of ours finds its modules."""
+        """Return the environment of the side's processes, in which no module of this process is found."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TPI_WORKERS")}
         return kept | {"TPI_CACHE": str(self.cache)}
 
     def own(self, code: str) -> Any:
-        """What `code` prints as JSON in its last line, with the benchmarks of its own tree, which is `sys.argv[1]`."""
+        """Run `code` with the benchmarks of the side's tree, which is `sys.argv[1]`; return its last line, read as
+        JSON.
+        """
         self.cache.mkdir(exist_ok=True)
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
         command = [self.python, "-c", code, str(self.tree)]
@@ -58,7 +60,7 @@ class Side:
         return json.loads(done.stdout.splitlines()[-1])
 
     def bench(self, model: Model, *flags: str) -> dict[str, Any]:
-        """What its `tpi bench --json` says."""
+        """Return the fields that the side's `tpi bench --json` prints."""
         self.cache.mkdir(exist_ok=True)
         command = [*self.tpi, "bench", "-m", str(model.path), *WORK, *flags]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
@@ -74,7 +76,7 @@ def _figures(about: str, said: dict[str, Any]) -> Figures:
 
 
 def peers(side: Side) -> Figures:
-    """One node of two threads."""
+    """Measure one node of two threads."""
     return {
         name: value
         for model in (smollm2(), llama_1b())
@@ -83,7 +85,7 @@ def peers(side: Side) -> Figures:
 
 
 def two_nodes(side: Side) -> Figures:
-    """Two nodes of one thread each."""
+    """Measure two nodes of one thread each."""
     return {
         name: value
         for model in (smollm2(), llama_1b())
@@ -92,7 +94,7 @@ def two_nodes(side: Side) -> Figures:
 
 
 def startup(side: Side) -> Figures:
-    """A worker that begins to listen, and the first token of a run with two."""
+    """Measure the start of a worker, and the first token of a run with two nodes."""
     side.cache.mkdir(exist_ok=True)
     ready, resident, _ = worker(side.tpi, side.environment, side.cache)
     run = (*side.tpi, "run", "-m", str(smollm2().path), *ANSWER)
@@ -104,7 +106,7 @@ def startup(side: Side) -> Figures:
 
 
 def streamed(side: Side) -> Figures:
-    """A budget of which most is streamed."""
+    """Measure a memory budget under which most weights are streamed."""
     model, fewer = smollm2(), ("--gen-tokens", "16", "--repeat", "1")  # which go before those of `WORK`
     said = side.bench(model, "--dtype", "f32", "--memory", STREAMED, *fewer)
     return _figures(f"{model.name} in f32, {STREAMED}", said)

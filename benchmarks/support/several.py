@@ -24,7 +24,7 @@ def announce(names: Sequence[str], took: Mapping[str, Sequence[float]]) -> None:
 
 
 def itself(name: str) -> list[str]:
-    """The command that runs one benchmark."""
+    """Return the command that runs one benchmark."""
     return [sys.executable, "-m", "benchmarks", name]
 
 
@@ -42,7 +42,7 @@ def run_all(names: Sequence[str], limit: float | None, command: Callable[[str], 
 
 
 def lacking(benchmark: Benchmark) -> str:
-    """What it needs and is not there; empty if it can run."""
+    """Name the missing requirements of a benchmark; empty if it can run."""
     missing = [module for module in benchmark.extras if find_spec(module) is None]
     if benchmark.root and os.geteuid() != 0:
         missing.append("root")
@@ -50,7 +50,7 @@ def lacking(benchmark: Benchmark) -> str:
 
 
 def _run(name: str, command: list[str], until: float | None) -> str:
-    """What became of one benchmark."""
+    """Run one benchmark and return its outcome as text."""
     if missing := lacking(BENCHMARKS[name]):
         return f"left out: needs {missing}"
     left = None if until is None else until - time.monotonic()
@@ -66,7 +66,7 @@ def _run(name: str, command: list[str], until: float | None) -> str:
 
 
 def _child(command: Sequence[str], seconds: float | None) -> int | None:
-    """The exit status; None if it took longer than `seconds`, and was ended with all that it started."""
+    """Run a command and return its exit status, or None if it exceeded `seconds`. Kill its process group."""
     with subprocess.Popen(command, start_new_session=True) as process:
         try:
             return process.wait(seconds)

@@ -30,7 +30,7 @@ from tpi.topology.topology import Host, HostLink, Topology, star
 NOTES = """
 A tiny model served on three emulated devices, 1 Mbit/s, 200 ms from end to end and 5% loss each way; the second device
 has 0.2 core, of which a program that computes without end takes its share. One request of eight tokens a minute. What
-counts is that nobody is taken for lost: that the log names no worker, and that every answer is that of the first.
+counts is that no device is taken for lost: that the log names no worker, and that every answer is that of the first.
 """
 LATENCY_S, LOSS, BITS = 0.2, 0.05, 1e6
 MINUTE_S, TOKENS = 60.0, 8
@@ -125,7 +125,7 @@ def _asked(bed: Testbed, url: str, minutes: float, every_s: float) -> Iterator[A
             print(f"{answered.at:.0f} s: {answered.status} in {answered.seconds:.1f} s", file=sys.stderr, flush=True)
             yield answered
         if process.wait():
-            raise RuntimeError("whoever asked the server failed; what it said stands above")
+            raise RuntimeError("the client process failed; its output stands above")
 
 
 def ask(url: str, minutes: float, every_s: float) -> Iterator[Answered]:

@@ -1,4 +1,4 @@
-"""What a benchmark hands back: tables, checks against what was promised, perhaps a plot; and its last runs, as JSON."""
+"""The result of a benchmark: tables, checks against promises, perhaps a plot; and its last runs, as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Check:
 
     @property
     def kept(self) -> bool:
-        """Whether the promise holds."""
+        """True if the promise holds."""
         if self.within is not None:
             return abs(self.value - self.bound) <= self.within
         return self.value <= self.bound if self.at_most else self.value >= self.bound
@@ -94,7 +94,7 @@ class History:
     runs: Sequence[Run] = field(default_factory=tuple)
 
     def with_run(self, run: Run) -> "History":
-        """One more; the oldest goes where there are too many."""
+        """Append a run, and drop the oldest ones beyond `KEPT_RUNS`."""
         return History(self.name, [*self.runs, run][-KEPT_RUNS:])
 
     def save(self, folder: Path) -> None:
@@ -105,7 +105,7 @@ class History:
 
     @classmethod
     def load(cls, folder: Path, name: str) -> "History":
-        """Inverse of `save`; a file that is not there holds no runs."""
+        """Load the history that `save` wrote; a missing file holds no runs."""
         path = folder / f"{name}.json"
         runs = json.loads(path.read_text())["runs"] if path.exists() else []
         return cls(name, [_run(name, fields) for fields in runs])

@@ -17,7 +17,7 @@ The 1.1B shape in Q4_0 on machines of 0.4, 0.2, 0.1 and 0.1 core, 0.2 ms and 1 G
 core, of which the last is 100 ms away: one turn there, and two tokens in equal parts, ten seconds each. Either split
 takes turns on the same workers; tokens/s are medians of the turns, ratios of the ratios. *Predicted* is what
 `tpi plan --workers` says on the first machine before any run: workers measure themselves when they start, links are
-measured by echoes. Who is left out is that plan's choice.
+measured by echoes. That plan chooses the devices that are left out.
 """
 
 

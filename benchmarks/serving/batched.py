@@ -1,7 +1,7 @@
-"""What llama.cpp makes of several streams in one batch, as its server runs them, without HTTP.
+"""The speed of llama.cpp with several streams in one batch, as its server runs them, without HTTP.
 
-`python -m benchmarks.serving.batched GGUF THREADS TOKENS COUNT...` says tokens per second of all streams together, as
-JSON, for so many streams at once. It needs llama-cpp-python.
+`python -m benchmarks.serving.batched GGUF THREADS TOKENS COUNT...` prints the tokens per second of all streams
+together, as JSON, for each number of streams. It needs llama-cpp-python.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ class Batches:
         self.batch = lib.llama_batch_init(_BATCH, 0, 1)
 
     def rate(self, count: int, tokens: int) -> float:
-        """Tokens per second of `count` greedy streams of so many tokens, after a prompt each."""
+        """Return the tokens per second of `count` greedy streams of `tokens` tokens, after one prompt each."""
         lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
         prompts = [self._ids(f"Tell me of the number {count * 10 + number}.") for number in range(count)]
         lasts = [self._step([(token, at, number) for at, token in enumerate(prompt)])[-1]
@@ -49,7 +49,7 @@ class Batches:
         return list(room[: lib.llama_tokenize(self.vocab, raw, len(raw), room, len(room), True, True)])
 
     def _step(self, rows: list[tuple[int, int, int]]) -> list[int]:
-        """The best token after each (token, position, sequence)."""
+        """Return the best next token after each (token, position, sequence)."""
         batch = self.batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence) in enumerate(rows):
@@ -65,7 +65,7 @@ class Batches:
 
 @lib.llama_log_callback  # type: ignore[untyped-decorator]
 def _quiet(level: int, text: bytes, data: Any) -> None:
-    """Nothing."""
+    """Discard a log line of llama.cpp."""
 
 
 if __name__ == "__main__":

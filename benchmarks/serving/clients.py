@@ -21,14 +21,14 @@ _DONE = b"data: [DONE]"
 
 
 def body(number: int) -> dict[str, Any]:
-    """What a client asks. Slow ones ask for more than the system's buffers hold, so that the server has to wait."""
+    """Make a client's request. Slow clients ask for more than socket buffers hold, so that the server has to wait."""
     if number % SLOW_EVERY:
         return question(f"Say {number}.", _TOKENS)
     return question(f"Say {number}.", _SLOW_TOKENS, logprobs=True, top_logprobs=20)
 
 
 async def ask(host: str, port: int, number: int, pauses: int, key: str) -> str:
-    """How its stream ends: done, error, cut, or the status that it was refused with."""
+    """Return how the client's stream ends: done, error, cut, or the status of a refusal."""
     reader, writer = await asyncio.open_connection(sock=await _connected(host, port), limit=_BUFFER)
     asked = json.dumps(body(number)).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -69,7 +69,7 @@ async def _end(reader: asyncio.StreamReader, pauses: int) -> str:
 
 
 async def crowd(host: str, port: int, clients: int, pauses: int, key: str) -> Counter[str]:
-    """So many at once."""
+    """Run `clients` clients at once, and count the ends of their streams."""
     return Counter(await asyncio.gather(*(ask(host, port, number, pauses, key) for number in range(clients))))
 
 

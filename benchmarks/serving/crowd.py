@@ -33,7 +33,7 @@ _EVERY_S = 0.05
 
 @dataclass
 class Watch:
-    """What was seen meanwhile: resident MiB, and seconds of /health over a connection that stays and over new ones."""
+    """Observations during the crowd: peak resident MiB, and seconds of /health over a kept and over new connections."""
 
     peak: float = 0.0
     kept: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Watch:
 
 
 def bench(quick: bool) -> Result:
-    """The crowd; a small one if `quick`."""
+    """Measure a crowd of 1000 clients, or 50 if `quick`."""
     count = 50 if quick else 1000
     flags = ("-c", str(_CONTEXT), "--parallel", str(_PARALLEL), "--queue", str(2 * count))
     with running(*flags) as server:
@@ -130,7 +130,7 @@ def _crowd(server: Running, count: int) -> "Counter[str]":
 
 
 def _left(server: Running) -> int:
-    """Requests under way and pages in use, once nobody asks any more."""
+    """Return the requests under way and the pages in use, once no client is connected."""
     for _ in range(100):
         house = httpx.get(f"{server.url}/house", timeout=60).json()
         left = int(house["running"] + house["waiting"] + house["pages"]["held"])

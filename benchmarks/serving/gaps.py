@@ -1,7 +1,7 @@
-"""What an answer waits for while a long prompt is computed beside it, step by step: every step gives it a token.
+"""Pauses of an answer while a long prompt is prefilled at the same time. Every step gives the answer a token.
 
-On the engine, without the server: pieces of text, which may hold several tokens, say little of single steps. Times are
-those that the process was given, so that what else the machine does counts for nothing.
+Measured on the engine, without the server: a piece of text may hold several tokens, so it says little of single steps.
+Times are the process's CPU time, so other load on the machine does not count.
 """
 
 from collections.abc import Iterator
@@ -23,36 +23,36 @@ _WARM = 8  # steps of the answers alone
 
 @dataclass(frozen=True)
 class Gaps:
-    """Seconds of each step: of a prompt alone, which is computed in whole chunks, and beside answers."""
+    """Seconds of each step of a prompt: alone, in whole chunks, and next to answers."""
 
     alone: list[float]
     beside: list[float]
 
     @property
     def longest(self) -> float:
-        """In mean chunks of the prompt alone."""
+        """The longest step next to answers, relative to the mean step of the prompt alone."""
         return max(self.beside) / mean(self.alone)
 
     @property
     def usual(self) -> float:
-        """As `longest`, of the middle one."""
+        """The median step next to answers, relative to the mean step of the prompt alone."""
         return median(self.beside) / mean(self.alone)
 
     @property
     def slower(self) -> float:
-        """Times as long as alone that the prompt takes."""
+        """The seconds of the prompt next to answers, relative to its seconds alone."""
         return sum(self.beside) / sum(self.alone)
 
 
 def gaps_beside(tokens: int, answers: int = 1) -> Gaps:
-    """A prompt of so many tokens beside so many answers, on one node with SmolLM2."""
+    """Measure the prefill of `tokens` tokens alone and next to `answers` answers, on one node with SmolLM2."""
     with Session(RunOptions(str(smollm2().path), context=_CONTEXT, parallel=2)) as session:
         list(_steps(session.engine, tokens, 0))  # warms up
         return Gaps(list(_steps(session.engine, tokens, 0)), list(_steps(session.engine, tokens, answers)))
 
 
 def _steps(engine: Engine, tokens: int, answers: int) -> Iterator[float]:
-    """Seconds of each step until the prompt has its first token."""
+    """Yield the seconds of each step until the prompt has its first token."""
     others = [_request(engine, [number + 1, 2, 3], _ANSWERS) for number in range(answers)]
     for _ in range(_WARM if others else 0):
         engine.step()

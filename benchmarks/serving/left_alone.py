@@ -30,7 +30,7 @@ _TEXT = "What is the capital of France?"
 
 
 def bench(quick: bool) -> Result:
-    """All of them at once, so that one wait does; `quick` waits for seconds."""
+    """Measure all of them at once, so that they share one wait; `quick` waits only seconds."""
     idle_s = _QUICK_S if quick else _IDLE_S
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -50,7 +50,7 @@ def bench(quick: bool) -> Result:
 
 
 def _asks(stack: ExitStack, folder: Path, workers: list[Laptop]) -> Mapping[str, Callable[[], None]]:
-    """What asks each of them, and returns when the answer is there."""
+    """Return, by name, a function that asks a question of each client and returns when the answer is complete."""
     served, own = (",".join(one.address for one in pair) for pair in (workers[:2], workers[2:]))
     server = stack.enter_context(running("-c", "2048", "--workers", served))
     by_url = stack.enter_context(_chat("--url", server.url))

@@ -26,7 +26,7 @@ _AIM = 6.0
 
 @awake()
 def bench(quick: bool) -> Result:
-    """Two devices, and four."""
+    """Measure streams on two devices, and on four."""
     tokens, rows, checks = 8 if quick else 32, list[Row](), []
     smollm2()  # a device reaches nothing that could be pulled from
     for size in (2,) if quick else (2, 4):

@@ -24,7 +24,7 @@ _COUNTS = (1, 4, 8)
 
 
 def bench(quick: bool) -> Result:
-    """Three turns of each."""
+    """Measure TPI and llama.cpp in three turns, or one if `quick`."""
     tokens, turns = (16, 1) if quick else (64, 3)
     ours: list[dict[int, float]] = []
     theirs: list[dict[int, float]] = []

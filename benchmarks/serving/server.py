@@ -51,13 +51,13 @@ class Running:
 
     @property
     def mib(self) -> float:
-        """What the process takes, MiB."""
+        """Return the server's resident memory, in MiB."""
         return float(self.process.memory_info().rss) / (1 << 20)
 
 
 @contextmanager
 def running(*flags: str) -> Iterator[Running]:
-    """`tpi serve` on this machine, until the end of the block."""
+    """Run `tpi serve` on this machine until the end of the block."""
     command = [sys.executable, "-m", "tpi.cli", "serve", "-m", str(smollm2().path), "--port", "0", "-q", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -70,13 +70,13 @@ def running(*flags: str) -> Iterator[Running]:
 
 
 def question(text: str, tokens: int, **more: Any) -> dict[str, Any]:
-    """A greedy chat completion that goes on to its limit."""
+    """Make a greedy chat completion that runs to its token limit."""
     body = {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "temperature": 0, "stream": True}
     return body | {"ignore_eos": True, "stream_options": {"include_usage": True}, **more}
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any], pause: float = 0.0) -> Heard:
-    """One stream to its end, read with a pause after each line."""
+    """Read one stream to its end, with a pause of `pause` seconds after each line."""
     heard = Heard(perf_counter())
     async with http.stream("POST", CHAT, json=body) as answer:
         if answer.status_code != 200:
@@ -104,7 +104,7 @@ def _take(heard: Heard, line: str) -> None:
 
 
 async def together(url: str, bodies: list[dict[str, Any]], pauses: dict[int, float] | None = None) -> list[Heard]:
-    """All of them at once."""
+    """Send all requests at once and return their streams."""
     async with httpx.AsyncClient(base_url=url, timeout=900, limits=httpx.Limits(max_connections=None)) as http:
         pauses = pauses or {}
         return list(await asyncio.gather(*(ask(http, body, pauses.get(n, 0.0)) for n, body in enumerate(bodies))))

@@ -24,7 +24,7 @@ _LIMIT_MS = 100.0
 
 
 def bench(quick: bool) -> Result:
-    """All of it; `quick` with few tokens."""
+    """Measure the served streams; with fewer tokens if `quick`."""
     tokens = 16 if quick else 64
     with running("-c", "8192", "--parallel", "2") as server:
         rates = stream_rates(server, tokens)
@@ -52,7 +52,7 @@ def bench(quick: bool) -> Result:
 
 
 def stream_rates(server: Running, tokens: int) -> dict[int, float]:
-    """Tokens per second of 1, 4 and 8 answers of so many tokens at once, all of them together."""
+    """Return the total tokens per second of 1, 4 and 8 simultaneous answers of `tokens` tokens each."""
     rates: dict[int, float] = {}
     for count in (1, 1, 4, 8):  # the first one warms up
         bodies = [question(f"Tell me of the number {count * 10 + n}.", tokens) for n in range(count)]
@@ -64,7 +64,7 @@ def stream_rates(server: Running, tokens: int) -> dict[int, float]:
 
 
 def stream_rows(rates: dict[int, float]) -> list[Row]:
-    """A table of them."""
+    """Make a row of each number of streams."""
     return [{"streams": count, "tok/s": rate, "against one": rate / rates[1]} for count, rate in rates.items()]
 
 
@@ -91,7 +91,7 @@ def _structure(server: Running, tokens: int) -> float:
 
 
 def _refusals(server: Running) -> float:
-    """The slowest of several refusals, ms; each is tried a few times."""
+    """Return the milliseconds of the slowest of several refusals, each tried a few times."""
     bad: list[dict[str, Any]] = [
         question("x " * 100_000, 5), question("Hi", -1), question("Hi", 5, model="none"), {"messages": 5},
         question("Hi", 5, response_format={"type": "json_schema", "json_schema": {"schema": {"type": "none"}}}),

@@ -21,7 +21,7 @@ sum costs copies and wake-ups, not latency, so that a mesh cannot pay here.
 
 
 def kernels(quick: bool) -> Result:
-    """`benchmarks.speed.kernels`."""
+    """Run `benchmarks.speed.kernels` and check its figures."""
     made: dict[str, Any] = json.loads(output("benchmarks.speed.kernels", "--json", "--rounds", "3" if quick else "20"))
     products = made["tables"]["matrix-vector"]
     read = products[0]["value"]
@@ -41,7 +41,7 @@ def kernels(quick: bool) -> Result:
 
 
 def allreduce(quick: bool) -> Result:
-    """`benchmarks.network.allreduce`."""
+    """Run `benchmarks.network.allreduce` and check its figures."""
     rounds = "3" if quick else "31"
     made: list[dict[str, Any]] = json.loads(
         output("benchmarks.network.allreduce", "--rounds", rounds, "--json", "/dev/stdout")
@@ -63,13 +63,13 @@ def allreduce(quick: bool) -> Result:
 
 
 def output(module: str, *arguments: str) -> str:
-    """What a benchmark prints; of a JSON document after other output, the document alone."""
+    """Return the output of a benchmark, or only its JSON document if other output precedes it."""
     done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout[done.stdout.index("\n[") :] if not done.stdout.startswith("{") else done.stdout
 
 
 def _bandwidths(products: list[dict[str, Any]]) -> Bars:
-    """Every quantised format beside plain reading, one group per shape."""
+    """Plot every quantised format next to plain reading, one group of bars per shape."""
     by_name = {row["name"]: float(row["value"]) for row in products}
     cases = [name.split() for name in by_name if name.startswith("q")]
     formats, shapes = (list(dict.fromkeys(case[i] for case in cases)) for i in (0, 1))
@@ -79,7 +79,7 @@ def _bandwidths(products: list[dict[str, Any]]) -> Bars:
 
 
 def kernel_row(row: dict[str, Any]) -> Row:
-    """A figure of `benchmarks.speed.kernels`."""
+    """Make a row of a figure of `benchmarks.speed.kernels`."""
     return {"case": row["name"], "median": float(row["value"]), "best": float(row["best"]), "unit": row["unit"]}
 
 

@@ -1,6 +1,6 @@
-"""Which code a figure is of: the commit, for people, and a digest of the files that it measures, for the page.
+"""The version of the code that a figure measured: a commit for people, and a digest of the measured files.
 
-The digest says what git says and works without it, and after a commit was given another name.
+The digest needs no git, and does not change when a commit gets another name.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ UNKNOWN = ""
 
 
 def digest(measures: Iterable[str], root: Path = ROOT) -> str:
-    """Of all sources in the folders and files `measures`, relative to `root`: 16 hexadecimal digits."""
+    """Hash all sources in the folders and files `measures`, relative to `root`; return 16 hexadecimal digits."""
     found = hashlib.sha256()
     for path in sorted({file for name in measures for file in _sources(root / name)}):
         found.update(f"{path.relative_to(root).as_posix()}\0".encode())
@@ -23,7 +23,7 @@ def digest(measures: Iterable[str], root: Path = ROOT) -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """The commit that is checked out, 12 digits, with a + behind it if files were changed since; or `UNKNOWN`."""
+    """Return the first 12 digits of the checked-out commit, followed by + if files were changed; or `UNKNOWN`."""
     name = _git(root, "rev-parse", "--short=12", "HEAD")
     if not name:
         return UNKNOWN
@@ -31,7 +31,7 @@ def commit(root: Path = ROOT) -> str:
 
 
 def changes_since(name: str, measures: Iterable[str], root: Path = ROOT) -> int | None:
-    """How many commits changed `measures` after the commit `name`; None if git does not tell."""
+    """Count the commits after the commit `name` that changed `measures`; None if git cannot tell."""
     if name == UNKNOWN:
         return None
     counted = _git(root, "rev-list", "--count", f"{name.rstrip('+')}..HEAD", "--", *measures)

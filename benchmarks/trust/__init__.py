@@ -1,1 +1,1 @@
-"""What trust costs, and how fast a cluster is whole again after a fault."""
+"""The cost of encryption and keys, and the time until a cluster is whole again after a fault."""

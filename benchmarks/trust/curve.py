@@ -30,13 +30,13 @@ ROUNDS, SUMS, PREFILL_SUMS = 12, 200, 20
 
 
 def group(net: Net, rank: int, port: int, key: bytes, router: object = None) -> Group:
-    """This process's side of a star of two, over bf16."""
+    """Open this process's side of a star collective of two ranks, over bf16."""
     peers = (Peer(0, "master"), Peer(1, "worker", f"tcp://127.0.0.1:{port}", key))
     return open_group("star", GroupSpec(rank, 7, 1, peers, "bf16"), Endpoints(net, router))  # type: ignore[arg-type]
 
 
 def sums(one: Group, values: int, count: int) -> float:
-    """Seconds of the median of `count` sums."""
+    """Return the median seconds of `count` sums of `values` numbers."""
     partial, times = np.ones((1, values), np.float32), []
     for _ in range(count):
         started = perf_counter()
@@ -46,7 +46,7 @@ def sums(one: Group, values: int, count: int) -> float:
 
 
 def schedule() -> Iterator[tuple[bool, int, int]]:
-    """Whether with keys, values and sums: what both sides do, in step."""
+    """Yield the sums that both sides make in step: True with keys, numbers in a sum, and sums."""
     for _ in range(ROUNDS):
         for keys in (False, True):
             for hidden, _ in SHAPES.values():
@@ -55,7 +55,7 @@ def schedule() -> Iterator[tuple[bool, int, int]]:
 
 
 def run(groups: dict[bool, Group]) -> dict[tuple[bool, int], list[float]]:
-    """Seconds by kind and values, of every round."""
+    """Make all sums; return the seconds of each round by (with keys, numbers in a sum)."""
     found: dict[tuple[bool, int], list[float]] = {}
     for one in groups.values():
         one.begin(1)
@@ -65,12 +65,12 @@ def run(groups: dict[bool, Group]) -> dict[tuple[bool, int], list[float]]:
 
 
 def doors(folder: Path) -> dict[bool, KeyPolicy]:
-    """Without keys, and with keys for everybody."""
+    """Return a key policy without keys, and one that requires keys of every host."""
     return {False: KeyPolicy(folder, locked=False), True: KeyPolicy(folder, outside=lambda host: True)}
 
 
 def worker(folder: Path) -> None:
-    """The other process: says its ports, and sums."""
+    """Print the ports of this process's groups, then make the sums: the worker's side."""
     with ExitStack() as stack:
         groups, ports = {}, []
         for keys, door in doors(folder).items():
@@ -84,7 +84,7 @@ def worker(folder: Path) -> None:
 
 @contextmanager
 def other(folder: Path) -> Iterator[list[int]]:
-    """The worker's ports."""
+    """Start the worker process and yield its ports."""
     command = [sys.executable, "-m", "benchmarks.trust.curve", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -92,7 +92,7 @@ def other(folder: Path) -> Iterator[list[int]]:
 
 
 def measure() -> dict[tuple[bool, int], list[float]]:
-    """Seconds by kind and values, of every round: this side of it."""
+    """Measure the master's side; return the seconds of each round by (with keys, numbers in a sum)."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         identity = KeyPolicy(folder).identity
@@ -105,7 +105,7 @@ def measure() -> dict[tuple[bool, int], list[float]]:
 
 
 def rows(found: dict[tuple[bool, int], list[float]]) -> list[Row]:
-    """A line for a token and for a prompt of each model."""
+    """Make a row for a token and a row for a prompt of each model."""
     lines: list[Row] = []
     for model, (hidden, count) in SHAPES.items():
         for what, values, times in (("token", hidden, count), (f"{PREFILL_TOKENS} tokens", hidden * PREFILL_TOKENS, 1)):
@@ -125,7 +125,7 @@ def rows(found: dict[tuple[bool, int], list[float]]) -> list[Row]:
 
 
 def bench(quick: bool) -> Result:
-    """The table; `quick` makes no difference, it takes seconds."""
+    """Measure the cost of keys. `quick` makes no difference, because it takes only seconds."""
     return Result("What keys cost", NOTES, [Table("", rows(measure()))])
 
 

@@ -20,7 +20,10 @@ _INPUTS, _QUICK = 1_000_000, 20_000
 
 
 def measure(inputs: int, first: int = 0) -> dict[str, Fuzzed]:
-    """By reader. Input `number` of a reader is the same in every run; numbers begin at `first`."""
+    """Fuzz each reader with its share of `inputs`, numbered from `first`.
+
+    Input `number` of a reader is the same in every run.
+    """
     with readers() as each:
         return {reader.name: _told(reader.name, fuzz(reader, round(inputs * reader.share), first)) for reader in each}
 
@@ -31,7 +34,7 @@ def _told(name: str, found: Fuzzed) -> Fuzzed:
 
 
 def result(found: dict[str, Fuzzed]) -> Result:
-    """The section of the document."""
+    """Make the section of the document."""
     rows: list[Row] = [
         {
             "reader": name,
@@ -52,7 +55,7 @@ def result(found: dict[str, Fuzzed]) -> Result:
 
 
 def bench(quick: bool) -> Result:
-    """A million; `quick`: twenty thousand."""
+    """Fuzz all readers with a million inputs, or twenty thousand if `quick`."""
     return result(measure(_QUICK if quick else _INPUTS))
 
 

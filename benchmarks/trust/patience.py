@@ -1,6 +1,6 @@
-"""An hour of `tpi serve` over links of 200 ms that lose a packet in 20, with a worker whose machine is busy otherwise.
+"""An hour of `tpi serve` over slow, lossy links (200 ms, 5% loss), with a worker on a busy machine.
 
-`python -m benchmarks.trust.patience --minutes 60`. Nobody must be taken for lost, whatever takes long.
+`python -m benchmarks.trust.patience --minutes 60`. No worker must be taken for lost, however long its work takes.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Patience:
-    """What came of it: all requests, and the lines of the server's log that say that somebody was left out."""
+    """All answers, and the lines of the server's log that say that a worker was left out."""
 
     answers: Sequence[Answered]
     evictions: Sequence[str]
@@ -66,16 +66,16 @@ class Patience:
 
 
 def far_homes() -> Topology:
-    """Three devices; half of the latency and of the loss on the way to the router, half after it."""
+    """Return three devices with half of the latency and loss on the way to the router, and half after it."""
     devices = (Host("a"), Host("b", cpu=BUSY_CORES), Host("c"))
     return star("far", devices, HostLink(("", ""), BITS, LATENCY_S / 2, loss=LOSS / 2))
 
 
 def serve_patiently(root: Path, minutes: float, every_s: float = MINUTE_S) -> Patience:
-    """Serve for so long, and ask every `every_s` seconds; needs root. `root` is an empty folder.
+    """Serve for `minutes`, with one request every `every_s` seconds. Needs root; `root` is an empty folder.
 
     Raises:
-        RuntimeError: if the server does not start, or whoever asks fails, with what was said.
+        RuntimeError: if the server does not start or the client fails; the message holds its output.
     """
     (root / "model").mkdir()
     model = make_model("llama", root / "model")
@@ -100,7 +100,7 @@ def _ended(process: "subprocess.Popen[Any]") -> Iterator["subprocess.Popen[Any]"
 
 @contextmanager
 def _served(bed: Testbed, model: Path, addresses: str, log: Path) -> Iterator[str]:
-    """Where `tpi serve` on the first device answers."""
+    """Run `tpi serve` on the first device and yield its URL."""
     command = [*_COMMAND, "tpi.cli", "serve", "-m", str(model), "--workers", addresses, "--split", "1,1,1", "-t", "1",
                "--port", "0", "-q"]  # fmt: skip
     environment = os.environ | {"TPI_CACHE": str(log.parent / "a")}
@@ -129,7 +129,7 @@ def _asked(bed: Testbed, url: str, minutes: float, every_s: float) -> Iterator[A
 
 
 def ask(url: str, minutes: float, every_s: float) -> Iterator[Answered]:
-    """One request after another, each when its time has come."""
+    """Send one request every `every_s` seconds and yield each answer."""
     body = {"prompt": "Hello", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     begun, number = monotonic(), 0
     with httpx.Client(base_url=url, timeout=10 * MINUTE_S) as http:
@@ -143,7 +143,7 @@ def ask(url: str, minutes: float, every_s: float) -> Iterator[Answered]:
 
 
 def result(found: Patience, minutes: float) -> Result:
-    """The section of the document."""
+    """Make the section of the document."""
     seconds = [one.seconds for one in found.answers]
     row = {
         "minutes": minutes,
@@ -161,7 +161,7 @@ def result(found: Patience, minutes: float) -> Result:
 
 
 def bench(quick: bool) -> Result:
-    """An hour; `quick`: three minutes."""
+    """Serve for an hour, or three minutes if `quick`."""
     minutes = _QUICK_MINUTES if quick else _FULL_MINUTES
     with tempfile.TemporaryDirectory() as name:
         return result(serve_patiently(Path(name), minutes), minutes)

@@ -28,9 +28,10 @@ _FULL, _QUICK = {"kill": 200, "freeze": 100}, {"kill": 6, "freeze": 3}
 
 
 def struck(session: Session, laptops: list[Laptop], seed: int, kind: str, said: list[float]) -> tuple[list[int], float]:
-    """The tokens of an answer during which a worker was struck, and its longest pause; then all are back.
+    """Strike a worker during an answer, then restore it; return the answer's tokens and its longest pause in seconds.
 
-    `said` has the moments at which the master said that it goes on without somebody.
+    `said` holds the moments at which the master reported that it goes on without a worker. It is reduced to the delay
+    of the first report after the fault.
     """
     with striking(kind, laptops, seed, LENGTH) as (strike, heard):
         spoken = speak(session, PROMPT, LENGTH, heard)
@@ -43,7 +44,10 @@ def struck(session: Session, laptops: list[Laptop], seed: int, kind: str, said: 
 
 
 def measure(root: Path, counts: dict[str, int]) -> tuple[dict[str, Recoveries], list[str]]:
-    """By kind of fault, and of answers without one; a sentence for each answer that lost or changed a token."""
+    """Measure the recoveries by kind of fault, and answers without a fault.
+
+    Returns also a sentence for each answer that lost or changed a token.
+    """
     model = make_model("llama", root / "model")
     found, changed = {kind: Recoveries() for kind in ("none", *counts)}, list[str]()
     with house(root, WORKERS) as laptops:
@@ -63,7 +67,7 @@ def measure(root: Path, counts: dict[str, int]) -> tuple[dict[str, Recoveries], 
 
 
 def _heard(session: Session) -> list[float]:
-    """Filled with the moments at which the session says from now on that it goes on without somebody."""
+    """Collect the moments at which the session reports, from now on, that it goes on without a worker."""
     moments: list[float] = []
 
     def warn(text: str) -> None:
@@ -75,14 +79,14 @@ def _heard(session: Session) -> list[float]:
 
 
 def bench(quick: bool) -> Result:
-    """200 kills and 100 freezes; `quick`: a few."""
+    """Measure 200 kills and 100 freezes, or a few of each if `quick`."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "model").mkdir()
         return result(*measure(Path(name), _QUICK if quick else _FULL))
 
 
 def result(found: dict[str, Recoveries], changed: list[str]) -> Result:
-    """The section of the document."""
+    """Make the section of the document."""
     whole = Check("answers with a token lost, repeated or changed", len(changed), 0, within=0)
     return Result("Recovery", NOTES, [Table("", rows(found))], [whole, *checks(found)])
 

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.trust.strangers`: a run beside a thousand connections of somebody who is not paired.
+"""The speed of a run during a thousand connections from a device that is not paired.
 
-`--answer ADDRESS --model DIR` is the part on the master's device, `--flood HOST` the one on the stranger's: both do one
-round for each line on stdin, and answer it with a line.
+`python -m benchmarks.trust.strangers` starts two parts. `--answer ADDRESS --model DIR` is the part on the master's
+device; `--flood HOST` is the part on the unpaired device. Each part does one round for each line on stdin, and then
+prints a line.
 """
 
 import argparse
@@ -44,7 +45,7 @@ _LEAST, _MOST_BYTES = 0.9, 16 << 20
 
 
 def answer(address: str, model: str) -> None:
-    """Seconds of an answer for each line."""
+    """Generate an answer for each line on stdin, and print its seconds."""
     with Session(RunOptions(model, workers=(address,), split="1,1", threads=1)) as session:
         prompt = [5, 6, 7, 8]
         speak(session, prompt, TOKENS)
@@ -56,7 +57,7 @@ def answer(address: str, model: str) -> None:
 
 
 def flood(host: str) -> None:
-    """A thousand connections at the first line of two, which end at the second."""
+    """Open a thousand connections at one line on stdin, and close them at the next."""
     print("ready", flush=True)
     while sys.stdin.readline():
         with ExitStack() as stack:
@@ -79,12 +80,12 @@ class Part:
         self.process = process
 
     def hear(self) -> str:
-        """The next line."""
+        """Read the next line that the part prints."""
         assert self.process.stdout
         return self.process.stdout.readline()
 
     def say(self) -> None:
-        """One line."""
+        """Write an empty line to the part's stdin."""
         assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -92,7 +93,7 @@ class Part:
 
 @contextmanager
 def part(bed: Testbed, root: Path, device: str, *words: str) -> Iterator[Part]:
-    """`python -u -m WORDS` on a device, with its own keys and cache."""
+    """Run `python -u -m WORDS` on a device, with a key folder and cache of its own."""
     environment = os.environ | {"TPI_CONFIG": str(root / device), "TPI_CACHE": str(root / f"cache-{device}")}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with bed.popen(device, [sys.executable, "-u", "-m", *words], env=environment, **pipes) as process:
@@ -103,7 +104,9 @@ def part(bed: Testbed, root: Path, device: str, *words: str) -> Iterator[Part]:
 
 
 def measure(root: Path, rounds: int) -> tuple[list[float], int]:
-    """Speed beside the stranger over speed without, by round; bytes by which the worker grew."""
+    """Return the ratio of the speed during connections to the speed without, by round, and the worker's growth in
+    bytes.
+    """
     for name in ("model", "a", "b"):
         (root / name).mkdir()
     make_model("llama", root / "model")
@@ -129,7 +132,7 @@ def measure(root: Path, rounds: int) -> tuple[list[float], int]:
 
 
 def _round(master: Part, stranger: Part, sizes: list[int], worker: psutil.Process) -> float:
-    """Speed beside the stranger over speed alone; the worker's resident bytes meanwhile are put into `sizes`."""
+    """Return the speed during connections over the speed alone; append the worker's resident bytes to `sizes`."""
     alone = _answered(master)
     stranger.say()
     stranger.hear()
@@ -146,7 +149,7 @@ def _answered(master: Part) -> float:
 
 
 def bench(quick: bool) -> Result:
-    """15 rounds; `quick`: three."""
+    """Measure 15 rounds, or three if `quick`."""
     with tempfile.TemporaryDirectory() as name:
         ratios, grown = measure(Path(name), _QUICK_ROUNDS if quick else _ROUNDS)
     middle = statistics.median(ratios)
@@ -159,7 +162,7 @@ def bench(quick: bool) -> Result:
 
 
 def main() -> None:
-    """One of the parts, or all of it."""
+    """Run one of the parts, or the whole benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answer", metavar="ADDRESS")
     parser.add_argument("--model")

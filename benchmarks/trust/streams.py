@@ -53,14 +53,14 @@ class Heard:
 
 @dataclass
 class Server:
-    """A running `tpi serve`; `said` are the moments at which it said that it goes on without somebody."""
+    """A running `tpi serve`; `said` holds the moments at which it reported that it goes on without a worker."""
 
     url: str
     process: psutil.Process
     said: list[float]
 
     def left(self) -> Counter[str]:
-        """How many threads it has, and how many descriptors of each kind: "socket:[]", "/var/cache/tpi/uses"."""
+        """Count the server's threads, and its descriptors by kind: "socket:[]", "/var/cache/tpi/uses"."""
         kinds = Counter({"thread": self.process.num_threads()})
         for descriptor in Path(f"/proc/{self.process.pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed since it was listed
@@ -69,7 +69,7 @@ class Server:
 
 
 def _kind(target: Path) -> str:
-    """What a descriptor refers to, without its number or name."""
+    """Return the kind of file that a descriptor refers to: its target without number or name."""
     return str(target.parent) if target.is_absolute() else re.sub(r"\d+", "", str(target))
 
 
@@ -84,7 +84,7 @@ class Struck:
 
 @contextmanager
 def served(root: Path, model: Path, laptops: Sequence[Laptop]) -> Iterator[Server]:
-    """The server. What it writes to stderr is read as it comes."""
+    """Start the server on `laptops`, and read its stderr as it is written."""
     command = [
         *TPI,
         "serve",
@@ -115,7 +115,7 @@ def _read(lines: Iterator[str], said: list[float]) -> None:
 
 
 def together(url: str, at: Callable[[int], None] = lambda count: None) -> list[Heard]:
-    """Eight streams at once, to their ends; `at` is called with how many tokens there are of all, after each."""
+    """Run eight streams at once to their ends; call `at` after each token with the number of tokens of all streams."""
     heard = [Heard() for _ in range(STREAMS)]
 
     def one_more() -> None:
@@ -151,7 +151,7 @@ def _tokens(line: str) -> list[str]:
 
 
 def measure(root: Path, counts: dict[str, int]) -> Struck:
-    """Strike again and again; `root` is an empty folder."""
+    """Strike workers again and again, under eight streams. `root` is an empty folder."""
     (root / "model").mkdir()
     model = make_model("llama", root / "model")
     found, changed = {kind: Recoveries() for kind in ("none", *counts)}, list[str]()
@@ -173,7 +173,7 @@ def measure(root: Path, counts: dict[str, int]) -> Struck:
 def _strike(
     server: Server, laptops: list[Laptop], which: tuple[str, int], wanted: list[Heard], into: Recoveries
 ) -> list[str]:
-    """One fault under eight streams; then all are back. What was wrong with the streams."""
+    """Make one fault under eight streams, and restore all workers; return what was wrong with the streams."""
     kind, seed = which
     with striking(kind, laptops, seed, STREAMS * LENGTH) as (strike, at):
         heard = together(server.url, at)
@@ -195,14 +195,14 @@ def _strike(
 
 
 def _whole(server: Server) -> bool:
-    """Whether all workers take part, after a short answer, with which those join that are back."""
+    """Generate a short answer, so that restored workers join; return True if all workers take part."""
     body = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
     httpx.post(f"{server.url}/v1/completions", json=body, timeout=_TIMEOUT_S).raise_for_status()
     return len(httpx.get(f"{server.url}/house", timeout=_TIMEOUT_S).json()["nodes"]) == 1 + WORKERS
 
 
 def _left(server: Server, before: Counter[str]) -> list[str]:
-    """What the server has that it did not have before the first fault, once connections had time to close."""
+    """List the server's resources that it did not have before the first fault, once connections had time to close."""
     together(server.url)
     give_up = monotonic() + _SETTLE_S
     while (more := server.left() - before) and monotonic() < give_up:
@@ -214,7 +214,7 @@ def _left(server: Server, before: Counter[str]) -> list[str]:
 
 
 def _files(root: Path) -> set[str]:
-    """All files below `root` but shards, which are kept, and marks of processes that live; what is in shared memory."""
+    """Return the files below `root`, without cached shards and marks of live processes, and TPI's shared memory."""
     shared = Path("/dev/shm")
     names = {str(path) for path in root.rglob("*") if path.is_file() and not _kept(path)}
     return names | ({str(path) for path in shared.glob("tpi*")} if shared.is_dir() else set())
@@ -227,7 +227,7 @@ def _kept(path: Path) -> bool:
 
 
 def result(struck: Struck) -> Result:
-    """The section of the document."""
+    """Make the section of the document."""
     own = [
         Check("streams with a token lost, repeated or changed", len(struck.changed), 0, within=0),
         Check("pages, descriptors, threads, files and processes left", len(struck.left), 0, within=0),
@@ -236,7 +236,7 @@ def result(struck: Struck) -> Result:
 
 
 def bench(quick: bool) -> Result:
-    """200 kills and 100 freezes; `quick`: a few."""
+    """Measure 200 kills and 100 freezes, or a few of each if `quick`."""
     with tempfile.TemporaryDirectory() as name:
         return result(measure(Path(name), _QUICK if quick else _FULL))
 

@@ -313,6 +313,6 @@ def activation(name: object) -> Activation:
     Raises:
         ModelError: if it is not supported.
     """
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ModelError(f"the activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[str(name)]
+    return _ACTIVATIONS[name]

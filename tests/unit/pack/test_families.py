@@ -92,6 +92,7 @@ def test_window_of_every_layer() -> None:
         ({"num_hidden_layers": True}, ["num_hidden_layers"]),
         ({"num_key_value_heads": 4}, ["6", "4"]),
         ({"hidden_act": "quick_gelu"}, ["quick_gelu", "silu"]),
+        ({"hidden_act": ["silu"]}, ["['silu']", "silu"]),
         ({"rope_scaling": {"rope_type": "magic"}}, ["magic", "llama3"]),
         ({"rope_scaling": {"rope_type": "linear"}}, ["factor"]),
         ({"rope_scaling": "linear"}, ["rope_scaling"]),

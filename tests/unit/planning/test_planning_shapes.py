@@ -36,6 +36,14 @@ def test_a_configuration_alone_says_what_the_tensors_say(
     assert (described.head, described.embedding) == (found.head, found.embedding)
 
 
+@pytest.mark.parametrize(("name", "tied"), [("gemma2", True), ("gemma3", True), ("opt", True), ("llama", False)])
+def test_a_missing_tie_is_the_familys_default(name: str, tied: bool, tiny_model: Callable[[str], TinyModel]) -> None:
+    fields = read_json(tiny_model(name).directory, "config.json")
+    fields.pop("tie_word_embeddings", None)
+    model, _ = from_config(fields, "somewhere")
+    assert model.config.tied == (model.head is None) == tied
+
+
 @pytest.mark.parametrize("dtype", ["f32", "q4"])
 def test_a_pack_says_the_same(
     dtype: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Callable[..., Pack], tmp_path: Path

@@ -29,8 +29,8 @@ def from_config(fields: Fields, where: str) -> tuple[Model, FileSource]:
     Raises:
         ModelError: if the architecture or a setting is not supported, or the configuration is inconsistent.
     """
-    tied = bool(fields.get("tie_word_embeddings"))
-    model = from_huggingface(fields, lambda name: not (tied and name.endswith("lm_head.weight")), where)
+    # without a head in the source, the configuration and the family's default say whether it is tied to the embedding
+    model = from_huggingface(fields, lambda name: not name.endswith("lm_head.weight"), where)
     kind = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
     return model, FileSource(where, _tensors(model, _ELEMENTS.get(kind, _ELEMENTS["float32"])))
 

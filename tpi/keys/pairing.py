@@ -50,8 +50,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _server(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host.strip("[]"), port), family=family, backlog=4)
+    name = host.strip("[]")
+    both = name == "::" and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    return socket.create_server((name, port), family=family, backlog=4, dualstack_ipv6=both)
 
 
 def invite(listener: socket.socket, door: KeyPolicy, own: Introduced, show: Show, wait_s: float = WAIT_S) -> PairedKey:

@@ -219,6 +219,13 @@ def test_no_worker_comes(tmp_path: Path) -> None:
         accept("127.0.0.1", host.port, "123456", door, own_introduction(door))
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
+def test_a_wildcard_of_ipv6_takes_ipv4_too() -> None:
+    """The address that is shown for it may be one of IPv4."""
+    with listen("[::]", 0) as listener:
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5).close()
+
+
 def test_codes_are_drawn_anew() -> None:
     drawn: Callable[[], str] = new_code
     assert len({drawn() for _ in range(50)}) > 40

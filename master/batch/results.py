@@ -105,8 +105,10 @@ class BatchResults:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self._file.fileno()).st_ino == self.path.stat().st_ino:  # it was not replaced meanwhile
                 return
-        except OSError:
+        except BlockingIOError:
             pass
+        except OSError as error:
+            raise UsageError(f"cannot lock {self.path}: {error.strerror}; give another -o") from error
         raise UsageError(f"another tpi batch writes to {self.path}; wait for it, or give another -o")
 
     def _read(self) -> int:

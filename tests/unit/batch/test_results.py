@@ -1,6 +1,7 @@
 """What a batch keeps on disk: cut at any byte it is mended, and nothing that is not its own is touched."""
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -57,6 +58,16 @@ def test_a_line_is_known_by_what_it_says_wherever_it_stands(tmp_path: Path) -> N
 def test_two_lines_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"lines 1 and 3 .* 'a'; give each its own"):
         source(tmp_path, request("a"), request("b"), request("a", "other"))
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: object, kind: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    asked = source(tmp_path, request("a"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UsageError, match=r"cannot lock .*: No locks"), results(tmp_path, asked):
+        pass
 
 
 def test_an_input_without_requests_or_none_at_all_is_refused(tmp_path: Path) -> None:

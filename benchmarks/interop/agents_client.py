@@ -24,7 +24,7 @@ set_tracing_disabled(True)
 
 
 class Trip(BaseModel):
-    """What is asked for as a structure."""
+    """Structured output that the client asks for."""
 
     city: str = Field(max_length=20)
     days: int = Field(ge=1, le=9)
@@ -53,7 +53,7 @@ async def _streamed(model: Model) -> None:
 
 
 def _tools(model: Model, *others: Any) -> None:
-    """The first turn has to call a tool, which is offered once."""
+    """Require a call of a tool in the first turn, and an answer in the second, where the tool is no longer offered."""
     called: list[str] = []
 
     @function_tool(is_enabled=lambda context, agent: not called)  # type: ignore[untyped-decorator]
@@ -102,7 +102,7 @@ def error(server: Server) -> None:
 
 
 def responses(server: Server) -> None:
-    """All of it by responses, and a tool that is left out."""
+    """Try the Responses API: plain, streamed, and with a tool that the server leaves out."""
     _plain(_model(server))
     asyncio.run(_streamed(_model(server)))
     _tools(_model(server), WebSearchTool())

@@ -14,14 +14,14 @@ GREEDY = {"temperature": 0}  # the newest version has no such argument
 
 
 class Trip(BaseModel):
-    """What is asked for as a structure, without bounds: the client takes these out of the schema that it sends."""
+    """Structured output that the client asks for, without bounds: the client would drop them from its schema."""
 
     city: str
     days: int
 
 
 def claude(server: Server) -> Anthropic:
-    """A client that tries once."""
+    """Create a client that does not retry."""
     return Anthropic(base_url=server.url, api_key=server.key, max_retries=0, timeout=300)
 
 

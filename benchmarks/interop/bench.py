@@ -43,7 +43,7 @@ _PASSED = "yes"
 
 
 def bench(quick: bool) -> Result:
-    """Every client; those of OpenAI and Anthropic alone if `quick`."""
+    """Try every client, or only those of OpenAI and Anthropic if `quick`."""
     names = _QUICK if quick else tuple(_PYTHON)
     with TemporaryDirectory(prefix="tpi-interop-") as made:
         folder = Path(made)

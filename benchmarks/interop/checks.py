@@ -1,4 +1,4 @@
-"""What every client is tried on. The modules of clients run in another environment: they import this one alone."""
+"""Checks shared by all clients. Client modules run in another environment and import only this module."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ CITY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server is, and what it wants."""
+    """Address, key and model name of the server."""
 
     url: str
     key: str
@@ -65,7 +65,7 @@ def expect(holds: object, said: object) -> None:
 
 
 def trip(text: str) -> dict[str, Any]:
-    """The object that an answer of SCHEMA is; raises if it is not one."""
+    """Parse an answer of SCHEMA; raise an error if the answer does not fit it."""
     value = json.loads(text)
     expect(set(value) == {"city", "days"} and isinstance(value["days"], int), value)
     return dict(value)

@@ -12,7 +12,7 @@ from benchmarks.interop.checks import ANSWER, LIMIT, TEXT, WEATHER, Server, expe
 
 
 class Trip(BaseModel):
-    """What is asked for as a structure."""
+    """Structured output that the client asks for."""
 
     city: str = Field(max_length=20)
     days: int = Field(ge=1, le=9)
@@ -25,7 +25,7 @@ def weather(city: str) -> str:
 
 
 def chat(server: Server, **more: Any) -> ChatOpenAI:
-    """A model that tries once."""
+    """Create a chat model that does not retry."""
     settings: dict[str, Any] = {
         "model": server.model, "base_url": server.api, "api_key": SecretStr(server.key), "temperature": 0,
         "max_tokens": LIMIT, "max_retries": 0, "timeout": 300,

@@ -13,7 +13,7 @@ TOOL: Any = {"type": "function", "function": {"name": "weather", "description": 
 
 
 def asked(server: Server, provider: str = "openai", **more: Any) -> Any:
-    """One completion."""
+    """Request one completion."""
     base = server.api if provider == "openai" else server.url
     limits = {"max_tokens": LIMIT, "temperature": 0, "timeout": 300, "num_retries": 0}
     where = {"model": f"{provider}/{server.model}", "api_base": base, "api_key": server.key}

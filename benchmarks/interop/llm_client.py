@@ -12,7 +12,7 @@ from benchmarks.interop.checks import ANSWER, LIMIT, SCHEMA, TEXT, WEATHER, Serv
 
 
 class LlmError(Exception):
-    """What the command wrote to stderr, where it failed."""
+    """The stderr of a failed command."""
 
 
 def llm(server: Server, *words: str, key: str = "", name: str = "") -> subprocess.CompletedProcess[str]:

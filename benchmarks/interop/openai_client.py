@@ -13,14 +13,14 @@ TOOL: Any = {"type": "function", "function": {"name": "weather", "description": 
 
 
 class Trip(BaseModel):
-    """What is asked for as a structure."""
+    """Structured output that the client asks for."""
 
     city: str = Field(max_length=20)
     days: int = Field(ge=1, le=9)
 
 
 def ai(server: Server) -> OpenAI:
-    """A client that tries once."""
+    """Create a client that does not retry."""
     return OpenAI(base_url=server.api, api_key=server.key, max_retries=0, timeout=300)
 
 
@@ -97,7 +97,7 @@ def embeddings(server: Server) -> None:
 
 
 def responses(server: Server) -> None:
-    """Responses: plain, streamed, a tool and its result, a class, and one that goes on from another."""
+    """Try the Responses API: plain, streamed, a tool and its result, a class, and a response that continues another."""
     made = ai(server).responses
     asked: Any = {"model": server.model, "max_output_tokens": LIMIT, "temperature": 0}
     first = made.create(input=TEXT, **asked)

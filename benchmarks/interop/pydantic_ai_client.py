@@ -18,7 +18,7 @@ from benchmarks.interop.checks import ANSWER, LIMIT, TEXT, WEATHER, Server, expe
 
 
 class Trip(BaseModel):
-    """What is asked for as a structure."""
+    """Structured output that the client asks for."""
 
     city: str = Field(max_length=20)
     days: int = Field(ge=1, le=9)
@@ -28,24 +28,24 @@ SETTINGS = ModelSettings(max_tokens=LIMIT, temperature=0, timeout=300)
 
 
 def chat(server: Server, key: str = "", name: str = "") -> Model[Any]:
-    """A model by chat completions."""
+    """Create a model that uses chat completions."""
     return OpenAIChatModel(
         name or server.model, provider=OpenAIProvider(base_url=server.api, api_key=key or server.key)
     )
 
 
 def anthropic(server: Server) -> Model[Any]:
-    """A model by Anthropic's form."""
+    """Create a model that uses the Anthropic Messages API."""
     return AnthropicModel(server.model, provider=AnthropicProvider(base_url=server.url, api_key=server.key))
 
 
 def responses_model(server: Server) -> Model[Any]:
-    """A model by responses."""
+    """Create a model that uses the Responses API."""
     return OpenAIResponsesModel(server.model, provider=OpenAIProvider(base_url=server.api, api_key=server.key))
 
 
 def forms(server: Server) -> Iterator[Model[Any]]:
-    """A model by chat completions, and one by Anthropic's form."""
+    """Yield a model that uses chat completions, and one that uses the Anthropic Messages API."""
     yield chat(server)
     yield anthropic(server)
 

@@ -55,7 +55,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured of one budget."""
+    """Measurements of one memory budget."""
 
     rounds: Sequence[Round]
     node: dict[str, Any]  # as in --json; its peak is that of the budget's session alone
@@ -71,12 +71,15 @@ class Figures:
         return self.typical("reached")
 
     def typical(self, name: str) -> float:
-        """Median of a figure of the rounds."""
+        """Return the median of one figure of the rounds."""
         return median(float(getattr(one, name)) for one in self.rounds)
 
 
 def pooled(runs: Sequence[Figures]) -> Figures:
-    """All rounds of several processes; `node` is that of the one of median speed, with the highest peak of all."""
+    """Pool the rounds of several processes.
+
+    `node` is that of the process of median speed, with the highest peak of all.
+    """
     middle = sorted(runs, key=lambda one: one.speed)[len(runs) // 2]
     peak = max(int(one.node["peak_rss_bytes"]) for one in runs)
     return Figures([each for one in runs for each in one.rounds], middle.node | {"peak_rss_bytes": peak})
@@ -91,16 +94,17 @@ def measured(pack: Path, budget: int, seconds: float, rounds: int) -> Figures:
 
 
 def decode(session: Session, tokens: int, mark: Callable[[], None] = lambda: None) -> float:
-    """Tokens per second after the first; `mark` is called at the first."""
+    """Return the tokens per second after the first token; call `mark` at the first."""
     limits, greedy = AnswerLimits(tokens + 1, ignore_eos=True), Sampler(Sampling(temperature=0))
     with session.answering() as engine:
         return answer(engine, session.tokenizer, PROMPT, greedy, limits, mark=mark).decode_rate
 
 
 def raw_speed(pack: Pack, disk: DiskSpeed, size: int = _RAW_BYTES, seconds: float = _RAW_S) -> float:
-    """Bytes per second that the disk delivers when nothing else reads: of at most so many bytes, in so many seconds.
+    """Return the bytes per second that the disk delivers when nothing else reads.
 
-    Every look begins at another file: what is read again and again comes from a cache of the host's.
+    Read at most `size` bytes, for at most `seconds` seconds. Each call begins at another file, because a file that is
+    read repeatedly comes from a cache of the host.
     """
     files = sorted({block.path for block in pack.walk()})
     first = 7 * next(_LOOKS) % len(files)
@@ -120,7 +124,7 @@ class _Pair:
         )
 
     def rounds(self, number: int) -> list[Round]:
-        """So many rounds."""
+        """Measure `number` rounds."""
         looks, speeds, streamed = [self._look()], list[float](), list[float]()
         for _ in range(number):
             before = self._budgeted.figures.stats()[0]
@@ -137,12 +141,12 @@ class _Pair:
         ]
 
     def _look(self) -> tuple[float, float]:
-        """The disk, once the ring is full and its loader silent; then memory and cores."""
+        """Measure the disk, after the ring is full and its loader idle; then the speed with all weights resident."""
         return raw_speed(self._budgeted.pack, self._disk), decode(self._whole, self._whole_tokens)
 
 
 def main(path: str, budget: int, seconds: float, rounds: int) -> None:
-    """The child."""
+    """Measure one budget: the child process."""
     with Session(RunOptions(path, context=CONTEXT, memory=budget)) as session:
         decode(session, _FEWEST)
         peak = {"peak_rss_bytes": session.figures.report()[0].peak_rss_bytes}

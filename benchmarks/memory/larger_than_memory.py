@@ -69,7 +69,7 @@ class _Looks:
 
 
 def bench(quick: bool) -> Result:
-    """The sweep, and the pairs."""
+    """Measure the sweep of budgets, and the pairs."""
     model = smollm2() if quick else llama_1b_f32()
     pack = open_model(str(model.path), "f32", default_cache())
     size, shares = pack.weight_bytes, SHARES[::5] if quick else SHARES
@@ -89,7 +89,7 @@ def bench(quick: bool) -> Result:
 
 
 def _in_turns(pack: Pack, budgets: Sequence[int], turns: int, seconds: float, rounds: int) -> list[Figures]:
-    """The figures of each budget, from `turns` processes of each."""
+    """Return the pooled figures of each budget, from `turns` processes of each, in turn."""
     figures: list[list[Figures]] = [[] for _ in budgets]
     for _ in range(turns):
         for budget, known in zip(budgets, figures, strict=True):
@@ -98,7 +98,7 @@ def _in_turns(pack: Pack, budgets: Sequence[int], turns: int, seconds: float, ro
 
 
 def pairs(one: RunOptions, other: RunOptions, count: int, tokens: int) -> Iterator[float]:
-    """Tokens per second placed in one way, over those placed in the other, by turns."""
+    """Yield the tokens per second of placement `one` over those of `other`, in `count` alternating pairs."""
     with Session(one) as first, Session(other) as second:
         for session in (first, second):
             decode(session, 2)
@@ -109,7 +109,7 @@ def pairs(one: RunOptions, other: RunOptions, count: int, tokens: int) -> Iterat
 
 
 def side_by_side(pack: Pack, rounds: int) -> Table:
-    """The disk and a node that has everything in memory, each alone and beside the other, by turns; medians."""
+    """Measure the disk and a node with all weights resident, alone and together in turn; return medians."""
     disk = disk_for(sorted({block.path for block in pack.walk()}), default_cache())
     alone, beside = _Looks(), _Looks()
     with Session(_placed(pack, 2 * pack.weight_bytes)) as session, ThreadPoolExecutor(1) as aside:
@@ -131,7 +131,7 @@ def side_by_side(pack: Pack, rounds: int) -> Table:
 
 
 def _parity(everything: RunOptions, unscheduled: RunOptions, loads: int, count: int) -> Iterator[float]:
-    """Speed placed in one way over that placed in the other, in `count` pairs after each of `loads` loads of both."""
+    """Yield the speed of one placement over the other, in `count` pairs after each of `loads` loads of both."""
     for load in range(loads):
         if load % 2:
             yield from (1 / ratio for ratio in pairs(unscheduled, everything, count, PARITY_TOKENS))
@@ -144,7 +144,7 @@ def _placed(pack: Pack, budget: int) -> RunOptions:
 
 
 def _step(pack: Pack, smaller: Trial, larger: Trial, count: int) -> float:
-    """Speed at the larger budget, over that at the smaller."""
+    """Return the speed at the larger budget over the speed at the smaller one."""
     ratio = larger.figures.speed / smaller.figures.speed
     if ratio >= 1 + NEAR:
         return ratio

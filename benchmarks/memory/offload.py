@@ -35,7 +35,7 @@ to no process. Each has answered a prompt once before its first token is timed. 
 
 
 def bench(quick: bool) -> Result:
-    """Both engines in every group."""
+    """Measure both engines in every control group."""
     model = llama_1b_f32().path
     pack = open_model(str(model), "f32", default_cache())
     folder, tokens = offload_folder(model), 2 if quick else 6
@@ -57,7 +57,7 @@ def bench(quick: bool) -> Result:
 
 @contextmanager
 def group(limit: int) -> Iterator[tuple[str, ...]]:
-    """A memory control group of `limit` bytes; its directories.
+    """Create a memory control group of `limit` bytes; yield its directories.
 
     Raises:
         TestbedError: if this machine has no such controller, or this user may not use it.
@@ -70,7 +70,10 @@ def group(limit: int) -> Iterator[tuple[str, ...]]:
 
 
 def run_in_group(limit: int, command: Sequence[str]) -> tuple[dict[str, Any] | str, float]:
-    """What `command` printed last, as JSON, or how it ended if not well; and the most MiB that the group held."""
+    """Run `command` in a memory control group of `limit` bytes.
+
+    Returns its last line as JSON, or a description of its failure; and the largest MiB that the group held.
+    """
     with group(limit) as folders:
         environment = os.environ | {"GROUPS_TO_JOIN": " ".join(folders)}
         joined = ["sh", "-c", _JOIN, "sh", *command]
@@ -95,7 +98,7 @@ def _peak(folders: Sequence[str]) -> float:
 
 
 def _killed(folders: Sequence[str]) -> bool:
-    """Whether the kernel ended a process of the group for want of memory (`oom_kill` of both versions of the API)."""
+    """Return True if the kernel killed a process of the group for lack of memory (`oom_kill`, cgroup v1 or v2)."""
     files = [Path(folder, name) for folder in folders for name in ("memory.oom_control", "memory.events")]
     lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
     return any(int(count) > 0 for name, count in lines if name == "oom_kill")
@@ -118,7 +121,7 @@ def _row(limit: int, engine: str, command: Sequence[str]) -> Row:
 
 
 def offload_folder(model: Path) -> Path:
-    """The weights as accelerate keeps them on disk, one file per tensor, written once."""
+    """Write the weights in accelerate's on-disk format, one file per tensor, unless they exist."""
     from accelerate.utils import offload_weight, save_offload_index
     from safetensors import safe_open
 
@@ -136,7 +139,7 @@ def offload_folder(model: Path) -> Path:
 
 
 def main(path: str, folder: str, tokens: int) -> None:
-    """Greedy tokens with every weight on disk, after one pass over the prompt; prints seconds and the peak."""
+    """Decode greedily with every weight on disk, after one pass over the prompt; print the seconds and the peak."""
     bare = status_bytes("self", "VmHWM")
     import torch
     import transformers

@@ -82,7 +82,7 @@ MODELS = (
 
 
 def bench(quick: bool) -> Result:
-    """All models, or the first."""
+    """Predict all models, or the first if `quick`."""
     models = [(model, UnwrittenPack(model.shape, "f32")) for model in (MODELS[:1] if quick else MODELS)]
     tables = [Table("Table 1: eight devices, window of 2 blocks", [_overview(*one) for one in models])]
     for number, window in zip((2, 6), WINDOWS, strict=True):
@@ -92,7 +92,7 @@ def bench(quick: bool) -> Result:
 
 
 def predicted(pack: Pack, devices: int, window: int) -> tuple[int, int]:
-    """MiB that a master and the largest worker take at their peak; `window` 0: without the scheduler."""
+    """Predict the peak MiB of the master and of the largest worker; `window` 0 means without the scheduler."""
     options = NodeOptions(
         CONTEXT, pages_for(CONTEXT), kv_dtype(pack), LONGEST_CHUNK, memory=1 << 44, threads=THREADS,
         scheduler="window" if window else "resident", window=window,

@@ -25,7 +25,7 @@ is given anything) plus what it means to take above: weights and ring, KV, activ
 
 
 def bench(quick: bool) -> Result:
-    """Every case, both formats."""
+    """Measure every case in both formats."""
     rows: list[Row] = []
     for model, dtype in [(llama_1b(), "auto"), *([] if quick else [(llama_1b_f32(), "f32")])]:
         for case, flags in list(CASES.items())[:: 3 if quick else 1]:

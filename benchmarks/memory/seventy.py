@@ -71,7 +71,7 @@ class RandomSource:
         return found
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def _element(size: tuple[int, ...], vocabulary: object) -> Element:
@@ -81,7 +81,7 @@ def _element(size: tuple[int, ...], vocabulary: object) -> Element:
 
 
 def _factors(element: Element, inputs: int, random: Bytes) -> Bytes:
-    """The first four bytes of a group: a scale such that rows have length 1, and for Q4_1 the minimum."""
+    """Return a group's first four bytes: a scale that gives rows length 1, and for Q4_1 the minimum."""
     wanted = inputs**-0.5 / (4.6 if element is _Q4_1 else 74.0)  # the deviation of the codes 0..15, and -128..127
     scale = np.float16(wanted)
     if element is _Q4_1:
@@ -93,7 +93,7 @@ def _factors(element: Element, inputs: int, random: Bytes) -> Bytes:
 
 
 def pack_seventy(target: Path) -> Path:
-    """The pack, made once."""
+    """Write the pack, unless it exists."""
     layer = SHAPE | {"num_hidden_layers": 1}
     source = RandomSource(layer)
     model = from_huggingface(layer, source.tensors.__contains__, source.label)
@@ -109,7 +109,7 @@ def pack_seventy(target: Path) -> Path:
 
 
 def bench(quick: bool) -> Result:
-    """Three tokens on eight nodes; then one token for each number of devices and window."""
+    """Generate three tokens on eight nodes, then one token for each number of devices and window."""
     pack = pack_seventy(default_cache() / "benchmarks" / "llama-70b-q4")
     disk = sum(file.stat().st_size for file in pack.iterdir()) / MIB
     fields = run(pack, NODES, 1 if quick else 3, "--memory", f"{BUDGET}MiB")
@@ -129,7 +129,7 @@ def bench(quick: bool) -> Result:
 
 
 def run(pack: Path, nodes: int, generate: int, *flags: str) -> dict[str, Any]:
-    """`tpi run --json` on `nodes` nodes of this machine."""
+    """Run `tpi run --json` on `nodes` nodes of this machine."""
     command = [sys.executable, "-m", "tpi.cli", "run", "-m", str(pack), "--local", str(nodes - 1), "-c", "64"]
     prompt = ["--raw", "-p", "hello", "-n", str(generate), "--temp", "0", "--json"]
     done = subprocess.run([*command, *prompt, *flags], stdout=subprocess.PIPE, check=True)

@@ -38,7 +38,7 @@ done: costs measured with one placement, and told of another.
 
 
 def bench(quick: bool) -> Result:
-    """Both tables."""
+    """Make both tables."""
     pack = open_model(str(smollm2().path), "auto", default_cache())
     tokens = 6 if quick else SAMPLES
     hidden = [_hidden(pack, window, tokens) for window in (1, 2, 3, 4)]
@@ -93,7 +93,7 @@ def _grid(pack: Pack, speeds: tuple[float, ...], names: list[str], tokens: int) 
 
 
 def _advised(pack: Pack, speed: float, tokens: int) -> Row:
-    """What a window of one is told to do about its waiting, done."""
+    """Measure a window of one, apply the advice on its waiting, and measure again."""
     disk = ThrottledDisk(DirectDisk(), speed)
     before, steady = _measure(pack, Setting(window=1, exchange=EXCHANGE), tokens, disk)
     better, advice = _advice(steady)

@@ -48,10 +48,10 @@ class UnwrittenPack(Pack):
 
     @property
     def config(self) -> ModelConfig:
-        """See `Pack.config`."""
+        """Model configuration."""
         return self._config
 
     @property
     def format(self) -> Format:
-        """See `Pack.format`."""
+        """Pack format."""
         return self._format

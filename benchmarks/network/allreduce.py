@@ -40,7 +40,10 @@ def _hear(process: "subprocess.Popen[str]") -> Any:
 
 
 def measure(plan: Plan, hosts: list[str], start: Start) -> dict[str, Any]:
-    """What the master reports: `medians` in seconds by contender and payload, and the automatic `choice`, if any."""
+    """Run the nodes and return the master's report.
+
+    It has `medians` in seconds by contender and payload, and the automatic `choice`, if there was one.
+    """
     with ExitStack() as stack:
         processes = [stack.enter_context(start(rank)) for rank in range(len(hosts))]
         for process in processes:
@@ -56,7 +59,7 @@ def measure(plan: Plan, hosts: list[str], start: Start) -> dict[str, Any]:
 
 @contextmanager
 def _places(options: argparse.Namespace) -> Iterator[list[tuple[list[str], Start]]]:
-    """Groups of nodes to measure: their addresses, and how a process is started."""
+    """Yield the groups of nodes to measure: their addresses, and a function that starts the process of a rank."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     if options.testbed is None:
         sizes = [int(size) for size in options.nodes.split(",")]

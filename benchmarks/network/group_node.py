@@ -24,7 +24,7 @@ _SESSION = 0x7470_6962_656E_6368
 
 @dataclass(frozen=True)
 class Plan:
-    """What all nodes do, in step."""
+    """Steps that all nodes make together."""
 
     contenders: tuple[str, ...]  # collectives, and the baseline
     wire: str
@@ -34,15 +34,15 @@ class Plan:
     spin_us: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON."""
+        """Convert the plan to plain types for JSON."""
         return asdict(self)
 
 
 class Contender(Protocol):
-    """What is measured."""
+    """A collective, or the baseline, to measure."""
 
     def allreduce(self, partial: F32) -> F32:
-        """The sum of all partials."""
+        """Return the sum of all partials."""
 
     def close(self) -> None:
         """Hang up."""
@@ -58,7 +58,7 @@ class GroupNode:
         self._routers: dict[str, Socket] = {}
 
     def bind(self) -> dict[str, int]:
-        """Ports by contender; none on the master."""
+        """Listen and return the ports by contender; none on the master."""
         if self.rank == 0:
             return {}
         host = self.hosts[self.rank]
@@ -81,9 +81,9 @@ class GroupNode:
         return open_group(name, spec, Endpoints(self.net, self._routers.get(name)))
 
     def run(self, contenders: dict[str, Contender]) -> dict[str, list[float]]:
-        """Seconds per contender and payload: the median over rows of a few exchanges of their mean.
+        """Return seconds per contender and payload: the median, over series of a few exchanges, of a series' mean.
 
-        Single exchanges tell little: a node that is done early waits for the others in the next.
+        Single exchanges say little, because a node that is done early waits for the others in the next exchange.
         """
         plan = self.plan
         partials = [np.ones(payload // 4, np.float32) for payload in plan.payloads]
@@ -109,7 +109,7 @@ def _report(contenders: dict[str, Contender], medians: dict[str, list[float]]) -
 
 
 def main() -> None:
-    """Hear rank, addresses and plan; say the ports; hear everyone's; run; the master says the figures."""
+    """Run one node: read the task, print the ports, read all ports, and run; the master then prints the figures."""
     task = json.loads(sys.stdin.readline())
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in task["plan"].items()}
     plan = Plan(**fields)

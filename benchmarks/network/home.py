@@ -35,22 +35,22 @@ class Home:
         self.bed, self._addresses, self._logs = bed, addresses, logs
 
     def bench(self, model: str, *flags: object) -> dict[str, Any]:
-        """What `tpi bench --json` says on the first device."""
+        """Run `tpi bench --json` on the first device and return its fields."""
         printed = self.run([*BENCH, "-m", model, *map(str, flags)])
         fields: dict[str, Any] = json.loads(printed.splitlines()[-1])
         return fields
 
     def plan(self, model: str, *flags: object) -> dict[str, Any]:
-        """What `tpi plan --json` says there of this home."""
+        """Run `tpi plan --json` for this home on the first device and return its fields."""
         command = [sys.executable, "-m", "tpi.cli", "plan", "--json", "--workers", self._addresses, "-m", model]
         fields: dict[str, Any] = json.loads(self.run([*command, *map(str, flags)]).splitlines()[-1])
         return fields
 
     def run(self, command: Sequence[str]) -> str:
-        """What `command` prints on the first device.
+        """Run `command` on the first device and return its output.
 
         Raises:
-            RuntimeError: if it fails, with what it said, and the workers said last.
+            RuntimeError: if the command fails; the message holds its output and the last output of the workers.
         """
         first = self.bed.topology.devices[0].name
         environment = {**os.environ, WORKERS: self._addresses}
@@ -69,7 +69,9 @@ class Home:
 
 @contextmanager
 def home(topology: Topology, shaped: bool = True) -> Iterator[Home]:
-    """A home with workers, whose shards stay in the cache for the next one of as many devices.
+    """Start an emulated home with workers.
+
+    Shards stay in the cache for the next home with as many devices.
 
     Args:
         shaped: measure the links before anything runs, and fail if they are not as `topology` says.
@@ -98,7 +100,10 @@ def verify_patiently(bed: Testbed) -> None:
 
 
 def paper_homes(end_to_end: float, bandwidth: float) -> Topology:
-    """The paper's eight devices behind eight gateways; one-way seconds from device to device, bits per second."""
+    """Return the paper's eight devices behind eight gateways.
+
+    `end_to_end` is the one-way latency from device to device in seconds, `bandwidth` is in bits per second.
+    """
     paper = load_topology("paper-8-devices")
     first, last = paper.devices[0].name, paper.devices[-1].name
     factor = end_to_end / paper.latency(first, last)
@@ -107,13 +112,16 @@ def paper_homes(end_to_end: float, bandwidth: float) -> Topology:
 
 
 def wheel(size: int, end_to_end: float, bandwidth: float, cpu: float | None = None) -> Topology:
-    """`size` devices of `cpu` cores around one router; one-way seconds from device to device, bits per second."""
+    """Return `size` devices of `cpu` cores around one router.
+
+    `end_to_end` is the one-way latency from device to device in seconds, `bandwidth` is in bits per second.
+    """
     devices = tuple(Host(f"device{number}", cpu=cpu) for number in range(1, size + 1))
     return star(f"wheel-{size}", devices, HostLink(("", ""), bandwidth, end_to_end / 2))
 
 
 def specified_links(topology: Topology) -> LinkTable:
-    """The links from device to device as the topology's file has them: the sum of latencies, the least bandwidth."""
+    """Return the links between devices that the topology specifies: the sum of latencies, the least bandwidth."""
     names = [device.name for device in topology.devices]
     pairs = {(a, b): (names[a], names[b]) for a in range(len(names)) for b in range(a + 1, len(names))}
     links = {ranks: EndToEnd(topology.latency(*ends), topology.bandwidth(*ends) / 8) for ranks, ends in pairs.items()}

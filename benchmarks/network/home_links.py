@@ -21,7 +21,7 @@ the master sees it, the median over rows of four exchanges of their mean.
 
 @awake()
 def bench(quick: bool) -> Result:
-    """Links of 1 ms and of 5 ms from end to end."""
+    """Measure links of 1 ms and of 5 ms from end to end."""
     tables, checks = [], []
     for latency in (1, 5):
         medians = _medians(latency * MILLISECOND, 3 if quick else 21)
@@ -35,7 +35,7 @@ def bench(quick: bool) -> Result:
 
 
 def _medians(latency: float, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds by contender and payload."""
+    """Return the median milliseconds by contender and payload."""
     plan = Plan((BASELINE, "star", "mesh", "two-shot"), "f32", PAYLOADS, rounds, 5, 0)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with Testbed.start(wheel(4, latency, 1000 * MEGABIT)) as bed:

@@ -36,7 +36,7 @@ class Scene:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The scene's name in tables."""
         return f"{self.latency_ms:g} ms, {self.bandwidth_mbit:g} Mbit"
 
 
@@ -58,7 +58,7 @@ FASTER = Scene(4, 1000)
 
 @awake()
 def bench(quick: bool) -> Result:
-    """All collectives on three latencies, and the fast ones at 1 Gbit as well."""
+    """Measure all collectives at three latencies, and the fast ones at 1 Gbit as well."""
     turns = 1 if quick else 5
     slow = () if quick else SLOW
     measured = {scene: measure(scene, FAST, slow, turns) for scene in SCENES}
@@ -71,7 +71,7 @@ def bench(quick: bool) -> Result:
 
 
 def measure(scene: Scene, fast: Sequence[str], slow: Sequence[str], turns: int) -> Turns:
-    """`turns` rounds of the fast collectives, one after the other in each, then the slow ones once."""
+    """Measure the fast collectives in turn, `turns` times, then the slow ones once."""
     runs: Turns = {name: [] for name in (*fast, *slow)}
     topology = paper_homes(scene.latency_ms * MILLISECOND, scene.bandwidth_mbit * MEGABIT)
     with home(topology) as place:
@@ -105,7 +105,7 @@ def _least(runs: Turns, name: str, figure: str) -> float:
 
 
 def ratio(runs: Turns, name: str, others: Sequence[str], figure: str) -> float:
-    """`name`'s figure over the least of `others`."""
+    """Return `name`'s figure over the least of `others`."""
     return _least(runs, name, figure) / min(_least(runs, other, figure) for other in others)
 
 
@@ -126,7 +126,7 @@ def _rows(runs: Turns) -> list[Row]:
 
 
 def _choice(runs: Turns) -> str:
-    """What auto chose, in each turn if it was not always the same."""
+    """Name the collectives that auto chose; all of them if the choice changed between turns."""
     chosen = list(dict.fromkeys(run.chosen for run in runs["auto"]))
     return "auto: " + ", then ".join(f"{decode} and {prefill}" for decode, prefill in chosen)
 
@@ -150,7 +150,7 @@ def _auto_checks(scene: Scene, runs: Turns) -> list[Check]:
 
 
 def _bandwidth_checks(normal: Turns, faster: Turns) -> list[Check]:
-    """Proposition 1: latency decides, so that decoding takes as long with 1 Gbit as with 300 Mbit: no less, no more."""
+    """Check proposition 1: latency decides, so decoding takes as long at 1 Gbit as at 300 Mbit."""
     return [
         Check(
             f"{SCENES[0].name} to 1 Gbit: decode time of {name}, times before",

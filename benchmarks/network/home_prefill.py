@@ -40,7 +40,7 @@ class Prefill:
 
 @awake()
 def bench(quick: bool) -> Result:
-    """Four networks."""
+    """Measure prefill on four networks."""
     rows: list[Row] = []
     checks = []
     for topology in (wheel(4, 4 * MILLISECOND, 300 * MEGABIT), *map(load_topology, SHIPPED)):
@@ -67,7 +67,7 @@ SHIPPED = ("lan-10ms-1gb", "lan-10ms-100mb", "paper-4-laptops")
 
 
 def floor(topology: Topology) -> float:
-    """Seconds that the bytes of a prompt take over `topology`'s links, with the latencies that no collective avoids."""
+    """Return the seconds that a prompt's bytes take over the links, with the latencies that no collective avoids."""
     links = specified_links(topology)
     sums = 2 * LAYERS * min(predict(name, links, PROMPT * HIDDEN, "bf16") for name in PREDICTIONS)
     embedded = 4 * PROMPT * HIDDEN * (links.size - 1) / links.bytes_per_s(0)
@@ -83,7 +83,10 @@ def _measure(place: Home) -> Prefill:
 
 
 def slowest_compute(events: list[dict[str, Any]], before_last: int) -> float:
-    """Seconds: for each block of one step the slowest device's compute; the step is `before_last` before the last."""
+    """Return the slowest device's compute in seconds, summed over the blocks of one step.
+
+    The step is `before_last` steps before the last.
+    """
     devices: dict[int, list[float]] = {}  # by pid, in the order of time
     names: dict[int, str] = {}  # of the last block of each
     for event in events:

@@ -36,7 +36,7 @@ PORT = 9991  # of a device that has its network to itself
 
 @dataclass(frozen=True)
 class Task:
-    """What one device does."""
+    """The task of one device."""
 
     model: str
     dtype: str
@@ -46,7 +46,7 @@ class Task:
 
 
 def measure(bed: Testbed, model: str, dtype: str, tokens: int) -> float:
-    """Seconds per token over the devices of `bed`, the median of `tokens`."""
+    """Return the median seconds per token over the devices of `bed`, from `tokens` tokens."""
     names = [device.name for device in bed.topology.devices]
     hosts = tuple(bed.address(name) for name in names)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -97,7 +97,7 @@ class Layers:
         ]
 
     def __call__(self, x: F32, position: int) -> F32:
-        """One token's hidden state `[1, hidden]` at `position`, after these layers."""
+        """Compute one token's hidden state `[1, hidden]` at `position` after these layers."""
         batch = Batch(np.array([position], np.int32), np.zeros(1, np.int32), self._tables)
         for segment, after, data in self._blocks:
             x = self.kernels.add_residual(after, x, compute(segment, data, x, batch))
@@ -125,7 +125,7 @@ def _follow(task: Task, pack: Pack, layers: Layers, before: socket.socket, after
 
 
 def _lead(task: Task, pack: Pack, layers: Layers, before: socket.socket, after: socket.socket) -> Iterator[float]:
-    """Seconds of each token, embedding and head included."""
+    """Yield the seconds of each token, embedding and head included."""
     embedding, head = pack.embedding, pack.head
     tables = [(table.run("row"), _bytes(table)) for table in (embedding, head)]
     norm, token = NormSpec("rms", pack.config.norm_eps, pack.final.vectors()["norm"]), 1

@@ -22,7 +22,7 @@ measured by echoes. That plan chooses the devices that are left out.
 
 
 def uneven(cores: tuple[float, ...], far: float) -> Topology:
-    """Machines around one router, the last of them `far` seconds from it."""
+    """Return devices around one router, the last of them `far` seconds from it."""
     near = 0.1 * MILLISECOND
     devices = tuple(Host(f"device{number}", cpu=each) for number, each in enumerate(cores, 1))
     delays = [near] * (len(cores) - 1) + [far]
@@ -34,7 +34,7 @@ def uneven(cores: tuple[float, ...], far: float) -> Topology:
 
 @awake()
 def bench(quick: bool) -> Result:
-    """Two homes."""
+    """Measure both splits in two homes."""
     rows, checks = [], []
     for about, topology, turns, equal in (
         ("0.4, 0.2, 0.1, 0.1 core", uneven(CORES, 0.1 * MILLISECOND), 1 if quick else 5, TOKENS),
@@ -50,7 +50,7 @@ def bench(quick: bool) -> Result:
 
 
 def _compare(about: str, topology: Topology, turns: int, tokens: dict[str, int]) -> Row:
-    """So many turns; answers of so many `tokens`, by the split."""
+    """Measure the splits in turn, `turns` times, with answers of `tokens[split]` tokens; return a row."""
     model = str(llama_1b().path)
     with home(topology) as place:
         plan = place.plan(model, *REQUEST, TOKENS)

@@ -34,7 +34,7 @@ shows. Processors are kept awake (`benchmarks/network/awake.py`).
 
 @awake()
 def bench(quick: bool) -> Result:
-    """Both formats, both ways."""
+    """Measure both formats, one node against two."""
     models: dict[str, Callable[[], tuple[Path, str]]] = {"q4": lambda: (llama_1b().path, "auto")}
     if not quick:
         models = {"f32": lambda: (huggingface(), "f32")} | models
@@ -52,7 +52,7 @@ def bench(quick: bool) -> Result:
 
 
 def huggingface() -> Path:
-    """The 1.1B shape in float32, made once."""
+    """Write the 1.1B shape in float32, unless it exists."""
     return write_huggingface(default_cache() / "benchmarks" / "llama-1.1b-f32", dict(LLAMA_1B))
 
 

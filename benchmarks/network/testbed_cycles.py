@@ -16,7 +16,7 @@ from tpi.topology.schema import load_topology
 
 
 def left_behind() -> dict[str, int]:
-    """Counts of all that a testbed makes, on this machine."""
+    """Count everything on this machine that a testbed creates."""
     hierarchies = find_hierarchies()
     roots = [hierarchies.unified] if hierarchies.unified else list(hierarchies.version1.values())
     processes = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
@@ -44,7 +44,7 @@ def _namespace(process: Path) -> str:
 
 
 def _sleeper(bed: Testbed, device: str) -> "subprocess.Popen[bytes]":
-    """A process on `device` that would stay for long; returned once it runs."""
+    """Start a long-lived process on `device`, and return it once it runs."""
     process = bed.popen(device, ["sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     with process.stdout:

@@ -22,7 +22,7 @@ _ANSWER = 10_000  # tokens: more than any run takes
 
 @dataclass(frozen=True)
 class StepTime:
-    """What a mean step took: seconds of the emulated machine, and the part of them that each lane was busy."""
+    """Seconds of a mean step on the emulated machine, and the share of them that each lane was busy."""
 
     seconds: float
     use: dict[str, float]
@@ -45,7 +45,7 @@ class EmulatedNode:
 
     @property
     def plan(self) -> OffloadPlan:
-        """What its accelerator does."""
+        """The offload plan of the node's accelerator."""
         assert self.session.node.offload is not None
         return self.session.node.offload
 
@@ -59,7 +59,7 @@ class EmulatedNode:
         return self._timed(lambda: all(request.made for request in waiting))
 
     def tokens(self, steps: int) -> StepTime:
-        """The mean of so many steps of a token per sequence."""
+        """Return the mean of `steps` steps of one token per sequence."""
         left = iter(range(steps))
         return self._timed(lambda: next(left, None) is None)
 
@@ -78,7 +78,9 @@ class EmulatedNode:
 def emulated_node(
     model: str, device: str, options: OffloadOptions | None = None, memory: int | None = None, trace: bool = False
 ) -> Iterator[EmulatedNode]:
-    """A node of one thread with the emulated `device` (`tpi.devices.emulated.machine`), which may record its spans.
+    """Open a node of one thread with the emulated `device` (`tpi.devices.emulated.machine`).
+
+    With `trace` the node records its spans.
 
     Raises:
         EmulationError: at the end, if real work decided how long tasks took: the machine is too busy for the benchmark.

@@ -14,21 +14,21 @@ from worker.node.segment import Segment
 
 
 class Schedule:
-    """What the holds of one node have in common."""
+    """State that the holds of one node share."""
 
     def __init__(self, link: Accelerators) -> None:
         self._link = link
         self._before: Hold | None = None
 
     def enter(self, hold: Hold) -> Bytes:
-        """Wait for everything; then a place is free for the load of the layer after this one."""
+        """Wait for all transfers, then free a place for the load of the next layer."""
         self._link.settle()
         data = hold.__enter__()
         self._give_back()
         return data
 
     def leave(self, hold: Hold) -> None:
-        """The layer's place is given back when the next one has begun."""
+        """Keep `hold` until the next layer begins, and release its place then."""
         self._before = hold
 
     def _give_back(self) -> None:

@@ -59,7 +59,7 @@ been answered by the page cache, which we read past. `memory over performance` i
 
 
 def bench(quick: bool) -> Result:
-    """All tables."""
+    """Make all tables."""
     with TemporaryDirectory() as folder:
         tables = [
             Table("Llama-3.1-8B on an RTX 3060 laptop (table 5)", list(_places(folder))),

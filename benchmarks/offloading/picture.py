@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def spans_of_a_token(pipeline: Pipelining) -> list[Row]:
-    """The spans of the first blocks of a token, in nanoseconds from its beginning."""
+    """Return the spans of the first blocks of a token, in nanoseconds from the token's beginning."""
     options = OffloadOptions("ram", "ram", pipeline, 1)
     with emulated_node(str(smollm2().path), DEVICE, options, trace=True) as node:
         node.prompt(96)
@@ -53,7 +53,7 @@ def spans_of_a_token(pipeline: Pipelining) -> list[Row]:
 
 
 def _last_token(computed: Sequence[Row]) -> tuple[int, int]:
-    """From where the first block of the last token begins to where the last one that is drawn ends."""
+    """Return the beginning of the last token's first block, and the end of the last block that is drawn."""
     first = computed[0][1]
     starts = [at for at, (before, row) in enumerate(pairwise(computed), 1) if row[1] == first and before[1] != first]
     at = starts[-1]

@@ -40,7 +40,7 @@ class Point:
 
 
 def bench(quick: bool) -> Result:
-    """The grid of links."""
+    """Measure the grid of links."""
     model = str(llama_1b().path)
     points = [_point(model, link, 1 if quick else ROUNDS) for link in (LINKS[1::3] if quick else LINKS)]
     best = [point.steps["performance"] for point in points]
@@ -88,7 +88,10 @@ def _gain(point: Point) -> float:
 
 
 def _allowed(node: EmulatedNode) -> float:
-    """How much longer FlexGen's schedule takes on the exact timeline: a block or the next one's load, the longer."""
+    """Return the time of FlexGen's schedule over ours on the exact timeline.
+
+    In FlexGen's schedule each block takes the longer of its compute and the next block's load.
+    """
     machine, plan = node.emulation.machine, node.plan
     sizes = [round_up(plan.pieces[number].nbytes) for number in plan.streamed_pieces]
     loads = [machine.latency + size / machine.up for size in sizes]
@@ -98,7 +101,10 @@ def _allowed(node: EmulatedNode) -> float:
 
 
 def _overlapped(computes: list[float], loads: list[float]) -> float:
-    """Seconds of a token in the long run with two slots: load n begins when load n - 1 and block n - 2 have ended."""
+    """Return the steady-state seconds of a token with two slots.
+
+    Load n begins when load n - 1 and block n - 2 have ended.
+    """
     loaded = ended = before = started = 0.0
     for _ in range(8):
         started = ended

@@ -1,4 +1,4 @@
-"""What the planner says of placements, against the emulated accelerator: is it right about which is faster?"""
+"""The planner's predictions for placements, against the emulated accelerator: whether their order is right."""
 
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -37,7 +37,7 @@ class Placed:
 
 
 def bench(quick: bool) -> Result:
-    """All placements on all machines."""
+    """Measure all placements on all machines."""
     found = [placed for gpu in (GPU[1:] if quick else GPU) for placed in _machine(gpu, quick)]
     pairs = [
         (one, other) if one.predicted < other.predicted else (other, one)
@@ -55,7 +55,7 @@ def bench(quick: bool) -> Result:
 
 
 def _worst(found: list[Placed]) -> float:
-    """How much longer what `auto` chose takes than the best placement, on the machine where that is most."""
+    """Return the largest ratio, over all machines, of the time of `auto`'s placement to that of the best placement."""
     ratios = []
     for gpu in {each.gpu for each in found}:
         mine = [each for each in found if each.gpu == gpu]
@@ -74,7 +74,7 @@ def _machine(gpu: int, quick: bool) -> list[Placed]:
 
 
 def _placed(gpu: int, options: OffloadOptions) -> Placed | None:
-    """One placement; None where it does not fit."""
+    """Measure one placement; return None if it does not fit."""
     try:
         with emulated_node(str(llama_1b().path), DEVICE.format(gpu=gpu), options) as node:
             node.prompt(PROMPT)

@@ -27,7 +27,7 @@ so where the code that it measured has changed since.
 
 @dataclass(frozen=True)
 class Section:
-    """What the page shows of one benchmark: the runs, and their figures as one result."""
+    """The page's section on one benchmark: the runs, and their figures as one result."""
 
     name: str
     runs: Sequence[Run]
@@ -36,7 +36,7 @@ class Section:
 
     @classmethod
     def of(cls, history: History) -> "Section":
-        """The section of all runs that are known."""
+        """Make the section of all known runs."""
         measures = BENCHMARKS[history.name].measures
         runs = shown(history.runs, digest(measures))
         return cls(history.name, runs, typical(runs), _age(runs[-1], measures))
@@ -56,7 +56,7 @@ def write_document(histories: Iterable[History], docs: Path) -> None:
 
 
 def markdown(section: Section) -> str:
-    """The Markdown of one benchmark."""
+    """Render one benchmark as Markdown."""
     result, last = section.result, section.runs[-1]
     lines = [f"## {result.title}", "", _made(section, last), ""]
     lines += [f"**{mark}**\n" for mark in (section.age, _disturbance(section)) if mark]
@@ -71,14 +71,14 @@ def markdown(section: Section) -> str:
 
 
 def _made(section: Section, last: Run) -> str:
-    """By what, where, when, of which code."""
+    """Describe the command, machine, date and commit of the figures."""
     many = f" · medians of {len(section.runs)} runs" if len(section.runs) > 1 else ""
     commit = last.commit or "commit not recorded"
     return f"`python -m benchmarks {section.name}` · {last.machine} · {last.date} · {commit}{many}"
 
 
 def _age(run: Run, measures: Sequence[str]) -> str:
-    """Nothing if the code is what `run` measured; else a sentence."""
+    """Return a sentence on how old the figures are; empty if the code is as `run` measured it."""
     if not run.code:
         return "Made before commits were recorded: which code these figures are of is not known."
     if run.code == digest(measures):
@@ -89,7 +89,7 @@ def _age(run: Run, measures: Sequence[str]) -> str:
 
 
 def draw(plot: Bars, path: Path) -> None:
-    """One small axis per group, side by side, so that groups of different size can be read."""
+    """Draw one small axis per group, side by side, so that groups of different size can be read."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 

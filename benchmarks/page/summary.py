@@ -17,7 +17,10 @@ KNOWN = {
 
 
 def summary(sections: Sequence[tuple[Result, str]]) -> str:
-    """One page over all sections, each a result with what `benchmarks.page.document.Section.age` says of it."""
+    """Render the summary of all sections.
+
+    Each section is a result with its `benchmarks.page.document.Section.age`.
+    """
     lines = ["## What was promised, and what is kept", "", _counted(sections), "", *table(_rows(sections)), ""]
     broken = [(result.title, check) for result, _ in sections for check in result.checks if not check.kept]
     lines += ["**Not kept**", "", *(_line(title, check) for title, check in broken)]
@@ -49,7 +52,7 @@ def _rows(sections: Sequence[tuple[Result, str]]) -> list[Row]:
 
 
 def _closest(checks: Sequence[Check]) -> str:
-    """The promise that is broken the most, or kept the least, by its share of the bound."""
+    """Describe the promise that is broken the most, or else kept by the least, as a share of its bound."""
     if not checks:
         return "nothing was promised"
     least = min(checks, key=_room)
@@ -57,7 +60,7 @@ def _closest(checks: Sequence[Check]) -> str:
 
 
 def _room(check: Check) -> float:
-    """What lies between value and bound, in parts of what was allowed."""
+    """Return the distance of the value from its bound, as a share of the bound; negative if the promise is broken."""
     if check.within is not None:
         return (check.within - abs(check.value - check.bound)) / (check.within or 1.0)
     room = check.bound - check.value if check.at_most else check.value - check.bound
@@ -69,5 +72,5 @@ def _line(title: str, check: Check) -> str:
 
 
 def _anchor(title: str) -> str:
-    """As the pages of GitHub name a heading."""
+    """Return the anchor that GitHub gives a heading."""
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")

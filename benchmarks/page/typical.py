@@ -11,14 +11,18 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def shown(runs: Sequence[Run], code: str) -> list[Run]:
-    """Those that the page is of: all of the present code (its digest) on the machine of the last; else the last one."""
+    """Return the runs that the page shows.
+
+    These are all runs of the present code (its digest `code`) on the machine of the last such run, or else only the
+    last run.
+    """
     present = [run for run in runs if run.code and run.code == code]
     last = (present or runs)[-1]
     return [run for run in present if run.machine == last.machine] or [last]
 
 
 def typical(runs: Sequence[Run]) -> Result:
-    """The last run's result with the medians of all runs that have the same tables, checks and plots."""
+    """Return the last run's result with the medians of all runs that have the same tables, checks and plots."""
     last = runs[-1].result
     alike = [run.result for run in runs if _shape(run.result) == _shape(last)]
     return replace(
@@ -30,7 +34,7 @@ def typical(runs: Sequence[Run]) -> Result:
 
 
 def spread(runs: Sequence[Run], claim: str) -> tuple[float, float]:
-    """The least and the largest value of one promise in all runs."""
+    """Return the least and the largest value of one promise in all runs."""
     values = [check.value for run in runs for check in run.result.checks if check.claim == claim]
     return min(values), max(values)
 
@@ -51,7 +55,10 @@ def _row(rows: Sequence[Row]) -> Row:
 
 
 def _cell(cells: Sequence[Cell]) -> Cell:
-    """The median; of text that differs in its numbers alone, the median of each number; else the last."""
+    """Return the median of the cells.
+
+    For texts that differ only in numbers, each number becomes its median. Any other text is the last one.
+    """
     last = cells[-1]
     if isinstance(last, str):
         texts = [str(cell) for cell in cells if _NUMBER.sub("#", str(cell)) == _NUMBER.sub("#", last)]

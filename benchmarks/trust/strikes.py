@@ -1,4 +1,4 @@
-"""What the benchmarks of recovery share: workers that are struck at random moments, and what came of it."""
+"""Shared parts of the recovery benchmarks: workers struck at random moments, and the measured recoveries."""
 
 import random
 import signal
@@ -19,7 +19,7 @@ SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 
 @dataclass
 class Strike:
-    """One fault: who was struck and when (`monotonic` seconds, 0: not yet)."""
+    """One fault: the worker that was struck, and the time (`monotonic` seconds; 0 before the fault)."""
 
     kind: str
     laptop: Laptop | None = None
@@ -36,7 +36,8 @@ class Strike:
 
 @dataclass
 class Recoveries:
-    """Of one kind of fault: the longest pause of each answer, and after how long the fault was noticed. Seconds.
+    """Recoveries from one kind of fault: the longest pause of each answer, and the delays until faults were noticed, in
+    seconds.
 
     `missed` counts the faults that came after an answer's last token; they have neither.
     """
@@ -50,9 +51,10 @@ class Recoveries:
 def striking(
     kind: str, laptops: Sequence[Laptop], seed: int, tokens: int
 ) -> Iterator[tuple[Strike, Callable[[int], None]]]:
-    """One worker is struck in the midst of `tokens`; `seed` draws who and when. It stays struck.
+    """Strike one worker during an answer of `tokens` tokens; `seed` draws the worker and the moment.
 
-    The second of what is yielded is to be called with how many tokens there are (`tests.support.house.amid`).
+    The worker stays struck. The caller must call the second yielded value with the number of tokens after each token
+    (`tests.support.house.amid`).
     """
     strike = Strike(kind)
 
@@ -66,14 +68,14 @@ def striking(
 
 
 def late(seconds: Sequence[float]) -> float:
-    """The 95th percentile."""
+    """Return the 95th percentile."""
     return (
         statistics.quantiles(seconds, n=20, method="inclusive")[18] if len(seconds) > 1 else max(seconds, default=0.0)
     )
 
 
 def rows(found: dict[str, Recoveries]) -> list[Row]:
-    """A line for each kind of fault."""
+    """Make a row for each kind of fault."""
     return [
         {
             "fault": kind,
@@ -90,7 +92,7 @@ def rows(found: dict[str, Recoveries]) -> list[Row]:
 
 
 def checks(found: dict[str, Recoveries]) -> list[Check]:
-    """The aims."""
+    """Make the checks of pauses and of the delay until a fault is noticed."""
     pauses = [pause for kind in SIGNALS for pause in found[kind].pauses]
     noticed = [
         Check(f"seconds until a {kind} is noticed, p95", late(found[kind].noticed), aim, at_most=True)

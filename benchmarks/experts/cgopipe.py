@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def device(self) -> str:
-        """As `emu:` takes it."""
+        """Device in the syntax of `emu:`."""
         return DEVICE.format(gpu=self.gpu, link=self.link, host=self.host)
 
 
@@ -83,7 +83,7 @@ class BatchRun:
 
 
 def bench(quick: bool) -> Result:
-    """The grid of machines."""
+    """Measure the grid of machines."""
     found = {setting: _setting(setting, quick) for setting in (SETTINGS[1:2] if quick else SETTINGS)}
     ours = {setting: runs[OURS] for setting, runs in found.items()}
     paper = next(runs for setting, runs in found.items() if setting.name == PAPER)
@@ -105,7 +105,7 @@ def bench(quick: bool) -> Result:
 
 
 def _setting(setting: Setting, quick: bool) -> dict[str, BatchRun]:
-    """Every schedule on one machine."""
+    """Measure every schedule on one machine."""
     steps = 1 if quick else STEPS
     found = {OURS: _run(setting, steps)}
     for name in SCHEDULES:
@@ -133,7 +133,7 @@ def _roofs(plan: BatchPlan) -> dict[str, float]:
 
 
 def _with_policy(policy: Callable[..., BatchPolicy]) -> Decide:
-    """Plans with the policy that a function makes of the same problem, and with a layer's weights as a whole."""
+    """Return a planner that takes the policy from `policy` and loads each layer's weights as a whole."""
 
     def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> BatchPlan:
         asked = batch_problem(plan, machine, options, tables)

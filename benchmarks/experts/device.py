@@ -57,7 +57,7 @@ class Measured:
 
 
 def bench(quick: bool) -> Result:
-    """Both links; one of them, and one round, if `quick`."""
+    """Measure both links, or one link in one round if `quick`."""
     plain, known = mixture(recorded=False), mixture(recorded=True)
     variants: dict[str, tuple[Pack, Decide]] = {
         LAYERS: (plain, by_layers),
@@ -87,7 +87,7 @@ def _on_demand(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, ta
 
 
 def _measured(rates: str, variants: Mapping[str, tuple[Pack, Decide]], rounds: int) -> dict[str, Measured]:
-    """Every variant, round by round in turn."""
+    """Measure every variant, round by round in turn."""
     memory = memory_for(variants[KNOWN][0], emulated_node(parse_emulated(f"1GiB,{rates}")), SHARE)
     found: dict[str, list[ExpertSteps]] = {name: [] for name in variants}
     with ExitStack() as stack:

@@ -56,7 +56,7 @@ Decide = Callable[..., OffloadPlan]
 
 @dataclass(frozen=True)
 class ExpertSteps:
-    """What a mean token took, in seconds of the emulated machine, what was counted meanwhile, and all tokens so far."""
+    """Seconds of a mean token on the emulated machine, counts of the same steps, and all tokens so far."""
 
     seconds: float
     counts: DemandStats
@@ -64,7 +64,10 @@ class ExpertSteps:
 
 
 def mixture(recorded: bool) -> Pack:
-    """Random weights in a small OLMoE's shape, in q4, whose layers have favourites; made once, with its routing."""
+    """Write a q4 pack of random weights in a small OLMoE's shape whose routers have favourites, unless it exists.
+
+    With `recorded`, the pack has its recorded routing.
+    """
     root = default_cache() / "benchmarks"
     target, other = root / "olmoe-small.q4", root / "olmoe-small-recorded.q4"
     if not target.exists():
@@ -95,12 +98,12 @@ class ExpertNode:
 
     @property
     def arena(self) -> ExpertArena | None:
-        """Where experts lie that come on demand."""
+        """Arena of the experts that are loaded on demand, if there is one."""
         link = self.node.link
         return link.arena if isinstance(link, ExpertAccelerated) else None
 
     def run(self, steps: int) -> ExpertSteps:
-        """The mean of so many steps of one token."""
+        """Return the mean of `steps` steps of one token."""
         clock = self.emulation.clock
         before, began = self._counts(), clock.now()
         for _ in range(steps):
@@ -120,7 +123,7 @@ class ExpertNode:
 
 @contextmanager
 def expert_node(pack: Pack, machine: str, decide: Decide) -> Iterator[ExpertNode]:
-    """A node with the emulated `machine`, whose accelerator does what `decide` plans."""
+    """Open a node with the emulated `machine`, whose accelerator follows the plan of `decide`."""
     with ExitStack() as stack:
         device = stack.enter_context(closing(open_emulated(machine)))
         emulation = device.emulation
@@ -134,7 +137,7 @@ def expert_node(pack: Pack, machine: str, decide: Decide) -> Iterator[ExpertNode
 
 
 def memory_for(pack: Pack, machine: NodeMachine, share: float) -> int:
-    """Bytes of an accelerator's memory that hold this share of the experts beside all else."""
+    """Return the bytes of accelerator memory that hold this share of the experts next to everything else."""
     plan, least, enough = _plan(pack), 0, 1 << 30
     while enough - least > PAGE_TOKENS:
         middle = (least + enough) // 2
@@ -150,7 +153,7 @@ def _with_memory(card: Any, size: int) -> Any:
 
 
 def _plan(pack: Pack) -> NodePlan:
-    """The plan of a node alone."""
+    """Return the plan of a single node."""
     shards, options = (
         deal_shards(pack.config, units_of(pack), [1]),
         NodeOptions(CONTEXT, CONTEXT // PAGE_TOKENS, kv_dtype(pack), CHUNK),
@@ -160,7 +163,10 @@ def _plan(pack: Pack) -> NodePlan:
 
 
 def _write(folder: Path) -> None:
-    """A directory of Hugging Face's: tokens have something in common, by which each router has favourites."""
+    """Write a Hugging Face model directory.
+
+    All token embeddings have a common part, so each router has favourites.
+    """
     import torch
     import transformers
 

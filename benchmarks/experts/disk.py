@@ -40,7 +40,7 @@ tokens.
 
 
 def bench(quick: bool) -> Result:
-    """A quarter in memory, over draws that repeat themselves more and more."""
+    """Measure with a quarter of the experts in memory, over draws that repeat themselves more and more."""
     tokens = 12 if quick else 60
     draws = [Draw(f"{again:g}", _routing(RECORDED + tokens, again), EXPERTS) for again in AGAIN]
     if find_spec("torch"):
@@ -55,7 +55,7 @@ def bench(quick: bool) -> Result:
 
 @dataclass(frozen=True)
 class Draw:
-    """Which experts tokens choose, `[tokens, layers, used]`, of so many in a layer."""
+    """Experts that tokens choose, `[tokens, layers, used]`, and the number of experts in a layer."""
 
     repeats: str
     routing: npt.NDArray[np.uint16]
@@ -112,7 +112,7 @@ def _row(path: Path, draw: Draw) -> Row:
 
 
 def _pass(cache: DemandCache, token: npt.NDArray[np.uint16]) -> float:
-    """Seconds in which a token's experts are there, layer by layer."""
+    """Return the seconds to make a token's experts available, layer by layer."""
     begun = time.perf_counter()
     cache.begin()
     for layer, experts in enumerate(token.tolist()):
@@ -131,7 +131,7 @@ def _touch(group: Sequence[Bytes]) -> int:
 
 
 def _routing(tokens: int, again: float) -> npt.NDArray[np.uint16]:
-    """`[tokens, layers, used]`: each layer has favourites of its own."""
+    """Draw a routing `[tokens, layers, used]` in which each layer has favourites of its own."""
     random = np.random.default_rng(1)
     weights = 1 / np.arange(1, EXPERTS + 1) ** 0.7
     weights /= weights.sum()

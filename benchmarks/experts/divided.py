@@ -41,7 +41,7 @@ class DividedSetting:
 
     @property
     def device(self) -> str:
-        """As `emu:` takes it."""
+        """Device in the syntax of `emu:`."""
         return DEVICE.format(gpu=self.gpu, link=self.link, host=self.host)
 
 
@@ -67,7 +67,7 @@ class DividedRun:
 
 
 def bench(quick: bool) -> Result:
-    """Both machines."""
+    """Measure both machines."""
     found = {setting: _setting(setting, quick) for setting in (SETTINGS[:1] if quick else SETTINGS)}
     rows = [_row(setting, side, run) for setting, runs in found.items() for side, run in runs.items()]
     checks = [check for setting, runs in found.items() for check in _checks(setting, runs)]
@@ -78,7 +78,7 @@ def bench(quick: bool) -> Result:
 
 
 def _setting(setting: DividedSetting, quick: bool) -> dict[str, DividedRun]:
-    """Every side, by turns."""
+    """Measure every side in turn."""
     sequences = {side: _most(setting) if kv == "gpu" else REQUESTS for side, kv in SIDES.items()}
     found: dict[str, DividedRun] = {}
     for _ in range(1 if quick else ROUNDS):
@@ -99,7 +99,7 @@ def _planned(node: BatchNode) -> DividedRun:
 
 
 def _most(setting: DividedSetting) -> int:
-    """Sequences whose keys and values the accelerator holds all, at most."""
+    """Return the largest number of sequences whose keys and values all fit on the accelerator."""
     held, refused = 1, REQUESTS + 1
     while held + 1 < refused:
         middle = (held + refused) // 2
@@ -112,7 +112,7 @@ def _most(setting: DividedSetting) -> int:
 
 
 def _checks(setting: DividedSetting, runs: dict[str, DividedRun]) -> Iterator[Check]:
-    """The gain over the better side, and how much of what was predicted of it came."""
+    """Check the gain over the better side, and the share of the predicted gain that was reached."""
     better = max((ZERO, ONE), key=lambda side: runs[side].rate)
     gain = runs[CHOSEN].rate / runs[better].rate
     predicted = runs[CHOSEN].predicted / runs[better].predicted

@@ -19,7 +19,11 @@ _WG, _WC, _WD, _CG, _CC, _CD, _PRE, _GEN = range(8)  # the unknowns
 
 
 def flexgen_policy(problem: BatchProblem) -> BatchPolicy:
-    """Its best policy; ValueError if its model says that nothing fits."""
+    """Return FlexGen's best policy.
+
+    Raises:
+        ValueError: if FlexGen's model has no solution on this machine.
+    """
     found = [(value, policy) for sizes in _sizes(problem) for value, policy in _solved(problem, *sizes)]
     if not found:
         raise ValueError("FlexGen's linear program has no solution on this machine")
@@ -27,7 +31,7 @@ def flexgen_policy(problem: BatchProblem) -> BatchPolicy:
 
 
 def _sizes(problem: BatchProblem) -> Iterator[tuple[int, int]]:
-    """Micro-batches (gbs), and how many of them a batch (bls) has."""
+    """Yield the size of a micro-batch (gbs), and the number of micro-batches in a batch (bls)."""
     most = problem.request.most
     steps = np.unique(np.geomspace(1, max(1, most // _MICRO), min(_COMPARED, max(1, most // _MICRO))).astype(int))
     for micro in (steps * _MICRO).tolist():
@@ -35,7 +39,7 @@ def _sizes(problem: BatchProblem) -> Iterator[tuple[int, int]]:
 
 
 def _solved(problem: BatchProblem, micro: int, parts: int) -> Iterator[tuple[float, BatchPolicy]]:
-    """Its seconds per sequence and its policy for one size of batch, if there is one."""
+    """Yield the seconds per sequence and the policy of FlexGen's model for one size of batch, if it has a solution."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     batch, answer, layers = micro * parts, problem.request.answer, problem.layer.layers
@@ -55,7 +59,7 @@ def _solved(problem: BatchProblem, micro: int, parts: int) -> Iterator[tuple[flo
 
 
 def _rows(problem: BatchProblem, micro: int, batch: int) -> tuple[list[list[float]], list[float]]:
-    """Each lane's time is at most T_pre or T_gen, and each memory holds what lies there."""
+    """Make the constraints: each lane's time is at most T_pre or T_gen, and each memory holds its contents."""
     layer, machine, request = problem.layer, problem.machine, problem.request
     device = machine.accelerator
     assert device is not None

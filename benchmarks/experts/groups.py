@@ -34,7 +34,7 @@ class GroupSetting:
 
     @property
     def device(self) -> str:
-        """As `emu:` takes it."""
+        """Device in the syntax of `emu:`."""
         return DEVICE.format(gpu=self.gpu, link=self.link, flops=self.flops, host=self.host, stretch=STRETCH)
 
 
@@ -45,7 +45,7 @@ GROUPS = (
 
 
 def groups(quick: bool) -> tuple[list[Table], list[Check]]:
-    """One node against two, and short steps of prompts against long ones."""
+    """Measure one node against two, and short prompt steps against long ones."""
     rows: list[Row] = []
     checks: list[Check] = []
     for setting in GROUPS[1:] if quick else GROUPS:
@@ -82,7 +82,7 @@ def _decode(setting: GroupSetting, nodes: int, steps: int) -> Row:
 
 
 def _prompts(longest: int) -> Row:
-    """All weights in RAM, so that each step takes them over the link."""
+    """Measure prompts with all weights in RAM, so that each step transfers them over the link."""
     device = DEVICE.format(gpu=256, link=1, flops=4, host=6, stretch=STRETCH)
     with batch_node(device, PROMPTS, 0, steps=PROMPTS * TOKENS, weights="ram") as node:
         node.steps(1)

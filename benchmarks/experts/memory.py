@@ -29,7 +29,7 @@ ALONE = "llama-cpp-python is not installed, so that nothing is compared with lla
 
 
 def bench(quick: bool) -> Result:
-    """`benchmarks.speed.experts`, then both engines by turns."""
+    """Run `benchmarks.speed.experts`, then both engines in turn."""
     made: dict[str, Any] = json.loads(output("benchmarks.speed.experts", "--json", "--rounds", "4" if quick else "20"))
     decode = {row["name"]: row["value"] for row in made["decode"]}
     shapes = list(dict.fromkeys(name.rpartition(" ")[0] for name in decode))
@@ -46,7 +46,10 @@ def bench(quick: bool) -> Result:
 
 
 def beside_llama(quick: bool) -> tuple[str, Table, Check]:
-    """What was compared, tokens per second, and TPI's over the better llama.cpp's."""
+    """Compare TPI with llama.cpp.
+
+    Returns a description of both, a table of tokens per second, and a check of TPI's speed over the better llama.cpp's.
+    """
     model, work = olmoe_layers(), QUICK_WORK if quick else SHORT
     specs = {name: Spec(SPECS[name].kind, str(model.path), THREADS, flash=SPECS[name].flash)
              for name in (TPI, LLAMA, FLASH)}  # fmt: skip

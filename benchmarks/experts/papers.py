@@ -65,7 +65,7 @@ class PaperSetting:
 
     @property
     def machine(self) -> NodeMachine:
-        """With that many times a card's memory, speed and link."""
+        """Machine with `cards` times a card's memory, speed and link."""
         node = emulated_node(parse_emulated(self.preset))
         device, times = node.accelerator, self.cards
         assert device is not None
@@ -86,7 +86,7 @@ SETTINGS = {
 
 
 def bench(quick: bool) -> Result:
-    """All tables."""
+    """Make all tables."""
     with TemporaryDirectory() as folder:
         shapes = {name: _shape(Path(folder), name) for name in MODELS}
         lengths = list(_lengths(shapes))
@@ -168,7 +168,7 @@ def _memories(shapes: dict[str, ModelShape]) -> Iterator[Row]:
 
 
 def _machines(shapes: dict[str, ModelShape]) -> Iterator[Row]:
-    """Section 6.3: two A100 with 80 GB, a host of 200 GB, 100 GB/s and 1.6 TFLOP/s times a ratio."""
+    """Predict section 6.3: two A100 with 80 GB, a host of 200 GB, 100 GB/s and 1.6 TFLOP/s times a ratio."""
     for link in (100, 300, 500):
         for ratio in (1, 4, 10):
             words = f"160GiB,link={link}GB/s,memory=4TB/s,flops=624TFLOPS,host_memory={100 * ratio}GB/s"
@@ -188,7 +188,7 @@ def _machines(shapes: dict[str, ModelShape]) -> Iterator[Row]:
 
 
 def _both(problem: BatchProblem) -> tuple[float, float]:
-    """Tokens per second of our policy, and of FlexGen's; 0 where its program finds none that fits."""
+    """Return the tokens per second of our policy and of FlexGen's; 0 if FlexGen's program finds no policy that fits."""
     return throughput(problem, best_policy(problem).policy), _theirs(problem)
 
 

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def spans_of(schedule: str) -> list[Row]:
-    """The spans of `LAYERS` in a step, in nanoseconds from where the first of them begins."""
+    """Return the spans of `LAYERS` in a step, in nanoseconds from the beginning of the first span."""
     decide = None if schedule == OURS else as_a_whole
     with batch_node(SETTINGS[0].device, REQUESTS, FILLED, decide, trace=True) as node:
         if schedule != OURS:

@@ -27,7 +27,7 @@ _NAMES = {"lru": "LRU", "lfu": "LFU", "aged": "aged LFU", "pins": "half pinned",
 
 
 def trained_routing(most: int = 1 << 30) -> tuple[Routed, int]:
-    """Of the kept text, so many sequences of it at most; and how many experts a layer has."""
+    """Return the routing of at most `most` sequences of the tests' text, and the number of experts in a layer."""
     with TemporaryDirectory() as folder:
         directory = write_trained(Path(folder, "model"), MIXTURE)
         ids = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(UNSEEN.read_text()).ids
@@ -36,7 +36,7 @@ def trained_routing(most: int = 1 << 30) -> tuple[Routed, int]:
 
 
 def bench(quick: bool) -> Result:
-    """Policies by room, and predictions by layer."""
+    """Measure policies by room in memory, and predictions by layer."""
     found, experts = trained_routing(4 if quick else 64)
     facts, (tokens, layers, used) = trained_facts(MIXTURE), found.chosen.shape
     keys = [(layer, expert) for layer in range(layers) for expert in range(experts)]

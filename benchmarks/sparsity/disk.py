@@ -55,7 +55,7 @@ KINDS = (
 
 
 def bench(quick: bool) -> Result:
-    """All by turns, on one node each."""
+    """Measure all packs in turn, on one node each."""
     packs = [Pack.open(path) for path in profiled_reglu_1b()]
     with ExitStack() as stack:
         cache = Path(stack.enter_context(TemporaryDirectory()))
@@ -98,7 +98,7 @@ def _deployment(pack: Pack, cache: Path, kind: Kind) -> Deployment:
 
 
 def _by_turns(deployments: list[Deployment], rounds: int) -> tuple[list[list[float]], list[RecordStats]]:
-    """By deployment, seconds a token of each round, and what was read in all of them; what warms up does not count."""
+    """Return the seconds a token of each round, and all reads, by deployment; warm-up does not count."""
     paces = [_paces(deployment) for deployment in deployments]
     for pace in paces:
         for _ in range(WARM // TOKENS):

@@ -42,9 +42,9 @@ Decide = Callable[..., OffloadPlan]
 
 @dataclass(frozen=True)
 class SparseSteps:
-    """What a mean token took, in seconds of the emulated machine, and what became of the neurons meanwhile.
+    """Seconds of a mean token on the emulated machine, and neuron counts of the same steps.
 
-    `tokens` are all that were made since the prompt.
+    `tokens` are all tokens generated since the prompt.
     """
 
     seconds: float
@@ -76,7 +76,7 @@ class SparseNode:
             engine.step()
 
     def run(self, steps: int) -> SparseSteps:
-        """The mean of so many steps of one token."""
+        """Return the mean of `steps` steps of one token."""
         before = self._figures()
         began = time.perf_counter()
         for _ in range(steps):
@@ -96,7 +96,7 @@ class SparseNode:
 
 @contextmanager
 def sparse_node(pack: Pack, machine: str, decide: Decide, trace: bool = False) -> Iterator[SparseNode]:
-    """A node with the emulated `machine`, whose accelerator does what `decide` plans."""
+    """Open a node with the emulated `machine`, whose accelerator follows the plan of `decide`."""
     with ExitStack() as stack:
         device = stack.enter_context(closing(open_emulated(machine)))
         emulation = device.emulation
@@ -113,7 +113,7 @@ def sparse_node(pack: Pack, machine: str, decide: Decide, trace: bool = False) -
 
 
 def predictors_of(pack: Pack, ahead: int) -> dict[int, Predictor]:
-    """The predictors beside a pack, each asked so many layers before its own."""
+    """Load a pack's predictors, each moved to run `ahead` layers before its own."""
     return {
         layer: replace(predictor, ahead=min(layer, ahead))
         for layer, predictor in load_predictors(pack.path / NAME).items()
@@ -121,7 +121,10 @@ def predictors_of(pack: Pack, ahead: int) -> dict[int, Predictor]:
 
 
 def frequencies(predictors: dict[int, Predictor]) -> dict[int, F64]:
-    """How often each neuron is active, by layer: a made model's biases say (`tests.support.weights.regular`)."""
+    """Return the probability that each neuron is active, by layer.
+
+    The biases of a made model hold it (`tests.support.weights.regular`).
+    """
     found = {}
     for layer, predictor in predictors.items():
         assert predictor.bias is not None
@@ -130,19 +133,19 @@ def frequencies(predictors: dict[int, Predictor]) -> dict[int, F64]:
 
 
 def hybrid(setup: NeuronSetup) -> Decide:
-    """Neurons on both sides."""
+    """Return a planner that divides neurons between CPU and accelerator."""
     return partial(decide_neurons, setup=setup)
 
 
 def setup_of(
     predictors: dict[int, Predictor], moving: MigrationSettings, frequency: dict[int, F64] | None = None
 ) -> NeuronSetup:
-    """With the profile's frequencies, or others for where neurons lie at first."""
+    """Return a neuron setup that places neurons by `frequency`, by default the model's own."""
     return NeuronSetup(frequency or frequencies(predictors), predictors, moving=moving)
 
 
 def by_layers(plan: Any, machine: Any, options: Any, tables: Any) -> OffloadPlan:
-    """Whole layers on the accelerator, the first ones, as many as fit; the CPU computes the others, all dense."""
+    """Plan whole layers: as many of the first as fit on the accelerator, and the others dense on the CPU."""
     pieces = tuple(replace(piece, device=1) for piece in whole_blocks(plan))
     problem = offload_problem(plan, pieces, machine, options, tables)
     room, kept = problem.rooms[0], set()

@@ -40,7 +40,7 @@ same engine with all neurons, not llama.cpp. The least of three runs of {STEPS} 
 
 
 def bench(quick: bool) -> Result:
-    """Both."""
+    """Measure operators and batches."""
     operators = operator_rows(3 if quick else CALLS)
     batches = batch_rows(BATCHES[:3] if quick else BATCHES)
     whole, half = (float(row["active neurons"]) for row in (operators[0], operators[3]))
@@ -57,7 +57,7 @@ def bench(quick: bool) -> Result:
 
 
 def operator_rows(calls: int) -> list[Row]:
-    """Milliseconds of one block by sparsity, everybody by turns."""
+    """Return the milliseconds of one block by sparsity, with all contenders in turn."""
     import torch
 
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
@@ -95,7 +95,7 @@ def _ours(kernels: NativeKernels, spec: FfnSpec, data: Any, x: Any, active: Any)
 
 
 def _block(format: Format, up: Any, down: Any) -> tuple[FfnSpec, Any]:
-    """A feed-forward block of these matrices, `[neurons, hidden]`, as records."""
+    """Make a feed-forward block of these matrices, `[neurons, hidden]`, as records."""
     run = RunLayout(
         "neuron", "record", (Part("up", format, "row"), Part("down", format, "column")), 32, SIZE, len(up) // 32
     )
@@ -117,7 +117,7 @@ def _by_turns(cases: dict[str, Callable[[], object]], calls: int) -> dict[str, f
 
 
 def batch_rows(batches: tuple[int, ...]) -> list[Row]:
-    """Tokens per second of so many sequences at once, with all neurons and with those that are predicted."""
+    """Return tokens per second by batch size, with all neurons and with the predicted ones."""
     pack = Pack.open(reglu_layers().path)
     predictors = load_predictors(pack.path / NAME)
     rows: list[Row] = []
@@ -137,7 +137,7 @@ def batch_rows(batches: tuple[int, ...]) -> list[Row]:
 
 
 def _pair(engines: list[Engine], batch: int) -> list[float]:
-    """Seconds of a step of each engine, with `batch` sequences that differ."""
+    """Return the seconds of a step of each engine, with `batch` different sequences."""
     return [_step_seconds(engine, batch) for engine in engines]
 
 

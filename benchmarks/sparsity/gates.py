@@ -36,7 +36,7 @@ leaves it off where it does not pay.
 
 
 def bench(quick: bool) -> Result:
-    """The ordinary pack, and gate first at several errors."""
+    """Measure the ordinary pack, and gate-first packs at several errors."""
     cache = default_cache()
     located = locate(str(smollm2().path), cache)
     plain = open_located(located, "auto", cache)

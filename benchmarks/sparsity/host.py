@@ -29,7 +29,7 @@ tiles all of them would be up to 1.4 times as fast. *predicting* is the predicto
 
 
 def bench(quick: bool) -> Result:
-    """Dense and sparse by turns, on one node."""
+    """Measure dense and sparse in turn, on one node."""
     pack = Pack.open(reglu_1b().path)
     with ExitStack() as stack:
         cache = Path(stack.enter_context(TemporaryDirectory()))
@@ -54,7 +54,7 @@ def _deployment(pack: Pack, cache: Path, sparsity: str) -> Deployment:
 
 
 def by_turns(deployments: list[Deployment], rounds: int) -> list[list[float]]:
-    """Seconds a token of each round, by deployment; the first round warms up and does not count."""
+    """Return the seconds a token of each round, by deployment; the warm-up round does not count."""
     pace = [_paces(deployment) for deployment in deployments]
     found: list[list[float]] = [[] for _ in deployments]
     for number in range(rounds + 1):

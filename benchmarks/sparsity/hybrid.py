@@ -58,7 +58,7 @@ class Variant:
 
 
 def variants(predictors: dict[int, Predictor]) -> list[Variant]:
-    """All of them, in the papers' order."""
+    """Return all variants, in the papers' order."""
     layers = len(predictors)
     often = frequencies(predictors)
     random = np.random.default_rng(0)
@@ -72,7 +72,7 @@ def variants(predictors: dict[int, Predictor]) -> list[Variant]:
 
 
 def bench(quick: bool) -> Result:
-    """The ablation at a third of the model, and static against dynamic with other amounts of memory."""
+    """Measure the ablation at a third of the model, and static against dynamic placement at other memory sizes."""
     pack = Pack.open(reglu_layers().path)
     predictors = predictors_of(pack, AHEAD)
     chosen = variants(predictors)
@@ -104,7 +104,7 @@ def _machine(pack: Pack, share: float) -> str:
 
 
 def _measured(pack: Pack, asked: list[tuple[str, str, Decide]], rounds: int) -> dict[str, SparseSteps]:
-    """The median round of each; all are open at once, so that they can take turns."""
+    """Return the median round of each; all nodes are open at once, so that they can take turns."""
     found: dict[str, list[SparseSteps]] = {name: [] for name, _, _ in asked}
     with ExitStack() as stack:
         nodes = [(name, _opened(stack, pack, machine, decide)) for name, machine, decide in asked]

@@ -1,4 +1,4 @@
-"""What renumbering neurons changes, on real activations: counts of the trained ReGLU model, busy machine or not."""
+"""The effect of renumbering neurons on real activations: counts of the trained ReGLU model, independent of load."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -44,7 +44,7 @@ nearly twice its part, so three nodes leave them alone.
 
 
 def bench(quick: bool) -> Result:
-    """Counts before and after."""
+    """Count reads before and after renumbering."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))
         pack = _packed(directory)
@@ -73,7 +73,7 @@ def _packed(directory: Path) -> Pack:
 
 
 def _texts(pack: Pack) -> tuple[I32, I32]:
-    """Three quarters of the text to learn from, and the rest: `[sequences, CONTEXT]` each."""
+    """Split the text: three quarters for training and the rest for measuring, each `[sequences, CONTEXT]`."""
     from tokenizers import Tokenizer
 
     tokens = chunks(Tokenizer.from_file(str(pack.tokenizer_file)).encode(TEXT.read_text()).ids, CONTEXT)
@@ -85,7 +85,7 @@ def _used(pack: Pack, tokens: I32) -> NeuronUse:
 
 
 def _read(pack: Pack, cache: Path, asked: list[list[int]], gap: int) -> RecordStats:
-    """What answers read, one after the other."""
+    """Generate the answers one after the other and return their reads."""
 
     def decided(plan: Any, held: Any, budget: Budget, *given: Any) -> RecordPlan | None:
         nobody = replace(budget, placement=replace(budget.placement, resident=frozenset()), total=1 << 40)

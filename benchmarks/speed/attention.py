@@ -30,7 +30,7 @@ it; the first round is left out. 4, 3 and 1 query heads share a head of keys and
 
 
 def bench(quick: bool) -> Result:
-    """One row per model and format."""
+    """Measure attention, one row per model and format."""
     kernels, rounds = NativeKernels(), QUICK_ROUNDS if quick else ROUNDS
     kernels.set_threads(usable_cores())
     rows, checks = list[Row](), list[Check]()
@@ -45,7 +45,7 @@ def bench(quick: bool) -> Result:
 
 
 def _compared(kernels: NativeKernels, sample: AttentionSample, rounds: int) -> tuple[Row, float]:
-    """Reading and attention by turns: their medians, and that of the share in every turn."""
+    """Measure plain reading and attention in turn; return a row of medians, and the median share."""
     caches = [cache.view(np.uint8).reshape(-1) for cache in (sample.pages.keys[0], sample.pages.values[0])]
 
     def read() -> None:
@@ -60,7 +60,7 @@ def _compared(kernels: NativeKernels, sample: AttentionSample, rounds: int) -> t
 
 
 def _speed(call: Callable[[], object], nbytes: int) -> float:
-    """Bytes per second."""
+    """Return the bytes per second of a call that reads `nbytes`."""
     begun = time.perf_counter()
     call()
     return nbytes / (time.perf_counter() - begun)

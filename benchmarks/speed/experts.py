@@ -62,7 +62,7 @@ class Blocks:
 
 
 def blocks_of(shape: Shape, pool: Pool) -> Blocks:
-    """Random blocks in q4."""
+    """Make random blocks in q4."""
     random, mixture = np.random.default_rng(0), shape.mixture
     parts = (Part("gate", "q4", "row"), Part("up", "q4", "row"), Part("down", "q4", "column"))
     each = mixture.width // FFN_UNIT
@@ -84,7 +84,7 @@ def blocks_of(shape: Shape, pool: Pool) -> Blocks:
 
 
 def decode(shape: Shape, blocks: Blocks, rounds: int) -> list[Figure]:
-    """GB/s of the weights that one token uses, another token in every round."""
+    """Return the GB/s of the weights that one token uses, with another token in every round."""
     chains = {"experts": native.open_chain(blocks.experts), "dense": native.open_chain(blocks.dense)}
     random, taken = np.random.default_rng(1), dict[str, list[float]](experts=[], dense=[])
     for _ in range(rounds + 1):
@@ -95,7 +95,7 @@ def decode(shape: Shape, blocks: Blocks, rounds: int) -> list[Figure]:
 
 
 def prompts(shape: Shape, blocks: Blocks, rounds: int) -> list[Figure]:
-    """Tokens per second and block of prompts."""
+    """Return the prompt tokens per second of one block."""
     random, figures = np.random.default_rng(2), []
     for tokens in _PROMPTS:
         x = random.normal(size=(tokens, shape.hidden)).astype(np.float32)
@@ -105,14 +105,14 @@ def prompts(shape: Shape, blocks: Blocks, rounds: int) -> list[Figure]:
 
 
 def one(block: ChainBlock, x: F32) -> F32:
-    """What one block of experts comes to."""
+    """Compute one block of experts."""
     assert isinstance(block.spec, ExpertsSpec)
     prepared = native.prepare(block.spec, x)
     return native.experts(block.spec, block.data, prepared, native.route(block.spec.router, prepared))
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """That a call takes."""
+    """Return the seconds that a call takes."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun

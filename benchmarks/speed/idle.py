@@ -55,7 +55,7 @@ class Chat:
         os.close(inner)
 
     def ask(self) -> float:
-        """Seconds until the answer is complete; infinite if none comes."""
+        """Return the seconds until the answer is complete; infinite if none comes."""
         begun = time.monotonic()
         os.write(self._terminal, _QUESTION + b"\n")
         return time.monotonic() - begun if self._prompted(_QUESTION) else float("inf")
@@ -66,7 +66,7 @@ class Chat:
         self.ask()
 
     def _prompted(self, after: bytes) -> bool:
-        """Whether it asks for a line, once it has shown `after`."""
+        """Return True if the command asks for a line after it has shown `after`."""
         ends, seen = time.monotonic() + _PATIENCE_S, b""
         while time.monotonic() < ends and self.process.poll() is None:
             if select.select([self._terminal], [], [], 0.5)[0]:
@@ -91,7 +91,7 @@ class Chat:
 
 
 def bench(quick: bool) -> Result:
-    """All three; with `quick` the pauses are short."""
+    """Measure all three cases; with `quick` the pauses are short."""
     idle_s, stopped_s = (5.0, 5.0) if quick else (600.0, 300.0)
     idle, stopped = _pauses(idle_s, stopped_s)
     killed, standing = _kills()
@@ -152,7 +152,7 @@ def _worker(cache: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 
 def _three_ports() -> int:
-    """The first of three in a row that are free now."""
+    """Return the first of three consecutive ports that are free."""
     for port in range(20_000, 60_000, 3):
         net = Net()
         try:
@@ -167,7 +167,7 @@ def _three_ports() -> int:
 
 
 def _flooder(number: int, port: int) -> None:
-    """A peer that fills a worker's queues as far as it can, and is killed."""
+    """Fill a worker's queues as far as a peer can, then kill the peer."""
     ports = [str(port + offset) for offset in range(3)]
     command = [sys.executable, "-c", _FLOOD, str(number), *ports]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

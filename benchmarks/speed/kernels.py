@@ -53,7 +53,7 @@ class Pool:
         self._at = 0
 
     def take(self, count: int) -> U8:
-        """The next `count` bytes; starts over at the end."""
+        """Take the next `count` bytes, from the start again after the end."""
         if self._at + count > len(self._bytes):
             self._at = 0
         self._at += count
@@ -64,7 +64,7 @@ Case = tuple[int, Callable[[U8], object]]  # bytes of weights, the call
 
 
 def interleave(pool: Pool, cases: dict[str, Case], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every case in every round, the cases in turn."""
+    """Return the seconds of every case in every round, with the cases in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds + 1):
         for name, (count, call) in cases.items():
@@ -76,12 +76,12 @@ def interleave(pool: Pool, cases: dict[str, Case], rounds: int) -> dict[str, lis
 
 
 def figure(name: str, amount: float, seconds: list[float], unit: str) -> Figure:
-    """`amount` per second."""
+    """Make a figure of `amount` per second."""
     return Figure(name, amount / float(np.median(seconds)), amount / min(seconds), unit)
 
 
 def matrix_case(format: Format, layout: Layout, outputs: int, inputs: int, tokens: int, call_bytes: int) -> Case:
-    """Matrix times `tokens` vectors; small matrices are stacked up to `call_bytes`."""
+    """Make a product of a matrix and `tokens` vectors; stack small matrices up to `call_bytes`."""
     run = RunLayout("row", layout, (Part("row", format, "row"),), 32, inputs, outputs // 32)
     run = replace(run, units=run.units * max(1, call_bytes // (run.units * run.unit_bytes)))
     x = np.random.default_rng(1).normal(size=(tokens, inputs)).astype(np.float32)
@@ -89,7 +89,7 @@ def matrix_case(format: Format, layout: Layout, outputs: int, inputs: int, token
 
 
 def bandwidth(pool: Pool, rounds: int) -> list[Figure]:
-    """GB/s of matrix-vector products from memory, and of plain reading."""
+    """Measure the GB/s of matrix-vector products from memory, and of plain reading."""
     cases: dict[str, Case] = {"read": (CALL_BYTES, native.read)}
     for format in TILED:
         for outputs, inputs in SHAPES:
@@ -101,7 +101,7 @@ def bandwidth(pool: Pool, rounds: int) -> list[Figure]:
 
 
 def products(pool: Pool, rounds: int) -> list[Figure]:
-    """GFLOP/s of matrix products with several tokens."""
+    """Measure the GFLOP/s of matrix products with several tokens."""
     cases: dict[str, Case] = {}
     work: dict[str, float] = {}
     formats: tuple[tuple[Format, Layout], ...] = (("q4", "tiled"), ("q8", "tiled"), ("f32", "record"))
@@ -116,7 +116,7 @@ def products(pool: Pool, rounds: int) -> list[Figure]:
 
 
 def ffn_case(layout: Layout, active: int | None) -> Case:
-    """A q4 feed-forward block, of which `active` neurons are used (None: all, without a list)."""
+    """Make a q4 feed-forward block with `active` active neurons (None: all, without a list)."""
     hidden, neurons = SPARSE
     parts = (Part("gate", "q4", "row"), Part("up", "q4", "row"), Part("down", "q4", "column"))
     run = RunLayout("neuron", layout, parts, 32, hidden, neurons // 32)
@@ -134,7 +134,10 @@ def ffn_case(layout: Layout, active: int | None) -> Case:
 
 
 def sparse(pool: Pool, rounds: int) -> list[Figure]:
-    """Feed-forward with a list of active neurons: time as a share of all active, and of the dense pack."""
+    """Measure feed-forward blocks with a list of active neurons.
+
+    The times are shares of the time with all neurons active, and of the dense pack's time.
+    """
     cases = {"dense pack": ffn_case("tiled", None)}
     cases |= {f"{fraction:.0%} active": ffn_case("record", int(SPARSE[1] * fraction)) for fraction in FRACTIONS}
     seconds = interleave(pool, cases, rounds)

@@ -40,7 +40,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What was promised of one model: times the better llama.cpp; decode times transformers."""
+    """Promises for one model: ratios to the better llama.cpp, and of decode to transformers."""
 
     decode: float
     prefill: float
@@ -48,7 +48,7 @@ class Bounds:
 
 
 def bench(quick: bool) -> Result:
-    """Both models."""
+    """Measure both models."""
     work = QUICK if quick else (SHORT, LONG)
     versions, tables, checks, plots = "", [], [], []
     for model, bounds, rounds in ((smollm2(), Bounds(1.6, 1.4), 15), (llama_1b(), Bounds(1.1, 1.1), 9)):
@@ -77,12 +77,12 @@ def _metrics(work: Sequence[tuple[int, int]]) -> list[Metric]:
 
 
 def typical(turns: Turns, name: str, metric: Metric) -> float:
-    """The median of an engine's rounds."""
+    """Return the median of an engine's rounds."""
     return median(metric.of(turn) for turn in turns[metric.work][name] if turn)
 
 
 def ratio(turns: Turns, name: str, metric: Metric) -> float:
-    """Median of TPI's figure over the other's of the same round."""
+    """Return the median ratio of TPI's figure to the other engine's figure of the same round."""
     pairs = zip(turns[metric.work][TPI], turns[metric.work][name], strict=True)
     return median(metric.of(ours) / metric.of(theirs) for ours, theirs in pairs if ours and theirs)
 

@@ -28,7 +28,7 @@ computed and a token decoded. Medians; the worst beside them.
 
 
 def bench(quick: bool) -> Result:
-    """Worker and run."""
+    """Measure a worker and a run."""
     repeats = 2 if quick else 11
     prompt = ("-p", "What is the capital of France?", "--temp", "0", "-n", "8")
     run = (*TPI, "run", "-m", str(smollm2().path), "--local", "2", *prompt)
@@ -58,7 +58,10 @@ def bench(quick: bool) -> Result:
 def worker(
     tpi: Sequence[str] = TPI, environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> tuple[float, float, float]:
-    """Seconds until a worker listens, and its VmRSS and VmHWM in MiB then; `tpi` is the command, run in `folder`."""
+    """Return the seconds until a worker listens, and its VmRSS and VmHWM in MiB at that time.
+
+    `tpi` is the command; it runs in `folder`.
+    """
     with TemporaryDirectory() as cache:
         started = time.perf_counter()
         process = subprocess.Popen(
@@ -79,7 +82,7 @@ def worker(
 def first_token(
     command: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> float:
-    """Seconds from the start of the command, in `folder`, to the first byte on its stdout."""
+    """Return the seconds from the start of the command, in `folder`, to the first byte on its stdout."""
     started = time.perf_counter()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=environment, cwd=folder, **pipes) as process:
@@ -93,7 +96,7 @@ def first_token(
 
 
 def imports(command: tuple[str, ...]) -> dict[str, set[str]]:
-    """Modules that the master and a local worker imported during a run, as Python itself lists them on stderr."""
+    """List the modules that the master and a local worker import in a run, from Python's own list on stderr."""
     environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     log = default_cache() / "local" / "worker-1" / "worker.log"  # where a local worker's stderr goes
@@ -101,11 +104,11 @@ def imports(command: tuple[str, ...]) -> dict[str, set[str]]:
 
 
 def heavy(modules: set[str]) -> list[str]:
-    """Those of `HEAVY` that were imported."""
+    """Return the modules of `HEAVY` that were imported."""
     return [name for name in HEAVY if name in modules]
 
 
 def _modules(listing: str) -> set[str]:
-    """Top-level names in the output of -X importtime."""
+    """Return the top-level names in the output of -X importtime."""
     found = re.findall(r"^import time:\s*\d+ \|\s*\d+ \|\s*([\w.]+)$", listing, re.MULTILINE)
     return {name.partition(".")[0] for name in found}

@@ -1,4 +1,4 @@
-"""What splitting costs: two nodes of one thread each against one node of two, on the same two cores, by turns."""
+"""The cost of splitting: two nodes of one thread against one node of two, in turn on the same two cores."""
 
 from statistics import median
 
@@ -15,7 +15,7 @@ thread). Decode after a prompt of 128 tokens; the ratio is the median over the r
 
 
 def bench(quick: bool) -> Result:
-    """The 1.1B model, which was promised, and SmolLM2, whose tokens are too short to split well."""
+    """Measure the 1.1B model, which has a promise, and SmolLM2, whose tokens are too short to split well."""
     work = (128, 8 if quick else 48)
     rows: list[Row] = []
     checks = []

@@ -1,1 +1,1 @@
-"""What benchmarks share: commits, the machine, commands, models, engines, several one after the other."""
+"""Shared parts of the benchmarks: commits, the machine, commands, models, engines, and runs of several benchmarks."""

@@ -73,7 +73,7 @@ def _training(progress: Progress, recipe: Recipe) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> int:
-    """1 if it has not ended yet: run it again."""
+    """Train a model; return 1 if training is not complete, and has to be run again."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
     parser.add_argument("--model", choices=sorted(TRAINEES), default="reglu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)

@@ -16,17 +16,17 @@ MOST_BYTES = 200_000  # of one file; longer ones are tables
 
 
 def held_out(name: str) -> bool:
-    """Whether the file of this name (a relative path) is kept from training."""
+    """Return True if the file of this name (a relative path) is held out of training."""
     return sha256(name.encode()).digest()[0] % HELD_OUT == 0
 
 
 def documents(held: bool) -> Iterator[str]:
-    """The documents for training, or those held out, one file or one topic each."""
+    """Yield the documents for training, or those held out, one file or one topic each."""
     return (text for _, text in named_documents(held))
 
 
 def named_documents(held: bool) -> Iterator[tuple[str, str]]:
-    """The same with what each is called."""
+    """Yield the names and texts of the documents for training, or of those held out."""
     library = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library).as_posix()
@@ -39,7 +39,7 @@ def named_documents(held: bool) -> Iterator[tuple[str, str]]:
 
 
 def _topics(path: Path) -> list[tuple[str, str]]:
-    """Python's reference manual as `help()` shows it: topics and their texts."""
+    """Return the topics and texts of Python's reference manual, as `help()` shows them."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             return sorted(ast.literal_eval(node.value).items())

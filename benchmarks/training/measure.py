@@ -1,4 +1,4 @@
-"""What the trained model is: perplexity of text that it has not seen, and how its neurons are used."""
+"""Facts about the trained model: its perplexity on unseen text, and the use of its neurons."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -42,7 +42,7 @@ class LayerUse:
 
     @classmethod
     def of(cls, active: Active) -> "LayerUse":
-        """From `[tokens, neurons]`."""
+        """Compute one layer's use from its activity, `[tokens, neurons]`."""
         counts = np.sort(active.sum(axis=0))[::-1]
         share, total = float(active.mean()), max(int(counts.sum()), 1)
         again = (active[1:] & active[:-1]).sum() / max(int(active[1:].sum()), 1)
@@ -57,7 +57,9 @@ class LayerUse:
 
 
 def measure(ids: Sequence[int], text_ids: Sequence[int]) -> dict[str, Any]:
-    """Facts of the model that is kept with the tests' data: on `ids`, held out, and on the part of it that is kept."""
+    """Measure the model in the tests' data: on `ids`, which were held out, and on `text_ids`, the part in the tests'
+    data.
+    """
     kernels, tokens = open_kernels(), chunks(ids, LENGTH, MOST)
     seen: dict[int, list[Active]] = {}
 

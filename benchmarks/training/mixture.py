@@ -21,7 +21,7 @@ RECIPE = Recipe(steps=640, sequences=4, rate=3e-3, narrow_steps=0)
 
 
 def build(seed: int = 0) -> Any:
-    """An untrained model: transformers' OlmoeForCausalLM in float32, its experts in one grouped product."""
+    """Build an untrained model: transformers' OlmoeForCausalLM in float32, with its experts in one grouped product."""
     import torch
     import transformers
 
@@ -30,7 +30,7 @@ def build(seed: int = 0) -> Any:
 
 
 def weights(model: Any) -> dict[str, Any]:
-    """The model's tensors as numpy's, by the names of its checkpoint: each expert's gate, up and down by itself."""
+    """Return the model's tensors as numpy arrays by checkpoint name, with each expert's gate, up and down separate."""
     found: dict[str, Any] = {}
     for name, value in model.named_parameters():
         values, (prefix, _, last) = value.detach().numpy(), name.rpartition(".")
@@ -64,11 +64,11 @@ class Balanced:
         return loss, loss + self.model.config.router_aux_loss_coef * made.aux_loss
 
     def after(self, progress: Progress) -> dict[str, float]:
-        """How uneven the choice was."""
+        """Return the imbalance of the routing."""
         return {"balance": self.balance}
 
 
 @contextmanager
 def balanced(model: Any, recipe: Recipe) -> Iterator[Balanced]:
-    """The objective of a mixture."""
+    """Create the objective of a mixture."""
     yield Balanced(model)

@@ -16,7 +16,7 @@ SHAPE: dict[str, Any] = {
 
 
 def build(seed: int = 0) -> Any:
-    """An untrained model: transformers' LlamaForCausalLM in float32."""
+    """Build an untrained model: transformers' LlamaForCausalLM in float32."""
     import torch
     import transformers
 
@@ -25,29 +25,29 @@ def build(seed: int = 0) -> Any:
 
 
 def weights(model: Any) -> dict[str, Any]:
-    """The model's tensors as numpy's, by the names of its checkpoint."""
+    """Return the model's tensors as numpy arrays by checkpoint name."""
     return {name: value.detach().numpy() for name, value in model.named_parameters()}
 
 
 @dataclass
 class Gates:
-    """What the gates of a step were: one penalty and one share of active neurons for each layer."""
+    """One penalty and one share of active neurons for each layer of a step."""
 
     penalties: list[Any] = field(default_factory=list)  # scalars of torch
     active: list[Any] = field(default_factory=list)
 
     def penalty(self) -> Any:
-        """The mean of `max(g, 0) / rms(g)` over tokens, neurons and layers; empties the lists.
+        """Return the mean of `max(g, 0) / rms(g)` over tokens, neurons and layers; empty the lists.
 
-        L1 on the activations alone could be escaped by smaller gates and larger ups; divided by the gates' own size it
-        cannot.
+        Training could escape a plain L1 on activations by smaller gates and larger ups. Division by the gates' own size
+        prevents that.
         """
         total = sum(self.penalties) / len(self.penalties)
         self.penalties.clear()
         return total
 
     def share(self) -> list[float]:
-        """The share of active neurons of each layer, since this was asked last."""
+        """Return the share of active neurons of each layer since the last call."""
         shares = [float(value) for value in self.active]
         self.active.clear()
         return shares
@@ -55,7 +55,7 @@ class Gates:
 
 @contextmanager
 def watched(model: Any) -> Iterator[Gates]:
-    """Collects what the gates of `model` are before ReLU."""
+    """Collect the gates of `model` before ReLU."""
     gates = Gates()
 
     def see(module: Any, inputs: Any, output: Any) -> None:
@@ -73,9 +73,9 @@ def watched(model: Any) -> Iterator[Gates]:
 
 
 def beyond_rank(model: Any, rank: int) -> Any:
-    """The share of the gates' weights, by squares, that the `rank` largest singular values of each do not make.
+    """Return the share of the gates' squared weights outside the `rank` largest singular values of each gate matrix.
 
-    What a small predictor can know of a gate's sign is what is within its rank.
+    A small predictor can know a gate's sign only from the part within its rank.
     """
     import torch
 

@@ -35,7 +35,7 @@ Examples = Mapping[int, LayerExamples]
 
 
 def tokens_of(tokenizer: Tokenizer, texts: Iterable[str], most: int = 1 << 30) -> I32:
-    """`[sequences, LENGTH]` of documents one after the other."""
+    """Encode documents one after the other as `[sequences, LENGTH]`, from at most `most` tokens."""
     ids = [id for text in texts for id in tokenizer.encode(text).ids]
     return chunks(ids[:most], LENGTH)
 
@@ -43,7 +43,7 @@ def tokens_of(tokenizer: Tokenizer, texts: Iterable[str], most: int = 1 << 30) -
 def trained(
     pack: Pack, parts: Sequence[I32], ahead: int, recipe: TrainingRecipe
 ) -> tuple[dict[str, Any], list[Predictor]]:
-    """What predictors for one pack are on the third of the parts, and they."""
+    """Train the predictors of one pack; return their measurements on the third of the parts, and the predictors."""
     kernels, began = open_kernels(), monotonic()
     learned, validation, test = (examples_of(pack, tokens, kernels, ahead) for tokens in parts)
     found = train_predictors(learned, validation, LIMIT * pack.weight_bytes, recipe, _say)
@@ -54,7 +54,7 @@ def trained(
 
 
 def rows(predictors: Iterable[Predictor], examples: Examples) -> list[dict[str, Any]]:
-    """Recall and neurons chosen for each active one: of each layer, and of all."""
+    """Compute recall, and chosen neurons for each active one, of each layer and of all."""
     found, counts = [], []
     for one in predictors:
         of = examples[one.layer]

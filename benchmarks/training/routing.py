@@ -39,7 +39,7 @@ class LayerRouting:
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """What was seen of a text: experts `[tokens, layers, used]`, foretold ones without the first layer.
+    """Routing of a text: chosen experts `[tokens, layers, used]`, and predicted ones without the first layer.
 
     `surprise` is the mean in nats.
     """
@@ -49,7 +49,7 @@ class Routed:
     surprise: float
 
     def layers(self, experts: int) -> list[LayerRouting]:
-        """Layer by layer."""
+        """Return the routing layer by layer."""
         return [self._layer(at, experts) for at in range(self.chosen.shape[1])]
 
     def _layer(self, at: int, experts: int) -> LayerRouting:
@@ -62,12 +62,12 @@ class Routed:
 
 
 def shared(some: U16, others: U16) -> float:
-    """Of `others` `[tokens, used]` those that are among the same token's `some`."""
+    """Return the share of `others`, `[tokens, used]`, that is among the same token's `some`."""
     return round(float((others[:, :, None] == some[:, None, :]).any(axis=2).mean()), 4)
 
 
 def routed(directory: Path, tokens: I32) -> Routed:
-    """Of `tokens` `[sequences, length]`, each sequence by itself."""
+    """Observe the routing of `tokens`, `[sequences, length]`; each sequence is separate."""
     import torch
     import transformers
 
@@ -98,13 +98,15 @@ def _pass(model: Any, ids: Any) -> tuple[Any, Any, Any]:
 
 
 def _choose(layer: Any, x: Any) -> Any:
-    """`[tokens, used]`: what the layer's router makes of `x` `[sequences, length, hidden]`."""
+    """Choose experts `[tokens, used]` with the layer's router for `x`, `[sequences, length, hidden]`."""
     scores = layer.post_attention_layernorm(x).flatten(0, 1) @ layer.mlp.gate.weight.T
     return scores.topk(layer.mlp.gate.top_k).indices.numpy().astype(np.uint16)
 
 
 def measure_mixture(ids: list[int], text_ids: list[int]) -> dict[str, Any]:
-    """Facts of the model that is kept with the tests' data: on `ids`, held out, and on the part of it that is kept."""
+    """Measure the mixture in the tests' data: on `ids`, which were held out, and on `text_ids`, the part in the tests'
+    data.
+    """
     with TemporaryDirectory() as folder:
         directory = write_trained(Path(folder, "model"), MIXTURE)
         tokens = chunks(ids, LENGTH, MOST)

@@ -1,4 +1,4 @@
-"""Where a training run stands, on disk: weights and moments as safetensors, numbers in its metadata."""
+"""The state of a training run on disk: weights and moments as safetensors, numbers in its metadata."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass
 class Progress:
-    """What of a run is not a tensor: steps done, the strength of the penalty, what was seen in the steps so far."""
+    """Numbers of a run: steps done, the strength of the penalty, and observations of the steps so far."""
 
     step: int = 0
     strength: float = 0.05

@@ -40,11 +40,13 @@ class Recipe:
 
     @property
     def all_steps(self) -> int:
-        """Of both parts."""
+        """Steps of both parts."""
         return self.steps + self.narrow_steps
 
     def learning_rate(self, step: int) -> float:
-        """A linear warm-up, then a cosine to a twentieth; a second cosine for the second part."""
+        """Return the learning rate: a linear warm-up, then a cosine to a twentieth; a second cosine for the second
+        part.
+        """
         if step >= self.steps:
             done = (step - self.steps) / max(1, self.narrow_steps)
             return self.narrow_rate * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
@@ -54,20 +56,20 @@ class Recipe:
         return self.rate * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
 
     def narrowing(self, step: int) -> float:
-        """The strength of the penalty on what is beyond the rank, which rises evenly."""
+        """Return the strength of the penalty on weights beyond the rank, which rises linearly."""
         return self.narrowness * max(0, step - self.steps + 1) / max(1, self.narrow_steps)
 
     def sought(self, step: int) -> float:
-        """The share of active neurons wanted at a step: from a half down, evenly in its logarithm."""
+        """Return the wanted share of active neurons at a step: from a half down, linearly in its logarithm."""
         done = min(1.0, step / (self.settled * self.steps))
         return float(math.exp((1 - done) * math.log(0.5) + done * math.log(self.active)))
 
 
 class Objective(Protocol):
-    """What the steps of a run minimise."""
+    """Objective that the steps of a run minimise."""
 
     def losses(self, batch: Any, progress: Progress) -> tuple[Any, Any]:
-        """Of `[sequences, length + 1]` ids: the surprise, and what is minimised, two scalars of torch."""
+        """Return the surprise and the loss of `[sequences, length + 1]` ids, as two scalars of torch."""
 
     def after(self, progress: Progress) -> dict[str, float]:
         """Hear that the weights have moved; what was seen of the step."""
@@ -77,7 +79,7 @@ Opener = Callable[[Any, Recipe], AbstractContextManager[Objective]]
 
 
 def surprise(logits: Any, batch: Any) -> Any:
-    """The mean of -log p of each sequence's ids but the first, in nats."""
+    """Return the mean of -log p of each sequence's ids but the first, in nats."""
     import torch
 
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
@@ -104,7 +106,7 @@ class Sparse:
         return loss, total
 
     def after(self, progress: Progress) -> dict[str, float]:
-        """The penalty's strength follows the share."""
+        """Adjust the penalty's strength to the share of active neurons."""
         share = float(np.mean(self.gates.share()))
         error = math.log(max(share, 1e-3) / self.recipe.sought(progress.step))
         progress.strength = min(max(progress.strength * math.exp(0.1 * max(-1.0, min(1.0, error))), 1e-3), 20.0)
@@ -113,7 +115,7 @@ class Sparse:
 
 @contextmanager
 def sparse(model: Any, recipe: Recipe) -> Iterator[Sparse]:
-    """The objective of a model with ReLU."""
+    """Create the objective of a model with ReLU."""
     with watched(model) as gates:
         yield Sparse(model, recipe, gates)
 
@@ -135,7 +137,7 @@ def train(
 
 
 def optimizer_of(model: Any, recipe: Recipe) -> Any:
-    """AdamW, with decay of matrices alone."""
+    """Create AdamW, with weight decay for matrices only."""
     import torch
 
     groups = [
@@ -162,7 +164,7 @@ def _step(model: Any, optimizer: Any, objective: Objective, tokens: U16, recipe:
 
 
 def _batch(tokens: U16, recipe: Recipe, step: int) -> np.ndarray[Any, Any]:
-    """`[sequences, length + 1]` token ids from places that the step's number decides."""
+    """Take `[sequences, length + 1]` token ids from places that the step's number determines."""
     starts = np.random.default_rng(step).integers(0, len(tokens) - recipe.length - 1, recipe.sequences)
     return np.stack([tokens[at : at + recipe.length + 1] for at in starts]).astype(np.int64)
 

@@ -20,7 +20,10 @@ _SMALLEST = 200  # bytes of a file
 
 
 def learned() -> Iterator[str]:
-    """What predictors learn from; files that share lines with the model's text or with the other parts are left out."""
+    """Yield the texts that predictors learn from.
+
+    Files that share lines with the model's text or with the other parts are left out.
+    """
     known = set[str]().union(*(_lines(text) for held in (False, True) for text in documents(held)))
     for name in sorted(_packages()):
         taken = 0
@@ -33,12 +36,12 @@ def learned() -> Iterator[str]:
 
 
 def validation() -> Iterator[str]:
-    """What thresholds and widths are chosen on."""
+    """Yield the texts on which thresholds and widths are chosen."""
     return (_middle(text, HELD) for name, text in named_documents(held=True) if not _for_test(name))
 
 
 def unseen_text() -> str:
-    """What they are measured on: 4000 characters from the middle of each document, or all of it."""
+    """Return the text on which predictors are measured: up to 4000 characters from the middle of each document."""
     return "\n".join(_middle(text, TEST) for name, text in named_documents(held=True) if _for_test(name))
 
 
@@ -56,13 +59,13 @@ def _lines(text: str) -> set[str]:
 
 
 def _packages() -> set[str]:
-    """What the project asks for, its extras left out."""
+    """Return the packages that the project requires, without its extras."""
     names = (re.match(r"[\w.-]+", wanted) for wanted in metadata.requires("tpi") or () if "extra" not in wanted)
     return {name[0] for name in names if name}
 
 
 def _files(package: str) -> Iterator[Path]:
-    """Its sources, in an order that a hash decides."""
+    """Yield the package's sources, in an order that a hash decides."""
     try:
         files = metadata.files(package) or []
     except metadata.PackageNotFoundError:

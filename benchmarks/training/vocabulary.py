@@ -15,7 +15,7 @@ BEGIN_ID, END_ID = 0, 1
 
 
 def train_tokenizer(documents: Iterable[str]) -> Tokenizer:
-    """A BPE of `VOCAB` tokens, of which the first two are `BEGIN` and `END`."""
+    """Train a BPE of `VOCAB` tokens, of which the first two are `BEGIN` and `END`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -28,7 +28,7 @@ def train_tokenizer(documents: Iterable[str]) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> U16:
-    """All documents one after the other, each between `BEGIN_ID` and `END_ID`: `[tokens]` uint16."""
+    """Encode all documents one after the other, each between `BEGIN_ID` and `END_ID`, as `[tokens]` uint16."""
 
     def pieces() -> Iterator[U16]:
         for text in documents:
@@ -38,7 +38,7 @@ def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> U16:
 
 
 def prepared(folder: Path, documents: Iterable[str], held: Iterable[str]) -> tuple[Tokenizer, U16, U16]:
-    """Tokenizer, training tokens and held-out tokens, made once in `folder`."""
+    """Load the tokenizer, training tokens and held-out tokens from `folder`; make them first if they do not exist."""
     names = ("tokenizer.json", "train.npy", "held.npy")
     if not all((folder / name).exists() for name in names):
         folder.mkdir(parents=True, exist_ok=True)

@@ -278,7 +278,7 @@ def whole(fields: Fields, key: str, default: int | None = None) -> int:
     value = fields.get(key)
     value = default if value is None else value
     if type(value) is not int:
-        raise ModelError(f"{key} is {value!r} in the model's configuration; a whole number is expected")
+        raise ModelError(f"{key} is {repr(value)[:80]} in the model's configuration; a whole number is expected")
     return value
 
 
@@ -314,5 +314,5 @@ def activation(name: object) -> Activation:
         ModelError: if it is not supported.
     """
     if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise ModelError(f"the activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}")
+        raise ModelError(f"the activation {repr(name)[:80]} is not supported; supported are {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]

@@ -93,6 +93,8 @@ def test_window_of_every_layer() -> None:
         ({"num_key_value_heads": 4}, ["6", "4"]),
         ({"hidden_act": "quick_gelu"}, ["quick_gelu", "silu"]),
         ({"hidden_act": ["silu"]}, ["['silu']", "silu"]),
+        ({"hidden_act": "x" * 10_000_000}, ["xxx is not supported"]),
+        ({"hidden_size": "x" * 10_000_000}, ["xxx in the model's configuration"]),
         ({"rope_scaling": {"rope_type": "magic"}}, ["magic", "llama3"]),
         ({"rope_scaling": {"rope_type": "linear"}}, ["factor"]),
         ({"rope_scaling": "linear"}, ["rope_scaling"]),

@@ -24,7 +24,7 @@ QUICK_S = 290  # seconds for all benchmarks that `--quick` runs: under five minu
 
 
 def measure(name: str, quick: bool) -> Run:
-    """Run one benchmark, here."""
+    """Run one benchmark in this process."""
     benchmark, neighbours, begun = BENCHMARKS[name], Neighbours(), time.monotonic()
     of = {"commit": commit(), "code": digest(benchmark.measures)}
     result = benchmark.load()(quick)

@@ -29,7 +29,7 @@ class Benchmark:
 
     @property
     def module(self) -> str:
-        """The module that it is in."""
+        """Module of the benchmark's function."""
         return self.target.partition(":")[0]
 
     @property
@@ -38,7 +38,7 @@ class Benchmark:
         return (*self.code, f"{self.module.replace('.', '/')}.py")
 
     def load(self) -> Callable[[bool], Result]:
-        """Import it."""
+        """Import the benchmark's function."""
         bench: Callable[[bool], Result] = getattr(import_module(self.module), self.target.partition(":")[2])
         return bench
 

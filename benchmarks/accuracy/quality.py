@@ -57,7 +57,7 @@ class Quality:
 
     @property
     def perplexity(self) -> float:
-        """Return the perplexity of the text."""
+        """Perplexity of the text."""
         return float(np.exp(np.mean(self.surprise)))
 
 

@@ -87,7 +87,7 @@ class BatchNode:
 
     @property
     def spans(self) -> list[Row]:
-        """Return the recorded spans; none unless the node was opened with `trace`."""
+        """Recorded spans; none unless the node was opened with `trace`."""
         return list(self._node.trace.rows)
 
     def steps(self, count: int) -> tuple[float, dict[str, float], int]:
@@ -103,7 +103,7 @@ class BatchNode:
         return total / count, use, self._emulation.overruns - overruns
 
     def prompts(self, tokens: int, longest: int) -> tuple[float, int]:
-        """Prefill prompts of `tokens` tokens each, in steps of at most `longest` tokens.
+        """Run prompts of `tokens` tokens each, in steps of at most `longest` tokens.
 
         Returns the seconds, and the bytes of weights that crossed the link.
         """
@@ -188,7 +188,7 @@ def batch_node(
 
 
 def _agreed(pack: Pack, beside: Sequence[AcceleratorSetup], options: dict[str, Any]) -> GroupBatch:
-    """Agree on the batch settings that all nodes of a group share."""
+    """Compute the batch settings that all nodes of a group share."""
     shards = deal_shards(pack.config, units_of(pack), [1] * len(beside))
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(beside))]
     node = NodeOptions(CONTEXT, options["pool"], kv_dtype(pack), options["chunk"], memory=options["memory"])

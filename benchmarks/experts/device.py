@@ -1,4 +1,4 @@
-"""Experts on an emulated accelerator as they are wanted, a third of them there: against plans that never move them."""
+"""Experts loaded on demand to an emulated accelerator with room for a third of them, against plans that move none."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -46,7 +46,7 @@ the CPU computed; the others were fetched. `overran`: tasks whose real work took
 
 @dataclass(frozen=True)
 class Measured:
-    """The median round of a variant, what was counted in all rounds, and what was said of it."""
+    """The median round of a variant, the counts of all rounds, and a note on it."""
 
     seconds: float
     counts: DemandStats

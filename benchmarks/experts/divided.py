@@ -62,7 +62,7 @@ class DividedRun:
 
     @property
     def rate(self) -> float:
-        """The median."""
+        """Median tokens per second."""
         return median(self.rates)
 
 

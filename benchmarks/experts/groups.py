@@ -23,7 +23,7 @@ ALIKE, BOUND = 1.9, 2.0  # aims: two devices over one, and where memory bounds
 
 @dataclass(frozen=True)
 class GroupSetting:
-    """A machine, of which there are one or two: MiB and GB/s, TFLOPS; `aim` is two over one."""
+    """One machine of a group of one or two: MiB, GB/s and TFLOPS. `aim` is the promised speed of two over one."""
 
     name: str
     gpu: int

@@ -1,4 +1,4 @@
-"""Experts that all lie in memory: their decode beside a dense one's, and beside llama.cpp's of the same file."""
+"""Experts that are all resident in memory: decode against a dense model, and against llama.cpp on the same file."""
 
 import json
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""MoE-Lightning's tables and figures by plan: what the roofline model says of its models on its machines."""
+"""MoE-Lightning's tables and figures: predictions of the roofline model for the paper's models and machines."""
 
 import json
 from collections.abc import Iterator

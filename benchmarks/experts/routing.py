@@ -1,4 +1,4 @@
-"""The trained mixture's own routing: what each policy finds in memory, and how often the router before is right."""
+"""The trained mixture's own routing: hit rates of each policy, and how often the router before is right."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

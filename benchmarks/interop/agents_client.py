@@ -79,7 +79,7 @@ def plain(server: Server) -> None:
 
 
 def stream(server: Server) -> None:
-    """Ask it in a stream."""
+    """Ask the question in a stream."""
     asyncio.run(_streamed(_model(server, by_chat=True)))
 
 

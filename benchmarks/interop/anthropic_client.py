@@ -40,14 +40,14 @@ def plain(server: Server) -> None:
 
 
 def stream(server: Server) -> None:
-    """Ask it in a stream."""
+    """Ask the question in a stream."""
     with claude(server).messages.stream(model=server.model, messages=ASK, max_tokens=20, extra_body=GREEDY) as events:
         expect("Paris" in "".join(events.text_stream), "the text")
         expect(events.get_final_message().usage.output_tokens, "usage")
 
 
 def tools(server: Server) -> None:
-    """Call a tool beside one that is left out, and go on from its result; once as one piece, once as a stream."""
+    """Call a tool next to one that the server leaves out, and continue from its result; once whole, once streamed."""
     turns: list[Any] = [{"role": "user", "content": WEATHER}]
     search: Any = {"type": "web_search_20250305", "name": "web_search"}
     asked: Any = {"model": server.model, "max_tokens": LIMIT, "tools": [search, TOOL], "extra_body": GREEDY}

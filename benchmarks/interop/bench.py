@@ -1,4 +1,4 @@
-"""Clients of other makers against one `tpi serve`: a table of what each was tried on, and what failed."""
+"""Other makers' clients against one `tpi serve`: a table of the checks of each client and of the failures."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def bench(quick: bool) -> Result:
 
 
 def _result(rows: Sequence[Row]) -> Result:
-    """Return the table of clients, and one of what failed."""
+    """Return the table of clients, and the table of failures."""
     tried = [(row, kind, str(row[kind])) for row in rows for kind in KINDS if row[kind]]
     failed: list[Row] = [
         {"client": row["client"], "check": kind, "because": said} for row, kind, said in tried if said != _PASSED
@@ -78,7 +78,7 @@ def _result(rows: Sequence[Row]) -> Result:
 def _tried(
     server: Running, name: str, version: str, command: Sequence[str], folder: Path, more: Mapping[str, str]
 ) -> Row:
-    """Run one client's checks; one that says nothing has failed in all."""
+    """Run one client's checks; a client without output has failed all of them."""
     begun = perf_counter()
     environment = os.environ | more
     done = subprocess.run(
@@ -94,7 +94,7 @@ def _tried(
 
 
 def _module(python: Path, name: str) -> tuple[list[str], Path, dict[str, str]]:
-    """Return the command of a client in Python, where it runs and what its environment has."""
+    """Return the command of a Python client, its working directory and its environment."""
     own = {
         "PYTHONPATH": str(ROOT),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",

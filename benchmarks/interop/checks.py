@@ -38,7 +38,7 @@ class Server:
 
     @property
     def api(self) -> str:
-        """The base of OpenAI's forms."""
+        """Base URL of the OpenAI APIs."""
         return f"{self.url}/v1"
 
 
@@ -59,7 +59,7 @@ def run(checks: dict[str, Callable[[Server], object]]) -> None:
 
 
 def expect(holds: object, said: object) -> None:
-    """Raise AssertionError with `said` unless it `holds`; of `assert` an optimising Python would leave nothing."""
+    """Raise AssertionError with `said` unless it `holds`. Unlike `assert`, this works in optimised Python too."""
     if not holds:
         raise AssertionError(str(said))
 

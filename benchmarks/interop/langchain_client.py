@@ -40,7 +40,7 @@ def plain(server: Server) -> None:
 
 
 def stream(server: Server) -> None:
-    """Ask it in a stream."""
+    """Ask the question in a stream."""
     expect("Paris" in "".join(part.text for part in chat(server).stream(TEXT)), "the text")
 
 

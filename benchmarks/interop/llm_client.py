@@ -45,7 +45,7 @@ def stream(server: Server) -> None:
 
 
 class Demanding(Chat):  # type: ignore[misc]
-    """Its model of chat completions, which has no option that demands a call: here the first step does."""
+    """Chat model of the `llm` client whose first step demands a tool call; the client has no option for that."""
 
     def build_kwargs(self, prompt: Any, stream: bool) -> dict[str, Any]:
         """Return the fields of a request."""

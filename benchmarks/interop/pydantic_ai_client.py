@@ -92,7 +92,7 @@ def _tools(model: Model[Any]) -> None:
 
 
 def tools(server: Server) -> None:
-    """Answer as a class by calls, beside another tool, in each form."""
+    """Answer as a class by tool calls, next to another tool, in each API."""
     for model in forms(server):
         _tools(model)
 

@@ -35,7 +35,10 @@ _LOOKS = count()
 
 @dataclass(frozen=True)
 class Round:
-    """One round, and what was possible just then. The disk and `resident` are means of before and after."""
+    """One round, and the speed that was possible at that time.
+
+    The disk and `resident` are means of before and after.
+    """
 
     speed: float  # tokens per second
     raw: float  # bytes per second of the disk
@@ -44,7 +47,7 @@ class Round:
 
     @property
     def possible(self) -> float:
-        """Tokens per second: the lesser of what the disk and what memory and cores allow."""
+        """Possible tokens per second: the lower of the limits of the disk, and of memory and cores."""
         return min(self.raw / self.streamed, self.resident) if self.streamed else self.resident
 
     @property
@@ -67,7 +70,7 @@ class Figures:
 
     @property
     def reached(self) -> float:
-        """Median of what the rounds reached."""
+        """Median share of the possible speed that the rounds reached."""
         return self.typical("reached")
 
     def typical(self, name: str) -> float:

@@ -47,7 +47,7 @@ its own. `possible` knows of neither slowdown, so no schedule reaches all of it 
 
 @dataclass(frozen=True)
 class Trial:
-    """One budget, and what was measured of it."""
+    """One budget and its measurements."""
 
     share: float
     budget: int  # bytes

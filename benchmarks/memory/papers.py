@@ -1,4 +1,4 @@
-"""The TPI-LLM paper's tables 1, 2 and 6: peak memory per device of its models, beside what TPI's plan comes to."""
+"""The TPI-LLM paper's tables 1, 2 and 6: peak memory per device of its models, next to TPI's prediction."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ node first: the master, which has embedding and head. MiB.
 
 @dataclass(frozen=True)
 class Model:
-    """A shape, and what the paper says of it: seconds, GB per device with and without its memory scheduler."""
+    """A model's shape, and the paper's figures: seconds, and GB per device with and without its memory scheduler."""
 
     name: str
     hidden: int

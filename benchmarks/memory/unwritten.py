@@ -1,4 +1,4 @@
-"""Packs that are planned and never written: what nodes would hold of a model that is too large to make here."""
+"""Packs that are planned but never written, for models too large to make on this machine."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ class UnwrittenBlock(PackBlock):
         return np.zeros((self.run(run).units, HASH_BYTES), np.uint8)
 
     def vectors(self) -> dict[str, F32]:
-        """See `PackBlock.vectors`."""
+        """Return the block's vectors."""
         return {name: np.zeros(length, np.float32) for name, length in self.shape.vectors}
 
 

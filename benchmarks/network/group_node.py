@@ -45,7 +45,7 @@ class Contender(Protocol):
         """Return the sum of all partials."""
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
 
 
 class GroupNode:

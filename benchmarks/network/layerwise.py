@@ -141,7 +141,10 @@ def _lead(task: Task, pack: Pack, layers: Layers, before: socket.socket, after: 
 
 
 def main() -> None:
-    """Listen, load, say so; on a word connect to the next device; pass tokens on; the first one says the time."""
+    """Run one device: listen, load, print a line; on a word connect to the next device, and pass tokens on.
+
+    The first device prints the seconds of a token.
+    """
     fields = json.loads(sys.argv[1])
     task = Task(**{**fields, "hosts": tuple(fields["hosts"])})
     kernels = open_host().kernels

@@ -1,4 +1,4 @@
-"""Machines that differ: the planned split against equal parts, and against what was predicted."""
+"""Unequal machines: the planned split against equal parts, and against its prediction."""
 
 from statistics import median
 

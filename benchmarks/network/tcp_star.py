@@ -13,7 +13,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def receive(connection: socket.socket, view: memoryview) -> None:
-    """Fill `view`."""
+    """Receive bytes until `view` is full."""
     done = 0
     while done < len(view):
         got = connection.recv_into(view[done:])
@@ -49,7 +49,7 @@ class Master:
         return self._total
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for worker in self._workers:
             worker.close()
 
@@ -70,5 +70,5 @@ class Worker:
         return self._total
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._master.close()

@@ -1,4 +1,4 @@
-"""Set a testbed up and take it down many times, and count what stays behind.
+"""Repeated start and stop of a testbed, and a count of everything left behind.
 
 `python -m benchmarks.network.testbed_cycles [CYCLES]`. Counted over the whole machine, before and after: cgroup
 directories, processes, network namespaces that anything is in, and mounts. A TUN device lives as long as its

@@ -14,7 +14,7 @@ from worker.node.segment import Segment
 
 
 class Schedule:
-    """State that the holds of one node share."""
+    """Shared state of the holds of one node."""
 
     def __init__(self, link: Accelerators) -> None:
         self._link = link

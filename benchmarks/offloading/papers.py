@@ -1,4 +1,4 @@
-"""PIPO's tables and figures by plan: what the cost model says of the paper's models on the paper's machines."""
+"""PIPO's tables and figures: predictions of the cost model for the paper's models and machines."""
 
 import json
 from collections.abc import Iterator

@@ -28,7 +28,7 @@ apart* if one is predicted to be {TELLS} times as fast. **Emulated figures judge
 
 @dataclass(frozen=True)
 class Placed:
-    """One placement: what was predicted for a token, and what it took."""
+    """One placement: the predicted time of a token, and the measured one."""
 
     name: str
     gpu: int

@@ -1,4 +1,4 @@
-"""The last part of the page: figures that decided how TPI is built, each measured once and kept by no result file."""
+"""Last part of the page: figures that decided how TPI is built, measured once and stored in no result file."""
 
 CHOICES = """## Notes: what decided some choices
 

@@ -1,4 +1,4 @@
-"""The first page: what was promised, what is kept, and what is not."""
+"""Summary of the page: promises, which of them are kept, and which are not."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A thousand clients at once, a hundred of them slow: what it costs in memory, and whether the server stays awake."""
+"""A thousand clients at once, a hundred of them slow: the server's memory, and whether it stays responsive."""
 
 import asyncio
 import json
@@ -86,7 +86,7 @@ def _result(
 
 @contextmanager
 def watched(server: Running) -> Iterator[Watch]:
-    """Look at the server's memory, and ask for /health, until the end of the block."""
+    """Observe the server's memory, and request /health, until the end of the block."""
     watch, over = Watch(), Event()
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""Several streams on one node: `tpi serve` over HTTP against what llama.cpp computes of as many in one batch."""
+"""Several streams on one node: `tpi serve` over HTTP against llama.cpp with as many streams in one batch."""
 
 import json
 import os

@@ -51,7 +51,7 @@ class Running:
 
     @property
     def mib(self) -> float:
-        """Return the server's resident memory, in MiB."""
+        """Resident memory of the server, in MiB."""
         return float(self.process.memory_info().rss) / (1 << 20)
 
 

@@ -1,4 +1,4 @@
-"""Streams side by side, a long prompt beside them, a further turn, structure: what each costs."""
+"""The cost of simultaneous streams, of a long prompt next to them, of a further turn, and of structured output."""
 
 import asyncio
 from statistics import median

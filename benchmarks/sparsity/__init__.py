@@ -1,1 +1,1 @@
-"""Sparse activations: what choosing neurons gains, on the CPU and beside an accelerator."""
+"""Sparse activations: the gain from computing only active neurons, on the CPU and with an accelerator."""

@@ -1,4 +1,4 @@
-"""A sparse model twice as large as memory: neurons from disk one by one against the plain window, by turns."""
+"""A sparse model twice as large as memory: single neurons read from disk against the plain window, in turn."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing

@@ -1,4 +1,4 @@
-"""SmolLM2 gate first: what leaving neurons out costs in perplexity, and what it takes, beside its ordinary pack."""
+"""SmolLM2 with gate-first packs: the perplexity lost by skipping neurons, and speed against the ordinary pack."""
 
 from contextlib import ExitStack, closing
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Active neurons alone on the CPU: tokens per second beside the dense run, and the predictors' share of the time."""
+"""Only active neurons on the CPU: tokens per second against the dense run, and the predictors' share of the time."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing

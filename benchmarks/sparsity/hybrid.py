@@ -1,4 +1,4 @@
-"""Neurons on an emulated accelerator and the CPU: what each part of PowerInfer and of DynamicInfer gains."""
+"""Neurons on an emulated accelerator and the CPU: the gain from each part of PowerInfer and of DynamicInfer."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -51,7 +51,7 @@ sides' FFN time. `same`: tokens equal to those of the split by layers.
 
 @dataclass(frozen=True)
 class Variant:
-    """One configuration: a name, and what its accelerator does."""
+    """One configuration: its name, and the planner of its accelerator."""
 
     name: str
     decide: Decide

@@ -77,14 +77,14 @@ class Chat:
         return False
 
     def rest(self, seconds: float) -> None:
-        """Do nothing, but take in what it prints."""
+        """Read the output for a while, without input."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
             if select.select([self._terminal], [], [], left)[0]:
                 os.read(self._terminal, 4096)
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self.process.kill()
         self.process.wait()
         os.close(self._terminal)

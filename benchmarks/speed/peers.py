@@ -1,4 +1,4 @@
-"""TPI against llama.cpp and transformers: prefill and decode of one node, same weights, same threads, by turns."""
+"""TPI against llama.cpp and transformers: prefill and decode of one node, same weights, same threads, in turn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ Generator = Callable[[Tokens, int], Iterator[int]]  # greedy tokens after a prom
 
 @dataclass(frozen=True)
 class Spec:
-    """One engine: `kind` tpi, llama.cpp or transformers; `threads` per node; `local` workers beside TPI's master."""
+    """One engine: `kind` tpi, llama.cpp or transformers; `threads` per node; `local` workers next to TPI's master."""
 
     kind: str
     model: str
@@ -73,7 +73,7 @@ class Engine:
         return status_bytes(self._process.pid, "VmHWM") / MIB
 
     def close(self) -> None:
-        """Let it end."""
+        """End the process."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()

@@ -1,4 +1,4 @@
-"""A GGUF model with its matrices in another format, everything else as it was: what the same text is asked of."""
+"""A copy of a GGUF model with its matrices in another format and everything else unchanged."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ _WRITTEN = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count", "general.archi
 
 
 def requantised(source: Path, target: Path, kind: str) -> Path:
-    """Write `source` with all matrices as `kind`, such as Q8_0, to `target`, once; vectors stay f32."""
+    """Write `source` to `target` with all matrices as `kind`, such as Q8_0, unless it exists; vectors stay f32."""
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

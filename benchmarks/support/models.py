@@ -9,7 +9,7 @@ from tpi.pack.library.pull import pull
 
 @dataclass(frozen=True)
 class Model:
-    """A GGUF file or a Hugging Face directory, and what the tables call it."""
+    """A GGUF file or a Hugging Face directory, and its name in tables."""
 
     name: str
     path: Path

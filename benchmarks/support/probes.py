@@ -40,12 +40,12 @@ class Side:
 
     @property
     def tpi(self) -> tuple[str, ...]:
-        """Its command."""
+        """The side's `tpi` command."""
         return (self.python, "-m", "tpi.cli")
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment of the side's processes, in which no module of this process is found."""
+        """Environment of the side's processes, in which no module of this process is found."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TPI_WORKERS")}
         return kept | {"TPI_CACHE": str(self.cache)}
 

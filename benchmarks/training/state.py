@@ -19,7 +19,7 @@ class Progress:
 
 
 def save(folder: Path, model: Any, optimizer: Any, progress: Progress) -> None:
-    """Keep the run in `folder`, in place of what was kept before."""
+    """Save the run in `folder`, in place of an earlier save."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def save(folder: Path, model: Any, optimizer: Any, progress: Progress) -> None:
 
 
 def resume(folder: Path, model: Any, optimizer: Any) -> Progress:
-    """Put what `save` kept into `model` and `optimizer`; a run at its beginning if there is nothing."""
+    """Load the state that `save` wrote into `model` and `optimizer`; without one, start a run from the beginning."""
     import torch
     from safetensors import safe_open
 

@@ -72,7 +72,7 @@ class Objective(Protocol):
         """Return the surprise and the loss of `[sequences, length + 1]` ids, as two scalars of torch."""
 
     def after(self, progress: Progress) -> dict[str, float]:
-        """Hear that the weights have moved; what was seen of the step."""
+        """Update the objective after a step; return observations of the step."""
 
 
 Opener = Callable[[Any, Recipe], AbstractContextManager[Objective]]
@@ -94,7 +94,7 @@ class Sparse:
     gates: Gates
 
     def losses(self, batch: Any, progress: Progress) -> tuple[Any, Any]:
-        """See `Objective`."""
+        """Return the surprise and the loss of `[sequences, length + 1]` ids, as two scalars of torch."""
         import torch
 
         with torch.autocast("cpu", torch.bfloat16):
@@ -123,7 +123,7 @@ def sparse(model: Any, recipe: Recipe) -> Iterator[Sparse]:
 def train(
     model: Any, tokens: U16, recipe: Recipe, folder: Path, seconds: float = math.inf, opened: Opener = sparse
 ) -> bool:
-    """Train `model` to the end of `recipe`, or for `seconds`; go on from what `folder` keeps. Whether it ended."""
+    """Train `model` from the state in `folder` to the end of `recipe`, or for `seconds`; return True at the end."""
     optimizer = optimizer_of(model, recipe)
     progress, end = resume(folder, model, optimizer), time.monotonic() + seconds
     model.train()

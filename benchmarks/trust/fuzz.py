@@ -60,7 +60,7 @@ def bench(quick: bool) -> Result:
 
 
 def main() -> None:
-    """Print the table; the exit code says whether there was a finding."""
+    """Print the table; exit with a status other than 0 if there was a finding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=_INPUTS)
     parser.add_argument("--first", type=int, default=0, help="the number of the first input")

@@ -168,7 +168,7 @@ def bench(quick: bool) -> Result:
 
 
 def main() -> None:
-    """Ask, as the part on the first device; or all of it, and print what came of it."""
+    """Run the client on the first device, or the whole benchmark, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=_FULL_MINUTES)
     parser.add_argument("--every", type=float, default=MINUTE_S, help="seconds between requests")

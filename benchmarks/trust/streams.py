@@ -75,7 +75,7 @@ def _kind(target: Path) -> str:
 
 @dataclass
 class Struck:
-    """All that came of it: by kind of fault, sentences on streams that were changed, and on what was left."""
+    """Recoveries by kind of fault, sentences on streams that changed, and sentences on resources left behind."""
 
     found: dict[str, Recoveries]
     changed: list[str]

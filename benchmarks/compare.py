@@ -1,9 +1,9 @@
-"""Two commits in turns: `python -m benchmarks compare --base COMMIT [NAME ...]` prints medians of paired ratios.
+"""Comparison of two commits: `python -m benchmarks compare --base COMMIT [NAME ...]` prints medians of paired ratios.
 
-Both commits are checked out, built and installed each in an environment of its own, over the packages that are
-installed here, and asked by their own command line, the order changing from pair to pair. A ratio above 1 means that
-the present commit (HEAD) is better: its speed over the base's, or the base's seconds over its own. Of peak memory the
-ratio is HEAD's over the base's, and the difference in MiB stands beside it.
+Each commit is built and installed in an environment of its own, on top of the packages that are installed already. The
+command line of each is measured in turn; the order changes from pair to pair. A ratio above 1 means that HEAD is
+better: a higher speed, or fewer seconds. For peak memory the ratio is HEAD's over the base's, followed by the
+difference in MiB.
 """
 
 import argparse

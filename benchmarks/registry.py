@@ -1,4 +1,4 @@
-"""Every benchmark: what runs it, which code it measures, how long it takes and what it needs."""
+"""List of all benchmarks: the function, the code that it measures, the time that it takes and its requirements."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +13,11 @@ HOME = (*RUNTIME, "testbed")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`target` is `module:function`, which takes `quick` and returns a `Result`.
+    """One benchmark: `target` is `module:function`, a function that takes `quick` and returns a `Result`.
 
-    `code` are the folders and files that it measures, beside its own module; `minutes` about what it took on two
-    cores; `needs` is for people: without the modules `extras`, or `root`, it is left out.
+    `code` lists the folders and files that it measures, in addition to its own module. `minutes` is its approximate
+    time on two cores. `needs` describes its requirements for people. It is left out if one of the modules `extras`
+    is missing, or if it needs `root` and runs without.
     """
 
     target: str

@@ -71,7 +71,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """A result with where, when, and of which code it was made.
+    """A result with the machine, the date and the version of the code that it measured.
 
     `commit` and `code` are as `benchmarks.support.code` has them; both are empty in older runs.
     """

@@ -1,7 +1,7 @@
-"""A crowd of clients, as a process of its own: what they cost is not the server's.
+"""A crowd of clients in a process of its own, so that its memory and CPU time are not the server's.
 
-`python -m benchmarks.serving.clients HOST PORT COUNT [PAUSES [KEY]]` asks so many questions at once, of which every
-tenth is read slowly, with so many pauses, and says on stdout how the streams ended, as JSON.
+`python -m benchmarks.serving.clients HOST PORT COUNT [PAUSES [KEY]]` asks COUNT questions at once. It reads every tenth
+answer slowly, with PAUSES pauses. It prints the ends of the streams as JSON.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""Engines that are compared, each in a process of its own that stays alive between turns.
+"""The engines to compare, each in a process of its own that stays alive between turns.
 
-The child (`python -m benchmarks.support.engines SPEC`) says `ready`, then answers lines `PROMPT GENERATE` with a JSON
-object: seconds until the first token after a prompt of so many tokens, and seconds for so many after it, all greedy.
+The child (`python -m benchmarks.support.engines SPEC`) prints `ready`, then answers each line `PROMPT GENERATE` with a
+JSON object: the seconds until the first token after a prompt of PROMPT tokens, and the seconds of the GENERATE tokens
+after it. All decoding is greedy.
 """
 
 import json

@@ -15,7 +15,7 @@ QUICK_OVER = "left out: the five minutes of --quick are over"
 
 
 def announce(names: Sequence[str], took: Mapping[str, Sequence[float]]) -> None:
-    """Say how long each takes, by the seconds that its runs took, or else as the registry has it; and what it needs."""
+    """Print the expected minutes and the requirements of each benchmark, from earlier runs or else the registry."""
     minutes = {name: median(took[name]) / 60 if took.get(name) else BENCHMARKS[name].minutes for name in names}
     for name in names:
         needs = f"; needs {BENCHMARKS[name].needs}" if BENCHMARKS[name].needs else ""
@@ -29,11 +29,11 @@ def itself(name: str) -> list[str]:
 
 
 def run_all(names: Sequence[str], limit: float | None, command: Callable[[str], list[str]] = itself) -> int:
-    """Run `names`, and say in the end what became of each; 1 if one failed, else 0.
+    """Run `names` and print the outcome of each at the end; return 1 if one failed, else 0.
 
     Args:
-        limit: seconds for all together: they run with `--quick`, and what exceeds it is ended or left out.
-        command: what runs one of them.
+        limit: seconds for all together: they run with `--quick`, and any that exceed it are killed or left out.
+        command: returns the command that runs one of them.
     """
     until = None if limit is None else time.monotonic() + limit
     outcomes = {name: _run(name, command(name), until) for name in names}

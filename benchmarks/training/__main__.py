@@ -1,5 +1,8 @@
-"""`python -m benchmarks.training`: train a small model, or go on where it stopped; with `--keep`, keep it with the
-tests' data, and what is measured of it. `--model mixture` has experts; the other has ReLU."""
+"""Command `python -m benchmarks.training`: train a small model, or resume its training.
+
+With `--keep`, store the model and its measurements with the tests' data. `--model mixture` has experts; the other model
+has ReLU.
+"""
 
 import argparse
 import json

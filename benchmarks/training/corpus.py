@@ -1,6 +1,6 @@
-"""The text: the documentation and the sources of the Python that runs this, in an order that does not change.
+"""The training text: documentation and sources of the running Python, in a fixed order.
 
-What is held out is whole files, chosen by a hash of their name, so that no line of them was seen in training.
+Whole files are held out, chosen by a hash of their name, so that training sees no line of them.
 """
 
 import ast

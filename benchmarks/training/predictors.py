@@ -1,7 +1,7 @@
-"""`python -m benchmarks.training.predictors`: predictors for the trained model, measured on what neither has seen.
+"""`python -m benchmarks.training.predictors`: train predictors for the trained model, and measure them on unseen text.
 
-The text is that of `benchmarks.training.unseen`; for any format of the pack, and look-ahead. With `--keep` they are
-kept with the tests' data, and so is the text that they are measured on.
+The text is that of `benchmarks.training.unseen`. Each format of the pack and each look-ahead has its own predictors.
+With `--keep` the predictors, and the text on which they are measured, are stored with the tests' data.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Text for predictors, in three parts that have no document in common, and none with what the model was trained on.
+"""Text for predictors, in three parts that share no document with each other or with the model's training text.
 
-They learn from sources of the packages that this project asks for: of several topics, and of the kind that the model
-knows. The documents held out of the model's training are dealt by a second hash of their names: thresholds and widths
-are chosen on the one half, and the other, the test's text, is kept with the tests' data and looked at by no training.
+Predictors learn from the sources of packages that this project requires. A second hash of the names divides the
+documents held out of the model's training. One half serves to choose thresholds and widths. The other half is the
+test's text: it is stored with the tests' data, and no training uses it.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.trust.curve`: what encryption costs a sum between two processes of this machine.
+"""`python -m benchmarks.trust.curve`: the cost of encryption for a sum between two processes of this machine.
 
-Rounds alternate between connections with keys and without, so that neighbours disturb both alike.
+Rounds alternate between connections with keys and without, so that other load disturbs both alike.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.trust.fuzz --inputs 1000000`: what strangers may send, a million times mutated.
+"""`python -m benchmarks.trust.fuzz --inputs 1000000`: a million mutations of input that untrusted peers may send.
 
 Every input must be read, or be refused with one of the project's errors, within a second of CPU time and 64 MiB.
 """

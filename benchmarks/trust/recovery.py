@@ -1,7 +1,7 @@
 """`python -m benchmarks.trust.recovery --kills 200 --freezes 100`: faults at random moments, three workers, one answer.
 
-Every answer must be what it is without a fault. A recovery is the longest pause between two tokens of an answer that
-a fault struck.
+Every answer must equal the answer without a fault. A recovery is the longest pause between two tokens of an answer
+during which a fault happened.
 """
 
 import argparse

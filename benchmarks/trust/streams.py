@@ -1,6 +1,6 @@
 """`python -m benchmarks.trust.streams --kills 200 --freezes 100`: faults under eight streams of `tpi serve`.
 
-Every stream must carry what it carries without a fault, to its end; afterwards nothing may be left of any of it.
+Every stream must carry the same tokens as without a fault, to its end. Afterwards no resource may be left in use.
 """
 
 import argparse

@@ -130,7 +130,7 @@ def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
 
 
 def _blocks(plan: NodePlan, held: Sequence[HeldBlock], arrangement: Arrangement[Segment]) -> list[Block]:
-    """Return all blocks in order of use. Each block of routed experts gets the next such block, to prefetch for it."""
+    """Return all blocks in order of use. Each block of routed experts can prefetch for the next such block."""
     blocks: list[Block] = []
     following: RoutedBlock | None = None
     for block in reversed(plan.blocks):

@@ -75,9 +75,9 @@ class MicroBatch:
         self.between.clear()
 
     def settles(self, residual: Residual) -> bool:
-        """Add the residual without a sum over nodes and return True, if this class can; here, return False.
+        """Return False: the block loop must sum the partial result, and call `summed`.
 
-        Called only if this node is the whole group. A subclass that returns True does the work of `summed`.
+        Called only if this node is the whole group. A subclass may do the work of `summed` instead, and return True.
         """
         return False
 

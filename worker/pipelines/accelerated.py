@@ -52,7 +52,7 @@ class ChunkedRings(Rings):
         queue: TransferQueue,
         trace: NoTrace,
     ) -> None:
-        """Allocate the rings, as `Rings` does; the chunk size is `plan.chunk_bytes`."""
+        """Allocate the rings and start to load pieces of long steps, in chunks of `plan.chunk_bytes` bytes."""
         self.chunk = plan.chunk_bytes
         super().__init__(devices, plan, fed, window, placed, queue, trace)
 

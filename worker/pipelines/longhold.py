@@ -8,7 +8,7 @@ from tpi.devices.pages import Bytes
 
 
 class LongHold:
-    """A hold that several `with` statements enter in turn, as many as `begin` says; by default one.
+    """A hold that several `with` statements of a step enter in turn: as many as `begin` sets, or one without `begin`.
 
     The first statement takes the hold, and the last gives it back.
     """
@@ -19,7 +19,7 @@ class LongHold:
         self._data: Bytes | None = None
 
     def begin(self, visits: int) -> None:
-        """Begin a step with so many visits."""
+        """Begin a step in which `visits` statements will enter the hold."""
         self._visits = visits
 
     def __enter__(self) -> Bytes:

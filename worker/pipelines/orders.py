@@ -31,7 +31,7 @@ class Interleaved:
     behind: int = 0
 
     def __call__(self, blocks: int, micro_batches: int) -> Iterator[Task]:
-        """Return the tasks of a step with so many blocks and micro-batches, in order."""
+        """Return the tasks of a step with `blocks` blocks and `micro_batches` micro-batches, in order."""
         places = [(layer, part) for layer in layers(self.attends) for part in range(micro_batches)]
         if self.behind and self.ahead and micro_batches > self.ahead + self.behind + 1:
             return self._staggered(places)
@@ -85,7 +85,7 @@ class Layerwise:
     attends: tuple[bool, ...]
 
     def __call__(self, blocks: int, micro_batches: int) -> Iterator[Task]:
-        """Yield the tasks of a step with so many blocks and micro-batches, in order."""
+        """Yield the tasks of a step with `blocks` blocks and `micro_batches` micro-batches, in order."""
         for layer in layers(self.attends):
             for part in range(micro_batches):
                 for block in layer:

@@ -43,10 +43,10 @@ class BatchPlan(OffloadPlan):
     Attributes:
         policy: the roofline model's choice.
         asked: the problem that it solved.
-        kv_heads_there: the number of KV heads with keys and values on the accelerator: the first ones.
+        card_kv_heads: the number of KV heads, from the first on, with keys and values on the accelerator.
         kv_heads: the number of KV heads of the node. Keys and values of the others lie in host memory.
         room_pages: the largest number of KV pages of one micro-batch.
-        room_bytes: bytes of so many pages in one layer, for heads whose keys and values are in host memory.
+        room_bytes: bytes of `room_pages` pages in one layer, for heads whose keys and values are in host memory.
         chunking: the number or size of the chunks of a layer.
     """
 

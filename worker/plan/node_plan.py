@@ -108,7 +108,7 @@ class NodePlan:
     collective: str
     wire: str
     options: NodeOptions
-    routing: bytes = b""  # recorded routing of this model, as `tpi.pack.routing.heard` reads it; empty if there is none
+    routing: bytes = b""  # recorded routing of this model, for `tpi.pack.routing.from_bytes`; empty if there is none
     predictors: tuple[PredictorPlan, ...] = ()
     gates: tuple[GatePlan, ...] = ()
     predictor_bytes: int = 0  # memory of `predictors` and `gates`

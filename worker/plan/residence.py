@@ -38,8 +38,8 @@ class Residence:
         placement: which of them are resident, and the ring for the others.
         budget: the division of the node's memory. Its placement is of the tiles, before resident neighbours are joined.
         disk: the reader of the weights' files.
-        memory_for: takes the bytes of weights to hold in memory; returns the `--memory`, in bytes, that leaves so
-            much for them with the head in memory.
+        memory_for: takes the bytes of weights to hold in memory; returns the `--memory`, in bytes, that they need
+            with the head in memory.
         places: where each block's segments are computed.
         memory_with: takes a `--window` and a `--retain`; returns the `--memory`, in bytes, that they need with the
             head in memory.

@@ -150,7 +150,7 @@ def _check_owner(member: GroupMember) -> None:
     if member.options.pipeline not in ("auto", "batch"):
         raise PlanError(
             f"{member.name} uses --pipeline {member.options.pipeline}, but all nodes must compute a batch in the same "
-            "way; leave that out there, or leave out --pipeline batch here",
+            f"way; leave --pipeline out on {member.name}, or leave out --pipeline batch on the master",
             member.name,
         )
     if why := refusal(member.plan, member.machine, member.options):

@@ -38,7 +38,7 @@ class WorkerProbe:
     def look_over(self, worker: RemoteWorker) -> None:
         """Queue a worker for measuring, and return at once; it is admitted after that.
 
-        Used as `master.workers.recruits.Recruits.look_over`. Workers on this machine are admitted at once.
+        Used as `look_over` of `master.workers.recruits.Recruits`. Workers on this machine are admitted at once.
         """
         if self._measured is None or not leaves_machine(split_address(worker.address)[0]):
             worker.admitted = True

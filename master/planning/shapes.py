@@ -30,7 +30,7 @@ _FLOAT_FORMATS = ("auto", "bf16", "q8", "q4")  # `--dtype auto` of float models:
 class ModelShape:
     """The shapes of a model, block by block, in order of use. No weights are read for it.
 
-    `routing` is what `tpi profile` recorded next to its pack (`tpi.pack.routing.RoutingRecord.told`), or empty.
+    `routing` is what `tpi profile` recorded next to its pack (`tpi.pack.routing.RoutingRecord.to_bytes`), or empty.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Packed weights as floats: rows of a table, or all of a part."""
+"""Kernels that convert packed weights to float32: some rows of a table, or a whole part."""
 
 from typing import Any
 

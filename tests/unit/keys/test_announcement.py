@@ -23,4 +23,4 @@ def test_any_name_can_be_announced(letter: str) -> None:
 
 
 def test_the_worker_says_that_without_keys_it_announces_nothing() -> None:
-    assert "nothing is announced" in " ".join(CliRunner().invoke(worker, ["--help"]).output.split())
+    assert "Turns off --announce too" in " ".join(CliRunner().invoke(worker, ["--help"]).output.split())

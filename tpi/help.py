@@ -32,7 +32,8 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, those for experts only after `--help-all`."""
-        shown = {one.name: one.get_help_record(ctx) for one in self.get_params(ctx)}
+        options = (one for one in self.get_params(ctx) if isinstance(one, click.Option))
+        shown = {one.name: one.get_help_record(ctx) for one in options}
         records = {name: record for name, record in shown.items() if name is not None and record is not None}
         for title, names in self._groups(records, all_of_them=ctx.meta.get(_ALL, False)):
             with formatter.section(title):

@@ -98,7 +98,7 @@ def test_every_command_about_a_model_has_groups(command: str) -> None:
     said = CliRunner().invoke(tpi, [command, "--help"]).output
     assert re.findall(r"^([A-Z].*):$", said, re.MULTILINE)[0] == "Most used"
     assert "--help-all" in said
-    assert said.count("[MODEL]") == 1  # in the line of usage
+    assert said.count("[MODEL]") <= 1  # in the line of usage alone
 
 
 def test_the_list_of_commands_is_whole_and_has_an_example() -> None:

@@ -42,11 +42,11 @@ class Work:
 
 
 class Batcher:
-    """Chooses each step's work: at most `chunk` tokens in all.
+    """Scheduler of each step's work: at most `chunk` tokens in all.
 
-    Sequences that lack one token come first, so that answers continue in every step. If several clients have such
-    sequences, each gets at most `_ANSWERS` of them a step, in turn. The remaining room is divided among clients and
-    among their prompts, so that a short prompt does not wait for a long one. While answers are decoded, prompts get
+    Sequences that decode (one token each) come first, so that answers continue in every step. If several clients have
+    such sequences, each gets at most `_ANSWERS` of them a step, in turn. The remaining room is divided among clients
+    and among their prompts, so that a short prompt does not wait for a long one. While answers are decoded, prompts get
     only part of a chunk. The part shrinks as a prompt grows longer, so that each step takes about the same time.
     """
 

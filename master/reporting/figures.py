@@ -56,7 +56,7 @@ class RunFigures:
             self.marked = self.stats()
 
     def span(self) -> Span:
-        """Return the totals at `mark`, and those of now."""
+        """Return the totals at the last `mark()`, and the present ones."""
         after = self.stats()
         return self.marked or [nothing(stats) for stats in after], after
 

@@ -327,7 +327,7 @@ class Cluster:
         return RemoteWorker(self.net, address, self.session, self.places.link(address, called), self.name, key)
 
     def _need(self) -> None:
-        """Start counting the workers' silence."""
+        """Start the heartbeat timeouts of the workers."""
         now = since_boot()
         for worker in self.workers:
             worker.heartbeats.ask(now)

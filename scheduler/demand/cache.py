@@ -58,7 +58,7 @@ class DemandCache:
             policy: the eviction policy; it knows units by their numbers in `source`.
             verify: called as `verify(unit, data)` at a unit's first load. If it raises, the unit is read once more.
             reads: the clock of another reader of the same disk.
-            clock: seconds, by which idle times of the tier below are measured, unless `idle` is given.
+            clock: returns seconds; measures the idle times of the tier below, unless `idle` estimates them.
 
         Raises:
             PlanError: if `memory` does not hold one unit.

@@ -33,11 +33,11 @@ class DemandedBlock(Generic[S]):
         """Create the block with number `block`.
 
         Args:
-            always: segments for every step. There is at least one, which may be empty, so that a step that chooses no
-                unit of this node has a result.
+            always: segments that every step computes. At least one is required, so that every step has a result; it
+                may be empty.
             units: the units that this node has; others belong to other nodes.
-            cache: where the units are loaded.
-            gathered: makes one segment of the units that are computed together.
+            cache: the cache that loads the units.
+            gathered: makes one segment from units that are computed together.
         """
         self._block, self._always, self._cache, self._gathered = block, always, cache, gathered
         self._units, self._own = units, frozenset(units)

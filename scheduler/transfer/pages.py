@@ -116,7 +116,7 @@ class StagedPages:
         self._device.start(lambda: self._save(stage, layer, written))
 
     def _staged(self, layer: int, batch: Batch) -> PageStage:
-        """Return the stage of a layer, in which all pages that `batch` attends to are present or on their way."""
+        """Return the staging pages of a layer: all that `batch` attends to are copied, or being copied."""
         stage = next((each for each in self._stages if each.layer == layer), self._stages[0])
         self._stages.remove(stage)
         self._stages.append(stage)  # so that the first is always the least recently used

@@ -49,7 +49,7 @@ class Cycle:
         return skipped
 
     def rewind_to(self, use: int) -> range:
-        """Mark `use` and all later uses as not opened; return the uses that were."""
+        """Mark `use` and all later uses as not opened; return those that had been opened."""
         opened = range(use, self.tail)
         self.tail = use
         return opened

@@ -182,7 +182,7 @@ def map_tensors(
 
 
 class _Resolver:
-    """Fills in templates for one model."""
+    """Resolver of templates of tensor names for one model."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ class Preparer:
             raise RequestError(said, ask.where, "template_refused") from error
 
     def effort(self, ask: ChatRequest) -> str | None:
-        """Return the reasoning effort that the model is told; None if none was asked for or it cannot be told."""
+        """Return the reasoning effort for the chat template; None if none is requested or the template reads none."""
         return ask.effort if ask.effort is not None and self._read(ask) else None
 
     def untold(self, ask: ChatRequest) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def open_work(settings: Any) -> Callable[[str], int]:
 
 
 def expanded(pattern: str) -> int:
-    """Return the approximate number of characters of a regular expression with its counts written out."""
+    """Return the approximate length of a regular expression after its repetition counts are expanded, in characters."""
     open_groups, last, at = [0], 0, 0
     while at < len(pattern):
         if count := _COUNT.match(pattern, at):

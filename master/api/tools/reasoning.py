@@ -8,7 +8,7 @@ TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
 class ReasoningParser:
-    """A parser of reasoning, if there is any, at the beginning; `inner` parses the rest."""
+    """A parser that separates reasoning at the start of an answer from the rest, which `inner` parses."""
 
     def __init__(self, tags: tuple[str, str], begun: bool, inner: ToolParser) -> None:
         """Create a parser; `begun`: the prompt ends with the opening tag, so that the answer begins with reasoning."""

@@ -36,9 +36,9 @@ class Selected:
 
 
 def of_experts(experts: npt.NDArray[np.uint16], blocks: Sequence[int], keys: Sequence[Key]) -> Recording:
-    """Return the recording of experts `[tokens, layers, used]` as uses of the units `keys`.
+    """Convert recorded choices of experts, uint16 `[tokens, layers, used]`, to uses of the units in `keys`.
 
-    `blocks` has the block of each layer. Experts that are not in `keys` belong to another node and are ignored.
+    `blocks[i]` is the block number of layer i. Experts that are not in `keys` belong to another node and are ignored.
     """
     number = {key: at for at, key in enumerate(keys)}
 

@@ -160,7 +160,7 @@ class CudaLane:
         return within
 
     def mark(self) -> TorchEvent:
-        """Return an event after all work that the stream was given."""
+        """Record an event on the stream and return it; it completes after all work that is queued so far."""
         event = torch.cuda.Event(blocking=True)  # the waiting thread sleeps, so that the host's cores can compute
         event.record(self._stream)
         return CudaEvent(event)

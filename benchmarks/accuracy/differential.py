@@ -8,10 +8,12 @@ from tests.support.differential import differential, gguf_differential, gguf_dra
 
 DRAWS = 500  # of each family
 NOTES = f"""
-A config.json with every field that the family's config class has at a random value, absent or null, some fields and
-tensors too many or too few, random weights: TPI refuses it by name, or its f32 logits differ from those of transformers
-by at most {differential.TOLERANCE:g} of the largest. Invalid is what transformers itself does not run. The same for
-GGUF files with every metadata key at random, against their meaning to llama.cpp, computed plainly in float64.
+Random models are computed by TPI and by transformers. Each has a config.json in which every field of the family's
+config class has a random value, is absent or is null. Some fields and tensors are missing or superfluous, and weights
+are random. TPI must either refuse the model by name, or compute f32 logits that differ from those of transformers by at
+most {differential.TOLERANCE:g} of the largest logit. *Invalid* models are those that transformers itself does not run.
+The same is done for GGUF files with random values for every metadata key. Their reference is a plain computation in
+float64 that follows llama.cpp's interpretation of the keys.
 """
 
 

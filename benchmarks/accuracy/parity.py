@@ -33,8 +33,8 @@ PROMPTS = (
 )
 NOTES = f"""
 SmolLM2-135M-Instruct dequantised to f32, {len(PROMPTS)} prompts through the chat template, {TOKENS} tokens each at
-temperature 0 (fewer where the answer ends). Where the two best logits of transformers differ by less than
-{NEAR_TIE:g} either token is right; what follows such a token is not compared.
+temperature 0 (fewer where the answer ends). If the two best logits of transformers differ by less than {NEAR_TIE:g},
+either token is right, and the tokens after it are not compared.
 """
 
 

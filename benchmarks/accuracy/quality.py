@@ -31,13 +31,14 @@ CHUNK, THREADS = 512, 2  # tokens
 Q4_1, Q8_0 = "GGUF Q4_1", "GGUF Q8_0"
 PROMISED = {"q8": (1e-3, 1.01), "q4": (0.1, 1.05)}  # nats, and times the perplexity of f32
 NOTES = f"""
-SmolLM2-135M-Instruct on {TEXT.name} in chunks of {CHUNK} tokens, each a sequence of its own. What is compared is the
-distribution of every next token with that of the same weights in f32 (TPI's; *Parity with transformers* holds those).
-KL is the mean in nats, *best token* how often the likeliest is the same, perplexity that of the text and its multiple
-of f32's. The files are read by both engines as they are: {Q4_1} as published (embedding in Q8_0), {Q8_0} made of it.
-Packs in q8 and q4 are made of the f32 weights. Those come out of a 4-bit file and lie on its grid, where 4 bits cost
-nothing; *off the grid* are the same weights in another order (`tests.support.weights.floats`), as if they had never
-been quantised. That is the harder and the honest case.
+SmolLM2-135M-Instruct on {TEXT.name} in chunks of {CHUNK} tokens, each a sequence of its own. The distribution of every
+next token is compared with the distribution that TPI computes from the same weights in f32 (*Parity with transformers*
+checks those). *KL* is the mean in nats. *Best token* is the share of tokens at which the most likely token is the same.
+Perplexity is that of the text, also as a multiple of the perplexity of f32. Both engines read the same files: {Q4_1}
+as published (embedding in Q8_0), and {Q8_0}, which is made from it. Packs in q8 and q4 are made from the f32 weights.
+These weights come from a 4-bit file, so they lie on its grid and 4 bits lose nothing. *Off the grid* are the same
+weights in another order (`tests.support.weights.floats`), as if they had never been quantised. This is the harder case,
+and the realistic one.
 """
 
 

@@ -32,16 +32,16 @@ OURS, THEIRS, THEIR_POLICY = "CGOPipe", "S4, FlexGen's", "FlexGen's, its policy"
 BOUND, OF_POLICY, OF_SCHEDULE = 0.9, 3.0, 1.5  # aims
 PAPER = "link 1"  # the point that table 5's checks are of: the link decides, as it does there
 NOTES = f"""
-A small Mixtral's shape (6 layers of 8 experts, hidden 512, q4) on emulated machines, whose links are as much slower as
-the layers are smaller: decode of up to {REQUESTS} sequences of {FILLED} tokens, tokens per second of the emulated
-machine. `bound` is the roofline model's for the policy (equation 12); a step without the head. S2 and S3 are figure 6's
-schedules with our policy; S4 attends on the accelerator with our policy, and with FlexGen's by its published linear
-program (keys and values on one side). FlexGen also waits for everything after each micro-batch, which this S4 does not.
-The roofline's policy may have A_g = 1: then S4 is what runs. **Emulated figures judge schedules, never kernels.**
-`overran` counts tasks whose real work took more than half of their slot, in all runs of a row.
-One and two nodes have {SEQUENCES} sequences, an eighth of the hidden size as in the paper, and calls that start as
-quickly as on real cards; sums between nodes take no emulated time. Prompts have {TOKENS} tokens each, and all weights
-are in RAM.
+Decode of up to {REQUESTS} sequences of {FILLED} tokens with a small Mixtral's shape (6 layers of 8 experts, hidden size
+512, q4) on emulated machines. Their links are slower in the proportion in which the layers are smaller. Figures are
+tokens per second of the emulated machine. `bound` is the roofline model's rate for the policy (equation 12). A step
+does not include the head. S2 and S3 are the schedules of figure 6 with TPI's policy. S4 computes attention on the
+accelerator, once with TPI's policy and once with the policy of FlexGen's published linear program (all keys and values
+on one side). FlexGen also waits for all work after each micro-batch; this S4 does not. If the roofline model's policy
+has A_g = 1, then S4 is the schedule that runs. **Emulated figures judge schedules, never kernels.** `overran` counts
+the tasks, in all runs of a row, whose real work took more than half of their slot. One and two nodes have
+{SEQUENCES} sequences, an eighth of the hidden size as in the paper, and calls that start as quickly as on real cards.
+Sums between nodes take no emulated time. Prompts have {TOKENS} tokens each, and all weights are in RAM.
 """
 
 

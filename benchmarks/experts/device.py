@@ -27,20 +27,21 @@ STEPS, ROUNDS = 12, 4
 LAYERS, PLAN, DEMAND, KNOWN = "whole layers", "the existing plan", "on demand", "on demand, profiled"
 OVER_LAYERS, OVER_PLAN, PEAK = 2.0, 1.5, 0.1  # aims
 NOTES = f"""
-A small OLMoE's shape (6 layers of 32 experts, 4 of them a token, hidden 512, q4) with random weights, whose routers
-have favourites, on an emulated accelerator whose memory holds all but two thirds of the experts. The machine is a
-desktop's at a twentieth of its speed: the CPU reads RAM three times as fast as the slower link, and the faster link
-brings an expert before the CPU has computed it. Milliseconds of a token on the emulated machine, medians of {ROUNDS}
-rounds of {STEPS} tokens, interleaved; the text is drawn, the same for all. **Emulated figures judge schedules, never
-kernels.**
+A small OLMoE's shape (6 layers of 32 experts, 4 of them for each token, hidden size 512, q4) with random weights. Its
+routers prefer some experts. The memory of the emulated accelerator holds everything but two thirds of the experts. The
+machine is a desktop at a twentieth of its speed: the CPU reads RAM three times as fast as the slower link transfers,
+and the faster link transfers an expert sooner than the CPU computes it. Figures are milliseconds per token on the
+emulated machine, medians of {ROUNDS} rounds of {STEPS} tokens, interleaved. All variants get the same random text.
+**Emulated figures judge schedules, never kernels.**
 
-- *whole layers* is llama.cpp's split; *the existing plan* keeps what the cost model of docs/offloading.md chooses,
-  which may be parts of every layer; neither moves anything.
-- *on demand* begins with the same experts of every layer, since nothing is known of the routing; *profiled* has
-  `tpi profile`'s record of other text.
+- *whole layers* is llama.cpp's split. *the existing plan* keeps what the cost model of docs/offloading.md chooses,
+  which may be parts of every layer. Neither moves weights.
+- *on demand* begins with the same experts of every layer, since the routing is not known. *profiled* begins with the
+  record that `tpi profile` makes from other text.
 
-`found`: chosen experts that were there, beside what Belady's policy finds from the same beginning. `CPU`: those that
-the CPU computed; the others were fetched. `overran`: tasks whose real work took more than half of their slot.
+`found` is the share of the chosen experts that were on the accelerator; `Belady` is the share with Belady's policy from
+the same beginning. `CPU` is the share that the CPU computed; the remaining experts were fetched. `overran` counts the
+tasks whose real work took more than half of their slot.
 """
 
 
@@ -77,7 +78,7 @@ def bench(quick: bool) -> Result:
     names = [f"{link:g} GB/s" for link in found]
     series = {name: [1 / of[name].seconds for of in found.values()] for name in variants}
     plot = Bars("Tokens per second", "tok/s", names, series)
-    return Result("Experts on an accelerator as they are wanted", NOTES, tables, checks, [plot])
+    return Result("Experts loaded to an accelerator on demand", NOTES, tables, checks, [plot])
 
 
 def _on_demand(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> ExpertPlan:

@@ -28,14 +28,14 @@ RECORDED = 256  # tokens, from which the policy is chosen
 AIM = 0.9
 AGAIN = (0.0, 0.5, 0.8)  # how likely a layer's token chooses an expert as the one before did
 NOTES = f"""
-{LAYERS} layers of OLMoE's shape ({EXPERTS} experts of {UNIT / 1e6:.1f} MB in q4, {USED} of them a token) in a file that
-is read past the page cache. Tokens choose by a skewed draw, and with a probability the expert that the token before
-chose; `trained` is the routing of the small mixture that is kept with the tests' data, on text that it was not trained
-on: 16 experts in a layer, 2 of them a token, here as large as the others. With and without room for a quarter of the
-experts, token by token in turn. The policy is what a node would take from {RECORDED} recorded tokens. `share` is how
-much of 1/(1 - hit rate) comes of it, which is the most that a cache can give where several reads at once take no longer
-than they do one by one. Nothing is computed meanwhile: this is the cache and the disk alone. Times are means over all
-tokens.
+{LAYERS} layers of OLMoE's shape ({EXPERTS} experts of {UNIT / 1e6:.1f} MB in q4, {USED} of them for each token) in a
+file that is read past the page cache. Tokens choose experts from a skewed distribution; with the probability `repeats`
+a token chooses an expert of the token before it. `trained` is the routing of the small mixture in the tests' data, on
+text that is not in its training data: 16 experts in a layer, 2 of them for each token, here as large as the others. The
+cases with and without room for a quarter of the experts take turns, token by token. The policy is the one that a node
+would choose from {RECORDED} recorded tokens. `share` is the measured gain as a share of 1/(1 - hit rate). That is the
+largest gain of a cache if several concurrent reads take no longer than the same reads in sequence. Nothing is
+computed, so the figures show the cache and the disk alone. Times are means over all tokens.
 """
 
 

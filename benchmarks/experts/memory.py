@@ -14,16 +14,17 @@ SHARE = 0.8  # of the dense decode's bytes per second
 TIMES_LLAMA = 1.2
 ROUNDS, QUICK_ROUNDS, QUICK_WORK = 15, 2, (128, 16)
 NOTES = """
-A chain of four blocks of experts in q4 (norm, router, the experts that one token chose) and one of dense blocks that
-read as many bytes, in turn, another token in every round; GB/s of the weights that the token uses. Prompts are tokens
-per second of one block. Random weights: what routing costs shows, how real routing repeats itself does not.
+Two chains of four blocks take turns, with another token in every round. One has experts in q4 (norm, router, the
+experts that the token chose); the other has dense blocks that read as many bytes. Figures are GB/s of the weights that
+the token uses. Prompts are in tokens per second of one block. Weights are random, so the figures show the cost of
+routing. They do not show how often real routing repeats.
 
 {peers}
 """
 PEERS = """
-Against llama.cpp: one GGUF file of {model}, random weights, which both read without loss. Each engine has a process
-of its own, {threads} threads, the same token ids, and chooses greedily; decode follows a prompt of 128 tokens. Ratios
-are medians of those of each round, of the better of llama.cpp's two attention settings. {about}
+Against llama.cpp: both read one GGUF file of {model} with random weights, without loss. Each engine has a process of
+its own, {threads} threads and the same token ids, and chooses greedily. Decode follows a prompt of 128 tokens. A ratio
+is the median of the ratios of each round, against the better of llama.cpp's two attention settings. {about}
 """
 ALONE = "llama-cpp-python is not installed, so that nothing is compared with llama.cpp."
 

@@ -48,10 +48,11 @@ HELM = {
     ("Summarization", "S2"): (1984, 64, 12.393, 7.14),
 }
 NOTES = """
-Nothing is run: the roofline model for the paper's models in 16 bits on machines with its cards' published figures
-(docs/emulation.md), 4096 requests waiting. FlexGen's policy is its own linear program's, timed by the same model with
-attention on the accelerator. Several cards of a machine have as much more memory, speed and links (section 4.3). The
-paper's figures stand beside for their *shape*: its kernels and PCIe reach less than data sheets say; nothing is fitted.
+Nothing is run. The roofline model predicts the paper's models in 16 bits on machines with the published figures of its
+cards (docs/emulation.md), with 4096 waiting requests. FlexGen's policy comes from FlexGen's linear program and is timed
+by the same model, with attention on the accelerator. Several cards multiply the memory, the speed and the links of one
+(section 4.3). The paper's figures are shown to compare their *shape*: its kernels and PCIe are slower than data sheets
+say. No parameter is fitted to them.
 """
 
 

@@ -17,11 +17,11 @@ from tpi.sparsity.replay import chunks
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the experts, in memory
 FORETOLD = 0.75  # "about four times in five" is what docs/experts.md expects of trained models
 NOTES = """
-The small mixture of experts that is kept with the tests' data ({parameters:,} parameters, {layers} layers of {experts}
-experts, {used} a token; trained on {tokens_seen:,} tokens, perplexity {perplexity} on held-out text, of a vocabulary of
-1024). Its routing over {tokens:,} tokens of text that it was not trained on, one after the other, replayed: the share
-of the second half's uses that is found in memory, when the first half has warmed the policy up. Counts: no other work
-alters them.
+The small mixture of experts in the tests' data ({parameters:,} parameters, {layers} layers of {experts} experts, {used}
+for each token; trained on {tokens_seen:,} tokens, perplexity {perplexity} on held-out text, vocabulary of 1024). Its
+routing over {tokens:,} tokens of text that is not in its training data is replayed, one token after the other. The
+first half of the tokens warms the policy up. The table shows the share of the second half's uses that is found in
+memory. The figures are counts, so other load on the machine does not change them.
 """
 _NAMES = {"lru": "LRU", "lfu": "LFU", "aged": "aged LFU", "pins": "half pinned", "importance": "importance"}
 
@@ -45,14 +45,14 @@ def bench(quick: bool) -> Result:
     said: list[Row] = [
         {
             "layer": at, "chosen most": f"{one.most:.1%}", "chosen least": f"{one.least:.1%}",
-            "as the token before": f"{one.again:.1%}", "foretold": "" if at == 0 else f"{one.foretold:.1%}",
+            "as the token before": f"{one.again:.1%}", "predicted": "" if at == 0 else f"{one.foretold:.1%}",
         }
         for at, one in enumerate(found.layers(experts))
     ]  # fmt: skip
     right = np.mean([one.foretold for one in found.layers(experts) if one.foretold is not None])
     notes = NOTES.format(**facts | {"layers": layers, "experts": experts, "used": used, "tokens": tokens})
     tables = [Table("Found in memory", rows), Table("Layer by layer", said)]
-    checks = [Check("experts that the next router foretells", float(right), FORETOLD)]
+    checks = [Check("experts predicted one layer ahead", float(right), FORETOLD)]
     return Result("Routing of a trained mixture", notes, tables, checks, timed=False)
 
 

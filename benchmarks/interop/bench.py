@@ -15,12 +15,12 @@ from benchmarks.serving.server import Running, running
 from benchmarks.support.code import ROOT
 
 NOTES = """
-The newest versions of clients that people have, each in an environment that is made for this, against one `tpi serve`
-of SmolLM2-135M with a key. `benchmarks/interop` has what each is tried on: models are listed; a question is answered as
-one piece and as a stream; a tool is called, its result sent back and gone on from; an answer is of a schema; a refusal
-(of a field, a model, a key) becomes the client's own exception; texts become vectors; and the same again by responses,
-where the client has them, beside a tool that is left out. The first call is required of the model, since one of this
-size makes none by itself. A field is empty where the client has no such thing.
+The newest versions of popular clients, each in an environment of its own, against one `tpi serve` of SmolLM2-135M with
+a key. `benchmarks/interop` has the checks of each client. It lists the models. A question is answered as one piece and
+as a stream. A tool is called, its result is sent back, and the answer continues. An answer follows a schema. A refusal
+(of a field, a model, a key) raises the client's own exception. Texts become embeddings. The same is repeated with the
+responses API, if the client supports it, with a tool that the server ignores. The first tool call is required,
+because a model of this size makes none by itself. A field is empty if the client does not support the feature.
 """
 _KEY, _MODEL = "house", "smollm2-135m"
 _PYTHON = {  # clients by the distribution that has them
@@ -71,8 +71,8 @@ def _result(rows: Sequence[Row]) -> Result:
         for row in rows
     ]
     tables = [Table(f"{len(tried)} checks", shown), *([Table("What failed", failed)] if failed else [])]
-    check = Check("checks of other makers' clients that fail", len(failed), 0, within=0)
-    return Result("Clients of other makers", NOTES, tables, [check], timed=False)
+    check = Check("failed checks of third-party clients", len(failed), 0, within=0)
+    return Result("Third-party clients", NOTES, tables, [check], timed=False)
 
 
 def _tried(

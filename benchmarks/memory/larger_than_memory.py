@@ -26,22 +26,23 @@ PAIR_TOKENS, PARITY_TOKENS = 2, 8
 NEAR, CLOSE_PAIRS = 0.10, 12  # a budget that is not faster by as much is compared in so many pairs
 _ASIDE_S, _ASIDE_TOKENS = 3.0, 4  # of one look at reading beside computing; tokens of one at computing
 NOTES = """
-{name} ({size:.0f} MiB), context {context}. A share is the budget (`--memory`) in parts of the model's bytes. All
-budgets take {turns} turns, each in a process of its own: which memory a process is given is luck, and worth several
-percent. A turn is {rounds} rounds of about {seconds:.0f} s of decoding. Before and after each round the same process
-reads the disk alone, past the page cache (`raw`), and decodes with a second session that has everything in memory
-(`resident`): a shared machine drifts within minutes by more than is promised here. `possible` is the lesser of raw
-speed over streamed bytes per token and the resident speed, both of that round; `reached` is the speed over it. All are
-medians of the rounds of all turns. `bare` is the process before it is given weights, `peak` its VmHWM less that, before
-the second session is opened: the highest of all turns.
+{name} ({size:.0f} MiB), context {context}. A share is the budget (`--memory`) as a share of the model's bytes. Each
+budget gets {turns} turns, each in a new process, because the memory that a process happens to get changes its speed by
+several percent. A turn is {rounds} rounds of about {seconds:.0f} s of decoding. Before and after each round the same
+process reads the disk alone, past the page cache (`raw`), and decodes with a second session that has all weights in
+memory (`resident`). This is needed because the speed of a shared machine drifts within minutes by more than the
+promised bounds. `possible` is the smaller of two speeds of the same round: the raw speed divided by the streamed bytes
+per token, and the resident speed. `reached` is the measured speed divided by it. All are medians of the rounds of all
+turns. `bare` is the memory of the process before it gets weights. `peak` is its VmHWM minus `bare`, before the second
+session is opened, the highest of all turns.
 
-A budget that holds everything is compared with `--no-scheduler` in {pairs} pairs, one after the other in one process,
-the order changing; it starts no readers and takes the path of `--no-scheduler`, so the pairs show what the choice
-costs, not the loader. Both are loaded {loads} times, in changing order. Budgets at which tokens/s are not clearly
-({near:.0%}) above those of the next smaller one are compared with it in {close} pairs.
+A budget that holds all weights is compared with `--no-scheduler` in {pairs} pairs, one after the other in one process,
+in changing order. It starts no readers and takes the same path as `--no-scheduler`. So the pairs show the cost of the
+choice, not of the loader. Both are loaded {loads} times, in changing order. If the tokens/s of a budget are not clearly
+({near:.0%}) above those of the next smaller budget, the two are compared in {close} pairs.
 
-Reading and computing share the memory bus: the second table has what each reaches alone, and while the other runs on
-its own. `possible` knows of neither slowdown, so no schedule reaches all of it where both take about as long.
+Reading and computing share the memory bus. The second table shows the speed of each alone, and while the other runs.
+`possible` ignores both slowdowns, so no schedule reaches all of it if both take about as long.
 """
 
 
@@ -125,7 +126,7 @@ def side_by_side(pack: Pack, rounds: int) -> Table:
             beside.disk.append(reading.result())
     rows: list[Row] = [
         {"": name, "disk MB/s": round(median(looks.disk) / 1e6), "everything in memory, tok/s": median(looks.speed)}
-        for name, looks in (("alone", alone), ("beside the other", beside))
+        for name, looks in (("alone", alone), ("while the other runs", beside))
     ]
     return Table("Reading and computing", rows)
 

@@ -27,10 +27,11 @@ PROMPT = 32  # tokens
 _JOIN = 'for group in $GROUPS_TO_JOIN; do echo $$ > "$group/cgroup.procs"; done; exec "$@"'
 NOTES = """
 1.1B Llama shape in f32 (4.4 GB), context {context}, {prompt} tokens of prompt. Each row is one process in a memory
-control group of that size, which counts the page cache that its reads leave, as a device of that size would. TPI is
-given `--memory` so that the bare process fits beside it. accelerate's offload folder is written beforehand, outside the
-group. What the machine's page cache has of any weights is dropped before each: pages that are there already are charged
-to no process. Each has answered a prompt once before its first token is timed. `ends` says what became of the process.
+control group of that size. The group includes the page cache of its reads, as on a device with so much memory. TPI gets
+a `--memory` that leaves room for the bare process. accelerate's offload folder is written beforehand, outside the
+group. Before each process the weights are dropped from the machine's page cache, because pages that are already in it
+are charged to no process. Each process has answered a prompt once before its first token is timed. `ends` is the
+outcome of the process.
 """
 
 
@@ -51,7 +52,7 @@ def bench(quick: bool) -> Result:
     above = float(rows[0]["above bare MiB"] or "inf") / LIMITS[1 << 30]
     checks = [Check("TPI in 1 GiB: peak RSS above the bare process, times --memory", above, 1.0, at_most=True)]
     return Result(
-        "Beside disk offloading", NOTES.format(context=CONTEXT, prompt=PROMPT), [Table("Groups", rows)], checks
+        "Comparison with disk offloading", NOTES.format(context=CONTEXT, prompt=PROMPT), [Table("Groups", rows)], checks
     )
 
 

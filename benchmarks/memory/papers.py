@@ -22,12 +22,12 @@ CONTEXT, DEVICES, WINDOWS = 64, (2, 4, 6, 8), (2, 4)
 BARE = (57, 41)  # MiB of a bare master and worker, as the section on predicted peaks measured them
 THREADS = 2
 NOTES = f"""
-**Predicted, not run.** The shapes of the paper's seven models in f32, as the paper has them, context {CONTEXT}: what
-the plan gives each node, weights, ring, keys and values, activations and buffers, plus a bare process of {BARE[0]}
-(master) and {BARE[1]} MiB (worker). *Predicted peak memory* holds such predictions to within 10% of real processes,
-*70B on eight nodes* runs one of these shapes, in 4 bits. Beside it the paper's figures for peak memory per device; its
-own times to the first token and per token stand in its table 1 for eight devices, and nothing here is timed. Largest
-node first: the master, which has embedding and head. MiB.
+**Predicted, not run.** The shapes of the paper's seven models in f32, as in the paper, context {CONTEXT}. Figures are
+the memory that the plan assigns to each node: weights and ring, keys and values, activations and buffers, plus a bare
+process of {BARE[0]} MiB (master) or {BARE[1]} MiB (worker). *Predicted peak memory* shows that such predictions are
+within 10% of real processes. *70B on eight nodes* runs one of these shapes in 4 bits. The paper's peak memory per
+device is shown for comparison. Its times to the first token and per token are those of its table 1 for eight devices;
+nothing is timed here. The largest node comes first: the master, which has the embedding and the head. MiB.
 """
 
 
@@ -111,7 +111,7 @@ def _overview(model: Model, pack: Pack) -> Row:
         "without scheduler: master": off[0],
         "worker": off[1],
         "paper, GB": model.without[-1],
-        "with it: master": on[0],
+        "with scheduler: master": on[0],
         "worker ": on[1],
         "paper, GB ": model.windows[0][-1],
         "paper's first token, s": model.first,

@@ -18,9 +18,10 @@ CASES = {
     "everything": ("--no-scheduler",),
 }
 NOTES = f"""
-1.1B Llama shape on a master and one worker, context {CONTEXT}, of which the prompt takes all but {GENERATED + 1}
-tokens, so that keys, values and the longest prefill step are all in memory. `predicted` is the bare process (before it
-is given anything) plus what it means to take above: weights and ring, KV, activations, tables, buffers. MiB.
+1.1B Llama shape on a master and one worker, context {CONTEXT}. The prompt takes all but {GENERATED + 1} tokens of the
+context, so that keys, values and the longest prefill step are all in memory. `predicted` is the memory of the bare
+process (before it gets its part) plus the planned memory: weights and ring, KV cache, activations, tables, buffers.
+MiB.
 """
 
 

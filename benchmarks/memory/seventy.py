@@ -39,9 +39,10 @@ _F32, _Q4_1, _Q8_0 = Element("F32", 1, 4), Element("Q4_1", 32, 20), Element("Q8_
 NOTES = f"""
 Llama-2-70B: 8192 hidden, 28672 FFN, 80 layers, 64/8 heads, 32000 tokens, random weights in q4 (tables in q8), context
 64. {NODES} processes on this machine (a master and {NODES - 1} workers) share two cores and one disk, each with
-`--memory {BUDGET}MiB`: a token streams what all of them do not hold, so its time is the disk's. Then one token for each
-number of devices with the paper's windows of 2 and 4 blocks in place of a budget; beside it the paper's figure, which
-is for f32 weights and its own process, and what the weights alone take without a scheduler. MiB.
+`--memory {BUDGET}MiB`. Each token streams the weights that do not fit into the memory of all processes, so the disk
+determines its time. The second table is one token for each number of devices, with the paper's windows of 2 and 4
+blocks in place of a budget. For comparison it has the paper's figure, which is for f32 weights and the paper's own
+process, and the memory that the weights alone take without a scheduler. MiB.
 """
 
 
@@ -118,7 +119,7 @@ def bench(quick: bool) -> Result:
     checks = [
         Check("largest peak RSS of a worker, MiB", max(workers), LIMIT, at_most=True),
         Check("most memory of any node above its bare process, times --memory", above / BUDGET, 1.0, at_most=True),
-        Check("tokens made", fields["completion_tokens"], 1 if quick else 3, within=0),
+        Check("tokens generated", fields["completion_tokens"], 1 if quick else 3, within=0),
         Check("pack on disk, MiB", disk, 1200, at_most=True),
     ]
     main = Table(f"{fields['completion_tokens']} tokens on {NODES} nodes", list(_nodes(fields)))

@@ -13,9 +13,9 @@ from testbed.launch import Testbed
 SLACK_MS = 0.35
 PAYLOADS = (2304, 16384)
 NOTES = """
-Four devices around a router, 1 Gbit, f32 on the wire. One process per device takes part in every contender in turn,
-without spinning, on processors that are kept awake (`benchmarks/network/awake.py`); milliseconds per exchange as
-the master sees it, the median over rows of four exchanges of their mean.
+Four devices around a router, 1 Gbit, f32 on the wire. One process per device takes part in all contenders in turn,
+without spinning, on processors that are prevented from sleeping (`benchmarks/network/awake.py`). Figures are
+milliseconds per exchange as measured by the master: the mean of four exchanges in a row, and the median of these means.
 """
 
 
@@ -28,7 +28,7 @@ def bench(quick: bool) -> Result:
         tables.append(Table(f"{latency} ms from end to end, milliseconds per exchange", _rows(medians)))
         base = medians[BASELINE][-1]
         checks += [
-            Check(f"{latency} ms, 16 kB: ms that {name} takes more than TCP", medians[name][-1] - base, SLACK_MS, True)
+            Check(f"{latency} ms, 16 kB: additional ms of {name} over TCP", medians[name][-1] - base, SLACK_MS, True)
             for name in ("star", "mesh")
         ]
     return Result("Collectives over links", NOTES, tables, checks)

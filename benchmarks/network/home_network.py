@@ -13,17 +13,17 @@ PROMPT = 128
 FAST = ("star", "mesh", "two-shot", "auto")
 SLOW = ("tree", "ring")  # so slow that they take one turn, with few tokens
 NOTES = """
-SmolLM2 (30 layers, 60 sums a token, hidden size 576) on the paper's testbed: eight devices behind eight gateways and a
-core router, all links of a path alike. The default wire: bf16, and a star sends the sum back in f32. All eight devices
-compute on this machine's two cores. *Sync* is the time that the master spends in sums per token of decoding: latency,
-transfer, and waiting for slower nodes. *Predicted* is what the automatic choice expects of the links that it measured,
-for the algorithm that it chose. The collectives take turns, and of each the quickest of five counts: a turn takes 30 s,
-and what the host does for its other guests meanwhile only ever adds. A turn is the median of three answers to a prompt
-of 128 tokens. Tree and ring take one turn, of one answer.
+SmolLM2 (30 layers, 60 sums for each token, hidden size 576) on the paper's testbed: eight devices behind eight gateways
+and a core router. All links of a path are alike. The wire is the default: bf16, and a star returns the sum in f32. All
+eight devices compute on this machine's two cores. *Sync* is the time that the master spends in sums for each decoded
+token: latency, transfer, and waiting for slower nodes. *Predicted* is the time that the automatic choice expects from
+its measurements of the links, for the algorithm that it chose. The collectives take turns of 30 s, and the fastest of
+five turns counts, because the load of other guests of the host can only add time. A turn is the median of three
+answers to a prompt of 128 tokens. Tree and ring get one turn of one answer.
 
-Proposition 1 (latency decides, not bandwidth) ends where payloads are large: a prompt of 128 tokens is 147 kB per sum
-and node, and its time follows the bandwidth for all but the two-shot. Processors are kept awake
-(`benchmarks/network/awake.py`).
+Proposition 1 (latency decides, not bandwidth) does not hold for large payloads. A prompt of 128 tokens is 147 kB for
+each sum and node, and its time depends on the bandwidth for all algorithms but the two-shot. Processors are prevented
+from sleeping (`benchmarks/network/awake.py`).
 """
 
 

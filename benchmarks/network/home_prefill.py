@@ -19,13 +19,13 @@ MODEL, HIDDEN, LAYERS = "smollm2-135m", 576, 30
 PROMPT = 128
 BOUND = 1.2
 NOTES = """
-SmolLM2, 128 tokens in one step, 60 sums of 147 kB (bf16), in two halves of the tokens: while the sum of one is on its
-way, the other computes. So a prompt may take less than floor and compute together. The *floor* is computed from the
-topology file: for each sum the least that any collective's bytes over bandwidth plus latencies come to, plus the
-prompt's embeddings, in f32, on their way from the master to every worker. *Compute* is measured in the same step: for
-every block the time of the slowest device, by `--trace` (four devices share two cores here). Embedding, head,
-sampling and all that the runtime adds are in the measured time only. Medians over the turns. Processors are kept awake
-(`benchmarks/network/awake.py`).
+SmolLM2, 128 tokens in one step, 60 sums of 147 kB (bf16), in two halves of the tokens. While the sum of one half is in
+transit, the other half computes, so a prompt can take less than the sum of floor and compute. The *floor* is computed
+from the topology file. It adds, for each sum, the least time of any collective (bytes over bandwidth, plus latencies),
+and the time to send the prompt's embeddings, in f32, from the master to every worker. *Compute* is measured in the same
+step by `--trace`: for every block the time of the slowest device (here four devices share two cores). The embedding,
+the head, sampling and the overhead of the runtime are in the measured time only. Figures are medians over the turns.
+Processors are prevented from sleeping (`benchmarks/network/awake.py`).
 """
 
 

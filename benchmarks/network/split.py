@@ -13,11 +13,12 @@ FASTER, WITHIN = 1.5, 0.15
 REQUEST = ("-c", "256", "--prompt-tokens", "16", "--gen-tokens")
 TOKENS, FEW = 16, 2  # of an answer; and of one that waits 100 ms at each of 44 sums a token, as equal parts do
 NOTES = """
-The 1.1B shape in Q4_0 on machines of 0.4, 0.2, 0.1 and 0.1 core, 0.2 ms and 1 Gbit from end to end; and on three of 0.2
-core, of which the last is 100 ms away: one turn there, and two tokens in equal parts, ten seconds each. Either split
-takes turns on the same workers; tokens/s are medians of the turns, ratios of the ratios. *Predicted* is what
-`tpi plan --workers` says on the first machine before any run: workers measure themselves when they start, links are
-measured by echoes. That plan chooses the devices that are left out.
+The 1.1B shape in Q4_0 on machines of 0.4, 0.2, 0.1 and 0.1 core, with 0.2 ms and 1 Gbit from end to end. A second case
+has three machines of 0.2 core, of which the last is 100 ms away. It gets one turn, and the equal split generates only
+two tokens, ten seconds each. The two splits take turns on the same workers. Tokens/s are medians of the turns, and
+ratios are medians of the ratios of the turns. *Predicted* is the output of `tpi plan --workers` on the first machine
+before any run: workers measure themselves when they start, and links are measured by echoes. This plan chooses the
+devices that are left out.
 """
 
 

@@ -22,13 +22,13 @@ SEEDING = ("--prompt-tokens", 1, "--gen-tokens", 2, "--repeat", 1)
 NOTES = """
 The 1.1B Llama shape with random weights, held in memory, on devices of 0.2 core (1 ms in every 5 ms) around a router:
 1 Gbit, 1 ms from device to device. *Tensor parallel* is `tpi bench`, with the collective that it chose. *Layer-wise*
-is model parallelism as in the TPI-LLM paper's figure 6: a pipeline of real processes
-(`benchmarks/network/layerwise.py`) on the same devices and links, with the same kernels, each computing its layers
-whole and handing the hidden state to the next over plain TCP; with one sequence only one device works at a time. The
-f32 pack is 4.4 GB, and computing dominates; in 4 bits (0.6 GB) a token takes a fraction of that, and on eight devices
-its 44 sums dominate. A device that has used up its millisecond answers up to 4 ms later, which is why a sum takes more
-than its latency here. The median of three answers; eight devices are 1.6 of two cores, so what else the host runs
-shows. Processors are kept awake (`benchmarks/network/awake.py`).
+is model parallelism as in figure 6 of the TPI-LLM paper: a pipeline of real processes
+(`benchmarks/network/layerwise.py`) on the same devices and links, with the same kernels. Each process computes whole
+layers and sends the hidden state to the next over plain TCP. With one sequence only one device works at a time. The f32
+pack is 4.4 GB, and computing dominates. In 4 bits (0.6 GB) a token takes a fraction of that time, and on eight devices
+its 44 sums dominate. A device that has used up its millisecond answers up to 4 ms later, so a sum takes longer than its
+latency. Figures are the median of three answers. Eight devices use 1.6 of two cores, so other load on the host shows.
+Processors are prevented from sleeping (`benchmarks/network/awake.py`).
 """
 
 

@@ -50,11 +50,12 @@ PAPER_70B = {"ram": (1.113, 1.214), "disk": (0.497, 1.107)}  # table 1
 CONTEXTS = (512, 1024, 1536, 2048, 3072)  # tokens: table 3 and figure 10
 ANSWERS = (128, 256, 512, 1024)  # figure 11
 NOTES = """
-Nothing is run: the exact timeline of `tpi plan` for the paper's models in 4 bits on machines with its cards'
-published figures (docs/emulation.md), batch 1 unless said. The paper's own figures stand beside it for their *shape*;
-its formats, kernels and drivers are others. What it reports for weights in RAM takes a link of about 24 GB/s, twice
-what this laptop is taken to have, and what it reports for weights on disk takes 20 GB/s of that disk: it must have
-been answered by the page cache, which we read past. `memory over performance` is what is left without preloading.
+Nothing is run. The exact timeline of `tpi plan` predicts the paper's models in 4 bits on machines with the published
+figures of its cards (docs/emulation.md), with batch 1 unless another is given. The paper's own figures are shown to
+compare their *shape*, because its formats, kernels and drivers are different. Its figures for weights in RAM need a
+link of about 24 GB/s, twice the speed that is assumed here for this laptop. Its figures for weights on disk need a disk
+of 20 GB/s, so they must come from the page cache, which TPI bypasses. `memory over performance` is the share of the
+speed that remains without preloading.
 """
 
 

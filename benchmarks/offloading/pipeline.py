@@ -18,15 +18,15 @@ STREAM = {
 }
 BOUND, GAIN, BUSY = 0.92, 0.9, 0.9
 NOTES = f"""
-A 1.1B Llama shape in 4 bits, every weight in RAM and streamed to an emulated accelerator for each token, keys and
-values there. Its memory is read at {MEMORY} GB/s: computing is the bound above that link speed, streaming below.
-Figures are milliseconds of the emulated machine, medians of {ROUNDS} rounds interleaved: **they judge schedules,
-never kernels**. `bound` is the busiest lane of the run. FlexGen's schedule: the same loads, device and all
-transfers synchronised after every block; `allowed` is the gain over it that the exact timeline of both says, `gain`
-what was measured. `overran` counts tasks of which real computing took more than half of the slot: where there are
-many, the row is of a machine that was too busy. Where computing is the bound, what is missing is the host's: it
-norms and rounds every block's input, adds the residual, and computes the head, each call taken to last 100 us at
-least, while nothing else can.
+A 1.1B Llama shape in 4 bits. All weights are in RAM and are streamed to an emulated accelerator for each token; keys
+and values are on the accelerator. The accelerator reads its memory at {MEMORY} GB/s. With faster links computing is the
+bound; with slower links streaming is. Figures are milliseconds of the emulated machine, medians of {ROUNDS} rounds,
+interleaved: **they judge schedules, never kernels**. `bound` is the busiest lane of the run. FlexGen's schedule makes
+the same loads, but synchronises the device and all transfers after every block. `allowed` is the gain over it according
+to the exact timeline of both; `gain` is the measured one. `overran` counts the tasks whose real computing took more
+than half of their slot; if there are many, the machine was too busy for the row. If computing is the bound, the
+missing time is the host's. It computes the norm and rounds the input of every block, adds the residual, and computes
+the head. Each of these calls takes at least 100 us in the emulation, during which nothing else can run.
 """
 
 

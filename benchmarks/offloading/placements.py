@@ -20,9 +20,10 @@ PROMPT, CONTEXT, STEPS = 96, 512, 3
 TELLS = 1.1  # times faster, by prediction: less is no order
 RIGHT = 0.95
 NOTES = f"""
-A 1.1B Llama shape in 4 bits on emulated machines, decode after a prompt of {PROMPT}; milliseconds of the emulated
-machine. Every place of weights and of keys and values that fits, and what `auto` chose. A pair of placements is *told
-apart* if one is predicted to be {TELLS} times as fast. **Emulated figures judge schedules, never kernels.**
+Decode after a prompt of {PROMPT} tokens with a 1.1B Llama shape in 4 bits on emulated machines; milliseconds of the
+emulated machine. The table has every placement of weights and of keys and values that fits, and the choice of `auto`. A
+pair of placements is *told apart* if one is predicted to be {TELLS} times as fast. **Emulated figures judge schedules,
+never kernels.**
 """
 
 

@@ -17,11 +17,13 @@ from benchmarks.support.code import changes_since, digest
 QUIET = 0.05  # of the processors' time: what a system takes for itself
 HEADER = """# Benchmarks
 
-Made by `make bench`, or one section alone by the command that stands in it. Contenders that are compared take turns
-in one run, so that what else the machine does hits all alike; figures are medians, ratios are medians of the ratios
-of each turn, unless the section says otherwise and why. Every run is kept in `benchmarks/results/` with its commit and
-its machine, the last 20 of each; a section shows the medians of all runs of the present code on one machine, and says
-so where the code that it measured has changed since.
+`make bench` measures everything and writes this page. The command in a section measures that section alone. Contenders
+that are compared take turns in one run, so that other load on the machine affects all of them alike. Figures are
+medians, and ratios are medians of the ratios of each turn, unless the section says otherwise.
+
+`benchmarks/results/` holds the last 20 runs of each benchmark, with commit and machine. A section shows the medians of
+all runs of the present code on one machine. If the measured code has changed since, the section shows the last run and
+says so.
 """
 
 
@@ -80,12 +82,12 @@ def _made(section: Section, last: Run) -> str:
 def _age(run: Run, measures: Sequence[str]) -> str:
     """Return a sentence on how old the figures are; empty if the code is as `run` measured it."""
     if not run.code:
-        return "Made before commits were recorded: which code these figures are of is not known."
+        return "Measured before commits were recorded, so the code of these figures is not known."
     if run.code == digest(measures):
         return ""
     count = changes_since(run.commit, measures)
     since = f" by {count} commit{'s' * (count != 1)}" if count else ""
-    return f"Older than the code that it measures, which was changed{since} since {run.commit or 'then'}."
+    return f"Older than the code that it measures: the code has been changed{since} since {run.commit or 'then'}."
 
 
 def draw(plot: Bars, path: Path) -> None:
@@ -113,7 +115,7 @@ def _disturbance(section: Section) -> str:
     share = max(run.disturbance for run in section.runs)
     if share < QUIET or not section.result.timed:
         return ""
-    return f"Not quiet: other processes took {share:.0%} of the processors meanwhile. Measure again."
+    return f"The machine was not quiet: other processes used {share:.0%} of the processors. Measure again."
 
 
 def _plot_name(name: str, number: int) -> str:

@@ -6,14 +6,14 @@ from benchmarks.page.markdown import cell, table
 from benchmarks.result import Check, Result, Row
 
 KNOWN = {
-    "Quality by format": "Packs of weights that lie on no grid of 4 bits: q4 multiplies the perplexity by 1.12 "
+    "Quality by format": "Packs of weights that do not lie on a grid of 4 bits: q4 multiplies the perplexity by 1.12 "
     "(promised: at most 1.05), q8 adds 1.3e-3 of KL (promised: less than 1e-3). "
-    "`tests/system/model/test_quality.py` holds what was reached.",
-    "": "A budget of 90% of the model on a second server (EPYC, two cores, AVX2), where reading takes as long as "
-    "computing and each slows the other: 0.82 and 0.78 of the possible in two runs (promised: 0.9). No result file has "
-    "them.",
+    "`tests/system/model/test_quality.py` checks the figures that were reached.",
+    "": "A budget of 90% of the model on a second server (EPYC, two cores, AVX2) reached 0.82 and 0.78 of the possible "
+    "speed in two runs (promised: 0.9). On that server reading takes as long as computing, and each slows the other. "
+    "No result file has these runs.",
 }
-"""Promises that are known not to be kept, as they were noted, until there is a section of that title which tells."""
+"""Known broken promises. Each is shown while the page has no section with the title that is its key."""
 
 
 def summary(sections: Sequence[tuple[Result, str]]) -> str:
@@ -21,7 +21,7 @@ def summary(sections: Sequence[tuple[Result, str]]) -> str:
 
     Each section is a result with its `benchmarks.page.document.Section.age`.
     """
-    lines = ["## What was promised, and what is kept", "", _counted(sections), "", *table(_rows(sections)), ""]
+    lines = ["## Promises and results", "", _counted(sections), "", *table(_rows(sections)), ""]
     broken = [(result.title, check) for result, _ in sections for check in result.checks if not check.kept]
     lines += ["**Not kept**", "", *(_line(title, check) for title, check in broken)]
     titles = {result.title for result, _ in sections}
@@ -33,8 +33,8 @@ def _counted(sections: Sequence[tuple[Result, str]]) -> str:
     checks = [check for result, _ in sections for check in result.checks]
     kept, old = sum(check.kept for check in checks), sum(bool(age) for _, age in sections)
     return (
-        f"{kept} of {len(checks)} promises are kept as measured. {old} of {len(sections)} sections are older than the "
-        "code, or say not of which code they are: their figures stand until their benchmark runs again."
+        f"{kept} of {len(checks)} promises are kept. {old} of {len(sections)} sections were measured with older or "
+        "unknown code. Their figures remain until the benchmark runs again."
     )
 
 
@@ -54,7 +54,7 @@ def _rows(sections: Sequence[tuple[Result, str]]) -> list[Row]:
 def _closest(checks: Sequence[Check]) -> str:
     """Describe the promise that is broken the most, or else kept by the least, as a share of its bound."""
     if not checks:
-        return "nothing was promised"
+        return "no promise"
     least = min(checks, key=_room)
     return f"{least.claim}: {cell(least.value)}, {least.limit} {cell(least.bound)}"
 

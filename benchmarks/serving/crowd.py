@@ -19,12 +19,12 @@ from benchmarks.result import Check, Result, Row, Table
 from benchmarks.serving.server import Running, question, running, together
 
 NOTES = """
-`tpi serve` with SmolLM2-135M in Q4_1 on one node. The clients are a process of their own on the same two cores. Nine of
-ten ask for 8 tokens; every tenth for 64 with 20 logarithms each, over a socket with a small buffer, and pauses a
-quarter of a second after every 2 KiB, 60 times, so that the server has to keep what it does not take. Everything that a
-server plans for is touched before: the pool of keys and values by prompts that fill it, and the libraries by a first
-small crowd; what is counted is the highest resident memory above that. /health is asked all the time, by turns over a
-connection that stays and a new one.
+`tpi serve` with SmolLM2-135M in Q4_1 on one node. The clients are a separate process on the same two cores. Nine of ten
+ask for 8 tokens. Every tenth asks for 64 tokens with 20 log probabilities each, over a socket with a small buffer, and
+pauses 60 times for a quarter of a second, after every 2 KiB. So the server must hold the data that the client does not
+read. All memory that the server plans for is touched before the measurement: the KV cache by prompts that fill it, and
+the libraries by a first small crowd. The figure is the peak resident memory above that. /health is requested all the
+time, alternately over a persistent connection and over a new one.
 """
 _MEMORY_MIB, _HEALTH_MS = 200.0, 200.0
 _CONTEXT, _PARALLEL = 1024, 4
@@ -65,23 +65,23 @@ def _result(
         "clients": count,
         "done": ends["done"],
         "ended with an error": ends["error"],
-        "told to come back": ends["429"] + ends["503"],
-        "other ends": count - good,
+        "refused (429, 503)": ends["429"] + ends["503"],
+        "no proper end": count - good,
         "s": seconds,
         "/health p99 ms": 1e3 * kept,
         "on a new connection": 1e3 * fresh,
         "idle MiB": idle,
-        "of these touched": idle - bare,
+        "of these touched before": idle - bare,
         "MiB above idle": watch.peak - idle,
     }
     checks = [
-        Check("streams of a crowd that end otherwise", count - good, 0, within=0),
+        Check("streams without a proper end", count - good, 0, within=0),
         Check("MiB above idle in a crowd", watch.peak - idle, _MEMORY_MIB, at_most=True),
         Check("ms of /health in a crowd, p99", 1e3 * kept, _HEALTH_MS, at_most=True),
         Check("ms of /health on new connections in a crowd, p99", 1e3 * fresh, _HEALTH_MS, at_most=True),
-        Check("requests and pages that a crowd leaves behind", left, 0, within=0),
+        Check("requests and pages left after the crowd", left, 0, within=0),
     ]
-    return Result("A crowd", NOTES, [Table("", [row])], checks)
+    return Result("Many clients at once", NOTES, [Table("", [row])], checks)
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from tests.support.house import Laptop, house
 from tests.support.terminal import Terminal, terminal
 
 NOTES = """
-SmolLM2-135M. A server with two standing workers, asked over HTTP, by a page that stays open in a headless Chromium and
-by `tpi chat --url`; beside it `tpi chat` on two workers of its own. Each answers once, all are left alone for ten
-minutes of real time, and each is asked again: seconds to the whole answer of at most 24 tokens (of the page: to its
-first word, after which it is stopped).
+SmolLM2-135M. A server with two standing workers is asked over HTTP, by a page that stays open in a headless Chromium,
+and by `tpi chat --url`. Another `tpi chat` has two workers of its own. Each answers once, all are left idle for ten
+minutes of real time, and each is asked again. Figures are seconds to the whole answer of at most 24 tokens. For the
+page they are seconds to the first word; then the answer is stopped.
 """
 _IDLE_S, _QUICK_S, _MOST_S = 600.0, 5.0, 10.0
 _TOKENS = 24
@@ -41,12 +41,12 @@ def bench(quick: bool) -> Result:
         after = {name: _seconds(ask) for name, ask in asks.items()}
         standing = sum(one.process is not None and one.process.poll() is None for one in workers)
     rows: list[Row] = [
-        {"left alone": name, "the first answer, s": before[name], f"after {idle_s:.0f} s of nothing, s": after[name]}
+        {"client": name, "the first answer, s": before[name], f"after {idle_s:.0f} s idle, s": after[name]}
         for name in asks
     ]
     checks = [Check(f"seconds to an answer after idling: {name}", after[name], _MOST_S, at_most=True) for name in asks]
-    checks.append(Check("workers that still stand", standing, len(workers), within=0))
-    return Result("Left alone", NOTES, [Table("Answers after a pause", rows)], checks)
+    checks.append(Check("workers still running", standing, len(workers), within=0))
+    return Result("Idle for ten minutes", NOTES, [Table("Answers after a pause", rows)], checks)
 
 
 def _asks(stack: ExitStack, folder: Path, workers: list[Laptop]) -> Mapping[str, Callable[[], None]]:

@@ -16,9 +16,10 @@ from benchmarks.support.models import smollm2
 from testbed.cluster import WORKERS
 
 NOTES = """
-`tpi serve` with SmolLM2-135M in Q4_1 on the first of two and of four emulated devices around a router, 5 ms from end to
-end at 300 Mbit; all of them share two cores, one thread each. Greedy answers of one length to different questions, at
-once; tokens per second of all of them, and against one. Processors are kept awake (`benchmarks/network/awake.py`).
+`tpi serve` with SmolLM2-135M in Q4_1 on the first of two, and of four, emulated devices around a router, with 5 ms and
+300 Mbit from end to end. All devices share two cores, with one thread each. Greedy answers of equal length to different
+questions run at once. Figures are tokens per second of all streams, and their ratio to one stream. Processors are
+prevented from sleeping (`benchmarks/network/awake.py`).
 """
 _LATENCY, _BANDWIDTH = 5 * MILLISECOND, 300 * MEGABIT
 _AIM = 6.0

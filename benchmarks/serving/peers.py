@@ -13,10 +13,11 @@ from benchmarks.serving.streams import stream_rates
 from benchmarks.support.models import smollm2
 
 NOTES = """
-SmolLM2-135M, the same GGUF file, as many threads as this machine has cores, by turns. `tpi serve` answers over HTTP on
-the same machine, with sampling, detokenising and JSON; llama.cpp runs the batches that its server would, one token of
-each sequence in every step, through llama-cpp-python's low-level interface, with nothing around them: no HTTP, and the
-best token as it is. So it is ahead of its own server. Tokens per second of all streams, medians over the turns.
+SmolLM2-135M from the same GGUF file, with as many threads as this machine has cores, in turn. `tpi serve` answers over
+HTTP on the same machine, including sampling, detokenising and JSON. llama.cpp runs the batches of its server, one token
+of each sequence in every step, through llama-cpp-python's low-level interface. It has no HTTP and takes the best token
+without sampling, so it is faster than its own server. Figures are tokens per second of all streams, medians over the
+turns.
 """
 PYTHON = sys.executable  # that has llama-cpp-python
 _ROOT = Path(__file__).parents[2]

@@ -12,12 +12,15 @@ from benchmarks.serving.gaps import gaps_beside
 from benchmarks.serving.server import CHAT, Running, question, running, together
 
 NOTES = """
-`tpi serve` with SmolLM2-135M in Q4_1 on one node, asked over HTTP on the same machine, whose cores the clients share.
-Streams: greedy answers of one length to different questions, at once; tokens per second of all of them, and against one
-stream. A long prompt: 4000 tokens, on the engine itself; what another answer waits for its next token meanwhile, the
-longest time and the usual one, in chunks of 512 tokens of that prompt alone; times that the process was given.
-A further turn: seconds to the first token of the second turn against the first. Structure: tokens per second of JSON of
-a schema against free text of that length.
+`tpi serve` with SmolLM2-135M in Q4_1 on one node, asked over HTTP on the same machine. The clients share its cores.
+
+- *Streams*: greedy answers of equal length to different questions at once. Figures are tokens per second of all
+  streams, and their ratio to one stream.
+- *A long prompt*: 4000 tokens, measured on the engine itself. Figures are the longest and the usual time that another
+  answer waits for its next token. The unit is the time of a chunk of 512 tokens of the long prompt alone. Times are CPU
+  times of the process.
+- *A further turn*: seconds to the first token of the second turn, divided by those of the first turn.
+- *Structure*: tokens per second of JSON that follows a schema, divided by those of free text of the same length.
 """
 _SCHEMA = {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 40}
 _LIMIT_MS = 100.0

@@ -28,12 +28,13 @@ ROUNDS, TOKENS, WARM, PROMPT = 6, 8, 16, [3, 4, 5]
 AHEAD, SHARE = 1, 0.5
 GAIN, LEAST_READ, TENTH = 2.0, 32 << 10, 0.1
 NOTES = f"""
-The 1.1B shape with ReLU in 4 bits, about 10% of the neurons active, in any order; profiled, and its neurons renumbered,
-by what `tpi profile` runs, on tokens that the answers do not have. Memory for everything is {SHARE:.0%} of the model.
-*plain window*: what fits stays, the rest streams, all of it (`--sparsity off`). *by neurons*: attention and predictors
-stay, the rest of memory is slots for records (`--sparsity static`), with predictors that look {AHEAD} layer ahead; in
-the model's own numbers or renumbered, reads as this disk likes them, or none of fewer than {LEAST_READ >> 10} KiB.
-{ROUNDS} rounds of {TOKENS} tokens by each, interleaved, medians, after {WARM}; reads go past the page cache.
+The 1.1B shape with ReLU in 4 bits, about 10% of the neurons active, in any order. It is profiled and its neurons are
+renumbered as by `tpi profile`, on tokens that do not occur in the answers. The memory for everything is {SHARE:.0%} of
+the model. *plain window*: some blocks are resident, and the other blocks are streamed whole (`--sparsity off`).
+*by neurons*: attention and predictors are resident, and the rest of the memory is slots for records
+(`--sparsity static`), with predictors that look {AHEAD} layer ahead. Neurons have the model's own numbers or are
+renumbered. Reads have the sizes that suit this disk, or at least {LEAST_READ >> 10} KiB. Figures are medians of
+{ROUNDS} rounds of {TOKENS} tokens each, interleaved, after {WARM} tokens; reads bypass the page cache.
 """
 
 

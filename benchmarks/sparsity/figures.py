@@ -28,14 +28,16 @@ SIZE, SPARSITIES, CALLS = 4096, (0.0, 0.1, 0.3, 0.5, 0.7, 0.87, 0.95, 0.99), 25
 BATCHES, STEPS, CONTEXT = (1, 2, 4, 8, 16, 32), 12, 64
 LINEAR = 1.5  # times as long as half of the time of all neurons half of them may take
 NOTES = f"""
-**Figure 16**: PowerInfer takes a [4096, 4096] matrix times a vector with rows of zeros. Here it is a feed-forward
-block with as many weights: {SIZE // 2} neurons of {SIZE} inputs and outputs in float32, and beside it in 4 bits.
-*torch dense* and *torch sparse* multiply with the same two matrices, dense and as CSR without the rows and columns that
-are zero. Milliseconds, the least of {CALLS} calls by turns. There is no card here, so PIT is not compared.
+**Figure 16**: PowerInfer multiplies a [4096, 4096] matrix by a vector, with rows of zeros. Here it is a feed-forward
+block with as many weights: {SIZE // 2} neurons with {SIZE} inputs and outputs in float32, and also in 4 bits.
+*torch dense* and *torch sparse* multiply by the same two matrices, dense, and as CSR without the rows and columns that
+are zero. Figures are milliseconds, the least of {CALLS} interleaved calls. PIT is not compared, because this machine
+has no card.
 
-**Figure 14**: eight layers of the 1.1B ReGLU shape in 4 bits, about 10% of the neurons active, on the CPU. Sequences of
-a batch differ, and a step computes the union of what is active for them; from 9 on it computes all. The baseline is the
-same engine with all neurons, not llama.cpp. The least of three runs of {STEPS} steps each, by turns.
+**Figure 14**: eight layers of the 1.1B ReGLU shape in 4 bits, about 10% of the neurons active, on the CPU. The
+sequences of a batch differ, and a step computes the union of their active neurons; from 9 sequences on it computes all.
+The baseline is the same engine with all neurons, not llama.cpp. Figures are the least of three interleaved runs of
+{STEPS} steps each.
 """
 
 

@@ -27,11 +27,11 @@ LENGTH, MEASURED, ROUNDS = 256, 1024, 8
 ERRORS = (0.0, 0.02, DEFAULT_ERROR, 0.08)
 WITHIN = 1.02
 NOTES = f"""
-SmolLM2-135M-Instruct in Q4_1, on one node. What each layer may leave out is measured on one half of a text, as by
-`tpi profile`, perplexity on {MEASURED} tokens of the other, one token a step, through the engine. *all* is the ordinary
-pack; the others are its pack gate first, whose down is in q8. *skipped* is the share of the neurons whose up and down
-are not computed. Tokens/s by turns, {ROUNDS} rounds, medians. `--sparsity auto` decides by such a measurement, and
-leaves it off where it does not pay.
+SmolLM2-135M-Instruct in Q4_1 on one node. As in `tpi profile`, one half of a text determines the neurons that each
+layer may skip. Perplexity is measured on {MEASURED} tokens of the other half, one token a step, through the engine.
+*all* is the ordinary pack. The others are packs that are computed gate first and have their down matrix in q8.
+*skipped* is the share of the neurons whose up and down vectors are not computed. Tokens/s are medians of {ROUNDS}
+interleaved rounds. `--sparsity auto` decides by such a measurement, and stays off if skipping is not faster.
 """
 
 

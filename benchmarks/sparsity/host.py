@@ -22,9 +22,10 @@ from worker.neurons.judge import Judge
 ROUNDS, TOKENS, PROMPT = 8, 12, [3, 4, 5]
 GAIN, PREDICTING = 2.0, 0.1
 NOTES = f"""
-The 1.1B shape with ReLU in 4 bits, about 10% of the neurons active, on this machine's CPU: {ROUNDS} rounds of
-{TOKENS} tokens by each, interleaved, medians. Both read one pack, in which each neuron's weights lie together; in
-tiles all of them would be up to 1.4 times as fast. *predicting* is the predictors' share of a token's time.
+The 1.1B shape with ReLU in 4 bits, about 10% of the neurons active, on this machine's CPU. Figures are medians of
+{ROUNDS} interleaved rounds of {TOKENS} tokens each. Both read one pack, which stores the weights of each neuron
+together; stored in tiles, all neurons would be computed up to 1.4 times as fast. *predicting* is the predictors' share
+of a token's time.
 """
 
 

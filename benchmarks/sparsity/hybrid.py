@@ -32,20 +32,22 @@ WHOLE, MIGRATING = 2.0, 1.15
 MICRO, MACRO = MigrationSettings(weight=0.0, balance=False), MigrationSettings(balance=False)
 NOTES = f"""
 Eight layers of the 1.1B shape with ReLU in 4 bits, about 10% of the neurons active, on an emulated accelerator whose
-memory holds a third of the weights (and activations). The machine is the papers' PC-Low at a twentieth of its speed,
-so that real work never decides; **its figures judge schedules, never kernels**. Milliseconds of the emulated machine,
-medians of {ROUNDS} rounds of {STEPS} tokens, interleaved, after {WARM} tokens.
+memory holds a third of the weights (and activations). The machine is the papers' PC-Low at a twentieth of its speed, so
+that the real work is never the bottleneck; **its figures judge schedules, never kernels**. Figures are milliseconds of
+the emulated machine, medians of {ROUNDS} interleaved rounds of {STEPS} tokens, after {WARM} tokens.
 
-- *split by layers* is llama.cpp's: the first layers, whole, on the accelerator; all computes all neurons.
-- *+ operators*: active neurons alone, still layer by layer. *+ engine*: neurons of every layer on the accelerator,
-  chosen at random. *+ policy* (`--sparsity static`): chosen by the integer program. (PowerInfer, figure 15; in these
-  three and below attention is the accelerator's.)
-- *+ micro*: neurons move by this token's prediction alone; *+ macro*: by how often they were active, too; *+ threshold*
-  (`--sparsity dynamic`): accelerator and CPU have thresholds of their own. (DynamicInfer's ablation.)
+- *split by layers* is llama.cpp's split: the first layers are on the accelerator as a whole, and all neurons are
+  computed.
+- *+ operators*: only active neurons are computed, still split by layers. *+ engine*: the accelerator has neurons of
+  every layer, chosen at random. *+ policy* (`--sparsity static`): the integer program chooses them. These are the steps
+  of PowerInfer's figure 15. From *+ engine* on, attention is on the accelerator.
+- *+ micro*: neurons move according to the prediction for this token alone. *+ macro*: they also move according to how
+  often they were active. *+ threshold* (`--sparsity dynamic`): accelerator and CPU have separate thresholds. These are
+  the steps of DynamicInfer's ablation.
 
-The made model's frequencies never change with the text, which is the case in which a static placement is best: what
-moves follows tokens alone. `there`: active neurons that the accelerator computed. `CPU's time`: its part of both
-sides' FFN time. `same`: tokens equal to those of the split by layers.
+The frequencies of the synthetic model do not change with the text, so a static placement is at its best: neurons move
+only for single tokens. `there` is the share of the active neurons that the accelerator computed. `CPU's time` is the
+CPU's share of the FFN time of both sides. `same` is the share of tokens equal to those of the split by layers.
 """
 
 

@@ -34,12 +34,12 @@ CONTEXT, PROMPT, ANSWER = 128, 16, 64  # tokens
 SLOTS = 0.25  # of the neurons
 ANSWERS, LESS, EVEN = 12, 0.9, 1.1
 NOTES = f"""
-The trained ReGLU model (2.4 M, q8), profiled on the first three quarters of its text, and asked for {ANSWERS} answers
-of {ANSWER} tokens to pieces of the last one, with predictors that are always right, and slots for {SLOTS:.0%} of all.
-*own*: the model's own numbers. *renumbered*: by `tpi profile`, for one node. Reads are those of
-`scheduler.demand.records.tier.RecordTier`, with so many bytes between two records read along. Below, what the busiest
-of three equal nodes has to compute, in the fair part of it: numbers that were made for one node give the first node
-nearly twice its part, so three nodes leave them alone.
+The trained ReGLU model (2.4 M parameters, q8), profiled on the first three quarters of its text. It generates
+{ANSWERS} answers of {ANSWER} tokens to pieces of the last quarter, with predictors that are always right, and slots for
+{SLOTS:.0%} of all neurons. *own*: the model's own numbers. *renumbered*: by `tpi profile`, for one node. Reads are
+those of `scheduler.demand.records.tier.RecordTier`, which also reads up to the given number of bytes between two
+records. The second table is the work of the busiest of three equal nodes, as a multiple of the fair share. Numbers that
+were made for one node give the first node nearly twice its share, so three nodes do not use them.
 """
 
 

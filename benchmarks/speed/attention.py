@@ -22,10 +22,10 @@ SHAPES = {
 }  # heads, and tokens of each sequence: more bytes than caches keep
 FORMATS: tuple[KvDtype, ...] = ("f16", "q8", "f32")
 NOTES = f"""
-`tpi.kernels.Kernels.attend`, {{isa}}, {{threads}} threads: one new token of each of {SEQUENCES} sequences attends to
+`tpi.kernels.Kernels.attend`, {{isa}}, {{threads}} threads. One new token of each of {SEQUENCES} sequences attends to
 all tokens before it, as in a batch. Before every call the same threads read the same keys and values and do nothing
-else. A share is the median, over {{rounds}} rounds, of a call's bytes per second over those of the reading just before
-it; the first round is left out. 4, 3 and 1 query heads share a head of keys and values, of 128, 64 and 128 values.
+else. A share is the bytes per second of a call divided by those of the reading just before it, the median over
+{{rounds}} rounds without the first. 4, 3 and 1 query heads share a KV head, of 128, 64 and 128 values.
 """
 
 

@@ -20,9 +20,10 @@ from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 TPI = (sys.executable, "-m", "tpi.cli")
 PEERS = 20
 NOTES = """
-`tpi chat` in a terminal of its own is asked for the capital of France, left alone, and asked again; the same with its
-process stopped (SIGSTOP) in between; and, with two standing workers, while 20 peers fill the queues of the workers'
-three planes and are killed. An answer is there when the chat asks for the next line. The pauses are real time.
+`tpi chat` in a terminal of its own is asked for the capital of France, left idle, and asked again. The same is done
+with its process stopped (SIGSTOP) in between. A third case has two standing workers: 20 peers fill the queues of the
+workers' three planes and are killed. An answer is complete when the chat prompts for the next line. The pauses are real
+time.
 """
 _QUESTION, _PROMPT = b"What is the capital of France?", b"> "
 _PATIENCE_S = 120.0  # for an answer
@@ -96,7 +97,7 @@ def bench(quick: bool) -> Result:
     idle, stopped = _pauses(idle_s, stopped_s)
     killed, standing = _kills()
     rows: list[Row] = [
-        {"between two questions": f"{idle_s:.0f} s of nothing", "answer after, s": idle},
+        {"between two questions": f"{idle_s:.0f} s idle", "answer after, s": idle},
         {"between two questions": f"{stopped_s:.0f} s stopped", "answer after, s": stopped},
         {"between two questions": f"{PEERS} peers killed", "answer after, s": killed},
     ]
@@ -104,7 +105,7 @@ def bench(quick: bool) -> Result:
         Check("seconds to an answer after idling", idle, 10.0, at_most=True),
         Check("seconds to an answer after a stop", stopped, 10.0, at_most=True),
         Check("seconds to an answer after kills", killed, 10.0, at_most=True),
-        Check("workers that still stand", standing, 2, within=0),
+        Check("workers still running", standing, 2, within=0),
     ]
     return Result("Idle", NOTES, [Table("Answers after a pause, SmolLM2-135M, two workers", rows)], checks)
 

@@ -19,11 +19,12 @@ SPECS = {
 SHORT, LONG = (128, 64), (512, 16)  # tokens of prompt, tokens made after the first
 QUICK = ((128, 16), (512, 4))
 NOTES = """
-Each engine has a process of its own, {threads} threads, a context of 1024, keys and values in f16 (f32 in
-transformers); all get the same token ids and choose greedily. Prefill is from the ids of the prompt to the first
-token, logits of the last token only; decode is what follows a prompt of 128 tokens. llama.cpp is measured with both
-of its attention settings and compared by the better one; transformers takes part in every third round. The 1.1B model
-has random weights in TinyLlama's shape. Peak memory is the process's VmHWM after all turns, loading included.
+Each engine has a process of its own, {threads} threads, a context of 1024, and keys and values in f16 (f32 in
+transformers). All get the same token ids and choose greedily. Prefill is the time from the token ids of the prompt to
+the first token, with the logits of the last token only. Decode follows a prompt of 128 tokens. llama.cpp is measured
+with both of its attention settings, and the better one counts. transformers takes part in every third round. The 1.1B
+model has random weights in TinyLlama's shape. Peak memory is the VmHWM of the process after all turns, including
+loading.
 
 {versions}
 """

@@ -20,10 +20,10 @@ TPI = (sys.executable, "-m", "tpi.cli")
 HEAVY = ("torch", "transformers", "tokenizers", "huggingface_hub", "gguf", "scipy", "jinja2", "rich")
 FORBIDDEN = {"torch", "transformers"}
 NOTES = """
-A worker's bare footprint is VmRSS (and its peak, VmHWM) when it has said that it listens. `tpi run --local 2` is
-timed from the start of the command to the first byte of the answer on stdout: three Python processes start, the pack
-is opened, two workers are met and given their plans, weights are loaded from each node's warm cache, the prompt is
-computed and a token decoded. Medians; the worst beside them.
+A worker's bare footprint is its VmRSS (and its peak, VmHWM) when it has reported that it listens. `tpi run --local 2`
+is timed from the start of the command to the first byte of the answer on stdout. In this time three Python processes
+start, the pack is opened, two workers are connected and get their plans, weights are loaded from each node's warm
+cache, the prompt is computed and a token is decoded. Figures are medians and the worst.
 """
 
 

@@ -8,9 +8,9 @@ from benchmarks.support.models import llama_1b, smollm2
 
 ONE, TWO = "one node of two threads", "two nodes of one thread"
 NOTES = """
-`--local 1 -t 1` against `-t 2`: the same cores and one memory bus, so that what is lost is the collective, the
-messages, and what each node computes alone (norms, residuals; the master's embedding and head, there with one
-thread). Decode after a prompt of 128 tokens; the ratio is the median over the rounds.
+`--local 1 -t 1` against `-t 2`: the same cores and one memory bus. So the difference is the cost of the collective, of
+the messages, and of the work that each node repeats (norms, residuals; the master computes embedding and head with one
+thread). Decode follows a prompt of 128 tokens. The ratio is the median over the rounds.
 """
 
 

@@ -9,14 +9,14 @@ from benchmarks.result import Bars, Check, Result, Row, Table
 
 BANDWIDTH_SHARE = 0.75
 KERNEL_NOTES = """
-Native kernels, {isa}, {threads} threads, called one after the other with every case in turn. Weights of matrix-vector
-products rotate over 512 MiB, so that no cache serves them, and are compared with plain reading of the same memory in
-the same run. Median of the rounds; `best` is the fastest round.
+Native kernels, {isa}, {threads} threads. All cases take turns. The weights of matrix-vector products rotate over 512
+MiB, so that no CPU cache holds them, and are compared with plain reading of the same memory in the same run. Figures
+are the median of the rounds; `best` is the fastest round.
 """
 ALLREDUCE_NOTES = """
-One process per node on this machine, no spinning, every contender in turn; the raw TCP star has no framing, no
-fencing and no deadlines. Microseconds per exchange as the master sees it, and times the TCP star. On one machine a
-sum costs copies and wake-ups, not latency, so that a mesh cannot pay here.
+One process per node on this machine, without spinning; all contenders take turns. The raw TCP star has no framing, no
+fencing and no deadlines. Figures are microseconds per exchange as measured by the master, and the ratio to the TCP
+star. On one machine the cost of a sum is copies and wake-ups, not latency, so a mesh is not faster here.
 """
 
 

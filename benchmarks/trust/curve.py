@@ -21,8 +21,8 @@ from tpi.keys.policy import KeyPolicy
 from tpi.net.sockets import COLLECTIVE, Net
 
 NOTES = """
-A star of two processes of this machine over TCP on loopback, bf16, with CurveZMQ and without by turns: microseconds of
-a sum, and what all sums of a token, or one sum of a prompt, take more.
+A star of two processes of this machine over TCP on loopback, bf16, alternately with and without CurveZMQ. Figures are
+microseconds per sum, and the additional time of all sums of a token or of one sum of a prompt.
 """
 SHAPES = {"SmolLM2-135M": (576, 60), "1.1B": (2048, 44)}  # hidden size, sums of a token
 PREFILL_TOKENS = 128
@@ -126,7 +126,7 @@ def rows(found: dict[tuple[bool, int], list[float]]) -> list[Row]:
 
 def bench(quick: bool) -> Result:
     """Measure the cost of keys. `quick` makes no difference, because it takes only seconds."""
-    return Result("What keys cost", NOTES, [Table("", rows(measure()))])
+    return Result("Cost of encryption", NOTES, [Table("", rows(measure()))])
 
 
 def main() -> None:

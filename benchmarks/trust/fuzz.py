@@ -11,10 +11,10 @@ from tests.support.fuzz.fuzz import BYTES, SECONDS, Fuzzed, fuzz
 from tests.support.fuzz.readers import readers
 
 NOTES = """
-Well-formed messages, GGUF and safetensors files, indexes, config.json files and chat templates, each changed in one to
-six places: bits, bytes and numbers, pieces left out, repeated, and of others. Whatever comes of it must be read, or be
-refused with an error of the project's own. CPU seconds of the slowest input; MiB that 500 inputs added to the process
-at its peak.
+Well-formed messages, GGUF and safetensors files, indexes, config.json files and chat templates. Each is changed in one
+to six places: bits, bytes and numbers, and pieces that are removed, repeated or taken from another input. Each changed
+input must be read, or be refused with an error of the project's own. Figures are the CPU seconds of the slowest input,
+and the MiB that 500 inputs added to the peak memory of the process.
 """
 _INPUTS, _QUICK = 1_000_000, 20_000
 

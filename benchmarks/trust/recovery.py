@@ -18,10 +18,10 @@ from tests.support.house import Laptop, house, speak, until
 from tests.support.models import make_model
 
 NOTES = """
-A tiny model on a master and three workers of this machine, one answer of 60 tokens at a time. In the midst of it, at a
-moment drawn by seed, one worker is killed, or frozen and woken after the answer. Every answer must have the tokens of
-one without a fault. Seconds of the longest pause between two tokens, and from the fault until the master says that it
-is noticed.
+A tiny model on a master and three workers of this machine, one answer of 60 tokens at a time. During the answer, at a
+moment drawn by seed, one worker is killed, or is frozen and woken after the answer. Every answer must have the tokens
+of an answer without a fault. Figures are seconds of the longest pause between two tokens, and seconds from the fault
+until the master reports it.
 """
 PROMPT, LENGTH = [5, 6, 7, 8], 60
 _FULL, _QUICK = {"kill": 200, "freeze": 100}, {"kill": 6, "freeze": 3}

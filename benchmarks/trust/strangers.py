@@ -32,10 +32,10 @@ from tests.support.models import make_model
 from tpi.topology.topology import Host, HostLink, star
 
 NOTES = """
-A tiny model on a master and a paired worker, on two emulated devices (300 Mbit, 0.5 ms); on a third one, of 0.2 core, a
-stranger opens 1000 connections to the worker's three ports and sends the greeting of CurveZMQ with half a message, or
-noise. Rounds of 120 tokens with the stranger and without by turns: the ratio of neighbours, and by how much the
-worker's memory grows.
+A tiny model on a master and a paired worker, on two emulated devices (300 Mbit, 0.5 ms). A third device, of 0.2 core,
+is not paired. It opens 1000 connections to the worker's three ports and sends the greeting of CurveZMQ with half a
+message, or noise. Rounds of 120 tokens with and without these connections take turns. Figures are the ratio of
+neighbouring rounds, and the growth of the worker's memory.
 """
 PORT, CONNECTIONS, TOKENS = 9990, 1000, 120
 _ROUNDS, _QUICK_ROUNDS = 15, 3

@@ -30,10 +30,10 @@ from tests.support.models import make_model
 
 NOTES = """
 `tpi serve` with a tiny model on a master and three workers of this machine, eight streams of 120 tokens at a time over
-HTTP. In the midst of them, at a moment drawn by seed, one worker is killed, or frozen and woken after the answers.
-Every stream must carry the tokens of one without a fault. Seconds of the longest pause in any of the eight, and from
-the fault until the server says that it goes on without; afterwards what is left: pages in use, descriptors and threads
-of the server that it did not have before, files, processes.
+HTTP. During the answers, at a moment drawn by seed, one worker is killed, or is frozen and woken after the answers.
+Every stream must carry the tokens of a stream without a fault. Figures are seconds of the longest pause in any of the
+eight streams, and seconds from the fault until the server reports that it goes on without the worker. Afterwards all
+resources that remain are counted: pages in use, new descriptors and threads of the server, files, and processes.
 """
 STREAMS, LENGTH = 8, 120
 _FULL, _QUICK = {"kill": 200, "freeze": 100}, {"kill": 4, "freeze": 2}

@@ -24,4 +24,4 @@ def test_three_minutes_of_slow_links_evict_no_worker() -> None:
     (row,) = table["rows"]
     assert row["requests"] == MINUTES
     assert row["failed or changed"] == 0
-    assert row["workers taken for lost"] == 0
+    assert row["workers reported as lost"] == 0

@@ -84,12 +84,12 @@ def test_a_promise_may_have_two_sides(value: float, kept: bool) -> None:
 def test_the_page_begins_with_what_is_not_kept() -> None:
     text = summary([(typical([a_run(1)]), ""), (typical([a_run(4)]), "old")])
     assert "1 of 2 promises are kept" in text
-    assert "1 of 2 sections are older" in text
+    assert "1 of 2 sections were measured with older" in text
     assert "- Start: speed is 1, promised at least 3" in text
     assert "speed is 4" not in text
-    assert "`tests/system/model/test_quality.py` holds" in text
+    assert "`tests/system/model/test_quality.py` checks" in text
     measured = replace(a_run(4).result, title="Quality by format")
-    assert "`tests/system/model/test_quality.py` holds" not in summary([(measured, "")])
+    assert "`tests/system/model/test_quality.py` checks" not in summary([(measured, "")])
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

@@ -52,15 +52,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; default: all")
     parser.add_argument(
-        "--quick", action="store_true", help="few rounds, printed only, under five minutes in all: to see that it works"
+        "--quick",
+        action="store_true",
+        help="test the benchmarks: few rounds, less than five minutes in all, results are only printed",
     )
-    parser.add_argument("--list", action="store_true", help="say how long each takes and what it needs, and end")
-    parser.add_argument("--render", action="store_true", help="measure nothing, render the document again")
+    parser.add_argument(
+        "--list", action="store_true", help="list the time and requirements of each benchmark, and exit"
+    )
+    parser.add_argument(
+        "--render", action="store_true", help="render the document from saved results, without measuring"
+    )
     return parser
 
 
 def main(words: list[str]) -> int:
-    """Run the named benchmarks, or all; 1 if one failed."""
+    """Run the named benchmarks, or all; return 1 if one failed."""
     if words[:1] == ["compare"]:
         return compare.main(words[1:])
     parser = _parser()

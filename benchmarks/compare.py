@@ -22,7 +22,7 @@ from benchmarks.support.code import ROOT
 from benchmarks.support.probes import PROBES, Figures, Side
 
 PAIRS = 15
-LEAST, MORE_MIB = 0.95, 2.0  # the least ratio of speeds, and the most MiB more, that need no explanation
+LEAST, MORE_MIB = 0.95, 2.0  # least ratio of speeds, and most additional MiB, that need no explanation
 Probe = Callable[[Side], Figures]
 
 
@@ -34,10 +34,10 @@ def built(commit: str, folder: Path) -> Iterator[Side]:
     try:
         _run(sys.executable, "-m", "venv", "--without-pip", str(venv))
         site = venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-        here = ("--no-build-isolation",) if find_spec("scikit_build_core") else ()  # else pip fetches what builds it
+        here = ("--no-build-isolation",) if find_spec("scikit_build_core") else ()  # else pip downloads it
         install = ("pip", "install", "--quiet", "--no-deps", *here, "--target", str(site))
         _run(sys.executable, "-m", *install, str(tree))
-        (site / "packages.pth").write_text("\n".join(_packages()))  # behind its own: a .pth in them is not followed
+        (site / "packages.pth").write_text("\n".join(_packages()))  # after its own; .pth files there are not read
         yield Side(str(venv / "bin" / "python"), folder / "cache", tree)
     finally:
         _run("git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree))
@@ -69,9 +69,9 @@ def verdict(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> tuple[str, b
 
 
 def main(words: Sequence[str]) -> int:
-    """Measure and print; 1 if something needs an explanation."""
+    """Measure and print; return 1 if a figure needs an explanation."""
     options = _parsed(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # worktrees go, however it ends
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # unlike a kill, this removes the worktrees
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpi-compare-"))) for _ in range(2)]
         base, head = (stack.enter_context(built(*one)) for one in zip((options.base, "HEAD"), folders, strict=True))

@@ -26,7 +26,7 @@ class Benchmark:
     needs: str = ""
     extras: tuple[str, ...] = ()
     root: bool = False
-    quick: bool = True  # whether `--quick` runs it where no name is given: it has no large model to make first
+    quick: bool = True  # `--quick` without names runs it; False if it first makes a large model
 
     @property
     def module(self) -> str:

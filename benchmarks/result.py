@@ -58,7 +58,7 @@ class Bars:
 class Result:
     """The section of one benchmark.
 
-    `notes` is Markdown: what was measured, and how. `timed` says that figures depend on how busy the machine is.
+    `notes` is Markdown that describes what was measured, and how. `timed` is True if other load changes the figures.
     """
 
     title: str
@@ -73,17 +73,17 @@ class Result:
 class Run:
     """A result with the machine, the date and the version of the code that it measured.
 
-    `commit` and `code` are as `benchmarks.support.code` has them; both are empty in older runs.
+    `commit` and `code` come from `benchmarks.support.code`; both are empty in older runs.
     """
 
     name: str
     machine: str
     date: str
-    disturbance: float  # share of the processors' time that other processes took meanwhile
+    disturbance: float  # share of the processors' time that other processes used during the run
     result: Result
     commit: str = ""
     code: str = ""
-    seconds: float = 0.0  # that it took
+    seconds: float = 0.0  # duration of the run
 
 
 @dataclass(frozen=True)

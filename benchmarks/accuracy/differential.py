@@ -18,9 +18,7 @@ float64 that follows llama.cpp's interpretation of the keys.
 
 
 def bench(quick: bool) -> Result:
-    """Count the drawn models that agree with transformers, that are refused and that are invalid, one row an
-    architecture.
-    """
+    """Count the random models that agree with transformers, are refused or invalid, in one row per architecture."""
     with TemporaryDirectory() as directory:
         tally = differential.run(range(10 if quick else DRAWS), Path(directory))
         gguf = gguf_differential.run(range(80 if quick else 10 * DRAWS), Path(directory))

@@ -49,7 +49,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two answers go together."""
+    """Token counts from comparing two answers."""
 
     equal: int
     tied: bool = False  # they part at a near tie
@@ -57,7 +57,7 @@ class Agreement:
 
 
 def bench(quick: bool) -> Result:
-    """Compare the answers of each number of nodes with those of transformers, one row a number of nodes."""
+    """Compare the answers of each number of nodes with those of transformers, in one row per number of nodes."""
     model = smollm2().path
     prompts, tokens = (PROMPTS[:2], 16) if quick else (PROMPTS, TOKENS)
     expected = list(generate(model, prompts, tokens))

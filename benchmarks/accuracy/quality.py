@@ -29,7 +29,7 @@ Logits = Callable[[Sequence[Sequence[int]]], Iterator[F32]]
 TEXT = DATA / "quality.txt"
 CHUNK, THREADS = 512, 2  # tokens
 Q4_1, Q8_0 = "GGUF Q4_1", "GGUF Q8_0"
-PROMISED = {"q8": (1e-3, 1.01), "q4": (0.1, 1.05)}  # nats, and times the perplexity of f32
+PROMISED = {"q8": (1e-3, 1.01), "q4": (0.1, 1.05)}  # bounds: nats, and a multiple of the perplexity of f32
 NOTES = f"""
 SmolLM2-135M-Instruct on {TEXT.name} in chunks of {CHUNK} tokens, each a sequence of its own. The distribution of every
 next token is compared with the distribution that TPI computes from the same weights in f32 (*Parity with transformers*

@@ -1,6 +1,6 @@
 """A node with an emulated accelerator that decodes a batch, step by step, in the time of the emulated machine.
 
-Its pages are taken to be full: they hold zeros, which take as long to attend to as anything. So no prompt is computed.
+The pages count as full without a computed prompt. They hold zeros, which take as long to attend to as other values.
 """
 
 import time
@@ -71,7 +71,7 @@ def _made(family: str, shape: dict[str, int]) -> Pack:
 
 
 class BatchNode:
-    """One node, and as many sequences as its policy has at once, all of the same number of tokens.
+    """One node with a batch of sequences of equal length, as many as its policy has in a batch.
 
     `others` run the same steps.
     """

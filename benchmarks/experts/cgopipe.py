@@ -30,7 +30,7 @@ FILLED = CONTEXT * 3 // 4  # tokens of each sequence: in the middle of its answe
 MIB = 1 << 20
 OURS, THEIRS, THEIR_POLICY = "CGOPipe", "S4, FlexGen's", "FlexGen's, its policy"
 BOUND, OF_POLICY, OF_SCHEDULE = 0.9, 3.0, 1.5  # aims
-PAPER = "link 1"  # the point that table 5's checks are of: the link decides, as it does there
+PAPER = "link 1"  # the machine of table 5's checks: the link is the bottleneck, as in the paper
 NOTES = f"""
 Decode of up to {REQUESTS} sequences of {FILLED} tokens with a small Mixtral's shape (6 layers of 8 experts, hidden size
 512, q4) on emulated machines. Their links are slower in the proportion in which the layers are smaller. Figures are

@@ -49,8 +49,8 @@ OLMOE = {
 }  # fmt: skip
 UNITS = OLMOE["num_hidden_layers"] * OLMOE["num_experts"]
 RECORDED = 8, 64  # sequences of so many random tokens
-SKEWED = 1.0  # the standard deviation of what favours an expert, in logits
-COMMON = 1.0  # of a token's embedding, as much is alike in all
+SKEWED = 1.0  # standard deviation of the bias of an expert, in logits
+COMMON = 1.0  # weight of the vector that all token embeddings have in common
 Decide = Callable[..., OffloadPlan]
 
 
@@ -84,7 +84,7 @@ def mixture(recorded: bool) -> Pack:
 
 
 class ExpertNode:
-    """A node of one process, and the one sequence that it goes on with."""
+    """A node of one process, and the only sequence that it decodes."""
 
     def __init__(self, node: Node, engine: Engine, device: EmulatedDevice) -> None:
         self.node, self._engine, self.device = node, engine, device

@@ -26,11 +26,11 @@ LAYERS, EXPERTS, USED = 4, 64, 8  # of OLMoE's shape, with fewer layers
 UNIT = 3 * 2048 * 1024 * 5 // 8  # bytes of one of its experts in q4
 RECORDED = 256  # tokens, from which the policy is chosen
 AIM = 0.9
-AGAIN = (0.0, 0.5, 0.8)  # how likely a layer's token chooses an expert as the one before did
+AGAIN = (0.0, 0.5, 0.8)  # probability with which each expert of the previous token is chosen again
 NOTES = f"""
 {LAYERS} layers of OLMoE's shape ({EXPERTS} experts of {UNIT / 1e6:.1f} MB in q4, {USED} of them for each token) in a
 file that is read past the page cache. Tokens choose experts from a skewed distribution; with the probability `repeats`
-a token chooses an expert of the token before it. `trained` is the routing of the small mixture in the tests' data, on
+each expert of the previous token is chosen again. `trained` is the routing of the small mixture in the tests' data, on
 text that is not in its training data: 16 experts in a layer, 2 of them for each token, here as large as the others. The
 cases with and without room for a quarter of the experts take turns, token by token. The policy is the one that a node
 would choose from {RECORDED} recorded tokens. `share` is the measured gain as a share of 1/(1 - hit rate). That is the
@@ -40,7 +40,7 @@ computed, so the figures show the cache and the disk alone. Times are means over
 
 
 def bench(quick: bool) -> Result:
-    """Measure with a quarter of the experts in memory, over draws that repeat themselves more and more."""
+    """Measure with a quarter of the experts in memory, for routings that repeat more and more often."""
     tokens = 12 if quick else 60
     draws = [Draw(f"{again:g}", _routing(RECORDED + tokens, again), EXPERTS) for again in AGAIN]
     if find_spec("torch"):
@@ -102,7 +102,7 @@ def _row(path: Path, draw: Draw) -> Row:
     best = bound(of_experts(routing[RECORDED - warm :], range(LAYERS), keys), slots).hit_rate
     with_cache, without = (float(np.mean([pair[at] for pair in taken])) for at in range(2))
     rate, gain = hits / uses, without / with_cache
-    assert everything.hits == 0  # as if nothing were kept
+    assert everything.hits == 0  # as without a cache
     return {
         "repeats": draw.repeats, "policy": chosen.choice.name, "hit rate": round(rate, 3), "at best": round(best, 3),
         "ms, a quarter": round(1e3 * with_cache, 2), "ms, all read": round(1e3 * without, 2),

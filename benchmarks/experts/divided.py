@@ -54,7 +54,7 @@ SETTINGS = (
 
 @dataclass
 class DividedRun:
-    """One side on one machine: the policy, the predicted rate, and those that were measured, in tokens per second."""
+    """One side on one machine: the policy, the predicted rate and the measured rates, in tokens per second."""
 
     policy: BatchPolicy
     predicted: float

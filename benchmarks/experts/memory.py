@@ -10,7 +10,7 @@ from benchmarks.support.adapters import kernel_row, output
 from benchmarks.support.engines import Spec, engines, take_turns
 from benchmarks.support.models import olmoe_layers
 
-SHARE = 0.8  # of the dense decode's bytes per second
+SHARE = 0.8  # aim, as a share of the dense decode's bytes per second
 TIMES_LLAMA = 1.2
 ROUNDS, QUICK_ROUNDS, QUICK_WORK = 15, 2, (128, 16)
 NOTES = """

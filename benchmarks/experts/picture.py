@@ -1,6 +1,6 @@
 """`python -m benchmarks.experts.picture`: two layers of a token in each schedule, from traces, as docs/batching.svg.
 
-Each decodes a batch on the emulated accelerator and records its spans: figure 6 of MoE-Lightning, as it runs here.
+Each schedule decodes a batch on the emulated accelerator and records its spans. This is figure 6 of MoE-Lightning.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The trained mixture's own routing: hit rates of each policy, and how often the router before is right."""
+"""Routing of the trained mixture: hit rates of each policy, and how often the previous layer predicts it correctly."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

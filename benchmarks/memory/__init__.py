@@ -1,1 +1,1 @@
-"""Models larger than memory, and what nodes take."""
+"""Models larger than memory, and the memory of nodes."""

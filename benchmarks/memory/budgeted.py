@@ -27,8 +27,8 @@ from tpi.pack.reader import Pack
 
 CONTEXT = 512
 PROMPT = list(range(1, 33))
-_RAW_BYTES, _RAW_S = 1 << 30, 1.0  # of one look at the disk, at most
-_FILL_S = 0.5  # in which the ring fills up after a token, and its loader falls silent
+_RAW_BYTES, _RAW_S = 1 << 30, 1.0  # most bytes and seconds of one measurement of the disk
+_FILL_S = 0.5  # seconds in which the ring fills up after a token, so that its loader stops
 _FEWEST, _MOST = 2, 64  # tokens of a round
 _LOOKS = count()
 
@@ -52,7 +52,7 @@ class Round:
 
     @property
     def reached(self) -> float:
-        """Speed in parts of the possible."""
+        """Speed as a share of the possible speed."""
         return self.speed / self.possible
 
 
@@ -81,7 +81,7 @@ class Figures:
 def pooled(runs: Sequence[Figures]) -> Figures:
     """Pool the rounds of several processes.
 
-    `node` is that of the process of median speed, with the highest peak of all.
+    `node` is taken from the process of median speed, with the highest peak of all processes.
     """
     middle = sorted(runs, key=lambda one: one.speed)[len(runs) // 2]
     peak = max(int(one.node["peak_rss_bytes"]) for one in runs)
@@ -144,12 +144,12 @@ class _Pair:
         ]
 
     def _look(self) -> tuple[float, float]:
-        """Measure the disk, after the ring is full and its loader idle; then the speed with all weights resident."""
+        """Measure the disk once the ring is full and its loader is idle, then the speed with all weights resident."""
         return raw_speed(self._budgeted.pack, self._disk), decode(self._whole, self._whole_tokens)
 
 
 def main(path: str, budget: int, seconds: float, rounds: int) -> None:
-    """Measure one budget: the child process."""
+    """Measure one budget; the entry point of the child process."""
     with Session(RunOptions(path, context=CONTEXT, memory=budget)) as session:
         decode(session, _FEWEST)
         peak = {"peak_rss_bytes": session.figures.report()[0].peak_rss_bytes}

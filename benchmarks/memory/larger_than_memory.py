@@ -1,4 +1,4 @@
-"""A model larger than memory, over budgets from 12% to 100% of it: peak memory, speed, how much of the disk is used."""
+"""A model larger than memory, with budgets from 12% to 100% of it: peak memory, speed, and use of the disk."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +56,7 @@ class Trial:
 
     @property
     def above(self) -> int:
-        """Bytes that the process took above its bare self."""
+        """Bytes that the process used in addition to the bare process."""
         node = self.figures.node
         return int(node["peak_rss_bytes"]) - int(node["bare_rss_bytes"])
 

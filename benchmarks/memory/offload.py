@@ -1,5 +1,5 @@
 """The same model in the same memory control group, page cache included: TPI, and transformers with accelerate's
-`disk_offload`. The child (`python -m benchmarks.memory.offload MODEL FOLDER TOKENS`) is the latter.
+`disk_offload`. The child (`python -m benchmarks.memory.offload MODEL FOLDER TOKENS`) is the second one.
 """
 
 import json
@@ -82,7 +82,7 @@ def run_in_group(limit: int, command: Sequence[str]) -> tuple[dict[str, Any] | s
         lines = done.stdout.splitlines()
         if lines and not done.returncode:
             return json.loads(lines[-1]), _peak(folders)
-        status = f"exit status {done.returncode}"  # of the shell's child: 128 and the signal, or minus the signal
+        status = f"exit status {done.returncode}"  # 128 plus the signal, or minus the signal
         return "killed: out of memory" if _killed(folders) else status, _peak(folders)
 
 

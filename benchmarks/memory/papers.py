@@ -19,7 +19,7 @@ from worker.plan.fit import fit
 from worker.plan.node_plan import node_plan
 
 CONTEXT, DEVICES, WINDOWS = 64, (2, 4, 6, 8), (2, 4)
-BARE = (57, 41)  # MiB of a bare master and worker, as the section on predicted peaks measured them
+BARE = (57, 41)  # MiB of a bare master and worker, as measured by `benchmarks.memory.peaks`
 THREADS = 2
 NOTES = f"""
 **Predicted, not run.** The shapes of the paper's seven models in f32, as in the paper, context {CONTEXT}. Figures are
@@ -43,7 +43,7 @@ class Model:
     kv_heads: int
     vocab: int
     without: tuple[float, ...]  # table 2, on 2, 4, 6, 8 devices
-    windows: tuple[tuple[float, ...], tuple[float, ...]]  # table 2 (window 2) and table 6 (window 4), on the same
+    windows: tuple[tuple[float, ...], tuple[float, ...]]  # tables 2 and 6 (windows 2 and 4), on as many devices
     first: float  # table 1: seconds to the first token, with the scheduler
     latency: float  # table 1: seconds per token, with the scheduler
 

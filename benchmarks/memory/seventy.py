@@ -59,7 +59,7 @@ class RandomSource:
         }
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """See `tpi.sources.base.Source.read`."""
+        """Return random data for a tensor, in the format of its kind."""
         element, count = tensor.element, rows[1] - rows[0]
         groups = (columns[1] - columns[0]) // element.group
         if element is _F32:

@@ -22,7 +22,7 @@ class UnwrittenBlock(PackBlock):
         super().__init__(Path(name), sha256(f"{name} {shape}".encode()).hexdigest(), shape)
 
     def unit_hashes(self, run: str) -> Bytes:
-        """See `PackBlock.unit_hashes`."""
+        """Return zeros as the hashes of the block's units."""
         return np.zeros((self.run(run).units, HASH_BYTES), np.uint8)
 
     def vectors(self) -> dict[str, F32]:
@@ -31,7 +31,7 @@ class UnwrittenBlock(PackBlock):
 
 
 class UnwrittenPack(Pack):
-    """The blocks of a Llama shape (keys of a Hugging Face config.json), packed as `dtype`. It can be planned with."""
+    """Blocks of a Llama shape (keys of a Hugging Face config.json), packed as `dtype`, for planning only."""
 
     def __init__(self, shape: Mapping[str, object], dtype: Format) -> None:
         layer = {**shape, "num_hidden_layers": 1}

@@ -2,8 +2,8 @@
 
     python -m benchmarks.network.allreduce [--nodes 2,4] [--testbed FILE] [--json FILE]
 
-There is one process per node, which takes part in all contenders in turn, so that what else the machine does hits all
-alike. Figures are the master's: the median over all rows of four exchanges of their mean.
+There is one process per node, which takes part in all contenders in turn, so that other load on the machine affects all
+of them alike. Figures are measured by the master: the mean of four exchanges in a row, and the median of these means.
 """
 
 import argparse

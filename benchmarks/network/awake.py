@@ -1,8 +1,8 @@
 """Processors that never halt while a network of devices is emulated on them.
 
-A guest's processor that halts is another guest's until the host gives it back, which on a busy host takes milliseconds:
-as much as the links that are emulated, at every message. So each processor gets a process that keeps it busy and yields
-to whatever else wants it at once (SCHED_IDLE), as `idle=poll` would do for a kernel of one's own.
+If a virtual processor halts, the host can give its core to another guest. On a busy host it takes milliseconds to get
+the core back, as long as the emulated links take for a message. So each processor runs a process that keeps it busy and
+yields to all other work at once (SCHED_IDLE). On a physical machine the kernel parameter `idle=poll` does the same.
 """
 
 import os
@@ -16,7 +16,7 @@ _SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n for _ in rang
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Keep this process's processors from halting; does nothing where the system has no idle scheduling class."""
+    """Keep this process's processors from halting; do nothing if the system has no idle scheduling class."""
     with ExitStack() as spinning:
         if sys.platform == "linux":
             for processor in os.sched_getaffinity(0):

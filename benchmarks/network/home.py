@@ -25,7 +25,7 @@ from tpi.topology.topology import Host, HostLink, Topology, star
 BENCH = [sys.executable, "-m", "tpi.cli", "bench", "--json", "-t", "1", "--split", "equal"]
 MEGABIT = 1e6
 MILLISECOND = 1e-3
-_QUIET_S = 120  # after which a shared machine is not waited for any more
+_QUIET_S = 120  # seconds to wait for a shared machine to emulate the network as specified
 
 
 class Home:
@@ -74,7 +74,7 @@ def home(topology: Topology, shaped: bool = True) -> Iterator[Home]:
     Shards stay in the cache for the next home with as many devices.
 
     Args:
-        shaped: measure the links before anything runs, and fail if they are not as `topology` says.
+        shaped: measure the links before anything runs, and fail if they differ from `topology`.
     """
     size = len(topology.devices)
     with tempfile.TemporaryDirectory() as logs, Testbed.start(topology) as bed:

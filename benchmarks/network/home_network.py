@@ -11,7 +11,7 @@ from benchmarks.result import Bars, Check, Result, Row, Table
 MODEL = "smollm2-135m"
 PROMPT = 128
 FAST = ("star", "mesh", "two-shot", "auto")
-SLOW = ("tree", "ring")  # so slow that they take one turn, with few tokens
+SLOW = ("tree", "ring")  # these are so slow that they get one turn, with few tokens
 NOTES = """
 SmolLM2 (30 layers, 60 sums for each token, hidden size 576) on the paper's testbed: eight devices behind eight gateways
 and a core router. All links of a path are alike. The wire is the default: bf16, and a star returns the sum in f32. All

@@ -1,4 +1,4 @@
-"""A prompt of 128 tokens on four devices, against the least that their links allow."""
+"""Time of a prompt of 128 tokens on four devices, against the least time that their links allow."""
 
 import json
 import tempfile

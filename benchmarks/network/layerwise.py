@@ -31,7 +31,7 @@ from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Range, deal
 from worker.node.segment import Segment, compute, open_segment
 
-PORT = 9991  # of a device that has its network to itself
+PORT = 9991  # port of a device that has a network namespace of its own
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Layers:
         self.kernels = kernels
         config, count = pack.config, pages_for(tokens)
         self._tables = np.arange(count, dtype=np.int32)[None]
-        # the layers before these store nothing, and these are few: no need to number them anew
+        # earlier layers store nothing, and these are few, so they keep their numbers
         kv = KvPages.allocate(range(layers.last), count, config.kv_heads, config.head_dim, kv_dtype(pack))
         halves = [(layer, half) for layer in range(layers.first, layers.last) for half in pack.layers[layer]]
         self._blocks = [
@@ -141,7 +141,7 @@ def _lead(task: Task, pack: Pack, layers: Layers, before: socket.socket, after: 
 
 
 def main() -> None:
-    """Run one device: listen, load, print a line; on a word connect to the next device, and pass tokens on.
+    """Listen, load and print a line; after a line on stdin connect to the next device and pass tokens on.
 
     The first device prints the seconds of a token.
     """

@@ -11,7 +11,7 @@ from tpi.topology.topology import Host, HostLink, Router, Topology
 CORES = (0.4, 0.2, 0.1, 0.1)
 FASTER, WITHIN = 1.5, 0.15
 REQUEST = ("-c", "256", "--prompt-tokens", "16", "--gen-tokens")
-TOKENS, FEW = 16, 2  # of an answer; and of one that waits 100 ms at each of 44 sums a token, as equal parts do
+TOKENS, FEW = 16, 2  # tokens of an answer; fewer for equal parts, which wait 100 ms at each of 44 sums a token
 NOTES = """
 The 1.1B shape in Q4_0 on machines of 0.4, 0.2, 0.1 and 0.1 core, with 0.2 ms and 1 Gbit from end to end. A second case
 has three machines of 0.2 core, of which the last is 100 ms away. It gets one turn, and the equal split generates only
@@ -23,7 +23,7 @@ devices that are left out.
 
 
 def uneven(cores: tuple[float, ...], far: float) -> Topology:
-    """Return devices around one router, the last of them `far` seconds from it."""
+    """Return devices around one router; the last one is `far` seconds from it."""
     near = 0.1 * MILLISECOND
     devices = tuple(Host(f"device{number}", cpu=each) for number, each in enumerate(cores, 1))
     delays = [near] * (len(cores) - 1) + [far]

@@ -1,4 +1,4 @@
-"""The yardstick: a star allreduce over raw TCP sockets in Python, with nothing that a runtime needs.
+"""The baseline: a star allreduce over raw TCP sockets in Python, without the safeguards of a runtime.
 
 No framing, no fencing, no deadlines: blocking sockets, one `sendall` and mostly one `recv_into` per payload and worker,
 sums in rank order into a preallocated array.
@@ -55,7 +55,7 @@ class Master:
 
 
 class Worker:
-    """Any other rank; waits for the master on `listener`."""
+    """Any rank but 0; it waits for the master on `listener`."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._master = prepared(listener.accept()[0])

@@ -1,4 +1,4 @@
-"""Does splitting a model over slow devices pay? 1, 2, 4, 8 of a fifth of a core, by heads and neurons or by layers."""
+"""Speed of a model split over 1, 2, 4 and 8 devices of a fifth of a core, by heads and neurons or by layers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ Processors are prevented from sleeping (`benchmarks/network/awake.py`).
 
 @awake()
 def bench(quick: bool) -> Result:
-    """Measure both formats, one node against two."""
+    """Measure both formats and both ways to split on each number of devices."""
     models: dict[str, Callable[[], tuple[Path, str]]] = {"q4": lambda: (llama_1b().path, "auto")}
     if not quick:
         models = {"f32": lambda: (huggingface(), "f32")} | models

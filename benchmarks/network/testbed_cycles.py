@@ -1,8 +1,8 @@
 """Repeated start and stop of a testbed, and a count of everything left behind.
 
 `python -m benchmarks.network.testbed_cycles [CYCLES]`. Counted over the whole machine, before and after: cgroup
-directories, processes, network namespaces that anything is in, and mounts. A TUN device lives as long as its
-descriptor, so it goes with its process.
+directories, processes, network namespaces that anything is in, and mounts. A TUN device exists only as long as
+its descriptor is open, so it is not counted separately.
 """
 
 import subprocess

@@ -17,7 +17,7 @@ from worker.equipment import INTERRUPTED
 from worker.plan.offload import OffloadPlan
 
 CONTEXT = 512
-_ANSWER = 10_000  # tokens: more than any run takes
+_ANSWER = 10_000  # tokens; no run uses more
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EmulatedNode:
         return self.session.node.offload
 
     def prompt(self, tokens: int, sequences: int = 1) -> StepTime:
-        """Compute the prompts of so many sequences, of so many tokens each, and go on with them."""
+        """Compute the prompts of several sequences, of equal length. `tokens` then continues them."""
         engine = self.session.engine
         for number in range(sequences):
             sequence = engine.admit([5 + (number + 7 * at) % 200 for at in range(tokens)])

@@ -1,7 +1,7 @@
 """FlexGen's schedule, to compare with: the device and all transfers are synchronised after every layer.
 
-As PIPO's figure 2 has it: a layer begins by asking for the next one's weights, which are loaded while it computes; when
-it has ended, the load and everything that was to be saved are waited for.
+The schedule follows PIPO's figure 2. A layer begins by requesting the next layer's weights, which are loaded while it
+computes. When it has ended, it waits for the load and for all saves.
 """
 
 from types import TracebackType
@@ -14,7 +14,7 @@ from worker.node.segment import Segment
 
 
 class Schedule:
-    """Shared state of the holds of one node."""
+    """State that the holds of one node share."""
 
     def __init__(self, link: Accelerators) -> None:
         self._link = link
@@ -38,7 +38,7 @@ class Schedule:
 
 
 class Synchronised:
-    """A hold that keeps the schedule."""
+    """A hold that follows the schedule."""
 
     def __init__(self, hold: Hold, schedule: Schedule) -> None:
         self._hold, self._schedule = hold, schedule
@@ -51,7 +51,7 @@ class Synchronised:
 
 
 def synchronise(node: Node) -> None:
-    """Have a node that offloads keep FlexGen's schedule from now on."""
+    """Make a node that offloads follow FlexGen's schedule from now on."""
     link, before = node.link, node.loop.weights
     assert link is not None
     schedule = Schedule(link)

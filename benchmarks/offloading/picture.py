@@ -1,6 +1,7 @@
 """`python -m benchmarks.offloading.picture`: one token in both pipelines, from traces, as docs/pipelines.svg.
 
-Each runs a small model on the emulated accelerator and records its spans; the token after the prompt's is drawn.
+Each pipeline runs a small model on the emulated accelerator and records its spans. The token after the first one is
+drawn.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Schedules on the emulated accelerator: how near they come to the bound, and what they gain over FlexGen's."""
+"""Schedules on the emulated accelerator: speed relative to the bound, and gain over FlexGen's schedule."""
 
 from dataclasses import dataclass
 
@@ -88,7 +88,7 @@ def _gain(point: Point) -> float:
 
 
 def _allowed(node: EmulatedNode) -> float:
-    """Return the time of FlexGen's schedule over ours on the exact timeline.
+    """Return the time of FlexGen's schedule divided by that of TPI's, on the exact timeline.
 
     In FlexGen's schedule each block takes the longer of its compute and the next block's load.
     """

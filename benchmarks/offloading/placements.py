@@ -17,7 +17,7 @@ DEVICE = (
 )
 GPU = (800, 300)  # MiB: all of the weights fit, or not half of them
 PROMPT, CONTEXT, STEPS = 96, 512, 3
-TELLS = 1.1  # times faster, by prediction: less is no order
+TELLS = 1.1  # smallest ratio of predicted times that counts as an order
 RIGHT = 0.95
 NOTES = f"""
 Decode after a prompt of {PROMPT} tokens with a 1.1B Llama shape in 4 bits on emulated machines; milliseconds of the

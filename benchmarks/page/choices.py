@@ -1,4 +1,4 @@
-"""Last part of the page: figures that decided how TPI is built, measured once and stored in no result file."""
+"""Last part of the page: figures behind design choices, measured once and stored in no result file."""
 
 CHOICES = """## Notes: measurements behind some design choices
 

@@ -14,7 +14,7 @@ from benchmarks.registry import BENCHMARKS
 from benchmarks.result import Bars, Cell, Check, History, Result, Row, Run
 from benchmarks.support.code import changes_since, digest
 
-QUIET = 0.05  # of the processors' time: what a system takes for itself
+QUIET = 0.05  # share of the processors' time that an idle system uses
 HEADER = """# Benchmarks
 
 `make bench` measures everything and writes this page. The command in a section measures that section alone. Contenders
@@ -29,12 +29,12 @@ says so.
 
 @dataclass(frozen=True)
 class Section:
-    """The page's section on one benchmark: the runs, and their figures as one result."""
+    """A section of the page: the runs of one benchmark, and their figures as one result."""
 
     name: str
     runs: Sequence[Run]
     result: Result
-    age: str  # how the figures stand to the present code; empty where they are of it
+    age: str  # a sentence on the age of the figures; empty if they are of the present code
 
     @classmethod
     def of(cls, history: History) -> "Section":

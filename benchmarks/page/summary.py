@@ -52,7 +52,7 @@ def _rows(sections: Sequence[tuple[Result, str]]) -> list[Row]:
 
 
 def _closest(checks: Sequence[Check]) -> str:
-    """Describe the promise that is broken the most, or else kept by the least, as a share of its bound."""
+    """Describe the check with the least room, as a share of its bound: a broken one if there is any."""
     if not checks:
         return "no promise"
     least = min(checks, key=_room)

@@ -1,1 +1,1 @@
-"""Many at once: `tpi serve` under load."""
+"""Speed and memory of `tpi serve` with many clients at once."""

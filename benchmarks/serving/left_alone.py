@@ -1,4 +1,4 @@
-"""Left alone for ten minutes, then asked: a server, a page, a chat at a terminal, and the workers behind them."""
+"""Answers after ten idle minutes: of a server, a page, a chat in a terminal, and the workers behind them."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ _TEXT = "What is the capital of France?"
 
 
 def bench(quick: bool) -> Result:
-    """Measure all of them at once, so that they share one wait; `quick` waits only seconds."""
+    """Measure all clients at once, so that they share one pause; `quick` makes it a few seconds."""
     idle_s = _QUICK_S if quick else _IDLE_S
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -106,5 +106,5 @@ def _type(page: Browser) -> None:
     page.run("document.getElementById('prompt').focus()")
     page.type(_TEXT, ENTER)
     page.wait(f"document.querySelectorAll('.answer .text')[{seen}]?.innerText.length")
-    page.run("if (document.querySelector('.live')) document.getElementById('send').click()")  # it may talk on for long
+    page.run("if (document.querySelector('.live')) document.getElementById('send').click()")  # it can be long
     page.wait("!document.querySelector('.live')")

@@ -1,4 +1,4 @@
-"""Streams at once over links of 5 ms: many answers wait for the same sums.
+"""Several streams at once over links of 5 ms. Answers of one batch share their sums.
 
 `python -m benchmarks.serving.links` is the part that runs on a home's first device, where TPI_WORKERS names the others.
 """
@@ -29,7 +29,7 @@ _AIM = 6.0
 def bench(quick: bool) -> Result:
     """Measure streams on two devices, and on four."""
     tokens, rows, checks = 8 if quick else 32, list[Row](), []
-    smollm2()  # a device reaches nothing that could be pulled from
+    smollm2()  # devices have no access to a server to download from
     for size in (2,) if quick else (2, 4):
         with home(wheel(size, _LATENCY, _BANDWIDTH)) as place:
             said = place.run([sys.executable, "-m", "benchmarks.serving.links", str(tokens)])

@@ -1,4 +1,4 @@
-"""A `tpi serve` of SmolLM2 that benchmarks ask, and questions to it."""
+"""A running `tpi serve` of SmolLM2, and requests to it."""
 
 import asyncio
 import json

@@ -85,7 +85,7 @@ def _further_turn(server: Running, words: int) -> float:
 
 def _structure(server: Running, tokens: int) -> float:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}
-    asyncio.run(together(server.url, [question("List animals.", 4, response_format=form)]))  # loads what it needs
+    asyncio.run(together(server.url, [question("List animals.", 4, response_format=form)]))  # warms up
     rates: list[float] = []
     for more in ({}, {"response_format": form}):
         (heard,) = asyncio.run(together(server.url, [question("List animals.", 2 * tokens, **more)]))

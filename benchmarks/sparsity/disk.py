@@ -40,7 +40,7 @@ renumbered. Reads have the sizes that suit this disk, or at least {LEAST_READ >>
 
 @dataclass(frozen=True)
 class Kind:
-    """How neurons come into memory; the plain window where `least`, of the bytes of a read, is None."""
+    """One way to load neurons. `least` is the least bytes of a read; None stands for the plain window."""
 
     name: str
     renumbered: bool

@@ -64,7 +64,7 @@ class SparseSteps:
 
 
 class SparseNode:
-    """A node of one process, and the one sequence that it goes on with."""
+    """A node of one process, and the only sequence that it decodes."""
 
     def __init__(self, engine: Engine, emulation: Emulation, arena: NeuronArena | None) -> None:
         self.engine, self.emulation, self.arena = engine, emulation, arena
@@ -123,7 +123,7 @@ def predictors_of(pack: Pack, ahead: int) -> dict[int, Predictor]:
 def frequencies(predictors: dict[int, Predictor]) -> dict[int, F64]:
     """Return the probability that each neuron is active, by layer.
 
-    The biases of a made model hold it (`tests.support.weights.regular`).
+    The biases of a synthetic model hold it (`tests.support.weights.regular`).
     """
     found = {}
     for layer, predictor in predictors.items():

@@ -26,7 +26,7 @@ from tpi.sparsity.files import NAME, load_predictors
 
 SIZE, SPARSITIES, CALLS = 4096, (0.0, 0.1, 0.3, 0.5, 0.7, 0.87, 0.95, 0.99), 25
 BATCHES, STEPS, CONTEXT = (1, 2, 4, 8, 16, 32), 12, 64
-LINEAR = 1.5  # times as long as half of the time of all neurons half of them may take
+LINEAR = 1.5  # bound: time of half of the neurons, as a multiple of half of the time of all
 NOTES = f"""
 **Figure 16**: PowerInfer multiplies a [4096, 4096] matrix by a vector, with rows of zeros. Here it is a feed-forward
 block with as many weights: {SIZE // 2} neurons with {SIZE} inputs and outputs in float32, and also in 4 bits.

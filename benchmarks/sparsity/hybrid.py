@@ -27,7 +27,7 @@ RATES = "link=0.5GB/s,memory=16GB/s,flops=1TFLOP/s,host_memory=1.6GB/s,host_flop
 TIMES = "latency=20us,launch=20us,stretch=32"
 WARM, STEPS, ROUNDS = 16, 12, 2
 AHEAD = 1
-ACTIVATIONS = 24 << 20  # bytes beside the weights, of a prompt's longest step
+ACTIVATIONS = 24 << 20  # bytes of a prompt's longest step, in addition to the weights
 WHOLE, MIGRATING = 2.0, 1.15
 MICRO, MACRO = MigrationSettings(weight=0.0, balance=False), MigrationSettings(balance=False)
 NOTES = f"""

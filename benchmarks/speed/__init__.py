@@ -1,1 +1,1 @@
-"""Kernels, one node, two nodes, how soon and how lightly it starts, and what idling costs."""
+"""Speed of the kernels, of one node and of two; time and memory of a start; cost of idling."""

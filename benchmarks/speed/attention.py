@@ -19,7 +19,7 @@ SHAPES = {
     "Mixtral 8x7B": (MIXTRAL, 2040),
     "SmolLM2-135M": (Heads(9, 3, 64), 8184),
     "Llama 2 7B": (Heads(32, 32, 128), 1016),
-}  # heads, and tokens of each sequence: more bytes than caches keep
+}  # heads, and tokens of each sequence: more bytes than CPU caches hold
 FORMATS: tuple[KvDtype, ...] = ("f16", "q8", "f32")
 NOTES = f"""
 `tpi.kernels.Kernels.attend`, {{isa}}, {{threads}} threads. One new token of each of {SEQUENCES} sequences attends to

@@ -58,7 +58,7 @@ class Blocks:
 
     experts: list[ChainBlock]
     dense: list[ChainBlock]
-    nbytes: int  # of weights that a token's experts have in all blocks together
+    nbytes: int  # bytes of the weights of a token's experts in all blocks
 
 
 def blocks_of(shape: Shape, pool: Pool) -> Blocks:

@@ -1,4 +1,4 @@
-"""Waiting costs nothing: a chat that idles, a master that is stopped, peers that are killed while it idles."""
+"""Answers after a pause: of an idle chat, of a stopped master, and after peers are killed while the chat idles."""
 
 import os
 import pty
@@ -49,7 +49,7 @@ class Chat:
     def __init__(self, *arguments: str) -> None:
         self._terminal, inner = pty.openpty()
         command = [*TPI, "chat", "-m", str(smollm2().path), "--temp", "0", "-n", "24", *arguments]
-        plain = os.environ | {"TERM": "dumb"}  # what is shown is read here: no editor that draws lines anew
+        plain = os.environ | {"TERM": "dumb"}  # the output is read as text, so no line editor may redraw it
         self.process = subprocess.Popen(
             command, stdin=inner, stdout=inner, stderr=inner, start_new_session=True, env=plain
         )
@@ -62,7 +62,7 @@ class Chat:
         return time.monotonic() - begun if self._prompted(_QUESTION) else float("inf")
 
     def begin(self) -> None:
-        """Wait until it asks for the first line, and have it answer one."""
+        """Wait until the chat asks for the first line, and send one question."""
         self._prompted(b"")
         self.ask()
 
@@ -78,7 +78,7 @@ class Chat:
         return False
 
     def rest(self, seconds: float) -> None:
-        """Read the output for a while, without input."""
+        """Read the output for some seconds, without input."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
             if select.select([self._terminal], [], [], left)[0]:

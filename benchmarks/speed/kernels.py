@@ -2,8 +2,8 @@
 
     python -m benchmarks.speed.kernels [--threads N] [--rounds N] [--json]
 
-Weights rotate over 512 MiB, so that no cache serves them. Each figure is the median of the rounds, with the best beside
-it: on a shared machine the best is what the code can do, the median what it did.
+Weights rotate over 512 MiB, so that no CPU cache holds them. Each figure is the median of the rounds, next to the best
+round. On a shared machine the best round shows the speed of the code, and the median includes other load.
 """
 
 import argparse

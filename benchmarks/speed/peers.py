@@ -32,7 +32,7 @@ loading.
 
 @dataclass(frozen=True)
 class Metric:
-    """A column: which turns, and which of their figures."""
+    """A column: the turns that it is about, and the figure that it takes from each."""
 
     name: str
     work: tuple[int, int]

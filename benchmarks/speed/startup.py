@@ -1,4 +1,4 @@
-"""How light a worker is before it has a model, and how soon the first token shows."""
+"""Memory of a worker before it has a model, and time to the first token."""
 
 import os
 import re

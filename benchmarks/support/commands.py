@@ -1,4 +1,4 @@
-"""The commands that benchmarks run, as people would."""
+"""Commands of TPI that benchmarks run in processes of their own."""
 
 import json
 import subprocess

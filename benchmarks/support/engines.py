@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 CONTEXT = 1024
 WARM_UP = (128, 4)  # tokens of prompt, tokens made
 Tokens = Sequence[int]
-Generator = Callable[[Tokens, int], Iterator[int]]  # greedy tokens after a prompt, as many as asked for
+Generator = Callable[[Tokens, int], Iterator[int]]  # returns the requested number of greedy tokens after a prompt
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ def reglu_1b(active: float = 0.1) -> Model:
 def profiled_reglu_1b() -> tuple[Path, Path]:
     """Return the pack of `reglu_1b` and its copy with neurons renumbered by a profile; make both unless they exist.
 
-    The model counts, so a prompt is consecutive numbers. The profile's prompts start at numbers that no benchmark uses.
+    The model counts upwards, so a prompt is consecutive numbers. The profile's prompts start at numbers that the
+    benchmarks do not use.
     """
     import numpy as np
 

@@ -19,7 +19,7 @@ WORK = ("-c", "1024", "--prompt-tokens", "128", "--gen-tokens", "48", "--repeat"
 STREAMED = "200MiB"  # of the 540 MB of SmolLM2 in f32
 BATCHES = """
 import json, sys
-import tpi, scheduler, worker, master, allreduce  # as they are installed, with native modules; the tree has none
+import tpi, scheduler, worker, master, allreduce  # the installed packages, with native modules; the tree has none
 sys.path.insert(0, sys.argv[1])
 from benchmarks.experts.cgopipe import SETTINGS, STEPS, _run
 print(json.dumps({setting.name: _run(setting, STEPS).rate for setting in SETTINGS}))
@@ -29,9 +29,9 @@ ANSWER = ("--local", "2", "-p", "What is the capital of France?", "--temp", "0",
 
 @dataclass(frozen=True)
 class Side:
-    """One commit: the Python of an environment that has it, and a cache of its own, in which it runs: not in ours.
+    """One commit: the Python of an environment with this commit installed, and a cache folder, its working directory.
 
-    `tree` are its files, with its own benchmarks.
+    `tree` is the folder of its files, which has its own benchmarks.
     """
 
     python: str
@@ -107,7 +107,7 @@ def startup(side: Side) -> Figures:
 
 def streamed(side: Side) -> Figures:
     """Measure a memory budget under which most weights are streamed."""
-    model, fewer = smollm2(), ("--gen-tokens", "16", "--repeat", "1")  # which go before those of `WORK`
+    model, fewer = smollm2(), ("--gen-tokens", "16", "--repeat", "1")  # these options come before those of `WORK`
     said = side.bench(model, "--dtype", "f32", "--memory", STREAMED, *fewer)
     return _figures(f"{model.name} in f32, {STREAMED}", said)
 

@@ -22,12 +22,12 @@ from benchmarks.training.vocabulary import U16, prepared
 from tests.support.weights.trained import MIXTURE, TRAINED, keep_trained
 from tpi.config import default_cache
 
-TEXT_BYTES = 40_000  # of what was held out, kept for tests
+TEXT_BYTES = 40_000  # of the held-out text, stored for tests
 
 
 @dataclass(frozen=True)
 class Trainee:
-    """A model that can be trained: how, where it is kept, and what is measured of it then.
+    """A model that can be trained: its recipe, where it is stored, and how it is measured afterwards.
 
     `measured` is given the held-out ids and those of the text that is kept.
     """
@@ -55,7 +55,7 @@ TRAINEES = {
 
 
 def keep(trainee: Trainee, folder: Path, state: Path, recipe: Recipe, held: U16) -> None:
-    """Put what `state` holds among the tests' data, in 8 bits, with what is measured of it; the text is of `folder`."""
+    """Store the model of `state` with the tests' data, in 8 bits, with its measurements; `folder` has the text."""
     from tokenizers import Tokenizer
 
     built = trainee.build()
@@ -76,7 +76,7 @@ def _training(progress: Progress, recipe: Recipe) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> int:
-    """Train a model; return 1 if training is not complete, and has to be run again."""
+    """Train a model; return 1 if training is not complete and must be run again."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
     parser.add_argument("--model", choices=sorted(TRAINEES), default="reglu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)

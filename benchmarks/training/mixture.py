@@ -47,7 +47,7 @@ def weights(model: Any) -> dict[str, Any]:
 
 @dataclass
 class Balanced:
-    """Surprise, and the family's own loss of uneven routing by the weight that its config has for it.
+    """Cross-entropy plus the family's own loss for uneven routing, with the weight in its config.
 
     That loss is `experts * sum(share of tokens * mean probability)` over experts, of the tokens of all layers together
     (Switch Transformers, equations 4 to 6, as transformers has it for OLMoE): `num_experts_per_tok` if all is even.
@@ -57,7 +57,7 @@ class Balanced:
     balance: float = 0.0
 
     def losses(self, batch: Any, progress: Progress) -> tuple[Any, Any]:
-        """See `benchmarks.training.train.Objective`."""
+        """Return the cross-entropy and the loss of `[sequences, length + 1]` ids, as two scalars of torch."""
         made = self.model(batch[:, :-1], output_router_logits=True)
         self.balance = float(made.aux_loss.detach())
         loss = surprise(made.logits, batch)

@@ -1,6 +1,6 @@
-"""The training loop: AdamW and a cosine schedule, for whatever a step minimises.
+"""The training loop: AdamW and a cosine schedule, for any objective.
 
-By default that is ReGLU's: a penalty whose strength follows the share of active neurons.
+The default objective is ReGLU's: a penalty whose strength follows the share of active neurons.
 """
 
 import math
@@ -30,10 +30,10 @@ class Recipe:
     warm_up: int = 60  # steps
     decay: float = 0.1
     active: float = 0.09  # the share of active neurons that the penalty's strength seeks
-    settled: float = 0.6  # of all steps, after which the share sought is `active`; it begins at a half
+    settled: float = 0.6  # share of `steps` after which `active` is sought; before, a falling share from 0.5
     kept_every: int = 50  # steps
-    stop: int = 0  # after so many of the steps; 0: at their end
-    narrow_steps: int = 450  # after the others: the gates become of low rank, so that small predictors know them
+    stop: int = 0  # stop after so many steps in all; 0: after all steps
+    narrow_steps: int = 450  # steps after the others that make the gates low-rank, so that small predictors suffice
     narrow_rank: int = 24
     narrow_rate: float = 1.5e-3
     narrowness: float = 6.0  # the last strength of that penalty
@@ -87,7 +87,7 @@ def surprise(logits: Any, batch: Any) -> Any:
 
 @dataclass
 class Sparse:
-    """Surprise, the penalty on gates, and in the second part that on what is beyond their rank."""
+    """Cross-entropy, the penalty on gates, and in the second part the penalty on weights beyond their rank."""
 
     model: Any
     recipe: Recipe

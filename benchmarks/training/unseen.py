@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.training.corpus import LEFT_OUT, MOST_BYTES, documents, named_documents
 
 PACKAGE, FILE, HELD, TEST = 70_000, 8_000, 16_000, 4_000  # characters of a package, and of a document of each kind
-_LONG = 30  # characters of a line that may give a copy away
-_COPIED = 0.02  # of a file's long lines, that other texts may have, too
+_LONG = 30  # least characters of a line that identifies a copy
+_COPIED = 0.02  # share of a file's long lines that other texts may also have
 _SMALLEST = 200  # bytes of a file
 
 

@@ -30,7 +30,7 @@ ROUNDS, SUMS, PREFILL_SUMS = 12, 200, 20
 
 
 def group(net: Net, rank: int, port: int, key: bytes, router: object = None) -> Group:
-    """Open this process's side of a star collective of two ranks, over bf16."""
+    """Open this process's side of a star collective of two ranks, with bf16 on the wire."""
     peers = (Peer(0, "master"), Peer(1, "worker", f"tcp://127.0.0.1:{port}", key))
     return open_group("star", GroupSpec(rank, 7, 1, peers, "bf16"), Endpoints(net, router))  # type: ignore[arg-type]
 
@@ -125,7 +125,7 @@ def rows(found: dict[tuple[bool, int], list[float]]) -> list[Row]:
 
 
 def bench(quick: bool) -> Result:
-    """Measure the cost of keys. `quick` makes no difference, because it takes only seconds."""
+    """Measure the cost of keys. `quick` is ignored, because the benchmark takes only seconds."""
     return Result("Cost of encryption", NOTES, [Table("", rows(measure()))])
 
 

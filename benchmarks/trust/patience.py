@@ -1,6 +1,6 @@
 """An hour of `tpi serve` over slow, lossy links (200 ms, 5% loss), with a worker on a busy machine.
 
-`python -m benchmarks.trust.patience --minutes 60`. No worker must be taken for lost, however long its work takes.
+`python -m benchmarks.trust.patience --minutes 60`. No worker may be reported as lost, however long its work takes.
 """
 
 import argparse
@@ -38,7 +38,7 @@ BUSY_CORES = 0.2
 _FULL_MINUTES, _QUICK_MINUTES = 60, 3
 _SPIN = "while True: pass"
 _COMMAND = [sys.executable, "-u", "-m"]
-# what the log of a server says of a worker that it does without
+# the server's log line about a worker that it goes on without
 EVICTED = re.compile(r"is lost|going on with|planned anew")
 
 
@@ -61,7 +61,7 @@ class Patience:
 
     @property
     def wrong(self) -> int:
-        """Answers that failed, or are not that of the first."""
+        """Answers that failed or that differ from the first one."""
         return sum(one.status != 200 or one.text != self.answers[0].text for one in self.answers)
 
 

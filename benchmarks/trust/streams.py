@@ -63,7 +63,7 @@ class Server:
         """Count the server's threads, and its descriptors by kind: "socket:[]", "/var/cache/tpi/uses"."""
         kinds = Counter({"thread": self.process.num_threads()})
         for descriptor in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed since it was listed
+            with suppress(FileNotFoundError):  # the descriptor was closed in the meantime
                 kinds[_kind(descriptor.readlink())] += 1
         return kinds
 

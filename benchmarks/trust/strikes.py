@@ -39,7 +39,7 @@ class Recoveries:
     """Recoveries from one kind of fault: the longest pause of each answer, and the delays until faults were noticed, in
     seconds.
 
-    `missed` counts the faults that came after an answer's last token; they have neither.
+    `missed` counts the faults after an answer's last token; they have neither a pause nor a delay.
     """
 
     pauses: list[float] = field(default_factory=list)

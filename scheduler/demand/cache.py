@@ -20,12 +20,13 @@ import numpy as np
 from scheduler.demand.choice.replay import Recording
 from scheduler.demand.groups import Groups, Walk
 from scheduler.demand.loads import Gaps, IdleTime
-from scheduler.demand.policies import Key, Policy, Units
+from scheduler.demand.policies import Key, Policy
 from scheduler.demand.shared import Choose, SharedHold
 from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
 from scheduler.demand.store import Store, Verify
 from scheduler.demand.workers import LoadWorkers
+from scheduler.slots.table import Units
 from scheduler.window.stats import ReadClock
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes

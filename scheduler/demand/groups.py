@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from scheduler.demand.policies import Units
+from scheduler.slots.table import Units
 from tpi.devices.pages import Bytes
 
 

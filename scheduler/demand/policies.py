@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from scheduler.slots.table import F64, Units
 from tpi.errors import PlanError
 
 Key = tuple[int, int]
 """The number of a block in the order of use, and the number of a unit in it: an expert, or some neurons."""
-Units = npt.NDArray[np.int64]
-"""Numbers of units, counted over all blocks."""
-F64 = npt.NDArray[np.float64]
 _RECENT = 2.0**-40  # weight of recency against one use: it only breaks ties
 _LARGE = 2.0**60  # scores are scaled down when increments exceed this
 _PINNED = 2.0**80  # worth of a pinned unit, above that of any use

@@ -7,17 +7,18 @@ from collections.abc import Callable
 import numpy as np
 
 from scheduler.demand.loads import HintRecord, IdleTime, UnitLoad, Waiting
-from scheduler.demand.policies import Policy, Units
+from scheduler.demand.policies import Policy
 from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
-from scheduler.demand.table import SlotTable
 from scheduler.demand.workers import LoadWorkers
+from scheduler.slots.table import F64, SlotTable, Units
 from scheduler.window.stats import ReadClock
 from tpi.devices.pages import Bytes
 from tpi.errors import TpiError
 from tpi.trace import NoTrace
 
 Verify = Callable[[int, Bytes], None]
+_WANTED_SOON = 2.0**100  # added to the worth of units that are expected and have not been used
 _LOOK_AGAIN = 1.0  # seconds after which a waiting hold checks if its load can still happen
 
 
@@ -46,6 +47,7 @@ class Store:
         self._loads: dict[int, UnitLoad] = {}  # loads that are queued, running or failed; each unit has a slot
         self._unused = np.zeros(len(self._slots), np.bool_)  # True for slots that were filled ahead and not used since
         self._announced: dict[int, Units] = {}  # expected units by block
+        self._wanted_soon = np.zeros(len(source.keys), np.bool_)  # True for these units
         self._demanded = 0  # number of loads that a hold waits for
         self._ahead_bytes = 0  # bytes that are being read ahead
         self.loaded_bytes = 0  # bytes that were loaded since the store was opened
@@ -125,11 +127,8 @@ class Store:
     def unpin(self, units: Units) -> None:
         """Remove one pin of each of `units`."""
         with self.lock:
-            self.table.unpin(units)
-            for unit in units.tolist():
-                load = self._loads.get(unit)
-                if load is not None and load.error is not None:
-                    self._drop_failed(unit)
+            self.table.unpin(self.table.slot_of[units])
+            self._forget_failed(units.tolist())
 
     def announce(self, block: int, units: Units) -> None:
         """Expect that the next hold of `block` is of `units`; read them ahead if there is time."""
@@ -159,9 +158,12 @@ class Store:
 
     def _mark(self, block: int, units: Units) -> None:
         """Mark `units` as expected, in place of the units of that block that were expected before."""
-        self.table.announced[self._announced.pop(block, units)] = False
-        self.table.announced[units] = True
+        self._wanted_soon[self._announced.pop(block, units)] = False
+        self._wanted_soon[units] = True
         self._announced[block] = units
+
+    def _worth(self, units: Units) -> F64:
+        return self.policy.worth(units) + _WANTED_SOON * self._wanted_soon[units]
 
     def _sorted(self, units: Units) -> tuple[Units, Units, Units]:
         """Return the units that are loaded, that are loading, and that have no slot."""
@@ -174,15 +176,16 @@ class Store:
         used = units if used is None else used
         self._mark(self.source.keys[used[0]][0], units[:0])
         pending = [unit for unit in units.tolist() if unit in self._loads]
-        lacking = self.table.admit(units, self.policy)
+        lacking = self.table.admit(units, self._worth)
         self.policy.use(used)
         wasted = int(np.count_nonzero(self._unused[self.table.slot_of[lacking]]))
         came_true = int(np.count_nonzero(self._unused[self.table.slot_of[units]])) - wasted
         self._judge(came_true, wasted)
         self._unused[self.table.slot_of[units]] = False
-        self.stats.misses += len(lacking) + len(pending)
-        self.stats.hits += len(units) - len(lacking) - len(pending)
-        self._demand([*lacking.tolist(), *(unit for unit in pending if self._loads[unit].error is not None)])
+        misses = len({*lacking.tolist(), *pending})
+        self.stats.misses += misses
+        self.stats.hits += len(units) - misses
+        self._demand(lacking.tolist())
 
     def _read_ahead(self, announce: Callable[[], None]) -> None:
         """Call `announce`, which queues units to read ahead, and wake as many workers as units were added."""
@@ -201,14 +204,13 @@ class Store:
     def _begin(self, units: list[int], ahead: bool) -> None:
         for unit in units:
             self._loads[unit] = UnitLoad(unit, ahead)
-        self.table.loading[self.table.slot_of[units]] = True
 
-    def _drop_failed(self, unit: int) -> None:
-        """Forget a failed load if its unit is not held, so that the next hold tries again."""
-        if not self.table.pins[self.table.slot_of[unit]]:
-            self._unused[self.table.slot_of[unit]] = False
-            self.table.drop(unit)
-            del self._loads[unit]
+    def _forget_failed(self, units: list[int]) -> None:
+        """Forget the failed loads of those of `units` that have lost their slot, so that the next hold tries again."""
+        for unit in units:
+            load = self._loads.get(unit)
+            if load is not None and load.error is not None and self.table.slot_of[unit] < 0:
+                del self._loads[unit]
 
     # The methods below are called by the workers.
 
@@ -252,14 +254,13 @@ class Store:
         if unit is None:
             return []
         speed = self.loaded_bytes / (self._reads.seconds or 1.0)
-        slots = self.table.slots_for(1, self.policy)
-        room = self._idle.room(speed, self._ahead_bytes)
-        able = room >= self.source.nbytes(unit) and len(slots) and self.table.gains(unit, int(slots[0]), self.policy)
+        units, slots = self.table.gains(np.array([unit]), self._worth)
+        able = len(units) and self._idle.room(speed, self._ahead_bytes) >= self.source.nbytes(unit)
         if not able or not self._hints.follows():
             self._waiting.forget_ahead()
             return []
         self._judge(0, int(self._unused[slots[0]]))
-        self.table.place(np.array([unit]), slots)
+        self.table.place(units, slots)
         self._begin([unit], ahead=True)
         self._unused[slots] = True
         self.stats.ahead += 1
@@ -272,8 +273,10 @@ class Store:
         self._hints.note(used, wasted)
 
     def _finish(self, unit: int, error: Exception | None) -> None:
-        load = self._loads[unit]
-        self.table.loading[self.table.slot_of[unit]] = False
+        load, slots = self._loads[unit], self.table.slot_of[[unit]]
+        if error is not None:
+            self._unused[slots] = False
+        self.table.end(slots, arrived=error is None)
         if load.ahead:
             self._ahead_bytes -= self.source.nbytes(unit)
         else:
@@ -284,4 +287,4 @@ class Store:
             del self._loads[unit]
         else:
             load.error = error
-            self._drop_failed(unit)
+            self._forget_failed([unit])

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from scheduler.slots.wakeup import wake_soon
 from scheduler.transfer.queue import QueuedTransfer, TransferQueue
-from scheduler.window.wakeup import wake_soon
 
 Serve = Callable[[], None]
 """A function that runs the most urgent load, if there is one. It never raises."""

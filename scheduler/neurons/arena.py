@@ -20,8 +20,9 @@ import numpy as np
 from scheduler.neurons.layer import LayerArena
 from scheduler.neurons.layout import ArenaLayer
 from scheduler.neurons.meter import NeuronMeter
+from scheduler.neurons.moves import NeuronMove
 from scheduler.neurons.moving import DYNAMIC, ArenaFigures, MigrationSettings
-from scheduler.neurons.slots import NeuronMove, NeuronSlots
+from scheduler.slots.table import SlotTable
 from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
@@ -64,7 +65,8 @@ class NeuronArena:
         for layer in layers:
             fixed = layer.fixed if moving.migrate else layer.slots
             data = memory[at : at + layer.nbytes]
-            self.layers.append(LayerArena(self, layer, data, NeuronSlots(layer.neurons, layer.slots, fixed)))
+            table = SlotTable(layer.neurons, layer.slots, np.int32, fixed)
+            self.layers.append(LayerArena(self, layer, data, table))
             at += layer.nbytes
         for each in self.layers:
             self._fill(each)
@@ -102,7 +104,7 @@ class NeuronArena:
         return min(ROOM_MOST, line.count(_SHARE * self.pace))
 
     def submit(self, layer: LayerArena, move: NeuronMove) -> None:
-        """Queue the copy of a move that `NeuronSlots.begin` has begun."""
+        """Queue the copy of a move whose slots are marked as loading."""
         name = f"{len(move.neurons)} neurons of {layer.layer.name}"
         call = lambda: self._make(layer, move)  # noqa: E731
         ended = [transfer for transfer in self._under_way if not transfer.done or transfer.error is not None]
@@ -118,7 +120,7 @@ class NeuronArena:
             arrived = True
         finally:
             with self.lock:
-                layer.slots.finish(move, arrived)
+                layer.table.end(move.slots, arrived)
                 if arrived:
                     self.figures.moves += 1
                     self.figures.moved += len(move.neurons)
@@ -137,9 +139,9 @@ class NeuronArena:
         hot = layer.layer.hot
         for at in range(0, len(hot), ROOM_MOST):
             move = NeuronMove(at, hot[at : at + ROOM_MOST])
-            layer.slots.begin(move)
+            layer.table.place(move.neurons, move.slots)
             self._copy(layer, move)
-            layer.slots.finish(move, arrived=True)
+            layer.table.end(move.slots, arrived=True)
 
     def _sorted(self) -> tuple[list[QueuedTransfer], list[QueuedTransfer]]:
         """Return the moves that have ended and the moves that have not."""

@@ -6,10 +6,10 @@ import numpy as np
 
 from scheduler.neurons.costs import LineCost
 from scheduler.neurons.layout import ArenaLayer
-from scheduler.neurons.moves import choose_move
-from scheduler.neurons.slots import I32, Marks, NeuronMove, NeuronSlots
+from scheduler.neurons.moves import NeuronMove, choose_move
 from scheduler.neurons.thresholds import F32, NeuronShares, balanced_shares, plain_shares
 from scheduler.neurons.worth import NeuronImportance
+from scheduler.slots.table import I32, Marks, SlotTable
 from tpi.devices.pages import Bytes
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class HeldNeurons:
 class LayerArena:
     """One layer's part of a `NeuronArena`."""
 
-    def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes, slots: NeuronSlots) -> None:
-        self.layer, self.data, self.slots = layer, data, slots
+    def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes, table: SlotTable[np.int32]) -> None:
+        self.layer, self.data, self.table = layer, data, table
         self.worth = NeuronImportance(layer.frequency, arena.moving.weight)
         self._arena, self._lock = arena, arena.lock
         self._there: tuple[int, Marks] = (-1, np.empty(0, np.bool_))
@@ -75,14 +75,14 @@ class LayerArena:
     def expect(self, predicted: I32) -> None:
         """Begin to move neurons that are worth it, given the unique neurons `predicted` for the current token."""
         arena = self._arena
-        if not arena.moving.migrate or not len(self.slots):
+        if not arena.moving.migrate or not len(self.table):
             return
         with self._lock:
             room = arena.room()
             values = self.worth.values(predicted)
-            move = choose_move(self.slots, values, predicted, room) if room else None
+            move = choose_move(self.table, values, predicted, room) if room else None
             if move is not None:
-                self.slots.begin(move)
+                self.table.place(move.neurons, move.slots)
                 arena.submit(self, move)
 
     def note(self, active: I32) -> None:
@@ -104,7 +104,7 @@ class LayerArena:
     def release(self, slots: I32) -> None:
         """Allow moves to overwrite `slots`, which one call has used."""
         with self._lock:
-            self.slots.release(slots)
+            self.table.unpin(slots)
 
     def give_up(self, held: HeldNeurons) -> None:
         """Release the slots of `held`, and take its neurons out of the statistics."""
@@ -126,9 +126,9 @@ class LayerArena:
         figures = self._arena.figures
         figures.active += len(shares.there) + len(shares.here)
         figures.active_there += len(shares.there)
-        return HeldNeurons(self, shares, self.slots.use(shares.there))
+        return HeldNeurons(self, shares, self.table.pin(shares.there))
 
     def _marks(self) -> Marks:
-        if self._there[0] != self.slots.version:
-            self._there = (self.slots.version, self.slots.there)
+        if self._there[0] != self.table.version:
+            self._there = (self.table.version, self.table.loaded)
         return self._there[1]

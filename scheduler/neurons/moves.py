@@ -5,30 +5,45 @@ because starting a copy takes longer than transferring a record. So a move fills
 have the least importance.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.neurons.slots import F64, I32, NeuronMove, NeuronSlots
+from scheduler.slots.table import F64, I32, SlotTable
 
 I64 = npt.NDArray[np.int64]
 LEAST_GAIN = 0.25  # importance per moved neuron; a move that gains less is not worth its copy
 
 
+@dataclass(frozen=True, eq=False)
+class NeuronMove:
+    """A move of `neurons`, int32 in any order, to as many adjacent slots, the first of which is `first`."""
+
+    first: int
+    neurons: I32
+
+    @property
+    def slots(self) -> slice:
+        """The slots that the move fills."""
+        return slice(self.first, self.first + len(self.neurons))
+
+
 def choose_move(
-    slots: NeuronSlots, values: F64, predicted: I32, room: int, least_gain: float = LEAST_GAIN
+    table: SlotTable[np.int32], values: F64, predicted: I32, room: int, least_gain: float = LEAST_GAIN
 ) -> NeuronMove | None:
     """Return the move of at most `room` neurons that gains the most importance, or None if no move gains enough.
 
     `values` is the importance of every neuron, `[neurons]`. Only neurons in `predicted` without a slot move.
     """
-    lacking = predicted[slots.slot_of[predicted] < 0]
+    lacking = table.lacking(predicted)
     lacking = lacking[np.argsort(-values[lacking], kind="stable")][: max(0, room)]
     gained = np.concatenate([[0.0], np.cumsum(values[lacking])])
-    kept = np.where(slots.neuron_of >= 0, values[slots.neuron_of], 0.0)
+    kept = np.where(table.unit_of >= 0, values[table.unit_of], 0.0)
     worth = np.concatenate([[0.0], np.cumsum(kept)])
-    blocked = np.concatenate([[0], np.cumsum(~slots.movable)])
+    blocked = np.concatenate([[0], np.cumsum(~table.free)])
     found, best = None, 0.0
-    for count in _counts(min(len(lacking), len(slots) - slots.fixed)):
+    for count in _counts(min(len(lacking), len(table) - table.fixed)):
         first, lost = _least_run(worth, blocked, count)
         gain = float(gained[count]) - lost - least_gain * count
         if gain > best:

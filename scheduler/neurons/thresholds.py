@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.neurons.costs import LineCost
-from scheduler.neurons.slots import I32, Marks
+from scheduler.slots.table import F64, I32, Marks
 
 F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
 
 
 _FAR = 8.0  # scores this far below the threshold are not added: their probability is too small to matter

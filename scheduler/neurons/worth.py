@@ -5,10 +5,9 @@
 """
 
 import numpy as np
-import numpy.typing as npt
 
-F64 = npt.NDArray[np.float64]
-I32 = npt.NDArray[np.int32]
+from scheduler.slots.table import F64, I32
+
 LAMBDA = 4.0  # several tokens use a moved neuron, so its frequency weighs more than one prediction
 HALF_LIFE = 24.0  # tokens: topics change with a paragraph
 
@@ -25,6 +24,11 @@ class NeuronImportance:
         """Count the unique neurons `active` for one token towards the frequencies."""
         self.frequency *= self._keep
         self.frequency[active] += 1.0 - self._keep
+
+    def worth(self, neurons: I32) -> F64:
+        """Return v of `neurons` that no prediction names."""
+        found: F64 = self._weight * self.frequency[neurons]
+        return found
 
     def values(self, predicted: I32) -> F64:
         """Return v of every neuron, `[neurons]`, if `predicted` are the neurons that the prediction names."""

@@ -8,7 +8,7 @@ once. Any thread may run any transfer.
 import threading
 from collections.abc import Callable, Sequence
 
-from scheduler.window.wakeup import wake_soon
+from scheduler.slots.wakeup import wake_soon
 from tpi.errors import TpiError
 from tpi.trace import OFF, NoTrace, TransferKind, clock
 

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from scheduler.model.placement import Placement
+from scheduler.slots.wakeup import wake_soon
 from scheduler.storage.disk import Disk
 from scheduler.storage.extent import Extent
 from scheduler.window.cycle import Cycle
 from scheduler.window.load import Load, Verify
 from scheduler.window.stats import Meter, WindowPosition, WindowStats
-from scheduler.window.wakeup import wake_soon
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
 from tpi.trace import OFF, NoTrace

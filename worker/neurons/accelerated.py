@@ -124,7 +124,7 @@ class NeuronAccelerated(Accelerators):
         plan, layers = self._neurons, self.arena.layers
         single = {number for number, piece in enumerate(plan.pieces) if piece.block.layer in self._arenas
                   and piece.block.kind != "attention"}  # fmt: skip
-        slots, neurons = sum(len(each.slots) for each in layers), sum(each.layer.neurons for each in layers)
+        slots, neurons = sum(len(each.table) for each in layers), sum(each.layer.neurons for each in layers)
         return (
             f"{self.device.name} holds {len(plan.kept)} of {len(plan.pieces) - len(single)} other blocks and "
             f"{slots} of {neurons} neurons"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.neurons.layer import HeldNeurons, LayerArena
-from scheduler.neurons.slots import I32
+from scheduler.slots.table import I32
 from tpi.devices.base import Device, Finished, Pending, wait_all
 from tpi.devices.pages import Bytes
 from tpi.kernels.spec import ChainBlock, FfnSpec, Input, Residual
@@ -125,7 +125,7 @@ class HybridFfn:
     def _slots(self) -> FfnSpec:
         """The arena's slots as a block of their own, without biases."""
         neuron = self.spec.neuron
-        units = len(self.arena.slots) // neuron.width
+        units = len(self.arena.table) // neuron.width
         return replace(self.spec, neuron=replace(neuron, units=units), gate_bias=None, up_bias=None)
 
     def _spec_of(self, held: HeldNeurons) -> FfnSpec:
@@ -133,7 +133,7 @@ class HybridFfn:
         given = self.spec
         if given.gate_bias is None and given.up_bias is None:
             return self._slots
-        count = len(self.arena.slots)
+        count = len(self.arena.table)
         gate, up = (_placed(bias, held, count) for bias in (given.gate_bias, given.up_bias))
         return replace(self._slots, gate_bias=gate, up_bias=up)
 

@@ -7,7 +7,7 @@ from time import perf_counter
 import numpy as np
 
 from scheduler.demand.records.tier import RecordTier
-from scheduler.neurons.slots import I32
+from scheduler.slots.table import I32
 from scheduler.weights import Arrangement
 from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.neurons.sizes import size_class
-from scheduler.neurons.slots import I32
+from scheduler.slots.table import I32
 from tpi.kernels.spec import STREAM_TOKENS
 from worker.neurons.fallback import ASKED_AGAIN
 

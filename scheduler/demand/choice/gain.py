@@ -1,6 +1,6 @@
 """A test of whether one policy is better than another by more than chance, on windows of a recording."""
 
-from scheduler.demand.policies import F64
+from scheduler.slots.table import F64
 
 WINDOWS = 8  # parts of a recording that are compared pairwise
 _SURE = 4.029  # Student's t, one-sided, 7 degrees of freedom: 1% for four comparisons together (Bonferroni)

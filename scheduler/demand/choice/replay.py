@@ -10,8 +10,8 @@ from itertools import groupby
 
 import numpy as np
 
-from scheduler.demand.policies import F64, Key, Policy, Units
-from scheduler.demand.table import SlotTable
+from scheduler.demand.policies import Key, Policy
+from scheduler.slots.table import F64, SlotTable, Units
 from tpi.errors import PlanError
 
 
@@ -150,9 +150,11 @@ def hits_by_step(recording: Recording, policy: Policy, slots: int) -> Units:
     for at, step in enumerate(recording.steps):
         policy.begin()
         for units in step:
-            hits[at] -= len(table.admit(units, policy))
+            lacking = table.admit(units, policy.worth)
             policy.use(units)
-            table.unpin(units)
+            hits[at] -= len(lacking)
+            table.end(table.slot_of[lacking], arrived=True)
+            table.unpin(table.slot_of[units])
     return hits
 
 

@@ -10,7 +10,8 @@ from scheduler.demand.choice.cliff import GUARDED, sensible
 from scheduler.demand.choice.gain import WINDOWS, clear_gain
 from scheduler.demand.choice.replay import Belady, Recording, hits_by_step
 from scheduler.demand.choice.sample import sampled
-from scheduler.demand.policies import F64, Key, Policy, PolicyChoice, Units
+from scheduler.demand.policies import Key, Policy, PolicyChoice
+from scheduler.slots.table import F64, Units
 
 ROBUST = PolicyChoice("aged")  # with a recording: within a few percent of the best in every recording so far
 _LRU = PolicyChoice("lru")

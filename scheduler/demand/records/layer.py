@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.demand.records.reads import Bounds, ReadSizes, RecordRead, covered, dealt, plan_ranges
-from scheduler.demand.records.table import F64, I32, NEURON_BYTES, SLOT_BYTES, RecordTable
 from scheduler.neurons.worth import NeuronImportance
+from scheduler.slots.table import F64, I32, SlotTable
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import Bytes
 
+SLOT_BYTES, NEURON_BYTES = 13, 4  # of the index, for each slot and each neuron
 _WORTH_BYTES = 3 * 8  # per neuron: its profiled frequency, its recent frequency, and its worth while slots are chosen
 HALF_LIFE = 8.0  # tokens: shorter than on an accelerator, because loading a record costs less than a migration
 
@@ -66,7 +67,7 @@ class OpenLayer:
         slots = 0 if data is None else self.layer.slots
         self.data: Bytes = np.empty(0, np.uint8) if data is None else data
         self.records = self.data.reshape(slots, self.layer.record_bytes)
-        self.table = RecordTable(self.layer.neurons, slots)
+        self.table = SlotTable(self.layer.neurons, slots, np.int32)
 
     def hottest(self) -> I32:
         """Return the neurons that are active most often, as many as there are slots, in ascending order."""
@@ -75,24 +76,25 @@ class OpenLayer:
 
     def request(self, neurons: I32, readers: int) -> tuple[int, list[RecordRead]] | None:
         """Pin `neurons`; return how many are missing and the reads that load them. None if there is no room now."""
-        values = self.worth.values(neurons)
-        lacking = self.table.pin(neurons, values)
-        if lacking is None:
+        if self.table.fitting(neurons) < len(neurons):
             return None
+        lacking = self.table.admit(neurons, self.worth.worth)
         ranges = plan_ranges(lacking, self._sizes, self.layer.neurons)
-        kept = np.sort(np.concatenate([lacking, self._passing(ranges, len(lacking), values)]))
+        kept = np.sort(np.concatenate([lacking, self._passing(ranges, len(lacking))]))
         self.along += len(kept) - len(lacking)
         return len(lacking), dealt(ranges, kept, self.table.slot_of[kept], readers)
 
     def release_expected(self) -> None:
         """Unpin the expected neurons."""
         if self.expected is not None:
-            self.table.unpin(self.expected)
+            self.table.unpin(self.table.slot_of[self.expected])
             self.expected = None
 
-    def _passing(self, ranges: list[Bounds], asked: int, values: F64) -> I32:
-        """Return those records between the requested ones that are worth keeping."""
+    def _passing(self, ranges: list[Bounds], asked: int) -> I32:
+        """Assign slots to those records between the requested ones that are worth keeping, and return them."""
         if sum(last - first for first, last in ranges) == asked:
             return np.empty(0, np.int32)
         every = covered(ranges)
-        return self.table.adopt(every[self.table.slot_of[every] < 0], values)
+        kept, slots = self.table.gains(self.table.lacking(every), self.worth.worth)
+        self.table.place(kept, slots)
+        return kept

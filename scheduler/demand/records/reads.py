@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 
-from scheduler.demand.records.table import I32
+from scheduler.slots.table import I32
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.extent import Extent
 from scheduler.storage.tune import measure_reads

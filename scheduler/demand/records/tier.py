@@ -20,8 +20,8 @@ from scheduler.demand.records.layer import OpenLayer, RecordLayer
 from scheduler.demand.records.reader import RecordReader
 from scheduler.demand.records.reads import USUAL_GAP, ReadSizes, RecordRead
 from scheduler.demand.records.stats import RecordStats
-from scheduler.demand.records.table import I32
 from scheduler.demand.workers import LoadWorkers
+from scheduler.slots.table import I32
 from scheduler.storage.disk import Disk
 from scheduler.window.stats import ReadClock
 from tpi.devices.pages import Bytes
@@ -84,7 +84,7 @@ class RecordTier:
         """Wait until no read is running, then remove all slots. Nothing may be held. Frequencies are kept."""
         self.abandon()
         with self._lock:
-            while any(each.table.filling.any() for each in self.layers) and not self._closed:
+            while any(each.table.loading.any() for each in self.layers) and not self._closed:
                 self._done.wait(_LOOK_AGAIN)
             for each in self.layers:
                 each.lay(None)
@@ -128,13 +128,13 @@ class RecordTier:
             try:
                 slots = self._settled(layer, neurons)
             except BaseException:
-                each.table.unpin(neurons)
+                each.table.unpin(each.table.slot_of[neurons])
                 raise
         try:
             yield slots
         finally:
             with self._lock:
-                each.table.unpin(neurons)
+                each.table.unpin(slots)
 
     def begin(self) -> None:
         """Count a step that reads single neurons."""
@@ -202,7 +202,7 @@ class RecordTier:
         """Wait until all of the pinned `neurons` are loaded, and return their slots."""
         each, began = self.layers[layer], 0.0
         slots: I32 = each.table.slot_of[neurons]
-        while each.table.filling[slots].any():
+        while each.table.loading[slots].any():
             began = began or time.perf_counter()
             self._require_open()
             self._done.wait(_LOOK_AGAIN)
@@ -210,7 +210,7 @@ class RecordTier:
             ended = time.perf_counter()
             self._stats.stall_seconds += ended - began
             self._trace.add("stall", each.layer.name, int(began * 1e9), int(ended * 1e9))
-        if each.table.broken[slots].any():
+        if each.table.failed[slots].any():
             assert each.error is not None
             raise each.error
         return slots
@@ -239,11 +239,9 @@ class RecordTier:
         each = self.layers[job.layer]
         self._stats.reads += len(job.read.ranges)
         self._stats.read_bytes += moved
-        if error is None:
-            each.table.arrived(job.read.slots)
-        else:
+        if error is not None:
             each.error = error
-            each.table.failed(job.read.slots)
+        each.table.end(job.read.slots, arrived=error is None)
         self._done.notify_all()
 
 

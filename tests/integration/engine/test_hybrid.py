@@ -122,4 +122,4 @@ def test_a_call_that_fails_gives_its_slots_back() -> None:
         broken = replace(block, spec=replace(block.spec, activation="none"))  # type: ignore[arg-type]
         with pytest.raises(Exception, match="none"):
             run(broken, data, normal(np.random.default_rng(0), 1, HIDDEN))
-        assert not block.arena.slots.uses.any()
+        assert not block.arena.table.pins.any()

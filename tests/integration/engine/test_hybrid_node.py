@@ -69,7 +69,7 @@ def sparse_answers(
         assert isinstance(link, NeuronAccelerated)
         assert link.arena is not None
         link.arena.settle()
-        assert not any(each.slots.faults() or each.slots.uses.any() for each in link.arena.layers)
+        assert not any(each.table.faults() or each.table.pins.any() for each in link.arena.layers)
         return found, link
 
 

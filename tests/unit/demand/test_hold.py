@@ -68,4 +68,4 @@ def test_hints_reach_the_cache() -> None:
         weights = weights_over(cache)
         weights.expect(0, [1])
         weights.expect(1, [1, 5])
-        assert cache._store.table.announced.sum() == 1
+        assert cache._store._wanted_soon.sum() == 1

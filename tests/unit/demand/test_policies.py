@@ -12,7 +12,7 @@ from scheduler.demand.choice.cliff import sensible
 from scheduler.demand.choice.replay import Recording, bound, record, replay
 from scheduler.demand.choice.select import candidates, select
 from scheduler.demand.policies import Importance, Lfu, PolicyChoice
-from scheduler.demand.table import SlotTable
+from scheduler.slots.table import SlotTable
 from tpi.errors import PlanError
 
 BLOCKS = np.array([0, 0, 0, 1, 1, 1])
@@ -74,10 +74,11 @@ def test_the_least_worth_goes_first(slots: int) -> None:
     random = np.random.default_rng(slots)
     table, policy = SlotTable(2 * slots, slots), Lfu(2 * slots)
     table.place(random.permutation(2 * slots)[:slots], np.arange(slots))
+    table.end(np.arange(slots), arrived=True)
     policy._score[:] = random.integers(0, 4, 2 * slots)
     order = np.argsort(policy.worth(table.unit_of), kind="stable")
     for count in (1, 3, slots // 2, slots, slots + 1):
-        assert table.slots_for(count, policy).tolist() == order[:count].tolist()
+        assert table.least(count, policy.worth).tolist() == order[:count].tolist()
 
 
 def test_the_cliff_is_guarded() -> None:

@@ -11,8 +11,8 @@ from scheduler.neurons.costs import LineCost
 from scheduler.neurons.layer import HeldNeurons
 from scheduler.neurons.layout import ArenaLayer, arena_bytes, arena_layer
 from scheduler.neurons.moving import STATIC, MigrationSettings
-from scheduler.neurons.slots import Marks
 from scheduler.neurons.thresholds import F32
+from scheduler.slots.table import Marks
 from scheduler.transfer.queue import TransferQueue
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
@@ -117,7 +117,7 @@ def test_nothing_computes_with_a_neuron_that_is_half_there(seeds: range) -> None
                 each_pending.wait()
             arena.settle()
             moved += arena.figures.moved
-            assert not any(each.slots.faults() for each in arena.layers)
+            assert not any(each.table.faults() for each in arena.layers)
     assert moved > 0  # how many have time before the next step is up to the machine
     assert balanced > 100  # once costs are known, which takes half of the steps
 
@@ -126,13 +126,13 @@ def test_a_move_that_fails_surfaces_at_the_next_step_and_its_neurons_are_the_cpu
     broken = [False]
     with arena_of(3, MigrationSettings(), lambda _: broken[0]) as (arena, _, _):
         broken[0] = True
-        layer = next(each for each in arena.layers if len(each.slots))
-        absent = np.flatnonzero(~layer.slots.there)[:8].astype(np.int32)
+        layer = next(each for each in arena.layers if len(each.table))
+        absent = np.flatnonzero(~layer.table.loaded)[:8].astype(np.int32)
         layer.expect(absent)
         arena.settle()
         with pytest.raises(OSError, match="failed"):
             arena.begin()
-        assert not layer.slots.there[absent].any()
+        assert not layer.table.loaded[absent].any()
         held = layer.divide_active(absent)
         assert held.here.tolist() == absent.tolist()
         arena.begin()  # once said, it is over
@@ -141,23 +141,23 @@ def test_a_move_that_fails_surfaces_at_the_next_step_and_its_neurons_are_the_cpu
 def test_static_moves_nothing() -> None:
     with arena_of(3, STATIC) as (arena, _, _):
         for each in arena.layers:
-            before = each.slots.neuron_of.copy()
+            before = each.table.unit_of.copy()
             each.expect(np.arange(NEURONS, dtype=np.int32))
             arena.settle()
-            assert (each.slots.neuron_of == before).all()
+            assert (each.table.unit_of == before).all()
         assert arena.figures.moves == 0
 
 
 def test_a_neuron_that_is_foretold_again_and_again_is_there_in_the_end() -> None:
     with arena_of(4, MigrationSettings()) as (arena, _, _):
-        layer = next(each for each in arena.layers if len(each.slots) > each.slots.fixed)
-        wanted = np.flatnonzero(~layer.slots.there)[:8].astype(np.int32)
+        layer = next(each for each in arena.layers if len(each.table) > each.table.fixed)
+        wanted = np.flatnonzero(~layer.table.loaded)[:8].astype(np.int32)
         for _ in range(20):
             arena.begin()
             layer.expect(wanted)
             layer.note(wanted)
             arena.settle()
-        assert layer.slots.there[wanted].all()
+        assert layer.table.loaded[wanted].all()
         assert arena.figures.moved < 20 * 8  # what is there does not move again
 
 
@@ -175,7 +175,7 @@ def test_what_fills_the_last_unit_is_never_computed(balance: bool) -> None:
     scores = np.full(NEURONS - 20, 2.0, np.float32)
     scores[::2] = -1.0
     with arena_of(4, MigrationSettings(migrate=False, balance=balance)) as (arena, _, _):
-        number = next(at for at, each in enumerate(arena.layers) if len(each.slots))
+        number = next(at for at, each in enumerate(arena.layers) if len(each.table))
         for _ in range(20):
             held = arena.layers[number].divide(scores, 0.0)
             assert max([*held.neurons, *held.here]) < len(scores)

@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.neurons.moves import choose_move
-from scheduler.neurons.slots import I32, NeuronMove, NeuronSlots
+from scheduler.neurons.moves import NeuronMove, choose_move
 from scheduler.neurons.thresholds import balanced_shares, plain_shares
+from scheduler.slots.table import I32, SlotTable
 from tests.support.devices.neurons import FAST, SLOW
 
 HALF = -2  # what is in a slot while a record is on its way
@@ -19,7 +19,7 @@ class SlotsMachine(RuleBasedStateMachine):
         self.random = np.random.default_rng(data.draw(st.integers(0, 1 << 16)))
         slots = min(slots, neurons)
         fixed = data.draw(st.integers(0, slots))
-        self.neurons, self.slots = neurons, NeuronSlots(neurons, slots, fixed)
+        self.neurons, self.table = neurons, SlotTable(neurons, slots, np.int32, fixed)
         self.memory = np.full(slots, -1)  # what a record in each slot would be
         hot = self.random.permutation(neurons)[:slots].astype(np.int32)
         self.fixed = hot[:fixed]
@@ -33,10 +33,11 @@ class SlotsMachine(RuleBasedStateMachine):
     def move(self, room: int, gain: float) -> None:
         predicted = np.flatnonzero(self.random.random(self.neurons) < 0.5).astype(np.int32)
         values = self.random.random(self.neurons)
-        move = choose_move(self.slots, values, predicted, room, gain)
+        move = choose_move(self.table, values, predicted, room, gain)
         if move is not None:
             assert len(move.neurons) <= room
-            assert move.first >= self.slots.fixed
+            assert self.table.free[move.slots].all()
+            assert move.first >= self.table.fixed
             self._begin(move)
 
     @precondition(lambda self: self.moves)
@@ -47,7 +48,7 @@ class SlotsMachine(RuleBasedStateMachine):
     @rule(threshold=st.floats(-2, 2), balanced=st.booleans())
     def compute(self, threshold: float, balanced: bool) -> None:
         scores = self.random.normal(0, 2, self.neurons).astype(np.float32)
-        there = self.slots.there
+        there = self.table.loaded
         shares = plain_shares(scores, threshold, there)
         active = np.sort(np.concatenate([shares.there, shares.here]))
         assert active.tolist() == np.flatnonzero(scores >= np.float32(threshold)).tolist()
@@ -56,7 +57,7 @@ class SlotsMachine(RuleBasedStateMachine):
             both = np.concatenate([shares.there, shares.here])
             assert len(np.unique(both)) == len(both)  # none twice
             assert shares.lost <= 1e-9
-        slots = self.slots.use(shares.there)
+        slots = self.table.pin(shares.there)
         assert self.memory[slots].tolist() == shares.there.tolist()
         self.held.append((slots, shares.there))
 
@@ -65,27 +66,27 @@ class SlotsMachine(RuleBasedStateMachine):
     def release(self, which: int) -> None:
         slots, neurons = self.held.pop(which % len(self.held))
         assert self.memory[slots].tolist() == neurons.tolist()  # nothing was overwritten meanwhile
-        self.slots.release(slots)
+        self.table.unpin(slots)
 
     @invariant()
     def the_index_says_what_is_there(self) -> None:
         if not hasattr(self, "slots"):
             return
-        assert not self.slots.faults()
-        there = np.flatnonzero(self.slots.there)
-        assert self.memory[self.slots.slot_of[there]].tolist() == there.tolist()
+        assert not self.table.faults()
+        there = np.flatnonzero(self.table.loaded)
+        assert self.memory[self.table.slot_of[there]].tolist() == there.tolist()
         assert len(there) <= len(self.memory)
-        assert not hasattr(self, "fixed") or self.slots.there[self.fixed].all()
+        assert not hasattr(self, "fixed") or self.table.loaded[self.fixed].all()
 
     def _begin(self, move: NeuronMove) -> None:
-        self.slots.begin(move)
+        self.table.place(move.neurons, move.slots)
         self.memory[move.slots] = HALF
         self.moves.append(move)
 
     def _finish(self, which: int, arrived: bool) -> None:
         move = self.moves.pop(which)
         self.memory[move.slots] = move.neurons if arrived else -1
-        self.slots.finish(move, arrived)
+        self.table.end(move.slots, arrived)
 
 
 TestSlotsMachine = SlotsMachine.TestCase

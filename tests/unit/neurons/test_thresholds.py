@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.neurons.costs import LineCost
-from scheduler.neurons.slots import Marks
 from scheduler.neurons.thresholds import F32, NeuronShares, balanced_shares, plain_shares
+from scheduler.slots.table import Marks
 from tests.support.devices.neurons import FAST, SLOW
 
 

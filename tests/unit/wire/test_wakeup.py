@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scheduler.window.wakeup import wake_soon
+from scheduler.slots.wakeup import wake_soon
 
 GETATTR = {"x86_64": 315, "aarch64": 275}
 

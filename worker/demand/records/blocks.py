@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from scheduler.demand.records.layer import OpenLayer
-from scheduler.demand.records.table import I32
 from scheduler.demand.records.tier import RecordTier
+from scheduler.slots.table import I32
 from scheduler.weights import BlockHold, Hold, Wanted
 from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes

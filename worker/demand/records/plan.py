@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.budget import Budget
-from scheduler.demand.records.layer import RecordLayer
+from scheduler.demand.records.layer import SLOT_BYTES, RecordLayer
 from scheduler.demand.records.reader import tier_bytes
 from scheduler.demand.records.reads import USUAL_GAP, measured_gap
-from scheduler.demand.records.table import SLOT_BYTES
 from scheduler.model.placement import Placement
 from scheduler.model.ring import smallest
 from scheduler.storage.disk import DirectDisk, Disk

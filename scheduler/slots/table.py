@@ -1,0 +1,193 @@
+"""The index of a memory of equal slots: which unit is in which slot, what is loading and what is pinned. Numbers only.
+
+A slot is empty, loading, loaded or failed. It is in use while it is pinned or loading, and then keeps its unit. A
+failed slot is emptied with its last pin. A table takes one index for each unit, and one index and 6 bytes for each
+slot; neurons need the small index, because a model has many.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
+Marks = npt.NDArray[np.bool_]
+Units = npt.NDArray[np.int64]
+"""Numbers of units: experts, counted over all blocks."""
+Slots = npt.NDArray[np.signedinteger[Any]]
+N = TypeVar("N", bound=np.signedinteger[Any])
+Worth = Callable[[npt.NDArray[Any]], F64]
+"""Returns the worth of keeping each of some units; the unit with the least is evicted first."""
+_FEW = 128  # values: sorting that many takes no longer than finding the least of them
+
+
+def least(worth: F64, count: int) -> Units:
+    """Return the positions of the `count` least values, in ascending order; of equal values, the first.
+
+    If there are many values, only the least are sorted.
+    """
+    if count >= len(worth) or len(worth) < _FEW:
+        return np.argsort(worth, kind="stable")[:count]
+    among = np.flatnonzero(worth <= np.partition(worth, count - 1)[count - 1])
+    found: Units = among[np.argsort(worth[among], kind="stable")[:count]]
+    return found
+
+
+class SlotTable(Generic[N]):
+    """The index of one memory.
+
+    Attributes:
+        slot_of: the slot of each unit that is loaded or loading, else -1; `[units]`.
+        unit_of: the unit of each slot, or -1; `[slots]`.
+        pins: how many holds and predictions keep each slot.
+        loading: True for slots that are being filled.
+        failed: True for pinned slots whose load failed.
+        fixed: how many slots, the first ones, are filled once and never given to another unit.
+        version: changes whenever `loaded` may.
+    """
+
+    slot_of: npt.NDArray[N]
+    unit_of: npt.NDArray[N]
+
+    @overload
+    def __init__(self: "SlotTable[np.int64]", units: int, slots: int, *, fixed: int = 0) -> None: ...
+    @overload
+    def __init__(self, units: int, slots: int, index: type[N], fixed: int = 0) -> None: ...
+    def __init__(self, units: int, slots: int, index: Any = np.int64, fixed: int = 0) -> None:
+        """Create a table of empty slots; `index` is the type of its indexes, which must hold both counts."""
+        self.slot_of = np.full(units, -1, index)
+        self.unit_of = np.full(slots, -1, index)
+        self.pins = np.zeros(slots, np.int32)
+        self.loading = np.zeros(slots, np.bool_)
+        self.failed = np.zeros(slots, np.bool_)
+        self.fixed = fixed
+        self.version = 0
+
+    def __len__(self) -> int:
+        return len(self.unit_of)
+
+    @property
+    def loaded(self) -> Marks:
+        """Mask `[units]` of the units that are loaded."""
+        found = np.zeros(len(self.slot_of), np.bool_)
+        found[self.unit_of[(self.unit_of >= 0) & ~self.loading & ~self.failed]] = True
+        return found
+
+    @property
+    def free(self) -> Marks:
+        """Mask `[slots]` of the slots that a load may fill now."""
+        free: Marks = ~self.loading & (self.pins == 0)
+        free[: self.fixed] = False
+        return free
+
+    @property
+    def settling(self) -> bool:
+        """True if a slot is loading but not pinned, so that it becomes free when the load ends."""
+        return bool((self.loading & (self.pins == 0)).any())
+
+    def lacking(self, units: npt.NDArray[N]) -> npt.NDArray[N]:
+        """Return those of `units` that have no slot, in their order."""
+        lacking: npt.NDArray[N] = units[self.slot_of[units] < 0]
+        return lacking
+
+    def fitting(self, units: npt.NDArray[N]) -> int:
+        """Return how many of `units`, from the first on, can be pinned in addition to the present pins."""
+        free = self.free
+        room = int(np.count_nonzero(free))
+        if len(units) <= room or not len(free):
+            return min(len(units), room)
+        slots = self.slot_of[units]
+        return int(np.searchsorted(np.cumsum((slots < 0) | free[slots]), room, side="right"))
+
+    def pin(self, units: npt.NDArray[N]) -> npt.NDArray[N]:
+        """Add one pin to each of `units`, which are distinct and have slots; return their slots."""
+        slots: npt.NDArray[N] = self.slot_of[units]
+        self.pins[slots] += 1
+        return slots
+
+    def unpin(self, slots: Slots) -> None:
+        """Remove one pin from each of `slots`; a failed slot is emptied with its last pin."""
+        self.pins[slots] -= 1
+        if self.failed[slots].any():
+            self.clear(slots[self.failed[slots] & (self.pins[slots] == 0)])
+
+    def admit(self, units: npt.NDArray[N], worth: Worth) -> npt.NDArray[N]:
+        """Pin `units`, which must fit; return those that have to be loaded, in their order, and mark them as loading.
+
+        These are the units without a slot, each of which gets one, and those whose load failed.
+        """
+        slots = self.slot_of[units]
+        absent = slots < 0
+        if not absent.any() and not self.failed[slots].any():
+            self.pins[slots] += 1
+            return units[:0]
+        self.pins[slots[~absent]] += 1
+        slots[absent] = free = self.least(int(np.count_nonzero(absent)), worth)
+        self.place(units[absent], free)
+        self.pins[free] += 1
+        again = self.failed[slots]
+        self.loading[slots[again]], self.failed[slots] = True, False
+        lacking: npt.NDArray[N] = units[absent | again]
+        return lacking
+
+    def least(self, count: int, worth: Worth) -> Slots:
+        """Return up to `count` slots that are free: first empty ones, then those whose units are worth least."""
+        free = self.free
+        empty = np.flatnonzero(free & (self.unit_of < 0))[:count]
+        if len(empty) == count:
+            return empty
+        used = np.flatnonzero(free & (self.unit_of >= 0))
+        return np.concatenate([empty, used[least(worth(self.unit_of[used]), count - len(empty))]])
+
+    def gains(self, units: npt.NDArray[N], worth: Worth) -> tuple[npt.NDArray[N], Slots]:
+        """Return those of `units`, which have no slots, that are worth more than what they would replace, and where.
+
+        The unit that is worth most would replace the one that is worth least, and so on.
+        """
+        slots = self.least(len(units), worth)
+        value, lost = worth(units), np.full(len(slots), -np.inf)
+        used = self.unit_of[slots] >= 0
+        lost[used] = worth(self.unit_of[slots[used]])
+        best = np.argsort(-value, kind="stable")[: len(slots)]
+        better = value[best] > lost
+        return units[best[better]], slots[better]
+
+    def place(self, units: npt.NDArray[N], slots: Slots | slice) -> None:
+        """Give `slots`, which must be free, to `units`, and mark them as loading; the units that had them lose them."""
+        gone = self.unit_of[slots]
+        self.slot_of[gone[gone >= 0]] = -1
+        self.unit_of[slots] = units
+        self.slot_of[units] = slots if isinstance(slots, np.ndarray) else np.arange(slots.start, slots.stop)
+        self.loading[slots] = True
+        self.version += 1
+
+    def end(self, slots: Slots | slice, arrived: bool) -> None:
+        """End the load of `slots`. If it failed, pinned slots become failed, and others are emptied."""
+        self.loading[slots] = False
+        self.version += 1
+        if not arrived:
+            slots = slots if isinstance(slots, np.ndarray) else np.arange(slots.start, slots.stop)
+            self.failed[slots] = True
+            self.clear(slots[self.pins[slots] == 0])
+
+    def clear(self, slots: Slots) -> None:
+        """Empty `slots`, which have units and are not in use."""
+        self.slot_of[self.unit_of[slots]] = -1
+        self.unit_of[slots], self.failed[slots] = -1, False
+        self.version += 1
+
+    def faults(self) -> list[str]:
+        """Return descriptions of contradictions in the index, for tests."""
+        slots, units = np.flatnonzero(self.unit_of >= 0), np.flatnonzero(self.slot_of >= 0)
+        wrong = []
+        if len(slots) != len(units) or (self.slot_of[self.unit_of[slots]] != slots).any():
+            wrong.append("a unit is in two slots, or a slot has two units")
+        if (self.pins < 0).any() or self.pins[self.unit_of < 0].any():
+            wrong.append("an empty slot is pinned, or one was released twice")
+        if (self.loading & self.failed).any() or (self.failed & (self.pins == 0)).any():
+            wrong.append("a slot that is not in use has failed")
+        if self.loading[self.unit_of < 0].any():
+            wrong.append("an empty slot is loading")
+        return wrong

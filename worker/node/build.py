@@ -26,7 +26,6 @@ from worker.node.block import Block
 from worker.node.division import Division
 from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
-from worker.node.order import Order, plain
 from worker.node.segment import Segment
 from worker.node.weights.opening import open_weights
 from worker.plan.fit import Tables
@@ -50,9 +49,7 @@ def build_node(
     tables: Tables | None = None,
     disk: Disk | None = None,
     host: Device | None = None,
-    others: Sequence[tuple[Device, float]] = (),
     accelerator: AcceleratorSetup | None = None,
-    order: Order = plain,
 ) -> Node:
     """Build the node that runs `assign`.
 
@@ -64,20 +61,16 @@ def build_node(
         tables: the embedding and the head; on the master only.
         disk: replaces the real disk.
         host: replaces the real host device.
-        others: further devices, each with its share (0 to 1) of every block; the weights of that share are resident on
-            it. The host computes the rest. Not together with `accelerator`.
         accelerator: accelerators that keep the weights that fit resident, and stream the others through their memory.
-        order: the order of the tasks of a step.
 
     Raises:
         WeightsError: if a shard image cannot be read, or, with `verify_weights`, differs from its hashes.
         PlanError: if the plan needs more memory than the node has, or if the options of the accelerator need more
             memory than that has.
-        DeviceFullError: if one of `others` has too little memory for its share.
     """
-    plan, devices = node_plan(assign), [host or open_host(), *(device for device, _ in others)]
-    kernels, shares = devices[0].kernels, [1 - sum(share for _, share in others), *(share for _, share in others)]
-    for device in (*devices[1:], *(accelerator.devices if accelerator else ())):
+    plan, devices = node_plan(assign), [host or open_host(), *(accelerator.devices if accelerator else ())]
+    kernels = devices[0].kernels
+    for device in devices[1:]:
         check_model(device, plan.config)
         refuse_gates(plan, device.name)
     if plan.options.threads:
@@ -85,13 +78,12 @@ def build_node(
     trace = Trace() if plan.options.trace else OFF
     offload = None
     if accelerator is not None:
-        devices += accelerator.devices
         from worker.neurons.auto import decide_auto
         from worker.pipelines.decide import decide_accelerator  # slow to import, and not needed without an accelerator
 
         chosen = accelerator.decide or decide_accelerator
         offload = decide_auto(plan, held, accelerator.machine, accelerator.options, tables, chosen)
-    residence = decide(plan, held, kernels, tables, disk, shares, offload)
+    residence = decide(plan, held, kernels, tables, disk, offload)
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # after a failure it frees the memory for the next plan
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
@@ -100,7 +92,7 @@ def build_node(
         blocks = _blocks(plan, held, opened.weights.now)
         check = _finite if plan.options.verify_weights else unchecked
         division = opened.link.division if opened.link else _hosted(plan, residence, tables)
-        loop = BlockLoop(blocks, opened.weights, group, kernels, trace, order, check, division)
+        loop = BlockLoop(blocks, opened.weights, group, kernels, trace, check, division)
         return Node(loop, residence, stack.pop_all(), opened.link, opened.fetched, opened.sparse, gated)
 
 

@@ -11,7 +11,7 @@ from allreduce.flight import IN_FLIGHT
 from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.spec import Batch
 from worker.node.microbatch import Memory, MicroBatch
-from worker.node.order import Order
+from worker.node.order import Order, plain
 
 F32 = npt.NDArray[np.float32]
 _LEAST = 32  # minimum tokens of a micro-batch: smaller matrix products take longer per token
@@ -39,8 +39,8 @@ class Halves:
     The keys of the first half are in the pages before the second half attends.
     """
 
-    def __init__(self, group: Group, order: Order) -> None:
-        self._group, self._order = group, order
+    def __init__(self, group: Group) -> None:
+        self._group = group
         self._memory: list[Memory] = [{} for _ in range(IN_FLIGHT)]  # buffers for prepared inputs, by micro-batch
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
@@ -50,10 +50,10 @@ class Halves:
         """
         tokens = len(x)
         if tokens < IN_FLIGHT * _LEAST or not self._group.overlaps:
-            return [self.alone(x, batch)], self._order
+            return [self.alone(x, batch)], plain
         middle = -(-tokens // (2 * STREAM_TOKENS)) * STREAM_TOKENS
         halves = zip((slice(0, middle), slice(middle, tokens)), self._memory, strict=True)
-        return [MicroBatch(x[half], batch.cut(half), memory) for half, memory in halves], self._order
+        return [MicroBatch(x[half], batch.cut(half), memory) for half, memory in halves], plain
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
         """Return the hidden states of the halves as one array `[tokens, hidden]`."""

@@ -23,7 +23,7 @@ from tpi.trace import OFF, NoTrace
 from worker.node.block import Block
 from worker.node.division import Division, Halves
 from worker.node.microbatch import MicroBatch
-from worker.node.order import COMPUTE, Order, Phase, Visit, plain, visits
+from worker.node.order import COMPUTE, Phase, Visit, visits
 from worker.node.segment import AttentionSegment, Phases, Segment
 
 F32 = npt.NDArray[np.float32]
@@ -68,7 +68,6 @@ class BlockLoop:
         group: Group,
         kernels: Kernels,
         trace: NoTrace = OFF,
-        order: Order = plain,
         check: Check = unchecked,
         division: Division | None = None,
     ) -> None:
@@ -80,9 +79,8 @@ class BlockLoop:
             group: the collective that sums partial results.
             kernels: the host's kernels, which add residuals.
             trace: records the spans of computations and sums.
-            order: the order of a step's tasks, if `division` is None.
             check: gets each partial result of this node before it is summed.
-            division: divides steps into micro-batches and orders their tasks. None: halves, in the given `order`.
+            division: divides steps into micro-batches and orders their tasks. None: halves, in the plain order.
         """
         self.blocks = blocks
         self.weights = weights
@@ -92,8 +90,8 @@ class BlockLoop:
         self.progress = 0  # blocks computed since the start; heartbeats report it
         self.on_block: Callable[[], object] = _nothing  # called after each block, or after all of a short step
         self._kernels = kernels
-        self._order, self._check = order, check
-        self._division: Division = division or Halves(group, order)
+        self._check = check
+        self._division: Division = division or Halves(group)
         self._flying = deque[tuple[MicroBatch, Block]]()  # of the sums under way, the oldest first
         self._chain: Chain | None = None  # of all blocks; opened when first used
         self._names = [block.name for block in blocks]
@@ -248,7 +246,6 @@ class BlockLoop:
         return (
             len(x) <= STREAM_TOKENS
             and self.group.trivial
-            and self._order is plain
             and self.weights.now.kept is not None
             and not any(block.joins for block in self.blocks)  # a chain adds each block's residual before the next
         )

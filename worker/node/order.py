@@ -72,17 +72,6 @@ def plain(blocks: int, micro_batches: int) -> Iterator[Task]:
                 yield Task(micro_batch, block, phase)
 
 
-def phase_by_phase(blocks: int, micro_batches: int) -> Iterator[Task]:
-    """Yield the tasks block by block, and within a block phase by phase, each for all micro-batches.
-
-    Attention can then run on another device than the projections.
-    """
-    for block in range(blocks):
-        for phase in Phase:
-            for micro_batch in range(micro_batches):
-                yield Task(micro_batch, block, phase)
-
-
 @lru_cache(maxsize=64)
 def visits(order: Order, blocks: int, micro_batches: int) -> tuple[Visit, ...]:
     """Return the tasks of `order`, grouped into visits."""

@@ -59,12 +59,6 @@ def on_the_host(segments: Sequence[NodeSegment]) -> Places:
     return Places(visits, visits)
 
 
-def staying(segments: Sequence[NodeSegment]) -> Places:
-    """Return places with each of `segments` resident in the memory of its device."""
-    visits = _by_block(Place(segment, "kept", number) for number, segment in enumerate(segments))
-    return Places(visits, visits, tuple(segments))
-
-
 def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], numbers: Sequence[int]) -> Places:
     """Return the places of a node with accelerators: resident, streamed, or computed by the host.
 

@@ -5,22 +5,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from scheduler.budget import Budget, Demand, budget_with_head, sufficient_budget, window_budget
+from scheduler.budget import Budget, Demand, budget_with_head, window_budget
 from scheduler.model.placement import Placement
 from scheduler.model.ring import EMPTY
-from scheduler.storage.disk import DirectDisk, Disk
+from scheduler.storage.disk import Disk
 from scheduler.storage.extent import Extent
 from scheduler.storage.tune import DiskSpeed, disk_for, doubt
 from tpi.config import default_cache
-from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from tpi.pack.layout import BlockKind
 from worker.demand.plan import DemandPlan, decide_demand
 from worker.demand.records.plan import CHUNK, RecordPlan, decide_records
 from worker.plan.fit import HostShare, Tables, fit, need
 from worker.plan.node_plan import NodePlan
-from worker.plan.places import Places, on_the_host, staying, through_accelerator
-from worker.plan.segments import NodeSegment, join, on_devices, tiles
+from worker.plan.places import Places, on_the_host, through_accelerator
+from worker.plan.segments import NodeSegment, join, tiles
 from worker.plan.speeds import speeds_of
 from worker.shards.image import HeldBlock
 
@@ -88,7 +87,6 @@ def decide(
     kernels: Kernels,
     tables: Tables | None = None,
     disk: Disk | None = None,
-    shares: Sequence[float] = (),
     offload: "OffloadPlan | None" = None,
 ) -> Residence:
     """Decide where each of the plan's weights lies.
@@ -99,15 +97,11 @@ def decide(
         kernels: measure this machine's speeds if weights are streamed and `disk` is not given.
         tables: tables and predictors, on the master.
         disk: the reader of the weights' files; by default one that suits the measured disk.
-        shares: shares of the host and of each other device. If there are several, each block is divided by them, and
-            all weights are resident.
-        offload: the plan of the node's accelerators, if they do not have shares.
+        offload: the plan of the node's accelerators, if it has any.
 
     Raises:
         PlanError: if the plan does not fit into the node's memory.
     """
-    if len(shares) > 1:
-        return _dealt(plan, on_devices(plan, shares), tables, disk)
     pieces = (
         tiles(plan)
         if offload is None
@@ -232,30 +226,6 @@ def _budget(
     if disk.bytes_per_second:
         budget = fit(plan, tables, hosted, speeds_of(plan, disk, _smallest(extents), budget.used, kernels))
     return budget, disk
-
-
-def _dealt(plan: NodePlan, segments: Sequence[NodeSegment], tables: Tables | None, disk: Disk | None) -> Residence:
-    """Return a residence with all `segments` resident on their devices.
-
-    Raises:
-        PlanError: if the host's segments do not fit into its memory; names the `--memory` that would suffice.
-    """
-    own = [segment for segment in segments if not segment.device]
-    hosted = HostShare.of(own, [segment.most_bytes(plan.rank) for segment in own])
-    budget, needed = fit(plan, tables, hosted), need(plan, tables, hosted)
-    if budget.placement.streamed_bytes:
-        least = -(-sufficient_budget(needed, sum(hosted.sizes), plan.options.prefill_tokens) >> 20)
-        raise PlanError(f"the host's share of the weights does not fit into memory; use --memory {least}MiB or more")
-    return Residence(
-        segments=(),
-        extents=(),
-        placement=Placement((), frozenset(), EMPTY),
-        budget=budget,
-        disk=disk or DirectDisk(),
-        memory_for=partial(budget_with_head, needed, chunk=plan.options.prefill_tokens),
-        memory_with=partial(memory_with_window, plan, tables),
-        places=staying(segments),
-    )
 
 
 def _smallest(extents: Sequence[Extent]) -> int:

@@ -12,13 +12,11 @@ from itertools import pairwise
 
 from scheduler.storage.extent import Extent, tile_starts
 from tpi.devices.pages import PAGE, round_up
-from tpi.errors import PlanError
-from tpi.partition import Range, deal, kv_range
+from tpi.partition import Range
 from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
 from worker.shards.image import HeldBlock
 
 _LEAST = 8 << 20  # bytes of a tile: a disk spends most of a smaller read on starting it
-_NOT_DEALT = ("latent", "kv")  # runs that are not dealt: a device has the units that its query heads need
 
 
 @dataclass(frozen=True)
@@ -84,35 +82,6 @@ class NodeSegment:
 def whole_blocks(plan: NodePlan) -> list[NodeSegment]:
     """Return one segment per block, in order of use."""
     return [NodeSegment(block, block.runs) for block in plan.blocks]
-
-
-def on_devices(plan: NodePlan, shares: Sequence[float]) -> list[NodeSegment]:
-    """Divide every block among the node's devices by `shares`, of which the first is the host's.
-
-    In each block, the host's segment comes last, so that the other devices start before it. A KV head is held by each
-    device that has query heads of it.
-
-    Raises:
-        PlanError: if the model's norms of queries and keys need all heads on one device.
-    """
-    if plan.config.whole_norms:
-        raise PlanError(
-            "this model norms its queries and keys over all heads, which must be on one device; use one device per node"
-        )
-    segments: list[NodeSegment] = []
-    for block in plan.blocks:
-        dealt = [deal(len(run.units), shares) for run in block.runs if run.name not in _NOT_DEALT]
-        of_run = dealt if block.kind == "experts" else [dealt[0]] * len(block.runs)
-        parts = [
-            NodeSegment(
-                block,
-                tuple(_part(plan, block, run, mine[number]) for run, mine in zip(block.runs, of_run, strict=True)),
-                number,
-            )
-            for number in range(len(shares))
-        ]
-        segments += [*parts[1:], parts[0]]
-    return segments
 
 
 def tiles(plan: NodePlan) -> list[NodeSegment]:
@@ -207,17 +176,6 @@ def cut_units(block: NodeBlock, size: int) -> list[Range]:
     ends = [*starts[1:], len(run.units)]
     first = run.units.first
     return [Range(first + begin, first + end) for begin, end in zip(starts, ends, strict=True)]
-
-
-def _part(plan: NodePlan, block: NodeBlock, run: RunUnits, dealt: Range) -> RunUnits:
-    """Return a device's units of `run`; `dealt` is the range of its units among the node's, counted from 0."""
-    if run.name == "latent":  # every head needs all of it
-        return run if len(dealt) else run.cut(Range(0, 0))
-    if run.name != "kv":
-        return run.cut(Range(run.units.first + dealt.first, run.units.first + dealt.last))
-    config, query = plan.config, _part(plan, block, block.run("query"), dealt)
-    query_heads, kv_heads = query.layout.width // config.head_dim, run.layout.width // config.kv_width
-    return run.cut(kv_range(query.units, query_heads, kv_heads, config.heads, config.kv_heads))
 
 
 def _united(one: NodeSegment, other: NodeSegment) -> NodeSegment:

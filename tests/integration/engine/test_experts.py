@@ -14,13 +14,11 @@ from tests.support.cluster.inprocess import in_process_deployment, in_process_en
 from tests.support.cluster.single import Setting, single_node
 from tests.support.generating import generate
 from tests.support.models import MIXTURES, TOKENS, TinyModel
-from tpi.devices.host import HostDevice
-from tpi.errors import PlanError
+from tests.support.orders import phase_by_phase, use_order
 from tpi.kernels.native import NativeKernels
 from tpi.kernels.spec import Input, RouterSpec, Routing
 from tpi.pack.reader import Pack
 from tpi.partition import Range
-from worker.node.order import phase_by_phase
 from worker.plan import residence, segments
 from worker.plan.node_plan import NodeBlock, RunUnits
 from worker.plan.segments import NodeSegment
@@ -75,9 +73,14 @@ def test_three_nodes_that_stream_equal_transformers(
 
 @pytest.mark.parametrize("family", ["mixtral", "olmoe", "gptoss"])
 def test_phases_may_come_apart(
-    family: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Packs, tmp_path: Path
+    family: str,
+    tiny_model: Callable[[str], TinyModel],
+    tiny_pack: Packs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with closing(in_process_deployment(tiny_pack(family), [2, 1], tmp_path, order=phase_by_phase)) as deployment:
+    use_order(monkeypatch, phase_by_phase)
+    with closing(in_process_deployment(tiny_pack(family), [2, 1], tmp_path)) as deployment:
         logits = Engine(deployment).logits(TOKENS)
     np.testing.assert_allclose(logits, reference(tiny_model(family)), atol=1e-4)
 
@@ -90,16 +93,6 @@ def test_more_nodes_than_slices_hold_whole_experts(
         assert [shard.experts for shard in shards] == [Range(at, at + 1) for at in range(5)]
         assert all(shard.expert == Range(0, 4) for shard in shards)
         np.testing.assert_allclose(Engine(deployment).logits(TOKENS), reference(tiny_model("mixtral")), atol=1e-4)
-
-
-def test_two_devices_of_a_node_share_experts_but_not_norms_over_all_heads(
-    tiny_model: Callable[[str], TinyModel], tiny_pack: Packs, tmp_path: Path
-) -> None:
-    other = HostDevice(NativeKernels(), name="beside")
-    with closing(in_process_deployment(tiny_pack("qwen2moe"), [2, 1], tmp_path, others=[(other, 0.4)])) as deployment:
-        np.testing.assert_allclose(Engine(deployment).logits(TOKENS), reference(tiny_model("qwen2moe")), atol=1e-4)
-    with pytest.raises(PlanError, match="norms its queries and keys over all heads"):
-        in_process_deployment(tiny_pack("olmoe"), [1], tmp_path, others=[(other, 0.4)])
 
 
 def test_tokens_choose_once_a_block_however_many_segments_it_has(

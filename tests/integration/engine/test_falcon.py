@@ -14,6 +14,7 @@ from master.generation.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.generating import generate
 from tests.support.models import forward, write_tokenizer
+from tests.support.orders import phase_by_phase, use_order
 from tests.support.weights.packs import part
 from tpi.errors import ModelError
 from tpi.families.huggingface.reader import from_huggingface
@@ -21,7 +22,6 @@ from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.replay import logits, replay
-from worker.node.order import phase_by_phase
 
 TOKENS = [1, *np.random.default_rng(5).integers(3, 320, 40).tolist()]
 SIZES: dict[str, Any] = {
@@ -87,10 +87,11 @@ def test_logits_are_those_of_transformers(name: str, shares: list[float], made: 
 
 
 @pytest.mark.parametrize("name", ["40b", "7b"])
-def test_in_any_order_and_alone(name: str, made: Made, tmp_path: Path) -> None:
+def test_in_any_order_and_alone(name: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_order(monkeypatch, phase_by_phase)
     directory, expected = made(name)
     pack, kernels = Pack.open(directory / "f32"), open_kernels()
-    with closing(in_process_deployment(pack, [1, 1], tmp_path, order=phase_by_phase)) as deployment:
+    with closing(in_process_deployment(pack, [1, 1], tmp_path)) as deployment:
         assert error_of(Engine(deployment).logits(TOKENS), expected) < 1e-4
     assert error_of(forward(pack, TOKENS), expected) < 1e-4
     tokens = np.asarray([TOKENS], np.int32)

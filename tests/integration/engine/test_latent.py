@@ -19,15 +19,13 @@ from tests.support.cluster.single import Setting, single_node
 from tests.support.devices.offloading import answers, batched, offloaded, prompts, weights_bytes
 from tests.support.generating import generate
 from tests.support.models import TOKENS, TinyModel
+from tests.support.orders import phase_by_phase, use_order
 from tpi.devices.choose import open_device
-from tpi.devices.host import HostDevice
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
-from tpi.kernels.native import NativeKernels
 from tpi.kv import KvDtype
 from tpi.net.messages import Assign
 from tpi.pack.reader import Pack
-from worker.node.order import phase_by_phase
 from worker.plan.checks import check_assign
 
 Packs = Callable[..., Pack]
@@ -58,16 +56,12 @@ def test_three_nodes_that_stream_every_block(tiny_model: Models, tiny_pack: Pack
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_phases_may_come_apart(family: str, tiny_model: Models, tiny_pack: Packs, tmp_path: Path) -> None:
-    with closing(in_process_deployment(tiny_pack(family), [2, 1], tmp_path, order=phase_by_phase)) as deployment:
+def test_phases_may_come_apart(
+    family: str, tiny_model: Models, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_order(monkeypatch, phase_by_phase)
+    with closing(in_process_deployment(tiny_pack(family), [2, 1], tmp_path)) as deployment:
         np.testing.assert_allclose(Engine(deployment).logits(TOKENS), reference(tiny_model(family)), atol=1e-4)
-
-
-def test_each_device_of_a_node_has_the_latent_run(tiny_model: Models, tiny_pack: Packs, tmp_path: Path) -> None:
-    other = HostDevice(NativeKernels(), name="beside")
-    pack = tiny_pack("deepseek2")
-    with closing(in_process_deployment(pack, [2, 1], tmp_path, others=[(other, 0.4)])) as deployment:
-        np.testing.assert_allclose(Engine(deployment).logits(TOKENS), reference(tiny_model("deepseek2")), atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "q4"])

@@ -1,17 +1,17 @@
-"""A node with an OpenCL device beside its host, or computing all of its blocks there: the answers of the host alone."""
+"""A node whose blocks are all computed by an OpenCL device: the answers of the host alone."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from master.generation.engine import Engine
-from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.cluster.inprocess import in_process_engine
+from tests.support.devices.offloading import offloaded, weights_bytes
 from tests.support.devices.opencl_device import opencl_device
 from tpi.devices.base import Device
-from tpi.errors import DeviceFullError
+from tpi.devices.options import OffloadOptions
 from tpi.kv import KvDtype
 from tpi.pack.reader import Pack
 
@@ -25,44 +25,32 @@ def device() -> Iterator[Device]:
 
 
 def compared(
-    pack: Pack, device: Device, share: float, cache: Path, kv: KvDtype | None, prompt: list[int]
+    pack: Pack, device: Device, cache: Path, kv: KvDtype | None, prompt: list[int]
 ) -> tuple[list[int], list[int], float]:
     """Greedy tokens with the device and without it, and how far their logits are apart, relative to the largest."""
     with in_process_engine(pack, [1], cache / "alone", kv=kv) as engine:
         expected = engine.logits(prompt)
-    deployment = in_process_deployment(pack, [1], cache / "beside", kv=kv, others=[(device, share)])
-    with closing(deployment):
-        assert device.memory.used > 0
+    options = OffloadOptions("gpu", "gpu", "performance", 1)
+    with offloaded(pack, cache / "card", {0: device}, options, kv=kv) as deployment:
+        assert device.memory.used >= weights_bytes(pack)
         found = Engine(deployment).logits(prompt)
-    assert device.memory.used == 0
     difference = float(np.abs(found - expected).max() / np.abs(expected).max())
     return found.argmax(-1).tolist(), expected.argmax(-1).tolist(), difference
 
 
 @pytest.mark.parametrize("family", ["llama", "opt", "gemma2", "qwen3"])
-@pytest.mark.parametrize("share", [0.5, 1.0])
 def test_floats_are_equal_but_for_the_order_of_sums(
-    family: str, share: float, device: Device, tiny_pack: Callable[..., Pack], tmp_path: Path
+    family: str, device: Device, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     for prompt in (TOKENS, TOKENS[:3]):
-        found, expected, difference = compared(tiny_pack(family), device, share, tmp_path, None, prompt)
+        found, expected, difference = compared(tiny_pack(family), device, tmp_path, None, prompt)
         assert difference < 1e-4
         assert found == expected
 
 
 @pytest.mark.parametrize("dtype", ["q4", "q8"])
-@pytest.mark.parametrize("share", [0.5, 1.0])
-def test_quantised_weights(
-    dtype: str, share: float, device: Device, tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_quantised_weights(dtype: str, device: Device, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     """A value may round to the neighbouring int8 where norms differ in their last bit."""
-    found, expected, difference = compared(tiny_pack("llama", dtype), device, share, tmp_path, "q8", TOKENS)
+    found, expected, difference = compared(tiny_pack("llama", dtype), device, tmp_path, "q8", TOKENS)
     assert difference < 2e-2
     assert found == expected
-
-
-def test_a_card_that_is_too_small_is_named_and_left_empty(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    with opencl_device(1 << 16) as small:
-        with pytest.raises(DeviceFullError, match="opencl:0"):
-            in_process_deployment(tiny_pack("llama"), [1], tmp_path, others=[(small, 0.5)])
-        assert small.memory.used == 0

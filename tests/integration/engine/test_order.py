@@ -1,7 +1,6 @@
 """A step's order as data: whatever order keeps each micro-batch's own, the tokens are the same."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allreduce.algorithms.loopback import Loopback
-from master.generation.engine import Engine
-from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.cluster.inprocess import in_process_engine
+from tests.support.orders import phase_by_phase, use_order
 from tpi.pack.reader import Pack
-from worker.node.order import COMPUTE, Order, Phase, Task, phase_by_phase, plain, visits
+from worker.node.order import COMPUTE, Order, Phase, Task, plain, visits
 
 
 def two_blocks_behind(blocks: int, micro_batches: int) -> Iterator[Task]:
@@ -77,5 +76,6 @@ def test_tokens_do_not_depend_on_the_order(
     pack = tiny_pack(family)
     with in_process_engine(pack, shares, tmp_path, chunk=128) as engine:
         expected = engine.logits(PROMPT)
-    with closing(in_process_deployment(pack, shares, tmp_path, chunk=128, order=order)) as deployment:
-        np.testing.assert_array_equal(Engine(deployment).logits(PROMPT), expected)
+    use_order(monkeypatch, order)
+    with in_process_engine(pack, shares, tmp_path, chunk=128) as engine:
+        np.testing.assert_array_equal(engine.logits(PROMPT), expected)

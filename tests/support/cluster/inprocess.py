@@ -19,7 +19,6 @@ from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from scheduler.storage.disk import Disk
-from tpi.devices.base import Device
 from tpi.devices.host import HostDevice
 from tpi.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
@@ -29,7 +28,6 @@ from tpi.sparsity.predictor import Predictor
 from worker.equipment import AcceleratorSetup
 from worker.node.build import build_node
 from worker.node.node import Node
-from worker.node.order import Order, plain
 from worker.shards.cache import ShardCache
 
 CONTEXT = 128
@@ -79,8 +77,6 @@ def in_process_deployment(
     context: int = CONTEXT,
     kv: KvDtype | None = None,
     epoch: int = 1,
-    others: Sequence[tuple[Device, float]] = (),
-    order: Order = plain,
     host: HostDevice | None = None,
     disk: Disk | None = None,
     accelerators: Mapping[int, AcceleratorSetup] = NOBODY,
@@ -90,10 +86,10 @@ def in_process_deployment(
     gates: SentGates | None = None,
     **more: Any,
 ) -> Deployment:
-    """As `in_process_engine`, without the engine; all run steps in `order`, with `pool` pages and `more` node options.
+    """As `in_process_engine`, without the engine; with `pool` pages and `more` node options.
 
-    Rank 0 has `others` beside its host, and `host` and `disk` in place of the real ones. `accelerators` are by rank,
-    and so are `hosts` in place of all real ones; `predictors`, by layer, are for `sparsity`, and so are `gates`.
+    Rank 0 has `host` and `disk` in place of the real ones. `accelerators` are by rank, and so are `hosts` in place of
+    all real ones; `predictors`, by layer, are for `sparsity`, and so are `gates`.
     """
     pool = pool or 4 * pages_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk, **more)
@@ -111,10 +107,10 @@ def in_process_deployment(
             stack.callback(shard_cache.close)
             tables = table_bytes(pack) if rank == 0 else None
             held = own_blocks(pack, one, shard_cache, sent=sent or gates)
-            its: dict[str, Any] = {"others": others, "host": host, "disk": disk} if rank == 0 else {}
+            its: dict[str, Any] = {"host": host, "disk": disk} if rank == 0 else {}
             its["accelerator"] = accelerators.get(rank)
             its |= {"host": hosts[rank]} if hosts else {}
-            nodes.append(build_node(one, held, endpoints, tables=tables, order=order, **its))
+            nodes.append(build_node(one, held, endpoints, tables=tables, **its))
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)

@@ -93,7 +93,7 @@ class _Opening:
         if self._link is not None:
             self._link.open_rings(self._window)
         self._sources = Sources(self._window, kept, self._link)
-        self._pages = open_pages(plan, residence, devices, placed, self._link)
+        self._pages = open_pages(plan, residence.budget.pages, self._link)
         self.sparse = self._chosen()
 
     def dense(self) -> OpenedWeights:

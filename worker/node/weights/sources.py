@@ -141,27 +141,10 @@ def load_kept(
     return [nullcontext(data) for data in loaded]
 
 
-def open_pages(
-    plan: NodePlan, residence: Residence, devices: Sequence[Device], placed: Placed, link: "Accelerators | None"
-) -> Callable[[int, int], HeldPages]:
-    """Allocate the KV pages, and return a function from a device's number and a layer to the pages for them."""
-    config, count = plan.config, residence.budget.pages
+def open_pages(plan: NodePlan, count: int, link: "Accelerators | None") -> Callable[[int, int], HeldPages]:
+    """Allocate `count` KV pages, and return a function from a device's number and a layer to the pages for them."""
     if link is not None:
         return lambda device, layer: link.pages(layer) if device else link.home
-    if not residence.places.kept:
-        all_layers = KvPages.allocate(
-            range(config.layers), count, plan.kv_heads, config.head_dim, plan.options.kv_dtype
-        )
-        return lambda device, layer: all_layers
-    own = [
-        placed.pages(device, plan, range(config.layers), count, _kv_heads(plan, residence, number))
-        for number, device in enumerate(devices)
-    ]
-    return lambda device, layer: own[device]
-
-
-def _kv_heads(plan: NodePlan, residence: Residence, device: int) -> int:
-    """Return the largest number of KV heads that the device computes in any block."""
-    own = [run for segment in residence.places.kept if segment.device == device for run in segment.runs]
-    widest = max((run for run in own if run.name == "kv"), key=lambda run: len(run.units))
-    return len(widest.units.scaled(widest.layout.width // plan.config.kv_width, plan.config.kv_heads))
+    config = plan.config
+    pages = KvPages.allocate(range(config.layers), count, plan.kv_heads, config.head_dim, plan.options.kv_dtype)
+    return lambda device, layer: pages

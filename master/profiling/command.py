@@ -72,7 +72,6 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     from master.deployment.planner import deal_shards, parse_split, units_of
     from master.deployment.predictors import has_records
     from master.profiling.gates import gate_figures
-    from master.profiling.heads import head_figures
     from master.profiling.measure import gate_curves, profile_model
     from master.profiling.plot import figure
     from master.profiling.predictors import train_beside
@@ -100,7 +99,6 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
         use = profile_model(pack, tokens, kernels, progress)
     write_atomically(pack.path / PLOT, figure(use).encode())
     found = {"profile": str(pack.path / NAME), "plot": str(pack.path / PLOT), **_figures(use)}
-    found["heads"] = head_figures(pack, tokens, kernels)
     if can_be_gate_first(pack.config):
         found["gates"] = gate_figures(gate_curves(pack, tokens, kernels))
     if flags["predictors"]:
@@ -164,14 +162,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _table(found: dict[str, Any]) -> str:
-    from master.profiling.heads import head_line
-
     lines = ["layer  active  neurons that make 80% of the activations"]
     lines += [f"{at:5}  {one['active']:6.1%}  {one['hot']:6.1%}" for at, one in enumerate(found["layers"])]
     lines.append(f"  all  {found['active']:6.1%}  {found['hot']:6.1%}   over {found['tokens']} tokens")
     lines += [f"foretold {far} ahead by single neurons: {share:.0%}" for far, share in found["foretold"].items()]
-    lines += [head_line(found["heads"]), *_gated(found.get("gates"))]
-    lines += [*_predicted(found.get("predictors")), *_renumbered(found.get("numbering"))]
+    lines += [*_gated(found.get("gates")), *_predicted(found.get("predictors")), *_renumbered(found.get("numbering"))]
     return "\n".join([*lines, f"stored in {found['profile']}; plot in {found['plot']}"])
 
 

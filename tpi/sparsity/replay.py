@@ -17,8 +17,7 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
 from tpi.kernels.arithmetic import activate, biased
-from tpi.kernels.heads import needs_sums
-from tpi.kernels.spec import AttentionSpec, Batch, FfnSpec, NormSpec, Routing
+from tpi.kernels.spec import Batch, FfnSpec, NormSpec, Routing
 from tpi.kv import KvPages, pages_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
@@ -71,11 +70,6 @@ FeedForward = Callable[[int, FfnWeights, F32], F32]
 output `[tokens, hidden]` before bias and residual."""
 
 
-Heads = Callable[[int, AttentionSpec, U8, F32], F32]
-"""Callback that receives a layer's number, its attention, the weights of that, and the outputs of its heads `[tokens,
-heads * head_dim]`. It returns what is multiplied by the output projection, in the same shape."""
-
-
 def dense(layer: int, weights: FfnWeights, x: F32) -> F32:
     """Compute all neurons of the feed-forward network."""
     return np.asarray(weights.inner(x) @ weights.down, np.float32)
@@ -87,11 +81,10 @@ def replay(
     kernels: Kernels,
     feed_forward: FeedForward = dense,
     chosen: Callable[[int, Routing], None] | None = None,
-    heads: Heads | None = None,
 ) -> F32:
     """Return the hidden states after the last layer, `[sequences * length, hidden]`, of `tokens` `[sequences, length]`.
 
-    `chosen` is called for each layer with the experts that the tokens chose. `heads` may set some heads' outputs to 0.
+    `chosen` is called for each layer with the experts that the tokens chose.
 
     Raises:
         ModelError: if a layer has a block other than attention and a feed-forward network, or has experts and
@@ -107,7 +100,7 @@ def replay(
             vectors = block.vectors()
             x = np.ascontiguousarray(x, np.float32)
             if block.kind == "attention":
-                total = _attend(config, layer, block, x, batch, kernels, heads)
+                total = _attend(config, layer, block, x, batch, kernels)
             elif block.kind == "ffn":
                 weights = read_ffn(config, block, kernels)
                 total = feed_forward(layer, weights, kernels.norm(weights.spec.norm, x))
@@ -148,11 +141,9 @@ def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
     return np.asarray(np.tanh(found / config.logit_softcap) * config.logit_softcap, np.float32)
 
 
-def perplexity(
-    pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense, heads: Heads | None = None
-) -> float:
+def perplexity(pack: Pack, tokens: I32, kernels: Kernels, feed_forward: FeedForward = dense) -> float:
     """Return the perplexity of `tokens` `[sequences, length]`, over all tokens but the first of each sequence."""
-    x = replay(pack, tokens, kernels, feed_forward, heads=heads).reshape(*tokens.shape, -1)
+    x = replay(pack, tokens, kernels, feed_forward).reshape(*tokens.shape, -1)
     surprise: list[F32] = []
     for states, sequence in zip(x, tokens, strict=True):
         found = logits(pack, np.ascontiguousarray(states[:-1]), kernels)
@@ -194,20 +185,13 @@ def chunks(ids: Sequence[int], length: int, most: int = 1 << 30) -> I32:
     return np.asarray(ids[: count * length], np.int32).reshape(count, length)
 
 
-def _attend(
-    config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Batch, kernels: Kernels, heads: Heads | None
-) -> F32:
+def _attend(config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Batch, kernels: Kernels) -> F32:
     *latent, query, kv = block.shape.runs
     units = Range(0, query.units), Range(0, kv.units)
     spec = attention_spec(config, layer, query, kv, block.vectors(), *units, latent[0] if latent else None)
     pages = KvPages.allocate([layer], batch.tables.size, config.kv_heads, config.head_dim, "f32")
     data = np.concatenate([_units(block, run) for run in block.shape.runs])
-    keys, values = pages.keys[layer], pages.values[layer]
-    if heads is None or needs_sums(spec):
-        return kernels.attention(spec, data, x, keys, values, batch)
-    projected = kernels.project(spec, data, x, batch.positions)
-    mixed = kernels.attend(spec, projected, keys, values, batch)
-    return kernels.output(spec, data, np.ascontiguousarray(heads(layer, spec, data, mixed), np.float32))
+    return kernels.attention(spec, data, x, pages.keys[layer], pages.values[layer], batch)
 
 
 def _units(block: PackBlock, run: RunLayout) -> U8:

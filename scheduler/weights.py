@@ -101,11 +101,6 @@ class Weights(Generic[S]):
         self._long, self._short, self._crossover = arrangement, short or arrangement, crossover
         self._steps = steps
 
-    @property
-    def arrangements(self) -> tuple[Arrangement[S], Arrangement[S]]:
-        """The arrangements of long and of short steps; they may be the same."""
-        return self._long, self._short
-
     def begin(self, tokens: int) -> None:
         """Begin a step of `tokens` tokens; raise the error of a transfer that the last step did not wait for."""
         short = tokens < self._crossover

@@ -8,7 +8,6 @@ from testbed.control import ask
 from testbed.processes import signal_all
 from tpi.errors import TestbedError, UsageError
 
-ACTIONS = ("cut", "heal", "slow", "kill", "freeze", "thaw")
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
 
 

@@ -25,7 +25,6 @@ from tpi.errors import TestbedError
 from tpi.system.modules import module_command
 from tpi.topology.topology import Topology
 
-_START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
 
 
@@ -39,7 +38,7 @@ class Testbed:
 
     __test__ = False  # keeps pytest from collecting it as a test class
 
-    def __init__(self, folder: Path, topology: Topology, holder: "subprocess.Popen[bytes] | None" = None) -> None:
+    def __init__(self, folder: Path, topology: Topology, holder: "subprocess.Popen[bytes]") -> None:
         self.folder, self.topology, self._holder = folder, topology, holder
         self.record = state.read(folder)
 
@@ -70,21 +69,6 @@ class Testbed:
             os.close(lock)
         return cls(folder, topology, holder)
 
-    @classmethod
-    def attach(cls, folder: Path) -> "Testbed":
-        """Return the running testbed at `folder`, which another process started.
-
-        Raises:
-            TestbedError: if its files are missing or damaged.
-        """
-        try:
-            topology = Topology.from_dict(json.loads((folder / TOPOLOGY).read_text()))
-        except (OSError, ValueError) as error:
-            raise TestbedError(
-                f"there is no usable testbed at {folder}: run `tpi testbed down` to remove it"
-            ) from error
-        return cls(folder, topology)
-
     def popen(self, device: str, command: list[str], tied: bool = True, **options: Any) -> "subprocess.Popen[Any]":
         """Start a program on `device`. Other `options` are those of subprocess.Popen.
 
@@ -111,16 +95,15 @@ class Testbed:
 
     def ended(self) -> bool:
         """Return True if the holder has ended, and the network with it."""
-        return self._holder.poll() is not None if self._holder else not state.alive(self.folder)
+        return self._holder.poll() is not None
 
     def close(self) -> None:
         """Take the testbed down and wait until nothing of it is left."""
         take_down(self.folder)
-        if self._holder is not None:
-            if self._holder.stdin is not None:
-                self._holder.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._holder.wait(_STOP_SECONDS)  # it has released its lock, so it is about to end
+        if self._holder.stdin is not None:
+            self._holder.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._holder.wait(_STOP_SECONDS)  # it has released its lock, so it is about to end
 
     def __enter__(self) -> "Testbed":
         return self

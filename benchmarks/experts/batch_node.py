@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.deployment import NoWorkers, Workers
+from master.deployment.deployment import Workers
 from master.deployment.planner import deal_shards, units_of
 from master.vocabulary.vocabulary import table_bytes
 from scheduler.model.machine import emulated_node
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.timed import TimedDisk
-from tests.support.cluster.inprocess import in_process_deployment
+from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployment
 from tests.support.models import write_tokenizer
 from tpi.config import default_cache
 from tpi.devices.emulated.device import EmulatedDevice, open_emulated
@@ -79,7 +79,7 @@ class BatchNode:
     def __init__(self, node: Node, device: EmulatedDevice, filled: int, others: Workers | None = None) -> None:
         assert isinstance(node.link, BatchAccelerated)
         self.link: BatchAccelerated = node.link
-        self._emulation, self._node, self._others = device.emulation, node, others or NoWorkers()
+        self._emulation, self._node, self._others = device.emulation, node, others or ThreadedWorkers([])
         self.sequences, self._position, self._number = self.link.plan.policy.batch, filled, 0
         self._known = set[int]()  # sequences that the nodes have pages of
         shape = self.sequences, int(self.link.plan.asked.layer.hidden) // 4  # values are float32

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from benchmarks.result import Check, Result, Row, Table
 from benchmarks.support.machine import MIB
 from benchmarks.support.models import smollm2
-from scheduler.storage.disk import DirectDisk, Disk, ThrottledDisk
+from scheduler.storage.disk import DirectDisk, Disk
 from scheduler.window.stats import SAMPLES
 from tests.support.cluster.single import Pace, Setting, pace, single_node
+from tests.support.disks import ThrottledDisk
 from tpi.config import default_cache
 from tpi.net.questions import Steady
 from tpi.pack.library.locate import open_model

@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks.network.tcp_star import F32, prepared, receive
 from master.deployment.deploy import kv_dtype
 from testbed.launch import Testbed
+from tests.support.segments import compute
 from tpi.block import residual
 from tpi.config import default_cache
 from tpi.devices.host import HostDevice, open_host
@@ -29,7 +30,7 @@ from tpi.kv import KvPages, pages_for
 from tpi.pack.library.locate import open_model
 from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Range, deal
-from worker.node.segment import Segment, compute, open_segment
+from worker.node.segment import Segment, open_segment
 
 PORT = 9991  # port of a device that has a network namespace of its own
 

@@ -55,7 +55,7 @@ def synchronise(node: Node) -> None:
     link, before = node.link, node.loop.weights
     assert link is not None
     schedule = Schedule(link)
-    long, short = (_synchronised(arrangement, schedule) for arrangement in before.arrangements)
+    long, short = (_synchronised(arrangement, schedule) for arrangement in (before._long, before._short))
     crossover = node.offload.crossover if node.offload else 1
     node.loop.weights = Weights(before.window, long, short, crossover, link)
 

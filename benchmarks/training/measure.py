@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.perplexity import perplexity
 from tests.support.weights.trained import write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.replay import FfnWeights, chunks, dense, perplexity
+from tpi.sparsity.replay import FfnWeights, chunks, dense
 
 F32 = npt.NDArray[np.float32]
 Active = npt.NDArray[np.bool_]

@@ -18,11 +18,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks.training import unseen
+from tests.support.examples import examples_of
 from tests.support.weights.trained import PREDICTORS, UNSEEN, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.examples import LayerExamples, examples_of
+from tpi.sparsity.examples import LayerExamples
 from tpi.sparsity.files import save_predictors
 from tpi.sparsity.predictor import Predictor
 from tpi.sparsity.replay import I32, chunks

@@ -12,7 +12,6 @@ from pydantic.fields import FieldInfo
 
 from master.api.failures import RequestError
 from master.api.unused import advice_on
-from tpi.errors import UsageError
 
 MOST_DEPTH = 64  # levels of nested values
 MOST_VALUES = 1 << 17  # values in a body: a prompt of token ids has as many as the longest context
@@ -246,8 +245,3 @@ def _path(location: Sequence[str | int], body: Any, missing: bool) -> str | None
         elif missing and index == len(location) - 1:
             path = f"{path}.{part}"
     return path.removeprefix(".") or None
-
-
-def checked(field: str, error: UsageError) -> RequestError:
-    """Return an error of another module as one about `field`."""
-    return RequestError(f"{field}: {error}", field, "invalid_value")

@@ -23,8 +23,6 @@ _AGAIN_S = 0.1
 _AHEAD = 16  # events of several answers in the queue; more stay in `Backlog`, which counts them
 PULSE = ": alive\n\n"
 
-FailureForm = Callable[[ApiFailure], str]
-
 
 class Deadline:
     """The deadline of one request, for its preparation and its answer together."""

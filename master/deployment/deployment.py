@@ -31,13 +31,6 @@ class Workers(Protocol):
         """Start a step on every worker."""
 
 
-class NoWorkers:
-    """A stand-in for the workers if there are none."""
-
-    def step(self, step: Step) -> None:
-        """Do nothing, as there are no other nodes."""
-
-
 @dataclass(frozen=True)
 class Stage:
     """A run of layers that the same nodes hold, each its share of every layer. At present all layers are one stage."""

@@ -78,11 +78,6 @@ class LocalWorkers:
     ) -> None:
         self.stop()
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the workers, in the order of the addresses."""
-        return [process.pid for process in self._processes]
-
     def stop(self) -> None:
         """Close the workers' stdin and wait until they exit; kill those that do not."""
         for process in self._processes:

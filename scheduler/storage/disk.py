@@ -1,19 +1,13 @@
 """Disks: readers of byte ranges of files into page-aligned memory, past the page cache.
 
-Here are `DirectDisk` (real files), `ThrottledDisk` (another disk at a given speed) and `MemoryDisk` (files that are
-byte strings). `scheduler.storage.tune` measures the best way to read a real disk. `read_chunk` retries and words
+`scheduler.storage.tune` measures the best way to read a real disk. `read_chunk` retries and words
 errors; `scheduler.window.loader` decides which thread reads what and when.
 """
 
 import errno
 import os
-import threading
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
-
-import numpy as np
 
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import PAGE, Bytes
@@ -79,44 +73,6 @@ def _read_file(path: Path, offset: int, into: Bytes, flag: int) -> int:
         if not flag and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), offset, into.size, os.POSIX_FADV_DONTNEED)
         return done
-
-
-class MemoryDisk:
-    """Files that are byte strings: the disk of tests, and of a node whose weights are in memory already."""
-
-    def __init__(self, files: Mapping[Path, bytes], chunk: int = DEFAULT_CHUNK, threads: int = 1) -> None:
-        self.chunk = chunk
-        self.threads = threads
-        self._files = files
-
-    def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Copy from the byte string that stands for the file."""
-        if path not in self._files:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        found = self._files[path][offset : offset + into.size]
-        into[: len(found)] = np.frombuffer(found, np.uint8)
-        return len(found)
-
-
-class ThrottledDisk:
-    """Another disk at `bytes_per_second`: reads queue for one link of that speed, and idle time is not saved up."""
-
-    def __init__(self, disk: Disk, bytes_per_second: float) -> None:
-        self.chunk = disk.chunk
-        self.threads = disk.threads
-        self._disk = disk
-        self._speed = bytes_per_second
-        self._lock = threading.Lock()
-        self._free_at = 0.0
-
-    def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read from the other disk; return when the throttled link would have delivered the bytes."""
-        with self._lock:
-            self._free_at = max(time.perf_counter(), self._free_at) + into.size / self._speed
-            done_at = self._free_at
-        got = self._disk.read(path, offset, into)
-        time.sleep(max(0.0, done_at - time.perf_counter()))
-        return got
 
 
 def chunks_of(extent: Extent, chunk: int) -> range:

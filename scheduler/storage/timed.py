@@ -10,7 +10,7 @@ from tpi.devices.pages import Bytes
 class TimedDisk:
     """Another disk whose reads pass through an emulated link, one after the other.
 
-    The requested bytes take time, even beyond the end of a file, as with `ThrottledDisk`.
+    The requested bytes take time, even beyond the end of a file.
     """
 
     def __init__(self, disk: Disk, link: TimedLink) -> None:

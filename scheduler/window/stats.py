@@ -50,11 +50,6 @@ class WindowStats:
             self.holds + other.holds,
         )
 
-    @property
-    def disk_speed(self) -> float:
-        """Bytes per second while reading; 0 if nothing was read."""
-        return self.read_bytes / self.read_seconds if self.read_seconds else 0.0
-
 
 class ReadClock:
     """Clock of the seconds during which at least one read is in flight, in all windows that share it. Thread-safe."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.segments import compute
 from tpi.block import residual
 from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
@@ -17,7 +18,7 @@ from tpi.kv import KvPages, pages_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Range
-from worker.node.segment import Segment, compute, open_segment
+from worker.node.segment import Segment, open_segment
 
 F32 = npt.NDArray[np.float32]
 

@@ -34,7 +34,6 @@ from tpi.net.fields import (
     UsualRequest,
     WindowState,
 )
-from tpi.net.questions import AskSpans, AskStats, Condition, Echo, Inquiry, Spans, Stats
 from tpi.pack.layout import BlockKind, RunLayout
 from tpi.pack.routing import MOST_TOLD
 
@@ -344,7 +343,3 @@ class Bye:
 def master_identity(session: int, link: int | None = None) -> bytes:
     """Return the routing id of a master's socket to its worker number `link`, or the common prefix of these ids."""
     return b"M" + session.to_bytes(8, "little") + (b"" if link is None else link.to_bytes(2, "little"))
-
-
-ToWorker = Inquiry | Echo | Join | Assign | Step | Abort | AskStats | AskSpans | Alive | Bye
-ToMaster = Condition | Echo | Hello | Refuse | Ready | Heartbeat | Stats | Spans | Failure | Bye

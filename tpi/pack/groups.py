@@ -69,11 +69,6 @@ def _factors(format: Format, raw: U8) -> F32:
     return np.asarray(np.where(raw == 255, np.nan, powers), np.float32)
 
 
-def group_bytes(format: Format) -> int:
-    """Return the size in bytes of one block of 32 values."""
-    return GROUP_BYTES[format]
-
-
 def _quantise_q8(groups: F32) -> U8:
     """Quantise groups to q8: try 8 scales that map the largest magnitude to codes 120..127, and use the closest."""
     largest = np.abs(groups).max(axis=-1, keepdims=True)

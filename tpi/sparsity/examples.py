@@ -8,7 +8,7 @@ layer while its predictor is trained. An interrupted collection continues from t
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,6 @@ from tpi.system.fulldisk import write_error
 from tpi.system.private import make_private, private
 
 Active = npt.NDArray[np.bool_]
-Watch = Callable[[int, int, F32, U8], None]
-"""Callback that receives the number of the first token, the layer, its inputs `[tokens, hidden]`, and its activity
-as `tpi.sparsity.usage.packed` returns it."""
 
 SEQUENCES = 8  # sequences that are replayed together
 _DONE, _INPUTS, _ACTIVE = "done.json", "inputs.f16", "active.bits"
@@ -79,27 +76,6 @@ class LayerExamples:
     def part(self, first: int, last: int) -> "LayerExamples":
         """Return the examples of the tokens `[first, last)`."""
         return replace(self, inputs=self.inputs[first:last], bits=self.bits[first:last])
-
-
-def examples_of(pack: Pack, tokens: I32, kernels: Kernels, ahead: int = 0) -> dict[int, LayerExamples]:
-    """Return the examples of every layer over `tokens` `[sequences, length]`, in memory, with float32 inputs.
-
-    This is for small models; use `ExampleFiles` for others. Layer `i` looks `min(ahead, i)` layers ahead.
-
-    Raises:
-        ModelError: if the activations of this model are never 0, or if it has experts.
-    """
-    layers, hidden, width = _shape(pack)
-    inputs = np.empty((layers, tokens.size, hidden), np.float32)
-    bits = np.empty((layers, tokens.size, width), np.uint8)
-
-    def watch(first: int, layer: int, x: F32, active: U8) -> None:
-        inputs[layer, first : first + len(x)] = x
-        bits[layer, first : first + len(x)] = active
-
-    for first in range(0, len(tokens), SEQUENCES):
-        _observe(pack, tokens, first, kernels, watch)
-    return _paired(inputs, bits, pack.config.intermediate, ahead)
 
 
 @dataclass(frozen=True)
@@ -167,16 +143,19 @@ class ExampleFiles:
         return 0
 
     def _add(self, pack: Pack, tokens: I32, first: int, kernels: Kernels) -> None:
-        """Write the examples of all layers for the sequences from `first` on."""
+        """Write the examples of all layers for `SEQUENCES` sequences from `first` on."""
+        if pack.config.activation not in SPARSE:
+            raise ModelError(f"{pack.path} has {pack.config.activation} activations, which are never 0; use thresholds")
         with (self.folder / _INPUTS).open("r+b") as inputs, (self.folder / _ACTIVE).open("r+b") as bits:
 
-            def watch(at: int, layer: int, x: F32, active: U8) -> None:
+            def see(layer: int, weights: FfnWeights, x: F32) -> F32:
                 halves = np.clip(x, -_LARGEST_F16, _LARGEST_F16).astype(np.float16)
-                for file, rows in ((inputs, halves), (bits, active)):
-                    file.seek((layer * tokens.size + at) * rows[0].nbytes)
+                for file, rows in ((inputs, halves), (bits, packed(weights.active(x)))):
+                    file.seek((layer * tokens.size + first * tokens.shape[1]) * rows[0].nbytes)
                     file.write(rows.tobytes())
+                return dense(layer, weights, x)
 
-            _observe(pack, tokens, first, kernels, watch)
+            replay(pack, tokens[first : first + SEQUENCES], kernels, see)
 
 
 def token_bytes(pack: Pack) -> int:
@@ -188,18 +167,6 @@ def token_bytes(pack: Pack) -> int:
 def _shape(pack: Pack) -> tuple[int, int, int]:
     """Return the number of layers, the values of an input, and the bytes of a token's activity in one layer."""
     return pack.config.layers, pack.config.hidden, -(-pack.config.intermediate // 8)
-
-
-def _observe(pack: Pack, tokens: I32, first: int, kernels: Kernels, watch: Watch) -> None:
-    """Replay `SEQUENCES` sequences from `first` on, and call `watch` for each layer."""
-    if pack.config.activation not in SPARSE:
-        raise ModelError(f"{pack.path} has {pack.config.activation} activations, which are never 0; use thresholds")
-
-    def see(layer: int, weights: FfnWeights, x: F32) -> F32:
-        watch(first * tokens.shape[1], layer, x, packed(weights.active(x)))
-        return dense(layer, weights, x)
-
-    replay(pack, tokens[first : first + SEQUENCES], kernels, see)
 
 
 def _paired(inputs: npt.NDArray[Any], bits: U8, neurons: int, ahead: int) -> dict[int, LayerExamples]:

@@ -24,7 +24,6 @@ from tpi.pack.layout import GROUP, GROUP_BYTES, Part, RunLayout
 from tpi.partition import FFN_UNIT
 
 F32 = npt.NDArray[np.float32]
-I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 Weights = Literal["f16", "q8", "q4s"]
 """Format of a predictor's matrices: f16 takes 2 bytes a weight; q8 and q4s take 34 and 18 bytes for 32 weights."""
@@ -177,7 +176,3 @@ class Predictor:
     def active(self, x: F32, kernels: Kernels | None = None) -> npt.NDArray[np.bool_]:
         """Return which neurons are predicted to be active for each token: bool `[tokens, neurons]`."""
         return np.asarray(self.scores(x, kernels) >= np.float32(self.threshold))
-
-    def predict(self, x: F32, kernels: Kernels | None = None) -> I32:
-        """Return the neurons predicted to be active for at least one token, in ascending order: int32 `[active]`."""
-        return np.flatnonzero(self.active(x, kernels).any(axis=0)).astype(np.int32)

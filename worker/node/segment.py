@@ -251,10 +251,3 @@ def open_segment(
 
 def _nothing(part: MicroBatch) -> Pending[F32]:
     return Finished(lambda: np.zeros_like(part.x))
-
-
-def compute(segment: Segment, data: Bytes, x: F32, batch: Batch) -> F32:
-    """Compute one segment for `x` `[tokens, hidden]`, and return its partial result `[tokens, hidden]`."""
-    partial = segment.start(COMPUTE, data, MicroBatch(x, batch), lambda _: x)
-    assert partial is not None  # COMPUTE includes OUTPUT
-    return partial.wait()

@@ -127,15 +127,6 @@ def join(segments: Sequence[NodeSegment], resident: Collection[int]) -> tuple[li
     return found, numbers
 
 
-def per_block(segments: Sequence[NodeSegment]) -> list[range]:
-    """Return the range of indices of each block's segments, block by block."""
-    counts: dict[int, int] = {}
-    for segment in segments:
-        counts[segment.block.number] = counts.get(segment.block.number, 0) + 1
-    ends = [sum(list(counts.values())[: at + 1]) for at in range(len(counts))]
-    return [range(end - count, end) for end, count in zip(ends, counts.values(), strict=True)]
-
-
 def _tiled(blocks: Sequence[NodeBlock]) -> Iterator[NodeSegment]:
     smallest = min((block.nbytes for block in blocks), default=0)
     for block in blocks:

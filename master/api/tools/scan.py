@@ -18,12 +18,6 @@ def held_back(text: str, markers: Sequence[str]) -> int:
     return max((overlap(text, marker) for marker in markers), default=0)
 
 
-def first_of(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Return the position of the first of `markers`, and the marker; of several at one position, the longest."""
-    found = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
-    return min(found, key=lambda pair: (pair[0], -len(pair[1])), default=None)
-
-
 class JsonEnd:
     """Finds the end of an object or array that comes in pieces. Feed it from the first character of the value."""
 

@@ -3,14 +3,13 @@
 The best policy depends on the model's routing, so it is chosen by replaying that.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 import numpy as np
 
-from scheduler.demand.policies import Key, Policy
+from scheduler.demand.policies import Policy
 from scheduler.slots.table import F64, SlotTable, Units
 from tpi.errors import PlanError
 
@@ -112,20 +111,6 @@ class Belady:
         """Return minus the time of each unit's next use."""
         worth: F64 = -self._next[units]
         return worth
-
-
-def record(keys: Sequence[Key], steps: Iterable[Sequence[Key]]) -> Recording:
-    """Return the recording of a run over the units `keys`; `steps` has the used units of each step, in order.
-
-    Consecutive units of one block are one use, in which a unit counts once.
-    """
-    numbers = {key: number for number, key in enumerate(keys)}
-
-    def uses(step: Sequence[Key]) -> Iterator[Units]:
-        for _, group in groupby(step, key=lambda key: key[0]):
-            yield np.array([numbers[key] for key in dict.fromkeys(group)], np.int64)
-
-    return Recording(np.array([block for block, _ in keys], np.int64), tuple(tuple(uses(step)) for step in steps))
 
 
 def replay(recording: Recording, policy: Policy, slots: int, unit_bytes: int = 1, name: str = "") -> Replayed:

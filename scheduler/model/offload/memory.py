@@ -105,14 +105,6 @@ def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chu
     return Peaks(first, host, tuple(more))
 
 
-def accelerator_peak(
-    work: NodeWork, offload: Offload, request: Workload, needs: Needs, chunk: int, stretch: Stretch
-) -> MemoryParts:
-    """Return the most that one stretch takes of the first accelerator's memory (appendices B.1 and B.2)."""
-    tokens = max(chunk, request.sequences) if stretch == "prompt" else request.sequences
-    return _stretch_parts(work, offload, request, needs, tokens, stretch, 0)
-
-
 def _accelerator(
     work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, card: int
 ) -> MemoryParts:

@@ -11,11 +11,11 @@ import pytest
 
 from master.generation.engine import Engine
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.devices.cpu_backend import CpuBackend, CpuLane
 from tests.support.devices.cuda_device import open_tested
 from tests.support.devices.held import fetched, held
 from tests.support.devices.offloading import answers, offloaded, weights_bytes
 from tests.support.kernels.kernel_cases import ffn_case, reference
-from tpi.devices.cuda.backend import CpuBackend, CpuLane
 from tpi.devices.cuda.device import CudaDevice
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE

@@ -14,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.devices.cpu_backend import CpuBackend
 from tpi.devices.arena import Arena
-from tpi.devices.cuda.backend import CpuBackend, CudaBackend
+from tpi.devices.cuda.backend import CudaBackend
 from tpi.devices.cuda.copies import CudaCopies
 from tpi.devices.cuda.staging import Staging
 from tpi.devices.cuda.tensors import TensorNames

@@ -15,13 +15,14 @@ from tests.support.cluster.inprocess import in_process_deployment, in_process_en
 from tests.support.generating import generate
 from tests.support.models import forward, write_tokenizer
 from tests.support.orders import phase_by_phase, use_order
+from tests.support.perplexity import logits
 from tests.support.weights.packs import part
 from tpi.errors import ModelError
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.replay import logits, replay
+from tpi.sparsity.replay import replay
 
 TOKENS = [1, *np.random.default_rng(5).integers(3, 320, 40).tolist()]
 SIZES: dict[str, Any] = {

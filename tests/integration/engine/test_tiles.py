@@ -123,9 +123,6 @@ def test_only_neighbours_that_stay_are_joined(counts: list[int], data: st.DataOb
     for old, (now, then) in enumerate(pairwise(numbers)):
         if now != then and before[old].block is before[old + 1].block:
             assert not resident >= {old, old + 1}
-    assert [len(part) for part in segments.per_block(after)] == [
-        sum(one.block is block for one in after) for block in blocks
-    ]
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())

@@ -13,13 +13,14 @@ import pytest
 
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.cluster.surprise import engine_perplexity
+from tests.support.examples import examples_of
+from tests.support.perplexity import perplexity
 from tests.support.weights.trained import PREDICTORS, TRAINED, UNSEEN, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.examples import examples_of
 from tpi.sparsity.files import load_predictors
-from tpi.sparsity.replay import F32, I32, FfnWeights, chunks, perplexity
+from tpi.sparsity.replay import F32, I32, FfnWeights, chunks
 from tpi.sparsity.thresholds import masked
 from tpi.sparsity.training import measured
 from worker.neurons.judge import Judge

@@ -12,13 +12,14 @@ from allreduce.base import F32, Endpoints, GroupSpec
 from allreduce.flight import Exchange
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.deployment import Capacity, Deployment, NoWorkers, Stage
+from master.deployment.deployment import Capacity, Deployment, Stage
 from master.deployment.planner import deal_shards, units_of
 from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
 from master.generation.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from scheduler.storage.disk import Disk
+from tests.support.cluster.inprocess import ThreadedWorkers
 from tests.support.generating import generate
 from tpi.config import default_cache
 from tpi.kv import pages_for
@@ -94,7 +95,7 @@ def single_node(
         vocabulary = stack.enter_context(Vocabulary(pack, node.budget, verify=setting.verify))
         stages = [Stage(Range(0, pack.config.layers), (0,), tuple(shards))]
         limits = Capacity(CONTEXT, node.prefill_tokens, pool)
-        yield Engine(Deployment((1, 1), stages, node, NoWorkers(), vocabulary, limits)), node
+        yield Engine(Deployment((1, 1), stages, node, ThreadedWorkers([]), vocabulary, limits)), node
 
 
 def pace(engine: Engine, node: Node, tokens: int, warm_up: int = 4) -> Pace:

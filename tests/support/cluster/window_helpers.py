@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scheduler.storage.disk import MemoryDisk
 from scheduler.storage.extent import Extent
+from tests.support.disks import MemoryDisk
 from tpi.devices.pages import PAGE, Bytes
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from tpi.devices.cuda.backend import CpuBackend
+from tests.support.devices.cpu_backend import CpuBackend
 from tpi.devices.cuda.device import CudaDevice, open_cuda
 
 

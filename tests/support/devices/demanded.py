@@ -13,8 +13,8 @@ from scheduler.demand.cache import DemandCache
 from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.demand.sources import DiskUnits
 from scheduler.demand.workers import Readers
-from scheduler.storage.disk import MemoryDisk
 from scheduler.storage.extent import Extent
+from tests.support.disks import MemoryDisk
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 
 IMPORTANCE = PolicyChoice("importance")

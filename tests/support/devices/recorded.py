@@ -14,8 +14,8 @@ import numpy.typing as npt
 from scheduler.demand.records.layer import RecordLayer
 from scheduler.demand.records.tier import RecordTier
 from scheduler.demand.workers import Readers, Serve
-from scheduler.storage.disk import MemoryDisk
 from scheduler.storage.extent import Extent
+from tests.support.disks import MemoryDisk
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 
 T = TypeVar("T")

@@ -9,10 +9,11 @@ import numpy as np
 
 from master.text.tokenizer import Tokenizer
 from tests.support.paths import DATA
+from tests.support.perplexity import perplexity
 from tpi.kernels import open_kernels
 from tpi.pack.reader import Pack
 from tpi.sparsity.gates import measure_curves
-from tpi.sparsity.replay import chunks, perplexity
+from tpi.sparsity.replay import chunks
 from tpi.sparsity.thresholds import DEFAULT_ERROR
 
 LENGTH = 256

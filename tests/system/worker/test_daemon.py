@@ -134,7 +134,7 @@ def test_local_workers_start_and_stop_together(tmp_path: Path) -> None:
     model = MadeUpModel()
     for expected in (29184, 0):
         with LocalWorkers(2, tmp_path, command=[*FAKE_WORKER]) as local:
-            pids = local.pids
+            pids = [process.pid for process in local._processes]
             with Cluster.connect(local.addresses) as cluster:
                 assert [hello.name for hello in cluster.hellos] == ["worker-1", "worker-2"]
                 ready = cluster.assign(model.split(cluster.session, 1, cluster.peers())[1:], model)
@@ -145,9 +145,9 @@ def test_local_workers_start_and_stop_together(tmp_path: Path) -> None:
 def test_a_local_worker_that_stands_still_is_ended_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("master.workers.local.STOP_S", 0.5)
     with LocalWorkers(1, tmp_path, command=[*FAKE_WORKER]) as local:
-        (pid,) = local.pids
-        os.kill(pid, signal.SIGSTOP)
-    assert not psutil.pid_exists(pid)
+        (process,) = local._processes
+        os.kill(process.pid, signal.SIGSTOP)
+    assert not psutil.pid_exists(process.pid)
 
 
 def test_a_local_worker_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from scheduler.demand.choice.first import warmed, worthiest
-from scheduler.demand.choice.replay import record
 from scheduler.demand.loads import Patient, Waiting
 from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.demand.workers import Tickets
@@ -19,6 +18,7 @@ from scheduler.model.machine import LAPTOP
 from scheduler.transfer.queue import TransferQueue
 from tests.support.devices.twin import Twin
 from tests.support.kernels.kernel_cases import native
+from tests.support.recordings import record
 from tpi.devices.pages import PAGE
 from tpi.kernels.spec import F32
 from worker.demand.arena import ExpertArena

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.demand.choice.cliff import sensible
-from scheduler.demand.choice.replay import Recording, bound, record, replay
+from scheduler.demand.choice.replay import Recording, bound, replay
 from scheduler.demand.choice.select import candidates, select
 from scheduler.demand.policies import Importance, Lfu, PolicyChoice
 from scheduler.slots.table import SlotTable
+from tests.support.recordings import record
 from tpi.errors import PlanError
 
 BLOCKS = np.array([0, 0, 0, 1, 1, 1])

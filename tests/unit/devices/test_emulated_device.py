@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler.storage.disk import MemoryDisk
 from scheduler.storage.timed import TimedDisk
 from tests.support.devices.virtual_time import VirtualTime
+from tests.support.disks import MemoryDisk
 from tests.support.kernels.kernel_cases import attention_case, ffn_case, native
 from tpi.devices.base import Device
 from tpi.devices.emulated.device import EmulatedDevice, open_emulated

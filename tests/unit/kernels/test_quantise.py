@@ -6,11 +6,12 @@ import pytest
 
 from tpi.config import Format
 from tpi.errors import ModelError
-from tpi.pack.builder.quantise import GGUF_FORMATS, assemble, decode_part, encode_gguf_part, encode_part, part_bytes
+from tpi.pack.builder.quantise import assemble, decode_part, encode_gguf_part, encode_part, part_bytes
 from tpi.pack.layout import Axis, Layout, Part, RunLayout
 
 QUANTISED: list[Format] = ["q8", "q4", "q4s"]
-TYPES = {"Q8_0": "q8", "Q4_1": "q4", "Q4_0": "q4s"}
+TYPES: dict[str, Format] = {"Q8_0": "q8", "Q4_1": "q4", "Q4_0": "q4s"}
+GGUF_FORMATS: dict[str, Format] = TYPES | {"MXFP4": "mxfp4"}
 
 LAYOUTS = [("tiled", kind) for kind in GGUF_FORMATS] + [("record", kind) for kind in TYPES]  # MXFP4 is tiled alone
 
@@ -47,7 +48,7 @@ def test_quantising_twice_changes_nothing(layout: Layout, axis: Axis, format: Fo
 
 @pytest.mark.parametrize(("layout", "kind"), LAYOUTS)
 def test_gguf_rows_import_bit_exactly(layout: Layout, kind: str) -> None:
-    part = Part("w", GGUF_FORMATS[kind], "row")  # type: ignore[index]
+    part = Part("w", GGUF_FORMATS[kind], "row")
     run = run_of(layout, 32, 96, part)
     values = np.random.default_rng(3).normal(size=(96, 96)).astype(np.float32)
     blocks = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
@@ -57,7 +58,7 @@ def test_gguf_rows_import_bit_exactly(layout: Layout, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", list(GGUF_FORMATS))
 def test_gguf_columns_import_bit_exactly(kind: str) -> None:
-    part = Part("w", GGUF_FORMATS[kind], "column")  # type: ignore[index]
+    part = Part("w", GGUF_FORMATS[kind], "column")
     run = run_of("tiled", 64, 96, part)
     matrix = np.random.default_rng(4).normal(size=(96, 192)).astype(np.float32)  # [hidden, inputs]
     blocks = gguf.quants.quantize(matrix, gguf.GGMLQuantizationType[kind])

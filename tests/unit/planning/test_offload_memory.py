@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.model.offload.memory import MemoryParts, Needs, accelerator_peak, chunk_tokens, peaks
+from scheduler.model.offload.memory import MemoryParts, Needs, chunk_tokens, peaks
 from scheduler.model.offload.work import KvTier, Offload, Pipeline, Place, Stretch, Workload
 from tests.support.devices.offload_cases import ATTENTION, FFN, MACHINE, layers, offload
 
@@ -21,7 +21,10 @@ STREAMED = offload(["ram"] * COUNT, ["accelerator"] * COUNT)
 
 
 def there(chosen: Offload, stretch: Stretch) -> MemoryParts:
-    return accelerator_peak(WORK, chosen, REQUEST, Needs(TOKEN), CHUNK, stretch)
+    """The most that one stretch takes of the accelerator's memory."""
+    other = "decode" if stretch == "prompt" else "prompt"
+    alone = replace(chosen, **{other: ("host",) * COUNT})  # type: ignore[arg-type]
+    return peaks(WORK, alone, REQUEST, Needs(TOKEN), CHUNK).accelerator
 
 
 @pytest.mark.parametrize(("stretch", "tokens"), [("prompt", CHUNK), ("decode", 2)])

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from master.profiling.measure import profile_model
+from tests.support.examples import examples_of
 from tests.support.weights.trained import write_trained
 from tpi.errors import ModelError, WeightsError
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.progress import Progress, silent
-from tpi.sparsity.examples import SEQUENCES, ExampleFiles, LayerExamples, examples_of, token_bytes
+from tpi.sparsity.examples import SEQUENCES, ExampleFiles, LayerExamples, token_bytes
 from tpi.sparsity.replay import FfnWeights, dense, replay
 
 TOKENS = np.random.default_rng(3).integers(3, 320, (3, 24)).astype(np.int32)
@@ -35,9 +36,8 @@ def stop_after(sequences: int) -> Progress:
 
 
 def alike(found: dict[int, LayerExamples], expected: dict[int, LayerExamples]) -> bool:
-    """Files have float16 of the same inputs."""
     return found.keys() == expected.keys() and all(
-        (one.inputs == expected[at].inputs.astype(np.float16)).all()
+        (one.inputs == expected[at].inputs).all()
         and (one.bits == expected[at].bits).all()
         and (one.ahead, one.neurons) == (expected[at].ahead, expected[at].neurons)
         for at, one in found.items()

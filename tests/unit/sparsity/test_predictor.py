@@ -41,16 +41,6 @@ def test_scores_are_the_formula_on_any_kernels(weights: Weights, error: float, t
     np.testing.assert_array_equal(predictor.active(x), predictor.scores(x) >= 0.5)
 
 
-def test_what_is_predicted_for_several_tokens_is_the_union() -> None:
-    predictor, x = made(13, "f16"), inputs(4)
-    each = [set(predictor.predict(x[at : at + 1]).tolist()) for at in range(4)]
-    union = predictor.predict(x)
-    assert set(union.tolist()) == set.union(*each)
-    assert union.dtype == np.int32
-    assert np.all(np.diff(union) > 0)
-    assert any(one != set(union.tolist()) for one in each)
-
-
 def test_sizes_are_those_of_the_file_and_of_memory(tmp_path: Path) -> None:
     small, large = made(32, "q8", bias=False), made(32, "f16", bias=False)
     assert made(32, "q4s", bias=False).nbytes == (HIDDEN + NEURONS) * 18

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.kernels.kernel_cases import ffn_case
 from tests.support.models import TinyModel, forward
+from tests.support.perplexity import logits, perplexity
 from tests.support.weights.packs import part
 from tests.support.weights.trained import write_trained
 from tpi.block import ffn_spec
@@ -21,7 +22,7 @@ from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.partition import Range
 from tpi.sparsity.gates import GateCurve, check_error, curve_of, load_curves, measure_curves, save_curves
-from tpi.sparsity.replay import FfnWeights, chunks, dense, logits, perplexity, read_ffn, replay
+from tpi.sparsity.replay import FfnWeights, chunks, dense, read_ffn, replay
 from tpi.sparsity.thresholds import NAME, importance, masked
 
 Tiny = Callable[[str], TinyModel]

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.models import forward
+from tests.support.perplexity import perplexity
 from tests.support.weights.packs import part
 from tests.support.weights.trained import TEXT, trained_facts, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.replay import F32, I32, FfnWeights, chunks, dense, perplexity, replay
+from tpi.sparsity.replay import F32, I32, FfnWeights, chunks, dense, replay
 
 LENGTH = 256
 

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from master.text.tokenizer import Tokenizer
+from tests.support.examples import examples_of
+from tests.support.perplexity import perplexity
 from tests.support.weights.trained import TEXT, write_trained
 from tpi.errors import ModelError
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.examples import LayerExamples, examples_of
+from tpi.sparsity.examples import LayerExamples
 from tpi.sparsity.files import load_predictors, save_predictors
-from tpi.sparsity.replay import F32, I32, FfnWeights, chunks, perplexity
+from tpi.sparsity.replay import F32, I32, FfnWeights, chunks
 from tpi.sparsity.thresholds import masked
 from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measured, train_predictors
 

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.storage import disk as disk_module
-from scheduler.storage.disk import DirectDisk, Disk, MemoryDisk, ThrottledDisk, read_chunk, read_extent
+from scheduler.storage.disk import DirectDisk, Disk, read_chunk, read_extent
 from scheduler.storage.extent import Extent
 from scheduler.storage.tune import DiskSpeed, best, disk_for, doubt
+from tests.support.disks import MemoryDisk, ThrottledDisk
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import WeightsError
 
@@ -163,7 +164,7 @@ def test_a_throttled_disk_keeps_its_speed(monkeypatch: pytest.MonkeyPatch) -> No
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("scheduler.storage.disk.time", SimpleNamespace(perf_counter=lambda: now, sleep=sleep))
+    monkeypatch.setattr("tests.support.disks.time", SimpleNamespace(perf_counter=lambda: now, sleep=sleep))
     disk = ThrottledDisk(MemoryDisk({Path("block.shard"): bytes(1 << 20)}, PAGE), 4e6)
     extent = Extent(Path("block.shard"), 0, 400_000)
     slot = page_buffer(extent.slot_bytes)

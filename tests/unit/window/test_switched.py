@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from scheduler.model.placement import Placement, place
-from scheduler.storage.disk import MemoryDisk
 from scheduler.storage.extent import Extent
 from scheduler.window.stats import ReadClock
 from scheduler.window.switched import SwitchedWindow
 from scheduler.window.window import MemoryWindow
+from tests.support.disks import MemoryDisk
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import TpiError, WeightsError
 

@@ -265,7 +265,6 @@ def test_what_is_counted_adds_up() -> None:
     assert stats.ring_bytes == window.placement.ring.size
     assert stats.read_bytes == pytest.approx(10 * window.placement.streamed_bytes, abs=12 * PAGE)
     assert stats.read_seconds > 0
-    assert stats.disk_speed > 0
     assert len(costs.compute) == 8
     assert min(costs.compute) > 0
     history = window.history()

@@ -7,9 +7,9 @@ import pytest
 
 from scheduler.model.placement import Placement, place, place_window
 from scheduler.model.steady import SteadyReport, judge_streaming
-from scheduler.storage.disk import ThrottledDisk
 from scheduler.window.window import MemoryWindow
 from tests.support.cluster.window_helpers import CountingDisk, make_blocks
+from tests.support.disks import ThrottledDisk
 from tpi.devices.pages import PAGE
 
 LAYERS = 3

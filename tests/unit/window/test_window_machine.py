@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler.model.placement import place, place_window
-from scheduler.storage.disk import MemoryDisk
 from scheduler.window.window import MemoryWindow
 from tests.support.cluster.window_helpers import make_blocks
+from tests.support.disks import MemoryDisk
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
 

@@ -1,11 +1,10 @@
-"""The part of torch that a CUDA device uses, with a second implementation on the CPU for tests without a card."""
+"""The part of torch that a CUDA device uses."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from threading import RLock
 from typing import Any, Protocol
 
 import torch
@@ -180,50 +179,3 @@ class CudaEvent:
     def wait(self) -> None:
         """Wait for the work before the event; raise RuntimeError if the card failed."""
         self._event.synchronize()
-
-
-class CpuBackend:
-    """Torch on the CPU: all work is done at once. Kernels need Triton's interpreter (`TRITON_INTERPRET=1`)."""
-
-    name = identity = "cuda (emulated)"
-    shares_memory = False
-    device = torch.device("cpu")
-
-    def lane(self) -> TorchLane:
-        """Return a lane that does all work at once."""
-        return CpuLane()
-
-    def zeros(self, size: int) -> Tensor:
-        """Return `size` zeroed bytes, 1-D uint8."""
-        return torch.zeros(size, dtype=torch.uint8)
-
-    def pin(self, address: int, size: int) -> Callable[[], object] | None:
-        """Return a function that does nothing: the device reads all host memory at full speed."""
-        return nothing
-
-
-def nothing() -> None:
-    """Do nothing."""
-
-
-class CpuLane:
-    """A lane that does all work at once.
-
-    One thread uses it at a time: Triton's interpreter has a single global state.
-    """
-
-    done = True
-    _turn = RLock()
-
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """Lock the interpreter for the caller."""
-        with self._turn:
-            yield
-
-    def mark(self) -> TorchEvent:
-        """Return a mark whose work is done already."""
-        return self
-
-    def wait(self) -> None:
-        """Return at once."""

@@ -13,7 +13,7 @@ So a 32-byte load gets 4 consecutive inputs of each of the 8 outputs, one output
 4 inputs are in the low halves of the bytes, and the 4 inputs 16 positions further are in the high halves.
 """
 
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from tpi.config import Format
 from tpi.errors import ModelError
 from tpi.pack.groups import CODE_BYTES, F32, FACTOR_BYTES, U8, dequantise_groups, quantise_groups
 from tpi.pack.layout import GROUP, GROUP_BYTES, TILE_OUTPUTS, Part, RunLayout, is_quantised
-
-GgufType = Literal["Q4_0", "Q4_1", "Q8_0", "MXFP4"]
-GGUF_FORMATS: dict[GgufType, Format] = {"Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8", "MXFP4": "mxfp4"}
 
 
 def part_bytes(part: Part, run: RunLayout) -> int:

@@ -212,7 +212,7 @@ class DemandCache:
     def _pin(self, units: Units, at_least: int) -> int:
         count = self._store.pin(units, at_least)
         if count < at_least and self._device is not None:
-            self._device.start(_nothing).wait()  # units that were held are released by then
+            self._device.start(lambda: None).wait()  # units that were held are released by then
             count = self._store.pin(units, at_least)
         if count < at_least:
             raise TpiError(
@@ -227,7 +227,3 @@ class DemandCache:
             self._store.unpin(units)
         else:
             self._device.start(lambda: self._store.unpin(units))
-
-
-def _nothing() -> None:
-    """Do nothing; mark a position in the device's order of calls."""

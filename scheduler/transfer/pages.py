@@ -80,7 +80,7 @@ class StagedPages:
 
     def abandon(self) -> None:
         """Abort the step. What it appended will be computed again, so errors of its saves are ignored."""
-        self._device.start(_nothing).wait()
+        self._device.start(lambda: None).wait()  # a save is submitted only once its data is computed
         for layer, saves in self._saves.items():
             for save in list(saves):
                 save.join()
@@ -94,7 +94,7 @@ class StagedPages:
 
     def settle(self) -> None:
         """Wait until everything that was appended is saved on the host; raise the error of a save that failed."""
-        self._device.start(_nothing).wait()  # a save is submitted only once its data is computed
+        self._device.start(lambda: None).wait()  # a save is submitted only once its data is computed
         for saves in self._saves.values():
             wait_all(saves)
             saves.clear()
@@ -121,7 +121,7 @@ class StagedPages:
         self._stages.remove(stage)
         self._stages.append(stage)  # so that the first is always the least recently used
         if stage.layer != layer:
-            self._device.start(_nothing).wait()  # until the stage's last save is submitted
+            self._device.start(lambda: None).wait()  # until the stage's last save is submitted
             wait_all(stage.moves)
             stage.layer, stage.present, stage.moves = layer, set(), []
         missing = _filled(batch) - stage.present
@@ -181,7 +181,3 @@ def _runs(pages: Pages) -> list[slice]:
 
 def _bytes(array: npt.NDArray[np.generic]) -> Bytes:
     return array.reshape(-1).view(np.uint8)
-
-
-def _nothing() -> None:
-    """Do nothing; mark a position in the device's order of calls."""

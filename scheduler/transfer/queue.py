@@ -72,7 +72,7 @@ class QueuedTransfer:
         self._finish()
 
     def _finish(self) -> None:
-        self._after, self._call, self._behind = (), _nothing, None  # frees what they refer to
+        self._after, self._call, self._behind = (), lambda: None, None  # frees what they refer to
         self._ended.set()
 
 
@@ -168,7 +168,3 @@ class TransferQueue:
                         return transfer
                     before.add(transfer.link)  # loads never overtake one another
         return None
-
-
-def _nothing() -> None:
-    """Do nothing, in place of the call of a transfer that has ended."""

@@ -145,7 +145,7 @@ class DeviceRing:
     def _finish_releases(self) -> None:
         """Wait until every release that was requested has happened."""
         for part in self._parts:
-            part.device.start(_nothing).wait()
+            part.device.start(lambda: None).wait()
 
     def _open_use(self, segment: int) -> int | None:
         """Return the use of a segment that is held or comes next; None if there is no room for it."""
@@ -215,7 +215,3 @@ class RingHold:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._ring.unpin(self._use)
-
-
-def _nothing() -> None:
-    """Do nothing; mark a position in the device's order of calls."""

@@ -27,10 +27,6 @@ F32 = npt.NDArray[np.float32]
 HABITS = 8  # most tokens of a step whose active neurons count towards the recent frequencies
 
 
-def _nothing() -> None:
-    """Do nothing: the default of `NeuronChoice.then`."""
-
-
 @dataclass(frozen=True, eq=False)
 class NeuronChoice:
     """The prediction for a block: its `active` neurons, int32, ascending and unique.
@@ -44,7 +40,7 @@ class NeuronChoice:
     active: I32
     scores: F32 | None = None
     threshold: float = 0.0
-    then: Callable[[], None] = _nothing
+    then: Callable[[], None] = lambda: None
     pieces: tuple[I32, ...] = ()
 
 

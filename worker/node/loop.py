@@ -40,10 +40,6 @@ def _as_it_is(values: F32) -> F32:
     return values
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 def unchecked(partial: F32, name: str) -> None:
     """Accept any partial result."""
 
@@ -88,7 +84,7 @@ class BlockLoop:
         self.trace = trace
         self.clock = StepClock()
         self.progress = 0  # blocks computed since the start; heartbeats report it
-        self.on_block: Callable[[], object] = _nothing  # called after each block, or after all of a short step
+        self.on_block: Callable[[], object] = lambda: None  # called after each block, or after all of a short step
         self._kernels = kernels
         self._check = check
         self._division: Division = division or Halves(group)

@@ -91,7 +91,7 @@ class BatchAttention(AttentionSegment):
         def project() -> Crossed:
             heads = self.device.kernels.project(self.spec, data, take(self), part.batch.positions)
             nbytes = crossing.nbytes(heads) if crossing else 0
-            return heads, self.lanes.cross(nbytes, up=False) if nbytes else Finished(_nothing)
+            return heads, self.lanes.cross(nbytes, up=False) if nbytes else Finished(lambda: None)
 
         return self.launch(project)
 
@@ -239,7 +239,3 @@ def _attended(kernels: Kernels, some: HeadRange, projected: Projected, pages: Pa
     """Return the result of attention for some of the heads, `[tokens, their values]`."""
     own = projected if some.spec.kv_heads == projected.keys.shape[1] else some.of(projected)
     return kernels.attend(some.spec, own, *pages)
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to transfer."""

@@ -117,7 +117,7 @@ def test_a_copy_that_fails_is_named_and_everything_is_given_back(seeds: range) -
                 shared.steps()
                 assert all(_outcome(keys, found, shared.sizes) for keys, found in shared.pending)
                 assert all(shared.named)
-                device.start(_nothing).wait()
+                device.start(lambda: None).wait()
                 assert not shared.cache._store.table.pins.any()
                 shared.cache.close()
                 assert (shared.source.failed is not None) == (device.copies >= wrong)
@@ -135,10 +135,6 @@ def _outcome(keys: list[Key], found: Pending[list[Bytes]], sizes: dict[Key, int]
 
 def _named(error: DeviceError) -> bool:
     return "cannot be copied to apart: copy" in str(error)
-
-
-def _nothing() -> None:
-    """A call that comes after those before it."""
 
 
 def disk_cache(slots: int, kind: str = "importance") -> DemandCache:

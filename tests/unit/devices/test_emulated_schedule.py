@@ -77,7 +77,7 @@ class _Threads:
         def call() -> float:
             for each in before:
                 each.wait()
-            lanes[task.lane].run("task", task.seconds, _nothing)
+            lanes[task.lane].run("task", task.seconds, lambda: None)
             return self._emulation.clock.now()
 
         start: Callable[[Callable[[], float]], Pending[float]]
@@ -87,7 +87,3 @@ class _Threads:
     def close(self) -> None:
         for thread in self._copying.values():
             thread.close()
-
-
-def _nothing() -> None:
-    """No work at all."""

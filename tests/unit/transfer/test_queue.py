@@ -102,13 +102,13 @@ def test_closing_wakes_waiting_threads_and_joins_all() -> None:
     gate.opened.set()
     running.wait()
     waiting.join()
-    blocked = queue.submit("kv load", "never", _nothing, [never_over()])
+    blocked = queue.submit("kv load", "never", lambda: None, [never_over()])
     queue.close()
     queue.close()
     with pytest.raises(TpiError, match="closed before the kv load of never"):
         blocked.wait()
     with pytest.raises(TpiError, match="late cannot be moved any more"):
-        queue.submit("kv save", "late", _nothing)
+        queue.submit("kv save", "late", lambda: None)
     assert set(threading.enumerate()) <= before
 
 
@@ -116,7 +116,7 @@ def test_every_kind_has_its_spans() -> None:
     trace = Trace()
     with closing(TransferQueue(trace)) as queue:
         for kind in ("weight load", "kv load", "kv save"):
-            queue.submit(kind, f"a {kind}", _nothing).wait()
+            queue.submit(kind, f"a {kind}", lambda: None).wait()
     assert {(kind, name) for kind, name, _, _ in trace.rows} == {
         (kind, f"a {kind}") for kind in ("weight load", "kv load", "kv save")
     }
@@ -153,8 +153,4 @@ def test_what_goes_behind_another_waits_for_its_end_and_not_for_its_success() ->
 
 
 def never_over() -> QueuedTransfer:
-    return QueuedTransfer("kv save", "never over", _nothing, ())
-
-
-def _nothing() -> None:
-    """A transfer of nothing."""
+    return QueuedTransfer("kv save", "never over", lambda: None, ())

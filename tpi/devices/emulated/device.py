@@ -46,7 +46,7 @@ class EmulatedDevice:
         `up` is True towards the device. The transfer waits for copies in its direction that were requested before it.
         """
         thread, link = (self._up, self.emulation.up) if up else (self._down, self.emulation.down)
-        return thread.start(lambda: link.move(nbytes, _nothing))
+        return thread.start(lambda: link.move(nbytes, lambda: None))  # its memory is the host's: nothing is copied
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
         """Start a call of this device's kernels, after all calls that were started before it."""
@@ -71,10 +71,6 @@ class EmulatedDevice:
         if here:
             return self._down, self.emulation.down
         raise DeviceError(f"one end of a copy must lie in the memory of {self.name}")
-
-
-def _nothing() -> None:
-    """Do nothing: device memory is host memory underneath, so that activations need no copy."""
 
 
 def open_emulated(argument: str, limit: int | None = None, beside: Emulation | None = None) -> EmulatedDevice:

@@ -119,7 +119,6 @@ BENCHMARKS = {
     "pipo": Benchmark("benchmarks.offloading.papers:bench", ("scheduler/model", "master/planning"), 0.5),
     "placements": Benchmark("benchmarks.offloading.placements:bench", (*ONE_NODE, "benchmarks/offloading"), 8),
     "neurons": Benchmark("benchmarks.sparsity.host:bench", ONE_NODE, 2, quick=False),
-    "gates": Benchmark("benchmarks.sparsity.gates:bench", ONE_NODE, 4, quick=False),
     "neurons_disk": Benchmark("benchmarks.sparsity.disk:bench", ONE_NODE, 3, "2 GB of disk", quick=False),
     "numbering": Benchmark("benchmarks.sparsity.numbering:bench", (*ONE_NODE, "benchmarks/sparsity/numbering.py"), 1),
     "hybrid": Benchmark("benchmarks.sparsity.hybrid:bench", (*ONE_NODE, "benchmarks/sparsity"), 8, quick=False),

@@ -19,7 +19,6 @@ from tpi.kv import KV_DTYPES, KvDtype
 from tpi.net.fields import UsualRequest
 from tpi.net.wire import wire_names
 from tpi.paths import DIRECTORY, FILE
-from tpi.sparsity.thresholds import DEFAULT_ERROR
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -55,7 +54,6 @@ class RunOptions:
     scheduler: bool = True  # off: all weights are resident, whatever --memory says
     window: int = 0  # blocks in memory at once, as in the TPI-LLM paper; 0: the fastest that fits
     sparsity: Sparsity = "auto"  # whether to compute only active neurons
-    sparsity_error: float = DEFAULT_ERROR  # error allowed for leaving neurons out, if activations are never 0
     retain: int = 0  # with `window`: one FFN block in so many is resident; 0: none
     trace: Path | None = None
     verify_weights: bool = False  # compare weights with their hashes when they are loaded
@@ -185,8 +183,7 @@ def worker_addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 _PLAIN = (
     "split", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain", "trace",
-    "sparsity", "sparsity_error",
-    "verify_weights", "keys", "patience", "rebalance", "cache_limit",
+    "sparsity", "verify_weights", "keys", "patience", "rebalance", "cache_limit",
 )  # fmt: skip
 
 _PLACEMENT = (
@@ -263,13 +260,6 @@ _PLACEMENT = (
         default="auto",
         show_default=True,
         help="Compute only active neurons: if that is faster (auto), never, or always; needs tpi profile.",
-    ),
-    click.option(
-        "--sparsity-error",
-        default=DEFAULT_ERROR,
-        show_default=True,
-        type=FiniteRange(0, 1, max_open=True),
-        help="SwiGLU: error that leaving out neurons may cause, as a share of a feed-forward block's result.",
     ),
     click.option("--trace", type=FILE, help="Write a timeline (Chrome trace JSON)."),
     click.option(

@@ -10,7 +10,6 @@ from master.deployment.deploy import MASTER, Deployer, one_process_is_faster, ow
 from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
-from master.deployment.sentgates import SentGates
 from master.generation.defaults import SamplingDefaults
 from master.generation.engine import MOST_RUNNING, Engine
 from master.generation.sampler import Sampler, Sampling
@@ -32,11 +31,10 @@ from tpi.errors import NodeError, PlanError, TpiError, UsageError
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.keys.policy import KeyPolicy
 from tpi.net.sockets import Net, Tap
-from tpi.pack.library.locate import Located, locate, open_located
+from tpi.pack.library.locate import locate, open_located
 from tpi.pack.reader import Pack
 from tpi.progress import note, warn
 from tpi.sparsity.files import NAME as PREDICTORS
-from tpi.sparsity.thresholds import NAME
 from tpi.trace import clock
 from worker.equipment import Equipment, measured, open_equipment
 from worker.node.node import Node
@@ -236,11 +234,8 @@ class Session:
         stack.callback(self.tokenizer.close)
         self.tokenizer.start()
         self.context = _context(placement.context, self.pack.config.context)
-        gates = self._choose_gates(located, dtype)
         self._number(sharing.among(workers))
-        self._deployer = Deployer(
-            placement, self._cluster, self.pack, self.context, self._equipment, self._make_room, gates
-        )
+        self._deployer = Deployer(placement, self._cluster, self.pack, self.context, self._equipment, self._make_room)
         stack.callback(self._close_deployment)
         looking = placement.discover and placement.keys
         choosy = looking and not isinstance(sharing, Shares)  # the plan decides whether a found worker takes part
@@ -256,19 +251,6 @@ class Session:
             self._cluster.recruits.look_over = scout.look_over
         if looking:
             lookout.welcome()
-
-    def _choose_gates(self, located: Located, dtype: str) -> SentGates | None:
-        """Return the thresholds of neurons that are chosen by their gate, or None; may switch to a gate-first pack."""
-        mode = self.placement.sparsity
-        if mode == "off" or (mode == "auto" and not (self.pack.path / NAME).exists()):
-            return None
-        from master.deployment.gates import GateChooser, GateFirstPack
-
-        beside = GateFirstPack(located, dtype, self.placement.cache, self._make_room)
-        cards = [self.equipment.card, *(hello.profile.card for hello in self._cluster.hellos)]
-        chooser = GateChooser(self.placement, len(self.names), self.equipment.host.kernels, any(cards))
-        self.pack, gates = chooser.choose(self.pack, None if located.kind == "pack" else beside)
-        return gates
 
     def _number(self, shares: Sequence[float] | Split) -> None:
         """Use the renumbered pack of a profile for such nodes, if neurons are to be chosen."""

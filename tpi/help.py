@@ -17,8 +17,8 @@ _GROUPS = {
 _EXPERT = frozenset(
     (
         "ahead", "cache", "cache_limit", "collective", "crossover", "keys", "kv", "kv_dtype", "min_p", "patience",
-        "pipeline", "raw", "rebalance", "repeat_penalty", "retain", "scheduler", "sparsity", "sparsity_error",
-        "threads", "top_k", "trace", "verify_weights", "weights", "window", "wire",
+        "pipeline", "raw", "rebalance", "repeat_penalty", "retain", "scheduler", "sparsity", "threads",
+        "top_k", "trace", "verify_weights", "weights", "window", "wire",
     )
 )  # fmt: skip
 

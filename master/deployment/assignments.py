@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 from master.deployment.predictors import SentPredictors
-from master.deployment.sentgates import SentGates
 from tpi.errors import ModelError
 from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
 from tpi.pack.blockfile import BlockShape
@@ -25,12 +24,10 @@ def assignments(
     collective: str = "star",
     wire: str = "f32",
     predictors: SentPredictors | None = None,
-    gates: SentGates | None = None,
 ) -> list[Assign]:
     """Return one `Assign` per shard, in rank order; rank 0 is the master. None includes embedding, head or final norm.
 
-    `predictors` or `gates` (never both) are for nodes that compute only active neurons: each node gets the rows of its
-    own neurons.
+    `predictors` are for nodes that compute only active neurons: each node gets the rows of its own neurons.
     """
     experts = pack.config.mixture.experts if pack.config.mixture else 1
     hashed = {block.id: _HashedBlock(block, experts) for block in pack.walk()}
@@ -40,11 +37,8 @@ def assignments(
     routing = _routing(pack)
     layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
     sent = predictors or SentPredictors({})
-    for beside in (sent, gates):
-        if beside is not None:
-            beside.vectors = {}  # a source that still sends an earlier plan's keeps the old dictionary alive
+    sent.vectors = {}  # a source that still sends an earlier plan's keeps the old dictionary alive
     foretold = [sent.plans(shard, len(hashed)) for shard in shards]
-    least = [gates.plans(shard, len(hashed)) if gates else ((), ()) for shard in shards]  # never both
     return [
         Assign(
             session=session,
@@ -53,7 +47,7 @@ def assignments(
             size=len(shards),
             config=pack.config.for_context(options.context),
             layouts=tuple(layouts),
-            blocks=(*(block.plan(shard, layouts) for block in hashed.values()), *foretold[rank][0], *least[rank][0]),
+            blocks=(*(block.plan(shard, layouts) for block in hashed.values()), *foretold[rank][0]),
             layers=layers,
             peers=tuple(peers),
             collective=collective,
@@ -61,7 +55,6 @@ def assignments(
             options=options,
             routing=routing,
             predictors=foretold[rank][1],
-            gates=least[rank][1],
         )
         for rank, shard in enumerate(shards)
     ]
@@ -104,7 +97,6 @@ def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[
     every node with a query head.
     """
     ranges: dict[str, Range] = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn, "shared": shard.shared}
-    ranges["gate"] = shard.ffn
     for run in shape.runs:
         if shape.kind == "experts" and run.name == "neuron":
             yield from ((run, part) for part in expert_ranges(shard.experts, shard.expert, run.units // experts))

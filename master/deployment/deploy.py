@@ -13,7 +13,6 @@ from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Concurrency, Deployment, Stage, choose_collective
 from master.deployment.planner import Split, deal_shards, most_that_fit, units_of
 from master.deployment.predictors import SentPredictors, predictors_for
-from master.deployment.sentgates import SentGates
 from master.deployment.weights import PackSource, own_blocks
 from master.options import RunOptions
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
@@ -52,7 +51,6 @@ class Deployer:
     context: int
     equipment: Equipment
     make_room: Callable[[], None]  # called when the shard caches of this machine have grown
-    gates: SentGates | None = None  # thresholds by which neurons are chosen, if the gate decides
 
     @cached_property
     def able(self) -> Equipment:
@@ -62,7 +60,7 @@ class Deployer:
     @cached_property
     def predictors(self) -> SentPredictors | None:
         """The predictors of active neurons that are sent to the nodes; None if none are used."""
-        return None if self.gates else predictors_for(self.options, self.pack)
+        return predictors_for(self.options, self.pack)
 
     def deploy(self, shares: Sequence[float] | Split) -> Deployment:
         """Return the deployment of the next epoch, with each node's share of every layer, the master first.
@@ -159,7 +157,7 @@ class Deployer:
             retain=chosen.retain,
             trace=chosen.trace is not None,
             verify_weights=chosen.verify_weights,
-            sparsity=chosen.sparsity if self.predictors or self.gates else "off",
+            sparsity=chosen.sparsity if self.predictors else "off",
             usual=self._usual,
         )
         plans = assignments(
@@ -172,7 +170,6 @@ class Deployer:
             chosen.collective or ("shared" if board else "auto"),
             wire(chosen.wire, self.pack),
             self.predictors,
-            self.gates,
         )
         own = replace(options, threads=own_threads(chosen), memory=own_limit(chosen))
         return [replace(plans[0], options=own), *plans[1:]]
@@ -199,7 +196,7 @@ class Deployer:
 
     def _tables(self, own: Assign) -> Tables:
         """Return the memory that the master needs in addition to its part of the layers."""
-        sent = sum(one.kept_for(own.size) for one in (self.predictors, self.gates) if one)
+        sent = self.predictors.kept_for(own.size) if self.predictors else 0
         return replace(table_bytes(self.pack), sent=sent)
 
     def _taken(self, plans: Sequence[Assign]) -> Iterator[tuple[str, Assign, Tables | None]]:
@@ -218,10 +215,10 @@ class Deployer:
         """Load the weights of every node; return the master's own node and what all nodes can hold."""
         cluster, cache = self.cluster, ShardCache(self.options.cache / "shards")
         stack.callback(cache.close)
-        cluster.begin(plans[1:], PackSource(self.pack, self.predictors or self.gates))
+        cluster.begin(plans[1:], PackSource(self.pack, self.predictors))
         with phase("loading weights") as report:
             progress = _unless_broken_off(cluster, report)
-            held = own_blocks(self.pack, plans[0], cache, progress, self.predictors or self.gates)
+            held = own_blocks(self.pack, plans[0], cache, progress, self.predictors)
             links = self.options.links_cache
             endpoints = Endpoints(net=cluster.net, watch=cluster.watch, lateness=cluster.lateness, links_cache=links)
             node = self.able.build(plans[0], held, endpoints, progress, self._tables(plans[0]))

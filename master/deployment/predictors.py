@@ -15,7 +15,6 @@ from tpi.pack.reader import Pack
 from tpi.partition import FFN_UNIT, Shard
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.predictor import Predictor
-from tpi.sparsity.thresholds import DEFAULT_ERROR
 from tpi.sparsity.usage import MARKED, Active, load_marks, load_use
 from tpi.sparsity.usage import NAME as PROFILE
 
@@ -84,8 +83,7 @@ def predictors_for(asked: RunOptions, pack: Pack) -> SentPredictors | None:
     """Return the predictors that `--sparsity` asks for; None if all neurons are computed.
 
     Raises:
-        UsageError: if neurons are to be chosen but the model has no such neurons or no predictors, or if
-            `--sparsity-error` is given for a model whose predictors were trained for a fixed error.
+        UsageError: if neurons are to be chosen but the model has no such neurons or no predictors.
         ModelError: if the predictors' file is damaged.
     """
     sparsity, model = asked.sparsity, asked.model
@@ -93,7 +91,6 @@ def predictors_for(asked: RunOptions, pack: Pack) -> SentPredictors | None:
         return None
     found = load_predictors(pack.path / NAME) if has_records(pack) else {}
     if found:
-        _refuse_error(asked.sparsity_error, model)
         config = pack.config
         marks = load_marks(pack.path / MARKED, config.layers, config.intermediate)
         return SentPredictors(found, _frequency(pack), marks)
@@ -106,11 +103,11 @@ def predictors_for(asked: RunOptions, pack: Pack) -> SentPredictors | None:
         )
     raise UsageError(
         f"--sparsity {sparsity}: {model} has no predictors of active neurons; make them with: "
-        f"tpi profile {same_pack(asked)} --text FILE --predictors"
+        f"tpi profile {_same_pack(asked)} --text FILE --predictors"
     )
 
 
-def same_pack(asked: RunOptions) -> str:
+def _same_pack(asked: RunOptions) -> str:
     """Return the command-line words that select the same pack in another command, quoted for a shell."""
     words = ["-m", asked.model]
     if asked.dtype != RunOptions.dtype:
@@ -118,14 +115,6 @@ def same_pack(asked: RunOptions) -> str:
     if asked.cache != default_cache():
         words += ["--cache", str(asked.cache)]
     return shlex.join(words)
-
-
-def _refuse_error(error: float, model: str) -> None:
-    if error != DEFAULT_ERROR:
-        raise UsageError(
-            f"--sparsity-error {error:g} is for SwiGLU models, whose neurons are chosen by their gate; those of "
-            f"{model} are chosen by predictors, whose thresholds were set when they were trained; remove it"
-        )
 
 
 def _frequency(pack: Pack) -> F64 | None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from master.deployment.assignments import vectors_bytes
-from master.deployment.sentgates import SentVectors
+from master.deployment.predictors import SentPredictors
 from scheduler.storage.extent import Extent
 from tpi.errors import TpiError, WeightsError
 from tpi.net.channel import Channel, UnreachableError
@@ -46,9 +46,9 @@ class UnitSource(Protocol):
 
 
 class PackSource:
-    """The layers of a pack, and vectors sent in addition to them; never its embedding, head or final norm."""
+    """The layers of a pack, and predictors sent in addition to them; never its embedding, head or final norm."""
 
-    def __init__(self, pack: Pack, sent: SentVectors | None = None) -> None:
+    def __init__(self, pack: Pack, sent: SentPredictors | None = None) -> None:
         self._sent = sent.vectors if sent is not None else {}
         self.blocks: Mapping[bytes, PackBlock] = {bytes.fromhex(block.id): block for block in pack.walk()}
         self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
@@ -172,12 +172,12 @@ def own_blocks(
     assign: Assign,
     cache: ShardCache,
     progress: Progress = silent,
-    sent: SentVectors | None = None,
+    sent: SentPredictors | None = None,
 ) -> list[HeldBlock]:
     """Return rank 0's blocks in the order of `assign.blocks`.
 
     A block whose units are one byte range of the pack is used in place; other blocks become images in the cache.
-    Vectors that are `sent` in addition to the pack are used as they are in memory.
+    Predictors that are `sent` in addition to the pack are used as they are in memory.
 
     Raises:
         WeightsError: if the pack is damaged, or the disk is full.

@@ -48,10 +48,9 @@ _AHEAD = 3  # layers
 def profile(model: str, text: Path, as_json: bool, **flags: Any) -> None:
     """Count which neurons of a model a text activates, or which experts it chooses.
 
-    If activations are small but not 0 (SwiGLU), the error of leaving neurons out is measured, for --sparsity-error. A
-    profile that was stopped continues the next time. If activations are often 0, the neurons get new numbers, the most
-    active ones first, which runs with --sparsity use. A node that has no room for all experts chooses its cache policy
-    by the recorded use of experts.
+    Neurons are profiled if their activations are often 0 (ReLU). They then get new numbers, the most active ones first,
+    which runs with --sparsity use. A node that has no room for all experts chooses its cache policy by the recorded use
+    of experts. A profile that was stopped continues the next time.
     """
     words = _read(text)
     found = _profiled(model, words, text, flags)
@@ -71,13 +70,11 @@ def _read(path: Path) -> str:
 def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict[str, Any]:
     from master.deployment.planner import deal_shards, parse_split, units_of
     from master.deployment.predictors import has_records
-    from master.profiling.gates import gate_figures
-    from master.profiling.measure import gate_curves, profile_model
+    from master.profiling.measure import profile_model
     from master.profiling.plot import figure
     from master.profiling.predictors import train_beside
     from master.text.tokenizer import Tokenizer
     from tpi.kernels import open_kernels
-    from tpi.pack.builder.plan import can_be_gate_first
     from tpi.pack.library.locate import open_model
     from tpi.progress import phase
     from tpi.sparsity.replay import chunks
@@ -87,6 +84,11 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     cache = flags["cache"] or default_cache()
     shares = parse_split(flags["split"], 1 + flags["split"].count(","))
     pack = open_model(model, flags["dtype"], cache)
+    if pack.config.mixture is None and not has_records(pack):
+        raise UsageError(
+            f"{model} needs no profile: its activations ({pack.config.activation}) are never 0, so all of its neurons "
+            "are computed; give a model with ReLU or with experts"
+        )
     deal_shards(pack.config, units_of(pack), shares)  # fails before hours are spent if there are too many nodes
     length = min(LENGTH, pack.config.context, flags["tokens"] or LENGTH)
     ids = Tokenizer.load(pack).encode(words)[: flags["tokens"]]
@@ -99,12 +101,9 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
         use = profile_model(pack, tokens, kernels, progress)
     write_atomically(pack.path / PLOT, figure(use).encode())
     found = {"profile": str(pack.path / NAME), "plot": str(pack.path / PLOT), **_figures(use)}
-    if can_be_gate_first(pack.config):
-        found["gates"] = gate_figures(gate_curves(pack, tokens, kernels))
     if flags["predictors"]:
         found["predictors"] = train_beside(pack, tokens, kernels, flags["ahead"])
-    if has_records(pack):
-        found["numbering"] = _numbered(pack, use, shares, cache)
+    found["numbering"] = _numbered(pack, use, shares, cache)
     return found
 
 
@@ -166,14 +165,8 @@ def _table(found: dict[str, Any]) -> str:
     lines += [f"{at:5}  {one['active']:6.1%}  {one['hot']:6.1%}" for at, one in enumerate(found["layers"])]
     lines.append(f"  all  {found['active']:6.1%}  {found['hot']:6.1%}   over {found['tokens']} tokens")
     lines += [f"foretold {far} ahead by single neurons: {share:.0%}" for far, share in found["foretold"].items()]
-    lines += [*_gated(found.get("gates")), *_predicted(found.get("predictors")), *_renumbered(found.get("numbering"))]
+    lines += [*_predicted(found.get("predictors")), *_renumbered(found["numbering"])]
     return "\n".join([*lines, f"stored in {found['profile']}; plot in {found['plot']}"])
-
-
-def _gated(found: dict[str, Any] | None) -> list[str]:
-    from master.profiling.gates import gate_lines
-
-    return [] if found is None else gate_lines(found)
 
 
 def _renumbered(found: dict[str, Any] | None) -> list[str]:

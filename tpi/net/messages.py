@@ -141,18 +141,6 @@ class PredictorPlan:
 
 
 @dataclass(frozen=True)
-class GatePlan:
-    """Thresholds below which this node's neurons of a layer are left out, by the value of their gate.
-
-    `block` has no units and one vector, `least`: for each neuron the smallest activation with which it is computed
-    (`tpi.kernels.gated.GatedKernels`).
-    """
-
-    layer: Count
-    block: Count  # index into Assign.blocks
-
-
-@dataclass(frozen=True)
 class PeerAddress:
     """Address of a rank's collective plane, as `tcp://host:port`, and the key that must answer there.
 
@@ -214,7 +202,6 @@ class Assign:
     options: NodeOptions
     routing: Annotated[bytes, Raw(MOST_TOLD)] = b""  # an encoded `tpi.pack.routing.RoutingRecord`
     predictors: tuple[PredictorPlan, ...] = ()  # at most one per layer
-    gates: tuple[GatePlan, ...] = ()  # at most one per layer
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -223,8 +210,7 @@ class Assign:
                     raise MessageError(f"block {block.id.hex()[:12]} has units beyond its layout")
         if any(index >= len(self.blocks) for layer in self.layers for index in layer.blocks):
             raise MessageError("a layer names a block that is not in the plan")
-        sent = [one.block for one in self.predictors] + [one.block for one in self.gates]
-        if max(sent, default=-1) >= len(self.blocks):
+        if any(one.block >= len(self.blocks) for one in self.predictors):
             raise MessageError("a predictor is in a block that is not in the plan")
         if any(rank >= self.size for layer in self.layers for rank in layer.ranks):
             raise MessageError("a layer names a rank that is not in the plan")

@@ -145,7 +145,9 @@ class ExampleFiles:
     def _add(self, pack: Pack, tokens: I32, first: int, kernels: Kernels) -> None:
         """Write the examples of all layers for `SEQUENCES` sequences from `first` on."""
         if pack.config.activation not in SPARSE:
-            raise ModelError(f"{pack.path} has {pack.config.activation} activations, which are never 0; use thresholds")
+            raise ModelError(
+                f"{pack.path} has {pack.config.activation} activations, which are never 0; give a model with ReLU"
+            )
         with (self.folder / _INPUTS).open("r+b") as inputs, (self.folder / _ACTIVE).open("r+b") as bits:
 
             def see(layer: int, weights: FfnWeights, x: F32) -> F32:

@@ -91,7 +91,7 @@ def _neurons(assign: Assign, layer: int) -> int:
     if not layer < len(assign.layers):
         return -1
     for block in (assign.blocks[index] for index in assign.layers[layer].blocks):
-        if block.kind == "ffn" and len(block.runs) == 1:
+        if block.kind == "ffn":
             (run,) = block.runs
             bounds = (min(unit * FFN_UNIT, assign.config.intermediate) for unit in (run.first, run.last))
             first, last = bounds

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +28,9 @@ from worker.node.node import Node
 from worker.node.segment import Segment
 from worker.node.weights.opening import open_weights
 from worker.plan.fit import Tables
-from worker.plan.gates import refuse_gates
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
 from worker.plan.residence import Residence, decide
 from worker.shards.image import HeldBlock
-
-if TYPE_CHECKING:
-    from worker.neurons.gates.segment import GatedNode
 
 _SPIN_US = 300  # microseconds; about the time that a thread needs to fall asleep and wake up again
 _PREFILL = 128  # tokens of the prefill step for which the collective is tuned
@@ -72,7 +67,6 @@ def build_node(
     kernels = devices[0].kernels
     for device in devices[1:]:
         check_model(device, plan.config)
-        refuse_gates(plan, device.name)
     if plan.options.threads:
         kernels.set_threads(plan.options.threads)
     trace = Trace() if plan.options.trace else OFF
@@ -87,25 +81,12 @@ def build_node(
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # after a failure it frees the memory for the next plan
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
-        gated = _gated(plan, held)
-        opened = open_weights(stack, plan, residence, held, devices, trace, progress, gated)
+        opened = open_weights(stack, plan, residence, held, devices, trace, progress)
         blocks = _blocks(plan, held, opened.weights.now)
         check = _finite if plan.options.verify_weights else unchecked
         division = opened.link.division if opened.link else _hosted(plan, residence, tables)
         loop = BlockLoop(blocks, opened.weights, group, kernels, trace, check, division)
-        return Node(loop, residence, stack.pop_all(), opened.link, opened.fetched, opened.sparse, gated)
-
-
-def _gated(plan: NodePlan, held: Sequence[HeldBlock]) -> "GatedNode | None":
-    """Return the selection of neurons by their gate, or None if the plan has no thresholds for gates.
-
-    The module is imported only if it is used, to save memory.
-    """
-    if not plan.gates:
-        return None
-    from worker.neurons.gates.segment import open_gated
-
-    return open_gated(plan, held)
+        return Node(loop, residence, stack.pop_all(), opened.link, opened.fetched, opened.sparse)
 
 
 def _hosted(plan: NodePlan, residence: Residence, tables: Tables | None) -> Division | None:

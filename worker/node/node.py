@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerators
     from worker.demand.fetched import Fetched
     from worker.measure.watch import StepWatch
-    from worker.neurons.gates.segment import GatedNode
     from worker.neurons.sparse import SparseNode
     from worker.plan.offload import OffloadPlan
 
@@ -51,7 +50,6 @@ class Node:
         link: "Accelerators | None" = None,
         fetched: "Fetched | None" = None,
         sparse: "SparseNode | None" = None,
-        gated: "GatedNode | None" = None,
     ) -> None:
         """Create a node; `worker.node.build.build_node` is the usual way.
 
@@ -62,11 +60,9 @@ class Node:
             link: the accelerators, if the node has any.
             fetched: the experts that are loaded on demand, if any.
             sparse: predicts the active neurons, if the plan has predictors.
-            gated: selects neurons by their gate, if the plan has thresholds.
         """
         self.fetched = fetched
         self.sparse = sparse
-        self.gated = gated
         self.link = link
         self.loop = loop
         self.budget = residence.budget
@@ -179,7 +175,7 @@ class Node:
             resident_bytes=self.budget.placement.memory_bytes + self.budget.demand_bytes,
             planned_bytes=self.budget.used,
             dropped=group.dropped,
-            accelerator=_remark(self.link or self.fetched or self.sparse or self.gated),
+            accelerator=_remark(self.link or self.fetched or self.sparse),
         )
 
     def _wanted(self) -> "DemandStats | RecordStats":
@@ -219,7 +215,7 @@ class Node:
             self.watch.close()
 
 
-def _remark(of: "Accelerators | Fetched | SparseNode | GatedNode | None") -> str:
+def _remark(of: "Accelerators | Fetched | SparseNode | None") -> str:
     return of.describe() if of else ""
 
 

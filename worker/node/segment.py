@@ -233,16 +233,14 @@ def open_segment(
         launch: starts the segment's computations; `device.start` by default.
     """
     launch = launch or device.start
-    names = [layout.name for layout, _ in runs]
     if "router" in vectors:
         shared = next((run for run in runs if run[0].name == "shared"), None)
         routed = [run for run in runs if run[0].name == "neuron"]
         layout, ranges = (routed or runs)[-1][0], [units for _, units in routed]
         return ExpertsSegment(device, launch, experts_spec(config, layout, ranges, shared, vectors))
-    if names[-1] == "neuron":
-        layout, units = runs[-1]
-        gate = runs[0][0] if len(runs) > 1 else None
-        return FfnSegment(device, launch, ffn_spec(config, layout, vectors, units, gate))
+    if runs[-1][0].name == "neuron":
+        ((layout, units),) = runs
+        return FfnSegment(device, launch, ffn_spec(config, layout, vectors, units))
     *latent, (query, query_units), (kv, kv_units) = runs
     shared_by_heads = latent[0][0] if latent else None
     spec = attention_spec(config, layer, query, kv, vectors, query_units, kv_units, shared_by_heads)

@@ -28,7 +28,6 @@ from worker.plan.blocks import (
     slices_fault,
 )
 from worker.plan.fit import check_memory
-from worker.plan.gates import GATE_FIRST, gate_faults, gate_parts
 from worker.plan.node_plan import node_plan
 
 _MOST = 1 << 24  # for any dimension of a model, and for tokens
@@ -79,7 +78,6 @@ def _faults(assign: Assign) -> Iterator[Fault]:
     yield from _group_faults(assign)
     yield from _block_faults(assign)
     yield from predictor_faults(assign)
-    yield from gate_faults(assign)
     for number, layer in enumerate(assign.layers):
         attention = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "attention"]
         yield _if(
@@ -131,7 +129,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     count = len(assign.layers)
     yield _if(count != config.layers, f"it has {count} layers where the model has {config.layers}")
     used = {index for layer in assign.layers for index in layer.blocks}
-    used |= {one.block for one in assign.predictors} | {one.block for one in assign.gates}
+    used |= {one.block for one in assign.predictors}
     yield _if(sorted(used) != list(range(len(assign.blocks))), "it has blocks that no layer uses")
     yield _if(len({block.id for block in assign.blocks}) < len(assign.blocks), "it has a block twice")
     neurons = RunShape(config.intermediate, FFN_UNIT, config.hidden)
@@ -155,12 +153,10 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
             if block.kind == "experts":
                 yield slices_fault(names, block)
                 names = [name for name, _ in groupby(names)]
-            wanted, its = runs[block.kind], parts
-            if block.kind == "ffn" and names == GATE_FIRST:
-                wanted, its = dict.fromkeys(GATE_FIRST, neurons), gate_parts(gated)
+            wanted = runs[block.kind]
             yield _if(names != list(wanted), f"a block of kind {block.kind} has the runs {names}")
             for layout in layouts:
-                yield _layout_fault(layout, wanted[layout.name], its[layout.name])
+                yield _layout_fault(layout, wanted[layout.name], parts[layout.name])
             yield from _vector_faults(block, config)
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tpi.config import ModelConfig
 from tpi.net.fields import DIGEST_BYTES
-from tpi.net.messages import Assign, BlockPlan, GatePlan, NodeOptions, PeerAddress, PredictorPlan
+from tpi.net.messages import Assign, BlockPlan, NodeOptions, PeerAddress, PredictorPlan
 from tpi.pack.layout import BlockKind, RunLayout, RunName
 from tpi.partition import FFN_UNIT, Range, by_expert
 
@@ -110,8 +110,7 @@ class NodePlan:
     options: NodeOptions
     routing: bytes = b""  # recorded routing of this model, for `tpi.pack.routing.from_bytes`; empty if there is none
     predictors: tuple[PredictorPlan, ...] = ()
-    gates: tuple[GatePlan, ...] = ()
-    predictor_bytes: int = 0  # memory of `predictors` and `gates`
+    predictor_bytes: int = 0  # memory of `predictors`
 
     @cached_property
     def blocks(self) -> tuple[NodeBlock, ...]:
@@ -142,7 +141,7 @@ class NodePlan:
     def _neurons(self, block: NodeBlock) -> int:
         mixture = self.config.mixture
         if block.kind != "experts" or mixture is None:
-            return min(_width(block.runs[-1:]), self.config.intermediate)  # a run of gates has the same neurons again
+            return min(_width(block.runs), self.config.intermediate)
         routed = [run for run in block.runs if run.name == "neuron"]
         slices = [
             len(part) * run.layout.width
@@ -177,9 +176,7 @@ def node_plan(assign: Assign) -> NodePlan:
         options=assign.options,
         routing=assign.routing,
         predictors=assign.predictors,
-        gates=assign.gates,
-        predictor_bytes=sum(_predictor_bytes(one, assign.blocks[one.block]) for one in assign.predictors)
-        + sum(2 * _vectors_bytes(assign.blocks[one.block]) for one in assign.gates),
+        predictor_bytes=sum(_predictor_bytes(one, assign.blocks[one.block]) for one in assign.predictors),
     )
 
 

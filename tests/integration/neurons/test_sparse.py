@@ -119,19 +119,6 @@ def test_without_predictors_it_says_how_to_make_them(
     assert predictors_for(RunOptions("mine"), relu_pack("q8")) is None
 
 
-@pytest.mark.parametrize("mode", ["auto", "static", "dynamic"])
-def test_an_error_that_predictors_do_not_hold_is_refused(
-    mode: Sparsity, relu_pack: Callable[[str], Pack], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack = relu_pack("q8")
-    found = exact_predictors(pack)
-    monkeypatch.setattr("master.deployment.predictors.load_predictors", lambda path: found)
-    with pytest.raises(UsageError, match=r"--sparsity-error 0\.1 is for SwiGLU.*mine are chosen by predictors"):
-        predictors_for(RunOptions("mine", sparsity=mode, sparsity_error=0.1), pack)
-    assert predictors_for(RunOptions("mine", sparsity=mode), pack) is not None
-    assert predictors_for(RunOptions("mine", sparsity="off", sparsity_error=0.1), pack) is None
-
-
 def test_activations_that_are_never_zero_are_refused(tiny_pack: Callable[..., Pack]) -> None:
     with pytest.raises(UsageError, match="never 0"):
         predictors_for(RunOptions("mine", sparsity="static"), tiny_pack("llama"))

@@ -14,7 +14,6 @@ from master.deployment.deploy import kv_dtype
 from master.deployment.deployment import Capacity, Deployment, Stage
 from master.deployment.planner import deal_shards, units_of
 from master.deployment.predictors import SentPredictors
-from master.deployment.sentgates import SentGates
 from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
@@ -83,22 +82,19 @@ def in_process_deployment(
     pool: int | None = None,
     predictors: Mapping[int, Predictor] | None = None,
     hosts: Mapping[int, HostDevice] | None = None,
-    gates: SentGates | None = None,
     **more: Any,
 ) -> Deployment:
     """As `in_process_engine`, without the engine; with `pool` pages and `more` node options.
 
     Rank 0 has `host` and `disk` in place of the real ones. `accelerators` are by rank, and so are `hosts` in place of
-    all real ones; `predictors`, by layer, are for `sparsity`, and so are `gates`.
+    all real ones; `predictors`, by layer, are for `sparsity`.
     """
     pool = pool or 4 * pages_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk, **more)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
     shards = deal_shards(pack.config, units_of(pack), shares)
     sent = SentPredictors(predictors) if predictors is not None else None
-    plans = assignments(
-        pack, shards, peers, options, session=1, epoch=epoch, collective="loopback", predictors=sent, gates=gates
-    )
+    plans = assignments(pack, shards, peers, options, session=1, epoch=epoch, collective="loopback", predictors=sent)
     endpoints = Endpoints(board=Board(len(shares)))
     with ExitStack() as stack:
         nodes = []
@@ -106,7 +102,7 @@ def in_process_deployment(
             shard_cache = ShardCache(cache / str(rank))
             stack.callback(shard_cache.close)
             tables = table_bytes(pack) if rank == 0 else None
-            held = own_blocks(pack, one, shard_cache, sent=sent or gates)
+            held = own_blocks(pack, one, shard_cache, sent=sent)
             its: dict[str, Any] = {"host": host, "disk": disk} if rank == 0 else {}
             its["accelerator"] = accelerators.get(rank)
             its |= {"host": hosts[rank]} if hosts else {}

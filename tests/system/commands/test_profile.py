@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.support.commands import TPI, clean, run_json, tpi
 from tests.support.devices.predicted import all_predictors, exact_predictors
+from tests.support.models import TinyModel
 from tests.support.weights.trained import TEXT, trained_facts, write_trained
 from tpi.errors import ModelError, WeightsError
 from tpi.kernels import open_kernels
@@ -196,3 +198,16 @@ def test_a_split_that_cannot_be_is_refused_at_once(pack: Path, tmp_path: Path, s
     assert done.returncode == 2
     assert says in done.stderr
     assert not (pack / NAME).exists()
+
+
+def test_a_model_whose_activations_are_never_0_is_refused(
+    tiny_model: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    model = str(tiny_model("llama3").directory)
+    done = tpi("profile", "-m", model, "--text", str(TEXT), cache=tmp_path / "cache")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        f"tpi: {model} needs no profile: its activations (silu) are never 0, so all of its neurons are computed; "
+        "give a model with ReLU or with experts"
+    )
+    assert not list((tmp_path / "cache").rglob(NAME))

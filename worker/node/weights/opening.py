@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from worker.demand.fetched import Fetched
     from worker.demand.records.node import StreamedNeurons
     from worker.demand.records.plan import RecordPlan
-    from worker.neurons.gates.segment import GatedNode
     from worker.neurons.sparse import SparseNode
 
 
@@ -45,7 +44,6 @@ def open_weights(
     devices: Sequence[Device],
     trace: NoTrace,
     progress: Progress,
-    gated: "GatedNode | None" = None,
 ) -> OpenedWeights:
     """Load the resident weights of a node, and open everything that provides the others.
 
@@ -59,9 +57,8 @@ def open_weights(
         devices: the devices of the node, the host first.
         trace: records the spans of loads and computations.
         progress: called for each resident segment that is loaded.
-        gated: selects neurons of the host by their gate, if the plan has thresholds.
     """
-    opening = _Opening(stack, plan, residence, held, devices, trace, progress, gated)
+    opening = _Opening(stack, plan, residence, held, devices, trace, progress)
     if residence.demand is not None:
         return opening.with_experts_fetched()
     if residence.records is not None:
@@ -81,10 +78,9 @@ class _Opening:
         devices: Sequence[Device],
         trace: NoTrace,
         progress: Progress,
-        gated: "GatedNode | None",
     ) -> None:
         self._stack, self._plan, self._residence, self._held = stack, plan, residence, held
-        self._devices, self._trace, self._progress, self._gated = devices, trace, progress, gated
+        self._devices, self._trace, self._progress = devices, trace, progress
         placed = stack.enter_context(closing(Placed()))
         self._link = self._linked(placed)
         window = open_window(plan, residence, held, devices[-1], trace, progress)
@@ -97,9 +93,9 @@ class _Opening:
         self.sparse = self._chosen()
 
     def dense(self) -> OpenedWeights:
-        """Return weights of which every unit is computed, except neurons that a gate selects while it computes."""
+        """Return weights of which every unit is computed."""
         places, offload = self._residence.places, self._residence.offload
-        long = arranged(places.long, self._sources.of(short=False), self._open, self._gated is not None)
+        long = arranged(places.long, self._sources.of(short=False), self._open)
         alike = places.short == places.long
         short = long if alike else arranged(places.short, self._sources.of(short=True), self._open)
         weights = Weights(self._window, long, short, offload.crossover if offload else 1, self._link)
@@ -170,9 +166,8 @@ class _Opening:
         launch = traced(device, self._trace, name) if segment.device and self._trace is not OFF else None
         vectors, pages = self._held[block.source].vectors, self._pages(segment.device, block.layer)
         opened = open_segment(device, self._plan.config, block.layer, runs, vectors, pages, launch)
-        chooser = self.sparse or self._gated
-        if chooser is not None and not segment.device:
-            return chooser.adapted(opened, block.layer, segment.neurons_before)
+        if self.sparse is not None and not segment.device:
+            return self.sparse.adapted(opened, block.layer, segment.neurons_before)
         if self._link is None:
             return opened
         if segment.device:

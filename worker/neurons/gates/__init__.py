@@ -1,1 +1,0 @@
-"""Blocks that are computed gate first: which neurons count, and whether that pays."""

@@ -90,13 +90,8 @@ def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: 
     return WholeNorms(own_q, own_k, counted, config.heads * size, config.kv_heads * size)
 
 
-def ffn_spec(
-    config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Range, gate: RunLayout | None = None
-) -> FfnSpec:
-    """Return the spec of some units of a feed-forward block.
-
-    `neuron` is the layout of the whole block, `gate` that of a separate run of gates.
-    """
+def ffn_spec(config: ModelConfig, neuron: RunLayout, vectors: Vectors, units: Range) -> FfnSpec:
+    """Return the spec of some units of a feed-forward block. `neuron` is the layout of the whole block."""
     return FfnSpec(
         neuron=replace(neuron, units=len(units)),
         activation=config.activation,
@@ -106,7 +101,6 @@ def ffn_spec(
         up_bias=_cut(_padded(vectors.get("up.bias"), neuron.units), units, FFN_UNIT),
         threshold=config.activation_threshold,
         slope=config.activation_slope,
-        gate=None if gate is None else replace(gate, units=len(units)),
     )
 
 

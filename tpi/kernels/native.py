@@ -140,12 +140,6 @@ class NativeKernels:
         plan.run(data, _given(x), active, out)
         return out
 
-    def ffn_gated(self, spec: FfnSpec, data: U8, x: Input, least: F32) -> tuple[F32, int]:
-        """Return a segment's share of a gated block, and the number of neurons that were computed."""
-        plan = _plan_ffn(spec)
-        out = np.empty(x.shape, np.float32)
-        return out, plan.run_gated(data, _given(x), least, out)
-
     def route(self, router: RouterSpec, x: Input) -> Routing:
         """Return the experts that each token chooses, with their weights."""
         shape = (x.shape[0], router.mixture.used)
@@ -306,7 +300,6 @@ def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
             spec.up_bias,
             spec.threshold,
             spec.slope,
-            None if spec.gate is None else _fields(spec.gate),
         )
     return plan
 

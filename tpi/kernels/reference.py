@@ -11,6 +11,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from tpi.errors import KernelError
 from tpi.kernels.arithmetic import (
     activate,
     apply_norm,
@@ -23,7 +24,6 @@ from tpi.kernels.arithmetic import (
     rows,
 )
 from tpi.kernels.chain import PlainChain
-from tpi.kernels.gated import called_for, gated_ffn, only_active
 from tpi.kernels.heads import finished, from_latent, needs_sums, refuse_sums
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
 from tpi.kernels.paged import append, attend, heads_of, spread
@@ -112,19 +112,11 @@ class ReferenceKernels:
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
         run, normed = spec.neuron, _normed(spec, x)
-        if spec.gate is not None:
-            return gated_ffn(spec, data, normed, active)
         check_data(data, run.units * run.unit_bytes)
         up = biased(rows(run, data, "up", normed), spec.up_bias)
         gate = biased(rows(run, data, "gate", normed), spec.gate_bias) if spec.gated else None
         inner = activate(spec, gate, up)
-        return columns(run, data, "down", inner if active is None else only_active(run, active, inner))
-
-    def ffn_gated(self, spec: FfnSpec, data: U8, x: Input, least: F32) -> tuple[F32, int]:
-        """Return a segment's share of a gated block, and the number of neurons that were computed."""
-        normed = _normed(spec, x)
-        active = called_for(spec, data, normed, least)
-        return gated_ffn(spec, data, normed, active), len(active)
+        return columns(run, data, "down", inner if active is None else _only_active(run, active, inner))
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
         """Return the experts that each token chooses, with their weights."""
@@ -173,6 +165,16 @@ def _normed(spec: BlockSpec | RouterSpec, x: Input) -> F32:
     values = x.values()
     check_input(values, hidden)
     return values
+
+
+def _only_active(run: RunLayout, active: I32, inner: F32) -> F32:
+    """Return `inner`, `[tokens, neurons]`, with zeros for neurons that are not active."""
+    if run.layout != "record":
+        raise KernelError("a list of active neurons needs a pack in the record layout; this one is tiled")
+    check_range("active neuron", active, run.units * run.width)
+    mask = np.zeros(run.units * run.width, np.bool_)
+    mask[active] = True
+    return np.asarray(np.where(mask, inner, np.float32(0)), np.float32)
 
 
 def _runs(spec: AttentionSpec, data: U8) -> tuple[U8, U8, U8]:

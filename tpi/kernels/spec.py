@@ -167,17 +167,13 @@ class FfnSpec:
     """The neurons of this node in one layer's feed-forward network (or in one expert).
 
     Attributes:
-        neuron: layout of the neuron run, parts `gate` (rows, if gated, unless it is a run of its own), `up` (rows),
-            `down` (columns).
+        neuron: layout of the neuron run, parts `gate` (rows, if gated), `up` (rows), `down` (columns).
         activation: relu2 is ReLU squared. fatrelu is x where x > `threshold`, else 0. drelu is ReLU of gate and of up.
             swiglu_clamped is gate * sigmoid(`slope` * gate) * (up + 1), with gate at most `threshold` and the
             magnitude of up at most `threshold` (gpt-oss).
         gated: True for down(act(gate) * up), False for down(act(up)).
         norm: norm of the input.
         gate_bias, up_bias: `[units * width]` or None.
-        gate: layout of the gate's run if that is a run of its own, else None. Its units then come before the neurons'
-            in the weights, and the neurons are records, so that neurons with a small gate can be left out
-            (`GatedKernels`).
     """
 
     neuron: RunLayout
@@ -188,7 +184,6 @@ class FfnSpec:
     up_bias: F32 | None
     threshold: float = 0.0
     slope: float = 1.0
-    gate: RunLayout | None = None
 
     @property
     def hidden(self) -> int:

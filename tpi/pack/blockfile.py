@@ -61,11 +61,6 @@ class BlockShape:
         """Offset in the file where the vectors and hashes begin. The block's name is a hash of the header and these."""
         return len(self.header) + sum(run.units * run.unit_bytes for run in self.runs)
 
-    @property
-    def gate_first(self) -> bool:
-        """True for a feed-forward block whose gate is a separate run, so that the gate can be computed first."""
-        return self.kind == "ffn" and any(run.name == "gate" for run in self.runs)
-
     def run(self, name: str) -> RunLayout:
         """Return the layout of the run called `name`.
 
@@ -87,6 +82,8 @@ class BlockShape:
         Raises:
             ModelError, KeyError, TypeError, ValueError: if the fields do not describe a block.
         """
+        if any(run["name"] == "gate" for run in fields["runs"]):
+            raise ModelError("it was made with tpi pack --gate-first, which this version does not have")
         runs = tuple(RunLayout.from_dict(run) for run in fields["runs"])
         vectors = tuple((str(name), int(length)) for name, length in fields["vectors"])
         if fields["kind"] not in get_args(BlockKind) or not all(0 < length < 1 << 24 for _, length in vectors):

@@ -30,10 +30,8 @@ def pull(name: str, cache: Path | None) -> None:
 @click.option("-o", "--output", required=True, type=PATH, help="Directory to write, a new one.")
 @click.option("--dtype", default="auto", type=click.Choice(["auto", "f32", "bf16", "q8", "q4", "q4s"]),
               help="Format of the weights; auto uses the source's format.")  # fmt: skip
-@click.option("--gate-first", is_flag=True,
-              help="For tpi run --sparsity: neurons that are chosen by their gate (docs/sparsity.md).")  # fmt: skip
 @click.option("--cache", type=DIRECTORY, help="Where models are kept (default: ~/.cache/tpi).")
-def pack(source: str, output: Path, dtype: str, gate_first: bool, cache: Path | None) -> None:
+def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
     """Write the model SOURCE (as for -m) as a pack, which opens at once and can be copied to other machines."""
     from tpi.errors import UsageError
     from tpi.pack.builder.build import open_source, pack_model
@@ -47,10 +45,9 @@ def pack(source: str, output: Path, dtype: str, gate_first: bool, cache: Path | 
     located = locate(source, cache or default_cache())
     if located.kind == "pack":
         raise UsageError(f"{source} is already a pack; use it as it is")
-    pack_model(open_source(located.path), dtype, output, gate_first=gate_first)
+    pack_model(open_source(located.path), dtype, output)
     origin = located.path.absolute()
     record = PackRecord(cache or default_cache(), output.absolute(), str(origin), dtype, identity(origin, dtype))
-    record.gate_first = gate_first
     remember(record)
     made = Pack.open(output)
     click.echo(f"{output}: {made.weight_bytes / 1e6:.0f} MB of weights in {len(made.blocks)} files")

@@ -29,7 +29,7 @@ GROUP_BYTES: dict[Format, int] = {
     "mxfp4": GROUP // 2 + 1,  # e2m1 values, e8m0 scale (a power of two); `tiled` only (OCP Microscaling 1.0)
 }
 
-RunName = Literal["latent", "query", "kv", "gate", "neuron", "shared", "row"]
+RunName = Literal["latent", "query", "kv", "neuron", "shared", "row"]
 Layout = Literal["record", "tiled"]
 Axis = Literal["row", "column"]
 

@@ -71,7 +71,7 @@ class Manifest:
             raise ModelError(f"cannot read {path}: {error.strerror}; give the directory of a pack") from error
         except (ModelError, KeyError, TypeError, ValueError, RecursionError, AttributeError, OverflowError) as error:
             reason = error if isinstance(error, ModelError) else repr(error)
-            raise ModelError(f"{path} is damaged ({str(reason)[:200]}); pack the model again") from error
+            raise ModelError(f"{path} cannot be used ({str(reason)[:200]}); pack the model again") from error
         raise ModelError(f"{path} has pack version {str(version)[:80]}, not {PACK_VERSION}; pack the model again")
 
 
@@ -107,8 +107,7 @@ def _check_blocks(manifest: Manifest) -> None:
             kind = blocks[name].kind
             if kind not in runs:
                 raise ValueError(f"a layer with a block of kind {kind}")
-            first: dict[RunName, RunShape] = {"gate": neurons} if blocks[name].gate_first else {}
-            _check(blocks[name], kind, first | runs[kind])
+            _check(blocks[name], kind, runs[kind])
             if mixture and kind == "experts":
                 _check_router(blocks[name], mixture.experts * config.hidden)
     for table in (manifest.embedding, manifest.head):

@@ -1,1 +1,1 @@
-"""Sparsity: predictors of active neurons, and thresholds for models whose activations are never 0."""
+"""Sparsity: profiles and predictors of active neurons."""

@@ -7,7 +7,6 @@ callback returns the output of each feed-forward network.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +35,6 @@ class FfnWeights:
     gate: F32 | None
     up: F32
     down: F32
-
-    @cached_property
-    def down_norms(self) -> F32:
-        """Euclidean length of each neuron's column of down: float32 `[neurons]`."""
-        return np.asarray(np.linalg.norm(self.down, axis=1), np.float32)
 
     def gated(self, x: F32) -> F32:
         """Return the activation function of the gate, `[tokens, neurons]`, for the normalised input `x`.
@@ -131,17 +125,14 @@ def _pass_experts(config: ModelConfig, block: PackBlock, x: F32, kernels: Kernel
 
 
 def read_ffn(config: ModelConfig, block: PackBlock, kernels: Kernels) -> FfnWeights:
-    """Read a feed-forward block as float32, without its padding.
-
-    The gate may be part of the neurons' run, or a run of its own.
-    """
+    """Read a feed-forward block as float32, without its padding."""
     run, count = block.run("neuron"), config.intermediate
     spec = ffn_spec(config, run, block.vectors(), Range(0, run.units))
     biases = (None if bias is None else bias[:count] for bias in (spec.gate_bias, spec.up_bias))
     gate_bias, up_bias = biases
     cut = FfnSpec(run, spec.activation, spec.gated, spec.norm, gate_bias, up_bias, spec.threshold)
-    held = {part.name: (item, _units(block, item)) for item in block.shape.runs for part in item.parts}
-    parts = {name: kernels.dequantise(item, data, name)[:count] for name, (item, data) in held.items()}
+    data = _units(block, run)
+    parts = {part.name: kernels.dequantise(run, data, part.name)[:count] for part in run.parts}
     return FfnWeights(cut, parts.get("gate"), parts["up"], parts["down"])
 
 

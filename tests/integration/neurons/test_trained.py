@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.cluster.surprise import engine_perplexity
+from tests.support.devices.predicted import predicted_only
 from tests.support.examples import examples_of
 from tests.support.perplexity import perplexity
 from tests.support.weights.trained import PREDICTORS, TRAINED, UNSEEN, write_trained
@@ -20,8 +21,7 @@ from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import load_predictors
-from tpi.sparsity.replay import F32, I32, FfnWeights, chunks
-from tpi.sparsity.thresholds import masked
+from tpi.sparsity.replay import I32, chunks
 from tpi.sparsity.training import measured
 from worker.neurons.judge import Judge
 
@@ -75,10 +75,6 @@ def test_predictors_are_small_and_name_few_neurons_beside_the_active(pack: Pack)
 
 
 def test_perplexity_of_all_of_the_unseen_text_stays_within_a_hundredth(pack: Pack) -> None:
-    predictors, kernels, pieces = load_predictors(PREDICTORS), open_kernels(), _pieces()
-
-    def predicted(layer: int, weights: FfnWeights, x: F32) -> F32:
-        return masked(weights, x, predictors[layer].active(x))
-
+    predicted, kernels, pieces = predicted_only(load_predictors(PREDICTORS)), open_kernels(), _pieces()
     dense = perplexity(pack, pieces, kernels)
     assert perplexity(pack, pieces, kernels, predicted) == pytest.approx(dense, rel=0.01)

@@ -1,11 +1,13 @@
 """Predictors that travel as trained ones do, and are always right: they name the active neurons, or all."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tpi.kernels import open_kernels
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor, PredictorMatrix
-from tpi.sparsity.replay import F32, read_ffn
+from tpi.sparsity.replay import F32, FeedForward, FfnWeights, read_ffn
 
 LEAST = 1e-30  # a score
 
@@ -18,6 +20,16 @@ def exact_predictors(pack: Pack) -> dict[int, Predictor]:
 def all_predictors(pack: Pack, ahead: int = 0) -> dict[int, Predictor]:
     """Name every neuron; the first layers cannot be foretold."""
     return {layer: _predictor(layer, gate, -1e30, min(layer, ahead)) for layer, gate in _gates(pack).items()}
+
+
+def predicted_only(predictors: Mapping[int, Predictor]) -> FeedForward:
+    """Compute the neurons that the layer's predictor names; the others count as 0."""
+
+    def compute(layer: int, weights: FfnWeights, x: F32) -> F32:
+        inner = np.where(predictors[layer].active(x), weights.inner(x), np.float32(0))
+        return np.asarray(inner @ weights.down, np.float32)
+
+    return compute
 
 
 def _gates(pack: Pack) -> dict[int, F32]:

@@ -107,33 +107,6 @@ void check_ffn(const Kernels& isa, Format format, bool tiled, size_t tokens, siz
     compare("ffn", isa, got, expected, is_quantised(format) ? 2e-2f : 1e-5f);
 }
 
-// Gate first: half of the neurons are left out, whatever their activations.
-void check_gated(const Kernels& isa, Format format, size_t tokens, size_t hidden) {
-    Weights gate(format, is_quantised(format), 3, 32, hidden), up(format, false, 3, 32, hidden),
-        down(format, false, 3, 32, hidden);
-    auto x = floats(tokens * hidden), weight = floats(hidden), least = floats(96);
-    for (float& value : least) value = value < 0 ? 0.0f : INFINITY;
-    size_t chosen = 0, wanted = 0;
-    FfnCall call{};
-    call.gate = gate.matrix;
-    call.up = up.matrix;
-    call.down = down.matrix;
-    call.norm = {true, 1e-5f, weight.data(), nullptr};
-    call.activation = Activation::silu;
-    call.tokens = tokens;
-    call.hidden = hidden;
-    call.x = x.data();
-    call.gate_first = true;
-    call.least = least.data();
-    call.chosen = &wanted;
-    auto expected = run(kScalarKernels.ffn, call, tokens * hidden);
-    call.chosen = &chosen;
-    compare("gate first", isa, run(isa.ffn, call, tokens * hidden), expected, is_quantised(format) ? 2e-2f : 1e-5f);
-    if (chosen == wanted) return;
-    std::printf("gate first on %s: %zu neurons, not %zu\n", isa.name, chosen, wanted);
-    ++failures;
-}
-
 void check_attention(const Kernels& isa, Format format, bool tiled, size_t tokens, KvFormat kv_format) {
     size_t hidden = 96, heads = 4, kv_heads = 2, dim = 32, past = 40, width = dim;
     Weights q(format, tiled, heads, width, hidden), o(format, tiled, heads, width, hidden);
@@ -194,7 +167,6 @@ void check(const Kernels& isa, Format format, bool tiled) {
         if (!is_quantised(format)) check_ffn(isa, format, tiled, tokens, 43);
         for (KvFormat kv : {KvFormat::f32, KvFormat::f16, KvFormat::q8, KvFormat::q4})
             check_attention(isa, format, tiled, tokens, kv);
-        if (!tiled) check_gated(isa, format, tokens, 320);
     }
 }
 

@@ -72,6 +72,15 @@ def test_a_run_is_listed_and_removed(source: Path, tmp_path: Path) -> None:
     assert listed(cache) == []
 
 
+def test_a_gate_first_pack_of_an_older_version_is_listed_and_removed(source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (path,) = make(cache, source, "q8")
+    old = path.rename(path.with_name(f"tiny-q8-gate-first-{path.name[-16:]}"))
+    assert [entry["name"] for entry in listed(cache)] == [old.name]
+    assert "removed 1 of 1" in command("rm", "tiny", cache=cache)
+    assert listed(cache) == []
+
+
 def test_an_unknown_name_is_one_sentence_with_what_is_near(source: Path, tmp_path: Path) -> None:
     (path,) = make(tmp_path / "cache", source, "q8")
     for name, words in (("tin", f"similar names: {path.name}"), ("zzz", "`tpi ls` lists")):

@@ -104,6 +104,28 @@ def test_a_pack_that_is_named_is_mended_from_where_it_came(
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_gate_first_pack_of_an_older_version_is_replaced_or_refused(
+    tiny_model: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, made, cache = tmp_path / "model", tmp_path / "pack", tmp_path / "cache"
+    shutil.copytree(tiny_model("llama").directory, source)
+    done = tpi("pack", str(source), "-o", str(made), "--dtype", "q8", cache=cache)
+    assert done.returncode == 0, done.stderr
+    before = contents(made)
+    manifest, record = json.loads((made / "manifest.json").read_text()), PackRecord.load(cache, made)
+    runs = next(block["runs"] for block in manifest["blocks"].values() if block["kind"] == "ffn")
+    runs.insert(0, {**runs[0], "name": "gate", "parts": [runs[0]["parts"][0]]})
+    (made / "manifest.json").write_text(json.dumps(manifest))
+    record.file.write_text(json.dumps({**json.loads(record.file.read_text()), "gate_first": True}))
+    shutil.copytree(made, tmp_path / "copy")
+    open_model(str(made), "auto", cache, quiet)
+    assert contents(made) == before
+    said = "manifest.json cannot be used (it was made with tpi pack --gate-first, which this version does not have)"
+    assert capsys.readouterr().err == f"tpi: {made}/{said}; making it again from {source}\n"
+    with pytest.raises(WeightsError, match=re.escape(f"{said}, and the source of the pack is not known")):
+        open_model(str(tmp_path / "copy"), "auto", cache, quiet)
+
+
 def test_without_its_source_the_directory_and_the_command_are_named(tiny_model: Models, tmp_path: Path) -> None:
     source, cache = tmp_path / "model", tmp_path / "cache"
     shutil.copytree(tiny_model("llama").directory, source)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from master.text.tokenizer import Tokenizer
+from tests.support.devices.predicted import predicted_only
 from tests.support.examples import examples_of
 from tests.support.perplexity import perplexity
 from tests.support.weights.trained import TEXT, write_trained
@@ -16,8 +17,7 @@ from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.examples import LayerExamples
 from tpi.sparsity.files import load_predictors, save_predictors
-from tpi.sparsity.replay import F32, I32, FfnWeights, chunks
-from tpi.sparsity.thresholds import masked
+from tpi.sparsity.replay import I32, chunks
 from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measured, train_predictors
 
 RECIPE = TrainingRecipe(steps=80, tokens=64, rate=6e-3)
@@ -109,13 +109,8 @@ def test_the_trained_models_neurons_are_predicted(pack: Pack, tokens: I32, tmp_p
     assert figures[:, 0].min() > 0.93
     assert chosen <= 1.5
     assert sum(one.nbytes for one in kept.values()) <= LIMIT * pack.weight_bytes
-    unseen = tokens[-len(tokens) // 8 :]
-
-    def predicted(layer: int, weights: FfnWeights, x: F32) -> F32:
-        return masked(weights, x, kept[layer].active(x))
-
-    kernels = open_kernels()
-    assert perplexity(pack, unseen, kernels, predicted) < 1.01 * perplexity(pack, unseen, kernels)
+    unseen, kernels = tokens[-len(tokens) // 8 :], open_kernels()
+    assert perplexity(pack, unseen, kernels, predicted_only(kept)) < 1.01 * perplexity(pack, unseen, kernels)
 
 
 def test_a_predictor_that_looks_ahead_knows_more_than_frequencies(pack: Pack, tokens: I32) -> None:

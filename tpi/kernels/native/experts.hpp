@@ -3,7 +3,7 @@
 // multiplied by the pair's weight. Many tokens take one part after the other.
 #pragma once
 
-#include "gated.hpp"
+#include "ffn.hpp"
 
 namespace tpi {
 namespace {

@@ -124,17 +124,12 @@ template <class Out>
 inline void stream_neurons(const FfnCall& call, const Prepared& in, size_t first, size_t count, size_t all,
                            const Out& out) {
     float gate[kStreamTokens * kNeurons], up[kStreamTokens * kNeurons];
-    bool gated = call.gate.data && !call.activations;
+    bool gated = call.gate.data != nullptr;
     if (gated) neuron_rows(call, in, call.gate, call.gate_bias, first, count, all, gate);
     neuron_rows(call, in, call.up, call.up_bias, first, count, all, up);
     for (size_t t = 0; t < in.tokens; ++t) {
         float* value = up + t * kNeurons;
-        if (call.activations) {
-            const float* known = call.activations + t * call.up.vectors();
-            for (size_t i = 0; i < count; ++i) value[i] *= known[neuron_at(call, first + i)];
-        } else {
-            activate_values(call, gated ? gate + t * kNeurons : nullptr, value, count, value);
-        }
+        activate_values(call, gated ? gate + t * kNeurons : nullptr, value, count, value);
         weigh(call, t, count, value);
     }
     record_columns(call.down, count, [&](size_t i) { return neuron_at(call, first + i); }, up, kNeurons, in.tokens, out);
@@ -189,9 +184,9 @@ inline void tiled_unit_block(const FfnJob& job, const Prepared& in, size_t unit,
 
 inline void record_gate_up(const FfnJob& job, const Prepared& in, uint8_t* scratch, Team& team) {
     const FfnCall& call = job.call;
-    size_t tasks = row_tasks(call.up, in), neurons = job.inner.width;  // gate may be tiled, and has other tasks then
+    size_t tasks = row_tasks(call.up, in), neurons = job.inner.width;
     auto* panels = reinterpret_cast<float*>(scratch);
-    team.each(call.gate.data ? tasks + row_tasks(call.gate, in) : tasks, [&](size_t task) {
+    team.each(call.gate.data ? 2 * tasks : tasks, [&](size_t task) {
         if (task < tasks) row_task(call.up, in, task, panels, job.inner.values, neurons);
         else row_task(call.gate, in, task - tasks, panels, job.gate, neurons);
     });
@@ -244,6 +239,26 @@ inline void ffn_block(const FfnCall& call, Pool& pool) {
                arena.take<uint8_t>(scratch * pool.size()),
                scratch};
     run_on(pool, ffn_block_job, job);
+}
+
+inline void ffn(const FfnCall& call, Pool& pool) {
+    if (streams(call.tokens)) return ffn_stream(call, pool);
+    if (!call.active) return ffn_block(call, pool);
+    for (size_t first = 0; first < call.tokens; first += kStreamTokens) {
+        FfnCall some = call;
+        some.tokens = call.tokens - first < kStreamTokens ? call.tokens - first : kStreamTokens;
+        Prepared part;
+        if (call.prepared) {
+            part = some_of(*call.prepared, first, some.tokens);
+            some.prepared = &part;
+        } else {
+            some.x = call.x + first * call.hidden;
+        }
+        some.out = call.out + first * call.hidden;
+        if (call.weights) some.weights = call.weights + first;
+        pool.arena().begin();
+        ffn_stream(some, pool);
+    }
 }
 
 }  // namespace

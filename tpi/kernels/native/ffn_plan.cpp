@@ -18,23 +18,11 @@ Activation activation_of(const std::string& name) {
     throw KernelError("unknown activation " + name);
 }
 
-// The gate's own run, if it has one. Only act(gate) * up can be computed gate first.
-std::optional<Run> own_gate(nb::object gate, bool gated, Activation activation, const Run& neuron) {
-    if (gate.is_none()) return {};
-    if (!gated || activation == Activation::drelu || activation == Activation::swiglu_clamped)
-        throw KernelError("this activation is a function of gate and up together; its gate cannot be a run of its own");
-    Run run(nb::cast<nb::tuple>(gate));
-    if (run.hidden() != neuron.hidden() || run.vectors() != neuron.vectors() || neuron.tiled())
-        throw KernelError("a gate that is a run of its own needs one row per neuron, and neurons in the record layout");
-    return run;
-}
-
 }  // namespace
 
 FfnPlan::FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
-                 nb::object up_bias, float threshold, float slope, nb::object gate)
+                 nb::object up_bias, float threshold, float slope)
     : neuron_(neuron),
-      gate_(own_gate(gate, gated, activation_of(activation), neuron_)),
       norm_(norm, neuron_.hidden()),
       activation_(activation_of(activation)),
       threshold_(threshold),
@@ -49,21 +37,20 @@ FfnPlan::FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation
         forms_ = RowForms{&up};
         return;
     }
-    Matrix first = (gate_ ? *gate_ : neuron_).matrix("gate", nullptr);
+    Matrix first = neuron_.matrix("gate", nullptr);
     forms_ = RowForms{&up, &first};
 }
 
 std::unique_ptr<Array> FfnPlan::weights(nb::handle data) const {
-    return keep_array(data, "the weights", "B", {length(gate_bytes() + neuron_.bytes())});
+    return keep_array(data, "the weights", "B", {length(neuron_.bytes())});
 }
 
 FfnCall FfnPlan::call(const Array& weights, size_t tokens, const float* x, float* out) const {
     FfnCall call{};
     const uint8_t* data = weights.as<uint8_t>();
-    if (gated_) call.gate = (gate_ ? *gate_ : neuron_).matrix("gate", data);
-    call.gate_first = gate_.has_value();
-    call.up = neuron_.matrix("up", data + gate_bytes());
-    call.down = neuron_.matrix("down", data + gate_bytes());
+    if (gated_) call.gate = neuron_.matrix("gate", data);
+    call.up = neuron_.matrix("up", data);
+    call.down = neuron_.matrix("down", data);
     call.norm = norm_.view();
     call.activation = activation_;
     call.threshold = threshold_;
@@ -112,23 +99,6 @@ void FfnPlan::run(nb::handle data, nb::handle x, nb::handle active, nb::handle o
     call.active = list.as<int32_t>();
     call.active_count = list.total();
     launch(kernels().ffn, call);
-}
-
-size_t FfnPlan::run_gated(nb::handle data, nb::handle x, nb::handle least, nb::handle out) const {
-    if (!gate_)
-        throw KernelError("neurons can be chosen by their gate only if it is a run of its own; call ffn() instead");
-    auto held = weights(data);
-    BlockInput input(x, hidden(), forms_);
-    Array result(out, "out", "f", {length(input.tokens()), length(hidden())}, true);
-    Array floor(least, "the least activations", "f", {length(neuron_.vectors())});
-    FfnCall call = this->call(*held, input.tokens(), input.x(), result.as<float>());
-    size_t chosen = 0;
-    call.prepared = input.prepared();
-    call.least = floor.as<float>();
-    call.chosen = &chosen;
-    if (!call.tokens || !neuron_.units()) return zero(result), 0;
-    launch(kernels().ffn, call);
-    return chosen;
 }
 
 }  // namespace tpi

@@ -130,13 +130,9 @@ private:
 
 class FfnPlan {
 public:
-    // `gate` is the gate's run if it is a run of its own: its units then come first in the weights.
     FfnPlan(nb::tuple neuron, nb::tuple norm, const std::string& activation, bool gated, nb::object gate_bias,
-            nb::object up_bias, float threshold, float slope, nb::object gate);
+            nb::object up_bias, float threshold, float slope);
     void run(nb::handle data, nb::handle x, nb::handle active, nb::handle out) const;
-    // With a gate that is a run of its own: use only the neurons whose activation is at least `least`; returns their
-    // number.
-    size_t run_gated(nb::handle data, nb::handle x, nb::handle least, nb::handle out) const;
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
 
     // The parts of `run`, as in AttentionPlan; all neurons.
@@ -151,10 +147,7 @@ public:
     const RowForms& forms() const { return forms_; }
 
 private:
-    size_t gate_bytes() const { return gate_ ? gate_->bytes() : 0; }
-
     Run neuron_;
-    std::optional<Run> gate_;
     NormPlan norm_;
     Activation activation_;
     float threshold_, slope_;

@@ -185,10 +185,6 @@ struct FfnCall {
     const int32_t* active;  // or null: all neurons
     size_t active_count;
     const float* weights;  // [tokens]: factor of each token's output; or null
-    bool gate_first;       // the gate is a run of its own, and a few tokens compute it first (gated.hpp)
-    const float* least;    // [neurons], with gate_first: neurons with smaller activations are left out; or null
-    size_t* chosen;        // with `least`: set to the number of neurons that were computed
-    const float* activations;  // [tokens, neurons] of the gate, if known; or null
 };
 
 // The part of a block of experts that some tokens use: a piece of a routed expert, or the shared experts.

@@ -65,7 +65,6 @@ def pack_model(
     progress: Phase = phase,
     again: bool = False,
     room: Room | None = None,
-    gate_first: bool = False,
 ) -> None:
     """Write the pack of a model to the directory `target`, and close the source.
 
@@ -76,13 +75,12 @@ def pack_model(
         progress: starts a display of progress.
         again: replace an existing pack.
         room: called with the number of bytes needed; it may free that much space.
-        gate_first: store the gates as separate runs, see `plan_pack`.
 
     Raises:
         ModelError: if a tensor is missing or of the wrong shape, or `dtype` is not possible.
         WeightsError: if the disk is full or cannot be written.
     """
-    plan = plan_pack(opened.model, opened.source, dtype, gate_first)
+    plan = plan_pack(opened.model, opened.source, dtype)
     for note in opened.model.notes:
         sys.stderr.write(f"tpi: {opened.name}: {note}\n")
     try:
@@ -110,7 +108,7 @@ def mend_pack(
         ModelError: if a tensor is missing or of the wrong shape, or `dtype` is not possible.
         WeightsError: if the disk is full or cannot be written.
     """
-    plan = plan_pack(opened.model, opened.source, dtype, any(shape.gate_first for shape in manifest.blocks.values()))
+    plan = plan_pack(opened.model, opened.source, dtype)
     wanted = {name: block for name, block in _named(manifest, plan) if name in blocks}
     total = sum(block.shape.nbytes for block in wanted.values())
     try:

@@ -134,7 +134,6 @@ def _source(record: PackRecord, damage: Damage, identity: Identity) -> Path:
     source = Path(record.source)
     way_out = f"delete {record.pack} and make it again with: tpi pack {record.source or 'MODEL'} -o {record.pack}"
     way_out += f" --dtype {record.dtype or (damage.manifest.dtype if damage.manifest else 'DTYPE')}"
-    way_out += " --gate-first" if record.gate_first else ""
     if not record.source:
         raise WeightsError(f"{damage.files}, and the source of the pack is not known on this machine; {way_out}")
     if not source.exists():
@@ -151,6 +150,5 @@ def _make_again(record: PackRecord, damage: Damage, source: Path, progress: Phas
         open_source(source), record.dtype, record.pack, damage.manifest, damage.blocks, damage.tokenizer, progress
     )
     if not mended:
-        opened = open_source(source)
-        pack_model(opened, record.dtype, record.pack, progress, again=True, gate_first=record.gate_first)
+        pack_model(open_source(source), record.dtype, record.pack, progress, again=True)
     made(record)

@@ -87,7 +87,7 @@ class PackPlan:
         return sum(block.shape.nbytes for block in self.distinct)
 
 
-def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False) -> PackPlan:
+def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     """Plan the pack of a model: choose the format of each part and the layout of each run.
 
     With `--dtype auto`, each tensor keeps the source's format if a pack supports it (F16 becomes f32). Otherwise it
@@ -98,29 +98,18 @@ def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False
 
     If a run would contain both float and quantised parts, all of it is stored in f32, which is exact.
 
-    With `gate_first`, the gate is a separate run, which is computed as a whole. up and down are stored as records, and
-    only the records that the gate's activations select are read (`tpi.sparsity.thresholds`). The columns of down are
-    then grouped differently than in a quantised source. A 4-bit down becomes q8, because quantising to 4 bits again
-    would lose more accuracy than leaving out neurons does.
-
     Raises:
-        ModelError: if a tensor is missing or unknown, or `dtype` or `gate_first` is not possible for this model.
+        ModelError: if a tensor is missing or unknown, or `dtype` is not possible for this model.
     """
     check_claims(model, source)
-    if gate_first and not can_be_gate_first(model.config):
-        raise ModelError(
-            f"{source.label} cannot be packed gate first: this needs a gated feed-forward network without experts, "
-            "whose activation is not sparse by itself"
-        )
     if dtype not in DTYPES:
         raise ModelError(f"--dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
-    formats = _Formats(model.config, source, dtype, gate_first)
+    formats = _Formats(model.config, source, dtype)
     layers = [[(refs, formats.runs(refs)) for refs in layer] for layer in model.layers]
     geometry = _Geometry(
         model.config,
         query=any(_any_quantised(runs.get("query", {})) for layer in layers for _, runs in layer),
         kv=any(_any_quantised(runs.get("kv", {})) for layer in layers for _, runs in layer),
-        gate_first=gate_first,
     )
     planned = tuple(tuple(geometry.block(refs, runs) for refs, runs in layer) for layer in layers)
     embedding = geometry.table(model.embedding, formats.one(model.embedding, "table"), model.config.vocab)
@@ -130,28 +119,15 @@ def plan_pack(model: Model, source: Source, dtype: str, gate_first: bool = False
     return PackPlan(planned, embedding, head, positions, geometry.final(model.final))
 
 
-def can_be_gate_first(config: ModelConfig) -> bool:
-    """Return True if the model's neurons can be chosen by their gate.
-
-    This is False for ungated networks, for experts, and for activations that are often exactly 0, such as ReLU: neurons
-    of these are always stored as records.
-    """
-    return config.gated and config.mixture is None and config.activation not in SPARSE
-
-
 class _Formats:
     """Choice of the format of each part, from `--dtype` and the formats of the source."""
 
-    def __init__(self, config: ModelConfig, source: Source, dtype: str, gate_first: bool = False) -> None:
-        self._config, self._source, self._dtype, self._gate_first = config, source, dtype, gate_first
+    def __init__(self, config: ModelConfig, source: Source, dtype: str) -> None:
+        self._config, self._source, self._dtype = config, source, dtype
 
     def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
         """Return the formats of the parts of each run of a block."""
-        found = {run: self._run(names, refs, _pieces(refs, run)) for run, names in _RUNS[refs.kind].items()}
-        if self._gate_first and refs.kind == "ffn" and found["neuron"]["down"] in ("q4", "q4s"):
-            source = find(self._source, dict(refs.parts)["down"].tensor).element.nearest
-            found["neuron"]["down"] = "q8" if is_quantised(source) else found["neuron"]["down"]
-        return found
+        return {run: self._run(names, refs, _pieces(refs, run)) for run, names in _RUNS[refs.kind].items()}
 
     def _run(self, names: tuple[str, ...], refs: BlockRefs, pieces: Pieces) -> dict[str, Format]:
         """Return the formats of the parts of one run: all quantised, or none.
@@ -182,8 +158,8 @@ class _Formats:
 class _Geometry:
     """Builder of block recipes, with unit widths that are the same in every layer."""
 
-    def __init__(self, config: ModelConfig, query: bool, kv: bool, gate_first: bool = False) -> None:
-        self._config, self._gate_first = config, gate_first
+    def __init__(self, config: ModelConfig, query: bool, kv: bool) -> None:
+        self._config = config
         self._query_heads = query_unit_heads(config, query)
         self._kv_heads = kv_unit_heads(config, kv)
 
@@ -208,19 +184,12 @@ class _Geometry:
         return BlockRecipe("attention", tuple(made), self._vectors(refs))
 
     def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
-        """Return the recipe of a feed-forward block: run neuron and, if gate first, run gate.
+        """Return the recipe of a feed-forward block with run neuron.
 
         For sparse activations, each neuron is stored as a separate record.
         """
-        neurons = self._config.intermediate
-        if not self._gate_first:
-            return BlockRecipe("ffn", (self._neurons("neuron", refs, formats, neurons),), self._vectors(refs))
-        gate, rest = {"gate": formats["gate"]}, {name: formats[name] for name in ("up", "down")}
-        runs = (
-            self._run("gate", refs, gate, FFN_UNIT, neurons),
-            self._run("neuron", refs, rest, FFN_UNIT, neurons, records=True),
-        )
-        return BlockRecipe("ffn", runs, self._vectors(refs))
+        run = self._neurons("neuron", refs, formats, self._config.intermediate)
+        return BlockRecipe("ffn", (run,), self._vectors(refs))
 
     def experts(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
         """Return the recipe of an experts block: run neuron with the routed experts in order, and run shared if any."""

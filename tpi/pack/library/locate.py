@@ -75,7 +75,6 @@ def open_located(
     cache: Path,
     progress: Phase = phase,
     room: "Room | None" = None,
-    gate_first: bool = False,
 ) -> Pack:
     """Open a model that `locate` found. If the cache has no pack of it, make one first.
 
@@ -88,8 +87,6 @@ def open_located(
         cache: the directory that holds `packs/` and `models/`.
         progress: starts a display of progress.
         room: called before packing with the number of bytes needed; it may free that much space in the cache.
-        gate_first: open a pack whose gates are separate runs (`tpi.pack.builder.plan.plan_pack`). The cache holds it in
-            addition to the ordinary pack.
 
     Raises:
         ModelError: if the model is damaged or not supported.
@@ -98,17 +95,16 @@ def open_located(
     from tpi.pack.builder.mend import made, open_whole
 
     inside = located.kind != "pack"
-    target = cache / "packs" / pack_name(located, dtype, gate_first) if inside else located.path
+    target = cache / "packs" / pack_name(located, dtype) if inside else located.path
     record = PackRecord.load(cache, target)
     if inside:
         record.source, record.dtype, record.identity = str(located.path.absolute()), dtype, _hash(target.name)
-        record.gate_first = gate_first
     pulled = located.path.parent == cache / "models"
     with closing(Hold(located.path, pulled)), closing(Hold(target, target.parent == cache / "packs")):
         if inside and not target.is_dir():
             from tpi.pack.builder.build import open_source, pack_model
 
-            pack_model(open_source(located.path), dtype, target, progress, room=room, gate_first=gate_first)
+            pack_model(open_source(located.path), dtype, target, progress, room=room)
             made(record)
             return_memory()  # glibc may retain up to 90 MiB, which the node would count as memory of the bare process
         pack = open_whole(record, identity, progress)
@@ -146,7 +142,7 @@ def locate(spec: str, cache: Path, progress: Phase = phase, weights: bool = True
     raise ModelError(f"there is no model {spec!r}; give {ACCEPTED}")
 
 
-def pack_name(located: Located, dtype: str, gate_first: bool = False) -> str:
+def pack_name(located: Located, dtype: str) -> str:
     """Return the pack's directory name in the cache: a readable name, and a hash of all that the pack depends on."""
     files = [part for part in gguf_parts(located.path) if part.exists()]
     if located.kind == "directory":
@@ -157,8 +153,7 @@ def pack_name(located: Located, dtype: str, gate_first: bool = False) -> str:
         stamp = sha256(file.read_bytes()).hexdigest() if state.st_size <= _SMALL else str(state.st_mtime_ns)
         identity.update(os.fsencode(f"\0{file.name}\0{state.st_size}\0{stamp}"))
     readable = re.sub(r"[^\w.-]+", "-", located.name).strip(".-")[:60]
-    kind = f"{dtype}-gate-first" if gate_first else dtype
-    return f"{readable}-{kind}-{identity.hexdigest()[:16]}"
+    return f"{readable}-{dtype}-{identity.hexdigest()[:16]}"
 
 
 def _directory(path: Path, cache: Path | None = None) -> Located:

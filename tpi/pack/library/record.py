@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 
@@ -27,16 +27,16 @@ class PackRecord:
     identity: str = ""  # `tpi.pack.library.locate.identity` of the source when the pack was made
     checked: dict[str, Stamp] = field(default_factory=dict)  # by file name: the `stamp` of the file when it was intact
     digests: dict[str, str] = field(default_factory=dict)  # SHA-256 of the manifest and tokenizer, which have no hashes
-    gate_first: bool = False  # argument of `tpi.pack.builder.plan.plan_pack` that the pack was made with
 
     @classmethod
     def load(cls, cache: Path, pack: Path) -> "PackRecord":
         """Read the record of `pack` from the cache; return an empty one if there is none or it cannot be read."""
         record = cls(cache, pack.absolute())
         with suppress(OSError, ValueError, TypeError):
-            fields = json.loads(record.file.read_bytes())
-            if fields.pop("pack") == str(record.pack):
-                return cls(cache, record.pack, **fields)
+            stored = json.loads(record.file.read_bytes())
+            if stored.pop("pack") == str(record.pack):
+                known = {one.name for one in fields(cls)}  # an older version may have stored more
+                return cls(cache, record.pack, **{name: stored[name] for name in known & stored.keys()})
         return record
 
     @property
@@ -46,13 +46,13 @@ class PackRecord:
 
     def save(self) -> None:
         """Write the record's file. Do nothing if the disk cannot be written; the pack is then checked again later."""
-        fields = {**asdict(self), "pack": str(self.pack)}
-        del fields["cache"]
+        stored = {**asdict(self), "pack": str(self.pack)}
+        del stored["cache"]
         draft = self.file.with_suffix(f".{os.getpid()}.tmp")
         try:
             make_private(self.file.parent)
             with open(draft, "w", opener=private) as file:
-                json.dump(fields, file)
+                json.dump(stored, file)
             draft.replace(self.file)
         except OSError:
             with suppress(OSError):

@@ -14,6 +14,7 @@ from tpi.pack.library.pull import ALIASES
 from tpi.pack.library.record import PackRecord, records
 from tpi.pack.library.store import sweep
 
+# older versions also made packs that were gate-first
 _PACK_NAME = re.compile(r"((.+)-(?:auto|f32|bf16|q8|q4|q4s)(?:-gate-first)?)-[0-9a-f]{16}")
 
 

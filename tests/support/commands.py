@@ -5,8 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from unittest.mock import patch
+
+from tpi.cli import run_command
 
 TPI = [sys.executable, "-m", "tpi.cli"]
 
@@ -15,6 +19,19 @@ def tpi(*arguments: str, cache: Path, **environment: str) -> subprocess.Complete
     return subprocess.run(
         [*TPI, *arguments], capture_output=True, text=True, timeout=100, env=clean(cache, environment), check=False
     )
+
+
+def tpi_here(*arguments: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process, for mistakes that end it early: no interpreter is started for each."""
+    out, err = (TextIOWrapper(BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    with (
+        patch.dict(os.environ, clean(cache, environment), clear=True),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        code = run_command(arguments)
+    said = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    return subprocess.CompletedProcess(arguments, code, *said)
 
 
 def clean(cache: Path, extra: dict[str, str] | None = None) -> dict[str, str]:

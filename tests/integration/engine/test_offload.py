@@ -4,7 +4,6 @@ import errno
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +29,43 @@ from tpi.kv import KvDtype
 from tpi.pack.reader import Pack
 from worker.equipment import AcceleratorSetup
 
-PLACEMENTS = list(product(["auto", "gpu", "ram", "disk"], ["auto", "gpu", "ram"], ["auto", "performance", "memory"]))
-BATCHES = [1, 4, 32]
+WEIGHTS: list[Weights] = ["auto", "gpu", "ram", "disk"]
+KV: list[KvPlace] = ["auto", "gpu", "ram"]
+PIPELINES: list[Pipelining] = ["auto", "performance", "memory"]
+PLACEMENTS = pairwise(WEIGHTS, KV, PIPELINES, [1, 4, 32], [1, 8, None])
 BESIDE = 4 << 20  # bytes
 SMALL: dict[str, Any] = {"context": 64, "pool": 96}  # tokens, pages
 
 
-@pytest.mark.parametrize(("weights", "kv", "pipeline"), PLACEMENTS)
-def test_every_placement_and_pipeline_answers_as_the_host_does(
-    weights: Weights, kv: KvPlace, pipeline: Pipelining, tiny_pack: Callable[..., Pack], tmp_path: Path
+@pytest.mark.parametrize(("weights", "kv", "pipeline", "batch", "crossover"), PLACEMENTS)
+def test_every_placement_answers_as_the_host_does(
+    weights: Weights,
+    kv: KvPlace,
+    pipeline: Pipelining,
+    batch: int,
+    crossover: int | None,
+    tiny_pack: Callable[..., Pack],
+    tmp_path: Path,
 ) -> None:
     """Weights that stay, stream from memory or from disk; in batches; always on the accelerator, or only if it pays."""
     pack = tiny_pack("llama")
-    for batch, crossover in product(BATCHES, [1, 8, None]):
-        asked = prompts(pack.config.vocab, batch, seed=batch)
-        expected = on_the_host(pack, tmp_path, asked)
-        options = OffloadOptions(weights, kv, pipeline, crossover)
-        with (
-            closing(open_device("emu:1GiB", room(pack, 1.5 if weights == "gpu" else 0.6))) as device,
-            offloaded(pack, tmp_path / "offloaded", {0: device}, options, **SMALL) as deployment,
-        ):
-            assert answers(deployment, asked) == expected
-            plan = deployment.node.offload
-            assert plan is not None
-            assert (
-                device.memory.used <= plan.memory_bytes <= 1.1 * device.memory.used
-            )  # appendix B, for what we allocate
+    asked = prompts(pack.config.vocab, batch, seed=batch)
+    expected = on_the_host(pack, tmp_path, asked)
+    options = OffloadOptions(weights, kv, pipeline, crossover)
+    with (
+        closing(open_device("emu:1GiB", room(pack, 1.5 if weights == "gpu" else 0.6))) as device,
+        offloaded(pack, tmp_path / "offloaded", {0: device}, options, **SMALL) as deployment,
+    ):
+        assert answers(deployment, asked) == expected
+        plan = deployment.node.offload
+        assert plan is not None
+        # appendix B, for what is allocated
+        assert device.memory.used <= plan.memory_bytes <= 1.1 * device.memory.used
 
 
 @pytest.mark.parametrize(
     ("kv_dtype", "weights", "kv", "pipeline", "batch"),
-    pairwise(["q8", "q4"], ["auto", "gpu", "ram", "disk"], ["gpu", "ram"], ["performance", "memory"], [1, 4]),
+    pairwise(["q8", "q4"], WEIGHTS, ["gpu", "ram"], ["performance", "memory"], [1, 4]),
 )
 def test_keys_and_values_of_few_bits_live_there_or_visit(
     kv_dtype: KvDtype,

@@ -11,7 +11,7 @@ from shutil import copytree
 import psutil
 import pytest
 
-from tests.support.commands import TPI, clean, listening_worker, run_json, tpi
+from tests.support.commands import TPI, clean, listening_worker, run_json, tpi, tpi_here
 from tests.support.models import TinyModel
 from tpi import __version__
 
@@ -128,7 +128,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_input_is_one_sentence_and_exit_code_2(case: str, model: str, cache: Path) -> None:
     arguments, says = WRONG[case]
-    done = tpi("run", "-m", model, "-p", "Hi", *arguments, cache=cache)
+    done = tpi_here("run", "-m", model, "-p", "Hi", *arguments, cache=cache)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import listening_worker, run_json, tpi
+from tests.support.commands import listening_worker, run_json, tpi, tpi_here
 from tests.support.devices.opencl_device import opencl_device
 from tests.support.models import TinyModel
 
@@ -83,7 +83,7 @@ def test_local_workers_get_the_flags_too(model: tuple[str, ...], tmp_path: Path)
 def test_what_cannot_be_is_said_in_one_sentence(
     flags: tuple[str, ...], said: str, model: tuple[str, ...], tmp_path: Path
 ) -> None:
-    done = tpi("run", *model, *PROMPT, *flags, cache=tmp_path)
+    done = tpi_here("run", *model, *PROMPT, *flags, cache=tmp_path)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("tpi: ")]

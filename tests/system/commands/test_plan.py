@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import clean, tpi
+from tests.support.commands import clean, tpi, tpi_here
 from tests.support.paths import ROOT
 from tpi.cli import tpi as main
 from tpi.devices.trial import find_accelerator
@@ -24,7 +24,7 @@ _ANSWERS_WITHIN_S = 6.0  # of computing: 1 s on a quiet machine, twice that on a
 
 
 def plan_json(*flags: str, cache: Path, model: str = LARGE) -> dict[str, Any]:
-    done = tpi("plan", "-m", model, *flags, "--json", cache=cache)
+    done = tpi_here("plan", "-m", model, *flags, "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.commands import tpi
+from tests.support.commands import tpi_here
 from tests.support.paths import ROOT
 
 LARGE = str(ROOT / "tests/support/data/llama-3.1-70b/config.json")
@@ -24,7 +24,7 @@ ASKED = ("--dtype", "bf16", "--device", "emu:t4", "--batch", "512", "--prompt-to
 def test_the_papers_setting(tmp_path: Path) -> None:
     """Mixtral 8x7B on a T4 (setting S1): attention on the CPU, in micro-batches of the paper's size or so."""
     picture = tmp_path / "roofs.svg"
-    done = tpi("plan", "-m", MIXTRAL, *ASKED, "--svg", str(picture), "--json", cache=tmp_path)
+    done = tpi_here("plan", "-m", MIXTRAL, *ASKED, "--svg", str(picture), "--json", cache=tmp_path)
     assert done.returncode == 0, done.stderr
     batch = json.loads(done.stdout)["batch"]
     policy = batch["policy"]
@@ -45,7 +45,7 @@ def test_keys_and_values_are_divided_by_heads_where_that_is_faster(tmp_path: Pat
     asked = ("--dtype", "bf16", "--device", "emu:l4", "--batch", "128", "--prompt-tokens", "418", "--gen-tokens", "128")
     found = {}
     for kv in ("auto", "ram", "gpu"):
-        done = tpi("plan", "-m", str(tmp_path / "llama"), *asked, "--kv", kv, "--json", cache=tmp_path)
+        done = tpi_here("plan", "-m", str(tmp_path / "llama"), *asked, "--kv", kv, "--json", cache=tmp_path)
         assert done.returncode == 0, done.stderr
         found[kv] = json.loads(done.stdout)["batch"]
     kept = {kv: batch["policy"]["kv_kept"] for kv, batch in found.items()}
@@ -56,7 +56,7 @@ def test_keys_and_values_are_divided_by_heads_where_that_is_faster(tmp_path: Pat
 
 
 def test_in_words(tmp_path: Path) -> None:
-    done = tpi("plan", "-m", MIXTRAL, *ASKED, cache=tmp_path)
+    done = tpi_here("plan", "-m", MIXTRAL, *ASKED, cache=tmp_path)
     assert done.returncode == 0, done.stderr
     for text in ("micro-batches of", "attention on the CPU, neurons on the GPU", "the roof for tokens is the link"):
         assert text in done.stdout
@@ -64,7 +64,7 @@ def test_in_words(tmp_path: Path) -> None:
 
 def test_without_an_accelerator_the_cpu_computes_the_batch(tmp_path: Path) -> None:
     machine = ("--machine", "64GiB RAM", "--dtype", "q4", "--batch", "32", "-c", "512")
-    done = tpi("plan", "-m", MIXTRAL, *machine, cache=tmp_path)
+    done = tpi_here("plan", "-m", MIXTRAL, *machine, cache=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "attention on the CPU, neurons on the CPU" in done.stdout
 
@@ -80,7 +80,7 @@ def test_without_an_accelerator_the_cpu_computes_the_batch(tmp_path: Path) -> No
     ],
 )
 def test_what_is_wrong_is_said(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    done = tpi("plan", "-m", MIXTRAL, "--device", "emu:t4", "--dtype", "q4", *flags, cache=tmp_path)
+    done = tpi_here("plan", "-m", MIXTRAL, "--device", "emu:t4", "--dtype", "q4", *flags, cache=tmp_path)
     assert done.returncode != 0
     assert said in done.stderr
 
@@ -91,7 +91,7 @@ def test_the_policy_of_a_group_is_one_size_of_micro_batch_for_all_its_nodes(
 ) -> None:
     flags = ("--batch", "64", "--prompt-tokens", "77", "--device", "emu:t4", "--link", "10 Gbit, 0.05 ms", "--json")
     asked = ("plan", "-m", model, "--dtype", dtype, *flags)
-    one, two = (tpi(*asked, "--devices", size, cache=tmp_path) for size in ("128GiB", "128GiB,96GiB"))
+    one, two = (tpi_here(*asked, "--devices", size, cache=tmp_path) for size in ("128GiB", "128GiB,96GiB"))
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
     alone, found = (json.loads(done.stdout)["batch"] for done in (one, two))
     sizes = {(node["policy"]["batch"], node["policy"]["micro_batches"]) for node in found["nodes"]}
@@ -102,7 +102,7 @@ def test_the_policy_of_a_group_is_one_size_of_micro_batch_for_all_its_nodes(
 
 def test_the_policy_of_a_group_in_words(tmp_path: Path) -> None:
     flags = ("plan", "-m", LARGE, "--dtype", "q4", "--batch", "64", "--device", "emu:t4", "--devices", "64GiB,96GiB")
-    near, far = (tpi(*flags, "--link", link, cache=tmp_path).stdout for link in ("10 Gbit, 0.05 ms", "1 Mbit, 1 s"))
+    near, far = (tpi_here(*flags, "--link", link, cache=tmp_path).stdout for link in ("10 Gbit, 0.05 ms", "1 Mbit, 1 s"))
     for text in ("the same on all nodes", "master, device-1: attention on the", "the roof for tokens is"):
         assert text in near
     assert "left out, since single requests are answered faster without: device-1" in far

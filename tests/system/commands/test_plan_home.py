@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import clean, listening_worker, tpi
+from tests.support.commands import clean, listening_worker, tpi, tpi_here
 from tests.support.paths import ROOT
 
 LARGE = str(ROOT / "tests/support/data/llama-3.1-70b/config.json")
@@ -17,7 +17,7 @@ _SECONDS = 2.0  # of processor time
 
 
 def plan_json(*flags: str, cache: Path) -> dict[str, Any]:
-    done = tpi("plan", *flags, "--json", cache=cache)
+    done = tpi_here("plan", *flags, "--json", cache=cache)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -93,6 +93,6 @@ def test_workers_are_asked_how_fast_they_are(model: str, tmp_path: Path) -> None
     ],
 )
 def test_flags_that_contradict(flags: tuple[str, ...], said: str, model: str, tmp_path: Path) -> None:
-    done = tpi("plan", "-m", model, *flags, cache=tmp_path)
+    done = tpi_here("plan", "-m", model, *flags, cache=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr

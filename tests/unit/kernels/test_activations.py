@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernels.kernel_cases import FfnCase, ffn_case
+from tests.support.kernels.pairwise import pairwise
 from tpi.config import SPARSE, Activation, Format
 from tpi.kernels import open_kernels
 from tpi.kernels.arithmetic import activate, apply_norm, biased, dequantise
@@ -47,10 +48,11 @@ def test_both_kernels_follow_the_formula(activation: Activation, gated: bool, to
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("activation", NEW)
-@pytest.mark.parametrize(("layout", "format"), [("record", "q4"), ("tiled", "q8"), ("tiled", "q4s")])
-@pytest.mark.parametrize("tokens", [1, 20])
-def test_native_is_what_the_reference_says(activation: Activation, layout: Layout, format: Format, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("activation", "packed", "tokens"), pairwise(NEW, [("record", "q4"), ("tiled", "q8"), ("tiled", "q4s")], [1, 20])
+)
+def test_native_is_what_the_reference_says(activation: Activation, packed: tuple[Layout, Format], tokens: int) -> None:
+    layout, format = packed
     case = case_of(activation, True, layout, format, tokens)
     expected = open_kernels("reference").ffn(case.spec, case.data, case.x)
     found = open_kernels("native").ffn(case.spec, case.data, case.x)

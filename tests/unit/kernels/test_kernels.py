@@ -1,12 +1,12 @@
 """Every native kernel against its numpy reference, over shapes, formats and the instruction sets of this machine."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.kernels.isas import ISAS, each_isa, over_isas
 from tests.support.kernels.kernel_cases import (
     AttentionCase,
     FfnCase,
@@ -20,7 +20,6 @@ from tests.support.kernels.kernel_cases import (
     pack,
     reference,
 )
-from tests.support.kernels.pairwise import pairwise
 from tpi.config import Activation, Format, Norm
 from tpi.kernels.spec import F32, NormSpec
 from tpi.kv import KvDtype
@@ -32,17 +31,8 @@ LAYOUTS: list[tuple[Format, Layout]] = [
     *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
 ]
 TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "q8": 1e-4, "q4": 4e-3, "q4s": 4e-3}
+pytestmark = pytest.mark.usefixtures("isa")
 RECORD_TOLERANCE = 1.5e-2  # 4-bit columns in records: the inner activations are rounded to int8 over 8 neurons
-
-
-@pytest.fixture(autouse=True, params=native.available_isas(), scope="module")
-def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before, threads = native.isa(), native.threads()
-    native.use_isa(request.param)
-    native.set_threads(2)
-    yield
-    native.use_isa(before)
-    native.set_threads(threads)
 
 
 def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
@@ -68,17 +58,15 @@ def assert_ffn_agrees(case: FfnCase, tolerance: float, active: npt.NDArray[np.in
     assert_close(native.ffn(case.spec, case.data, case.x, active), expected, tolerance)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 16, 17, 70])
+@over_isas(("format", "tokens"), FORMATS, [1, 2, 3, 5, 16, 17, 70])
 def test_ffn(format: Format, tokens: int) -> None:
     random = np.random.default_rng([1, tokens])
     case = ffn_case(random, format=format, hidden=96, units=int(random.integers(1, 7)), tokens=tokens)
     assert_ffn_agrees(case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize(
-    ("layout", "tokens", "formats"),
-    pairwise(["record", "tiled"], [1, 6, 33], [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")]),
+@over_isas(
+    ("layout", "tokens", "formats"), ["record", "tiled"], [1, 6, 33], [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")]
 )
 def test_ffn_of_mixed_formats(layout: Layout, tokens: int, formats: tuple[Format, Format]) -> None:
     format, down = formats
@@ -86,9 +74,12 @@ def test_ffn_of_mixed_formats(layout: Layout, tokens: int, formats: tuple[Format
     assert_ffn_agrees(case, RECORD_TOLERANCE if layout == "record" else 4e-3)
 
 
-@pytest.mark.parametrize(
+@over_isas(
     ("activation", "gated", "format", "tokens"),
-    pairwise(["silu", "gelu", "gelu_tanh", "relu"], [True, False], ["f32", "q4"], [1, 20]),
+    ["silu", "gelu", "gelu_tanh", "relu"],
+    [True, False],
+    ["f32", "q4"],
+    [1, 20],
 )
 def test_ffn_activations_and_biases(activation: Activation, gated: bool, format: Format, tokens: int) -> None:
     random = np.random.default_rng(3)
@@ -96,12 +87,12 @@ def test_ffn_activations_and_biases(activation: Activation, gated: bool, format:
     assert_ffn_agrees(case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize(("hidden", "format", "tokens"), pairwise([1, 3, 19, 67, 100], ["f32", "bf16"], [1, 5, 19]))
+@over_isas(("hidden", "format", "tokens"), [1, 3, 19, 67, 100], ["f32", "bf16"], [1, 5, 19])
 def test_ffn_whose_hidden_size_is_no_multiple_of_the_vector_width(hidden: int, format: Format, tokens: int) -> None:
     assert_ffn_agrees(ffn_case(np.random.default_rng(4), format=format, hidden=hidden, tokens=tokens), 2e-5)
 
 
-@pytest.mark.parametrize(("format", "tokens", "width"), pairwise(FORMATS, [1, 16, 17, 40], [1, 5, 12]))
+@over_isas(("format", "tokens", "width"), FORMATS, [1, 16, 17, 40], [1, 5, 12])
 def test_ffn_whose_neurons_come_not_in_eights(format: Format, tokens: int, width: int) -> None:
     for gated, units in ((True, 1), (False, 3), (True, 3)):
         case = ffn_case(
@@ -111,7 +102,7 @@ def test_ffn_whose_neurons_come_not_in_eights(format: Format, tokens: int, width
         assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else 5e-4)
 
 
-@pytest.mark.parametrize(("format", "tokens", "count"), pairwise(FORMATS, [1, 4, 18], [0, 1, 9, 95]))
+@over_isas(("format", "tokens", "count"), FORMATS, [1, 4, 18], [0, 1, 9, 95])
 def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
     random = np.random.default_rng([5, count])
     case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
@@ -119,9 +110,11 @@ def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
     assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else TOLERANCE[format], active)
 
 
-@pytest.mark.parametrize(
+@over_isas(
     ("format", "kv_dtype", "lengths"),
-    pairwise(FORMATS, ["f32", "f16", "q8"], [((0, 1),), ((40, 1), (3, 1), (0, 4)), ((10, 45), (70, 2))]),
+    FORMATS,
+    ["f32", "f16", "q8"],
+    [((0, 1),), ((40, 1), (3, 1), (0, 4)), ((10, 45), (70, 2))],
 )
 def test_attention(format: Format, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
     random = np.random.default_rng(6)
@@ -129,9 +122,7 @@ def test_attention(format: Format, kv_dtype: KvDtype, lengths: tuple[tuple[int, 
     assert_attention_agrees(case, max(TOLERANCE[format], {"f32": 0, "f16": 2e-3, "q8": 2e-2}[kv_dtype]))
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "format", "tokens"), pairwise([2, 6, 20, 40, 64, 80, 128], ["f32", "q4"], [1, 21])
-)
+@over_isas(("head_dim", "format", "tokens"), [2, 6, 20, 40, 64, 80, 128], ["f32", "q4"], [1, 21])
 def test_attention_head_sizes(head_dim: int, format: Format, tokens: int) -> None:
     case = attention_case(
         np.random.default_rng(7), format=format, head_dim=head_dim, heads=3, kv_heads=3, lengths=((33, tokens),)
@@ -139,9 +130,8 @@ def test_attention_head_sizes(head_dim: int, format: Format, tokens: int) -> Non
     assert_attention_agrees(case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize(
-    ("tokens", "window", "softcap", "others"),
-    pairwise([1, 40], [0, 1, 17, 64], [0.0, 2.0], [((0, 2),), (), ((300, 1), (5, 1))]),
+@over_isas(
+    ("tokens", "window", "softcap", "others"), [1, 40], [0, 1, 17, 64], [0.0, 2.0], [((0, 2),), (), ((300, 1), (5, 1))]
 )
 def test_attention_windows_and_soft_caps(
     tokens: int, window: int, softcap: float, others: tuple[tuple[int, int], ...]
@@ -151,9 +141,12 @@ def test_attention_windows_and_soft_caps(
     assert_attention_agrees(case, 1e-5)
 
 
-@pytest.mark.parametrize(
+@over_isas(
     ("norm", "rotary", "qk_norm", "lengths"),
-    pairwise(["rms", "layer"], [0, 8, 16], [True, False], [((5, 3),), ((300, 1), (5, 1))]),
+    ["rms", "layer"],
+    [0, 8, 16],
+    [True, False],
+    [((5, 3),), ((300, 1), (5, 1))],
 )
 def test_attention_norms_biases_and_partial_rotation(
     norm: Norm, rotary: int, qk_norm: bool, lengths: tuple[tuple[int, int], ...]
@@ -164,7 +157,7 @@ def test_attention_norms_biases_and_partial_rotation(
     assert_attention_agrees(case, 1e-5)
 
 
-@pytest.mark.parametrize("format", ["f32", "q4"])
+@over_isas(("format",), ["f32", "q4"])
 def test_values_that_are_too_many_for_a_copy_per_thread(format: Format) -> None:
     """16 tokens of 640 values are prepared once for all threads, fewer by each for itself."""
     random = np.random.default_rng(18)
@@ -174,18 +167,20 @@ def test_values_that_are_too_many_for_a_copy_per_thread(format: Format) -> None:
     assert_ffn_agrees(ffn_case(random, format=format, hidden=640, tokens=16), TOLERANCE[format])
 
 
+@each_isa
 def test_attention_over_a_long_context() -> None:
     case = attention_case(np.random.default_rng(10), lengths=((1500, 1), (600, 1)), kv_dtype="f16")
     assert_attention_agrees(case, 1e-3)
 
 
+@each_isa
 def test_attention_where_k_has_a_format_of_its_own() -> None:
     case = attention_case(np.random.default_rng(11), format="q4", kv_format="q8", head_dim=32)
     assert_attention_agrees(case, 4e-3)
 
 
 # 7, 8 and 17 groups: records take 8 at once
-@pytest.mark.parametrize(("packed", "tokens", "hidden"), pairwise(LAYOUTS, [1, 4, 7, 30], [224, 256, 544]))
+@over_isas(("packed", "tokens", "hidden"), LAYOUTS, [1, 4, 7, 30], [224, 256, 544])
 def test_logits(packed: tuple[Format, Layout], tokens: int, hidden: int) -> None:
     random = np.random.default_rng(12)
     format, layout = packed
@@ -194,8 +189,9 @@ def test_logits(packed: tuple[Format, Layout], tokens: int, hidden: int) -> None
     assert_close(native.logits(run, data, x), reference.logits(run, data, x), TOLERANCE[format])
 
 
-@pytest.mark.parametrize(("format", "layout"), LAYOUTS)
-def test_gather_and_dequantise(format: Format, layout: Layout) -> None:
+@over_isas(("packed",), LAYOUTS)
+def test_gather_and_dequantise(packed: tuple[Format, Layout]) -> None:
+    format, layout = packed
     random = np.random.default_rng(13)
     parts = [Part("row", format, "row"), Part("column", format, "column")]
     run, data = pack(random, "row", layout, parts, 32, 96, 3)
@@ -206,7 +202,7 @@ def test_gather_and_dequantise(format: Format, layout: Layout) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("hidden", [1, 7, 64, 99])
+@over_isas(("hidden",), [1, 7, 64, 99])
 def test_norms(hidden: int) -> None:
     random = np.random.default_rng(14)
     x, without_bias = normal(random, 3, hidden), NormSpec("layer", 1e-5, normal(random, hidden))
@@ -214,7 +210,7 @@ def test_norms(hidden: int) -> None:
         assert_close(native.norm(norm, x), reference.norm(norm, x), 2e-6 if norm.kind == "rms" else 1e-5)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("seed", "isa"), list(enumerate(len(FORMATS) * ISAS)), indirect=["isa"])
 def test_random_shapes(seed: int) -> None:
     random = np.random.default_rng([15, seed])
     format: Format = FORMATS[seed % 5]
@@ -235,7 +231,7 @@ def test_random_shapes(seed: int) -> None:
     assert_attention_agrees(case, 5e-3)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@over_isas(("threads",), [1, 2, 3, 7])
 def test_threads_do_not_change_the_result(threads: int) -> None:
     random = np.random.default_rng(16)
     ffn, attention = ffn_case(random, format="q4", units=9, tokens=3), attention_case(random, format="q4", head_dim=32)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.kernels.expert_cases import ExpertsCase, experts_case
 from tests.support.kernels.kernel_cases import ffn_case, native, norm_spec, normal, reference
+from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format, Mixture
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
@@ -73,9 +74,7 @@ def test_pieces_add_up_to_the_whole(format: Format, tokens: int) -> None:
     np.testing.assert_allclose(total, whole, atol=3e-5 if format == "f32" else 2e-2 * np.abs(whole).max())
 
 
-@pytest.mark.parametrize("format", ["f32", "q4", "q8"])
-@pytest.mark.parametrize("tokens", [1, 3, 30])
-@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize(("format", "tokens", "shared"), pairwise(["f32", "q4", "q8"], [1, 3, 30], [0, 2]))
 def test_some_pieces_may_lie_anywhere(format: Format, tokens: int, shared: int) -> None:
     """Of both kernels; with all of them it is the routed part of the whole."""
     case = experts_case(np.random.default_rng(4), format=format, tokens=tokens, shared=shared, units=3, gate=shared > 0)
@@ -94,9 +93,7 @@ def test_some_pieces_may_lie_anywhere(format: Format, tokens: int, shared: int) 
     assert not native.expert_pieces(case.spec, {}, case.x, routing).any()
 
 
-@pytest.mark.parametrize("format", ["f32", "q4"])
-@pytest.mark.parametrize("tokens", [1, 3, 30])
-@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize(("format", "tokens", "gate"), pairwise(["f32", "q4"], [1, 3, 30], [True, False]))
 def test_shared_experts_may_be_among_the_pieces(format: Format, tokens: int, gate: bool) -> None:
     """Then one call is all of the block, with the bits of the whole; alone they are what is missing else."""
     case = experts_case(np.random.default_rng(6), format=format, tokens=tokens, shared=2, units=3, gate=gate, bias=True)

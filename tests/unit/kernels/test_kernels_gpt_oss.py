@@ -1,12 +1,12 @@
 """What gpt-oss asks of kernels: weights in MXFP4, a clamped SwiGLU, biases of experts, attention sinks."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.support.kernels.expert_cases import experts_case
+from tests.support.kernels.isas import each_isa, over_isas
 from tests.support.kernels.kernel_cases import attention_case, ffn_case, native, normal, pack, reference
 from tpi.config import Format
 from tpi.errors import KernelError
@@ -14,15 +14,7 @@ from tpi.kernels.spec import F32, ExpertPiece, FfnSpec
 from tpi.kv import KvDtype
 from tpi.pack.layout import Part
 
-
-@pytest.fixture(autouse=True, params=native.available_isas(), scope="module")
-def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before, threads = native.isa(), native.threads()
-    native.use_isa(request.param)
-    native.set_threads(2)
-    yield
-    native.use_isa(before)
-    native.set_threads(threads)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def error(got: F32, expected: F32) -> float:
@@ -34,6 +26,7 @@ def clamped(spec: FfnSpec) -> FfnSpec:
     return replace(spec, activation="swiglu_clamped", threshold=0.6, slope=1.702)
 
 
+@each_isa
 def test_values_of_mxfp4_are_decoded_exactly() -> None:
     random = np.random.default_rng(5)
     parts = [Part("gate", "mxfp4", "row"), Part("down", "mxfp4", "column")]
@@ -44,14 +37,13 @@ def test_values_of_mxfp4_are_decoded_exactly() -> None:
         np.testing.assert_allclose(native.dequantise(run, data, part), expected, rtol=0, atol=tiny)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 7, 16, 17, 70])
+@over_isas(("tokens",), [1, 2, 3, 4, 7, 16, 17, 70])
 def test_products_with_mxfp4(tokens: int) -> None:
     case = ffn_case(np.random.default_rng(tokens), format="mxfp4", hidden=96, tokens=tokens)
     assert error(native.ffn(case.spec, case.data, case.x), reference.ffn(case.spec, case.data, case.x)) < 4e-3
 
 
-@pytest.mark.parametrize("format", ["f32", "mxfp4"])
-@pytest.mark.parametrize("tokens", [1, 5, 40])
+@over_isas(("format", "tokens"), ["f32", "mxfp4"], [1, 5, 40])
 def test_a_clamped_gate(format: Format, tokens: int) -> None:
     case = ffn_case(np.random.default_rng(tokens), format=format, tokens=tokens, hidden=96, bias=True)
     spec = clamped(case.spec)
@@ -67,8 +59,7 @@ def test_a_clamped_gate_needs_one() -> None:
         native.ffn(clamped(case.spec), case.data, case.x)
 
 
-@pytest.mark.parametrize("format", ["f32", "mxfp4"])
-@pytest.mark.parametrize("tokens", [1, 5, 40])
+@over_isas(("format", "tokens"), ["f32", "mxfp4"], [1, 5, 40])
 def test_biases_of_down_are_added_by_the_piece_that_begins_an_expert(format: Format, tokens: int) -> None:
     random = np.random.default_rng(7)
     pieces = tuple(ExpertPiece(expert, 2, begins=expert != 3) for expert in range(6))
@@ -84,8 +75,11 @@ def test_biases_of_down_are_added_by_the_piece_that_begins_an_expert(format: For
     np.testing.assert_allclose(expected - without, added, atol=1e-5)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8", "q4"])
-@pytest.mark.parametrize("lengths", [((0, 5),), ((300, 1),), ((40, 1), (3, 1)), ((0, 70),), ((130, 30), (7, 2))])
+@over_isas(
+    ("kv_dtype", "lengths"),
+    ["f32", "f16", "q8", "q4"],
+    [((0, 5),), ((300, 1),), ((40, 1), (3, 1)), ((0, 70),), ((130, 30), (7, 2))],
+)
 def test_attention_sinks(kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
     random = np.random.default_rng(3)
     case = attention_case(random, lengths=lengths, kv_dtype=kv_dtype)

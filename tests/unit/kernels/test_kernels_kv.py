@@ -1,6 +1,5 @@
 """Keys and values in every format: what is stored of a vector, and the native kernels against the reference."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 
@@ -10,22 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tests.support.kernels.isas import each_isa, over_isas
 from tests.support.kernels.kernel_cases import AttentionCase, attention_case, native, reference
-from tests.support.kernels.pairwise import pairwise
 from tpi.errors import KernelError
 from tpi.kernels.paged import decode_kv, encode_kv, spread
 from tpi.kernels.spec import F32, KV_GROUP, Projected
 from tpi.kv import KV_DTYPES, KvDtype, KvPages, kv_dtype_of, page_bytes, vector_bytes
 
+pytestmark = pytest.mark.usefixtures("isa")
 HEAD_DIMS = [1, 10, 18, 32, 40, 64, 80, 96, 128]
-
-
-@pytest.fixture(autouse=True, params=native.available_isas(), scope="module")
-def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = native.isa()
-    native.use_isa(request.param)
-    yield
-    native.use_isa(before)
 
 
 def assert_attends_alike(case: AttentionCase, tolerance: float) -> None:
@@ -39,7 +31,7 @@ def assert_attends_alike(case: AttentionCase, tolerance: float) -> None:
     np.testing.assert_array_equal(case.kv.values[0], expected_kv.values[0])
 
 
-@pytest.mark.parametrize(("head_dim", "kv_dtype", "tokens"), pairwise(HEAD_DIMS, KV_DTYPES, [1, 3, 40]))
+@over_isas(("head_dim", "kv_dtype", "tokens"), HEAD_DIMS, KV_DTYPES, [1, 3, 40])
 def test_head_sizes(head_dim: int, kv_dtype: KvDtype, tokens: int) -> None:
     case = attention_case(
         np.random.default_rng([1, head_dim]), heads=5, kv_heads=2, head_dim=head_dim, kv_dtype=kv_dtype, rotary=0,
@@ -48,9 +40,11 @@ def test_head_sizes(head_dim: int, kv_dtype: KvDtype, tokens: int) -> None:
     assert_attends_alike(case, 2e-5)
 
 
-@pytest.mark.parametrize(
+@over_isas(
     ("kv_dtype", "window", "lengths"),
-    pairwise(KV_DTYPES, [0, 1, 50], [((40, 1), (3, 1), (300, 1)), ((10, 45), (70, 2)), ((0, 1),)]),
+    KV_DTYPES,
+    [0, 1, 50],
+    [((40, 1), (3, 1), (300, 1)), ((10, 45), (70, 2)), ((0, 1),)],
 )
 def test_several_sequences_and_windows(kv_dtype: KvDtype, window: int, lengths: tuple[tuple[int, int], ...]) -> None:
     case = attention_case(
@@ -59,8 +53,7 @@ def test_several_sequences_and_windows(kv_dtype: KvDtype, window: int, lengths: 
     assert_attends_alike(case, 2e-5)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@over_isas(("kv_dtype", "threads"), KV_DTYPES, [1, 3])
 def test_a_token_has_the_same_bits_in_any_batch(kv_dtype: KvDtype, threads: int) -> None:
     """One by one, or together: other sequences, tokens of the same one, other cuts into tasks."""
     case = attention_case(
@@ -83,7 +76,7 @@ def test_a_token_has_the_same_bits_in_any_batch(kv_dtype: KvDtype, threads: int)
         native.set_threads(before)
 
 
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@over_isas(("kv_dtype",), KV_DTYPES)
 def test_steps_of_many_tokens_attend_in_chunks(kv_dtype: KvDtype) -> None:
     """As many as their tokens have room for, of a size that doubles with the position."""
     lengths = ((3000, 20), (20, 1), *[(130, 1)] * 10)
@@ -93,6 +86,7 @@ def test_steps_of_many_tokens_attend_in_chunks(kv_dtype: KvDtype) -> None:
     assert_attends_alike(case, 2e-5)
 
 
+@each_isa
 def test_keys_and_values_may_have_formats_of_their_own() -> None:
     case = attention_case(np.random.default_rng(3), head_dim=32, lengths=((70, 1),), kv_dtype="q4")
     keys = attention_case(np.random.default_rng(3), head_dim=32, lengths=((70, 1),), kv_dtype="q8").kv.keys
@@ -136,6 +130,7 @@ def test_where_the_codes_of_4_bits_lie() -> None:
     assert stored[16:].view(np.float16).tolist() == [1.0, 0.0]
 
 
+@each_isa
 def test_a_cache_of_another_width_is_refused() -> None:
     case = attention_case(np.random.default_rng(4), head_dim=32, kv_dtype="q8")
     keys = case.kv.keys[0].view(np.uint8)

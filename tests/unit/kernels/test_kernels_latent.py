@@ -1,12 +1,12 @@
 """Keys and values from a latent vector: the native kernels against the reference, and that against the formula."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 import pytest
 
+from tests.support.kernels.isas import over_isas
 from tests.support.kernels.kernel_cases import (
     AttentionCase,
     assert_same_cache,
@@ -25,16 +25,7 @@ from tpi.pack.layout import Layout, Part, is_quantised
 
 Lengths: TypeAlias = tuple[tuple[int, int], ...]
 LENGTHS: tuple[Lengths, ...] = (((0, 5),), ((300, 1),), ((40, 1), (3, 1)), ((0, 70),), ((130, 30), (7, 2)))
-
-
-@pytest.fixture(autouse=True, params=native.available_isas(), scope="module")
-def _isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before, threads = native.isa(), native.threads()
-    native.use_isa(request.param)
-    native.set_threads(2)
-    yield
-    native.use_isa(before)
-    native.set_threads(threads)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def latent_case(
@@ -75,8 +66,7 @@ def error(got: F32, expected: F32) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q4"])
-@pytest.mark.parametrize("lengths", LENGTHS)
+@over_isas(("format", "lengths"), ["f32", "bf16", "q8", "q4"], LENGTHS)
 def test_native_kernels_compute_what_the_reference_says(format: Format, lengths: Lengths) -> None:
     case = latent_case(format, lengths=lengths, biased=len(lengths) > 1)
     mine, theirs = caches(case), caches(case)
@@ -88,7 +78,7 @@ def test_native_kernels_compute_what_the_reference_says(format: Format, lengths:
         assert_same_cache(one, other, case.spec.head_dim, tolerance)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "q8", "q4"])
+@over_isas(("kv_dtype",), ["f16", "q8", "q4"])
 def test_every_format_of_the_cache(kv_dtype: KvDtype) -> None:
     case = latent_case(lengths=((130, 30), (7, 2)), kv_dtype=kv_dtype)
     mine, theirs = caches(case), caches(case)
@@ -96,9 +86,9 @@ def test_every_format_of_the_cache(kv_dtype: KvDtype) -> None:
     assert error(got, reference.attention(case.spec, case.data, case.x, *theirs, case.batch)) < 1e-2
 
 
-@pytest.mark.parametrize(("own", "rope", "value"), [(8, 24, 8), (24, 8, 32), (24, 8, 4)])
-@pytest.mark.parametrize("tokens", [1, 40])
-def test_steps_have_the_bits_of_one_call(own: int, rope: int, value: int, tokens: int) -> None:
+@over_isas(("sizes", "tokens"), [(8, 24, 8), (24, 8, 32), (24, 8, 4)], [1, 40])
+def test_steps_have_the_bits_of_one_call(sizes: tuple[int, int, int], tokens: int) -> None:
+    own, rope, value = sizes
     case = latent_case(lengths=((3, tokens),), own=own, rope=rope, value=value)
     once, stepped = caches(case), caches(case)
     expected = native.attention(case.spec, case.data, case.x, *once, case.batch)

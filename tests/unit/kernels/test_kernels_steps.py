@@ -31,14 +31,20 @@ PACKS: list[tuple[Format, Layout]] = [
 ]
 TOKENS = [1, 3, 16, 17, 40]
 BOTH = [native, reference]
+KERNELS = [(native, 1), (native, 3), (reference, 1)]  # with threads
 
 
-@pytest.fixture(autouse=True, params=[1, 3], scope="module")
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
     before = native.threads()
-    native.set_threads(request.param)
     yield
     native.set_threads(before)
+
+
+def with_threads(chosen: tuple[Kernels, int]) -> Kernels:
+    kernels, threads = chosen
+    kernels.set_threads(threads)
+    return kernels
 
 
 def whole(kernels: Kernels, case: AttentionCase, x: Input) -> tuple[F32, list[bytes]]:
@@ -63,8 +69,9 @@ def assert_same_bits(one: tuple[F32, list[bytes]], other: tuple[F32, list[bytes]
     np.testing.assert_array_equal(one[0], other[0])
 
 
-@pytest.mark.parametrize(("kernels", "packed", "tokens"), pairwise(BOTH, PACKS, TOKENS))
-def test_attention_in_steps(kernels: Kernels, packed: tuple[Format, Layout], tokens: int) -> None:
+@pytest.mark.parametrize(("chosen", "packed", "tokens"), pairwise(KERNELS, PACKS, TOKENS))
+def test_attention_in_steps(chosen: tuple[Kernels, int], packed: tuple[Format, Layout], tokens: int) -> None:
+    kernels = with_threads(chosen)
     format, layout = packed
     case = attention_case(
         np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=96, heads=3, head_dim=20, bias=True,
@@ -78,11 +85,14 @@ def test_attention_in_steps(kernels: Kernels, packed: tuple[Format, Layout], tok
 
 
 @pytest.mark.parametrize(
-    ("kernels", "kv_dtype", "lengths"),
-    pairwise(BOTH, ["f32", "f16", "q8"], [((40, 1), (3, 1), (300, 1)), ((10, 45), (70, 2)), ((0, 1),)]),
+    ("chosen", "kv_dtype", "lengths"),
+    pairwise(KERNELS, ["f32", "f16", "q8"], [((40, 1), (3, 1), (300, 1)), ((10, 45), (70, 2)), ((0, 1),)]),
 )
-def test_several_sequences_in_steps(kernels: Kernels, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
+def test_several_sequences_in_steps(
+    chosen: tuple[Kernels, int], kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]
+) -> None:
     """One new token per sequence is placed by the task that attends with it; in steps everything is placed first."""
+    kernels = with_threads(chosen)
     case = attention_case(
         np.random.default_rng(2), format="q4", head_dim=32, lengths=lengths, kv_dtype=kv_dtype, window=50, softcap=3.0
     )
@@ -99,10 +109,11 @@ def tiles(case: FfnCase, size: int) -> list[FfnCase]:
     return found
 
 
-@pytest.mark.parametrize(("kernels", "packed", "tokens"), pairwise(BOTH, PACKS, TOKENS))
+@pytest.mark.parametrize(("chosen", "packed", "tokens"), pairwise(KERNELS, PACKS, TOKENS))
 def test_a_feed_forward_block_is_prepared_once_for_its_tiles(
-    kernels: Kernels, packed: tuple[Format, Layout], tokens: int
+    chosen: tuple[Kernels, int], packed: tuple[Format, Layout], tokens: int
 ) -> None:
+    kernels = with_threads(chosen)
     format, layout = packed
     random = np.random.default_rng([3, tokens])
     case = ffn_case(random, format=format, layout=layout, hidden=96, units=5, tokens=tokens)
@@ -116,9 +127,10 @@ def test_a_feed_forward_block_is_prepared_once_for_its_tiles(
     np.testing.assert_allclose(sum(alone), expected, atol=2e-2)
 
 
-@pytest.mark.parametrize(("kernels", "format", "tokens"), pairwise(BOTH, FORMATS, [1, 16, 40]))
-def test_active_neurons_of_what_is_prepared(kernels: Kernels, format: Format, tokens: int) -> None:
+@pytest.mark.parametrize(("chosen", "format", "tokens"), pairwise(KERNELS, FORMATS, [1, 16, 40]))
+def test_active_neurons_of_what_is_prepared(chosen: tuple[Kernels, int], format: Format, tokens: int) -> None:
     """More tokens than a short step are cut into several."""
+    kernels = with_threads(chosen)
     random = np.random.default_rng([4, tokens])
     case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
     active = np.sort(random.permutation(96)[:40]).astype(np.int32)

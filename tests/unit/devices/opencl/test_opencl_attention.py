@@ -65,10 +65,10 @@ def test_head_sizes(card: OpenClDevice, head_dim: int, kv_dtype: KvDtype, tokens
     assert_attention_agrees(card, case, {"q8": 2e-2, "q4": 6e-2}[kv_dtype])
 
 
-@pytest.mark.parametrize("tokens", [1, 40])
-@pytest.mark.parametrize("window", [0, 1, 17, 64])
-@pytest.mark.parametrize("softcap", [0.0, 2.0])
-@pytest.mark.parametrize("others", [((0, 2),), (), ((300, 1), (5, 1))], ids=["a prompt", "alone", "more tokens"])
+@pytest.mark.parametrize(
+    ("tokens", "window", "softcap", "others"),
+    pairwise([1, 40], [0, 1, 17, 64], [0.0, 2.0], [((0, 2),), (), ((300, 1), (5, 1))]),
+)
 def test_windows_and_soft_caps(card: OpenClDevice, tokens: int, window: int, softcap: float, others: Lengths) -> None:
     case = attention_case(
         np.random.default_rng(4), window=window, softcap=softcap, lengths=((60, tokens), *others), head_dim=32
@@ -76,9 +76,7 @@ def test_windows_and_soft_caps(card: OpenClDevice, tokens: int, window: int, sof
     assert_attention_agrees(card, case, 1e-5)
 
 
-@pytest.mark.parametrize("norm", ["rms", "layer"])
-@pytest.mark.parametrize("rotary", [0, 8, 32])
-@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize(("norm", "rotary", "qk_norm"), pairwise(["rms", "layer"], [0, 8, 32], [True, False]))
 def test_norms_biases_and_partial_rotation(card: OpenClDevice, norm: Norm, rotary: int, qk_norm: bool) -> None:
     case = attention_case(
         np.random.default_rng(5), norm=norm, rotary=rotary, qk_norm=qk_norm, bias=True, lengths=((300, 1), (5, 3)),

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from tests.support.devices.opencl_device import FORMATS, PACKS, TOLERANCE, assert_close, holding
 from tests.support.kernels.kernel_cases import FfnCase, ffn_case, native
 from tests.support.kernels.kernel_cases import reference as reference_kernels
+from tests.support.kernels.pairwise import pairwise
 from tpi.config import Activation, Format
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.errors import DeviceError, KernelError
 from tpi.kernels.spec import I32
 from tpi.pack.layout import Layout
+
+ACTIVATIONS = [each for each in get_args(Activation) if each != "swiglu_clamped"]
 
 
 def assert_ffn_agrees(card: OpenClDevice, case: FfnCase, tolerance: float, active: I32 | None = None) -> None:
@@ -31,9 +34,7 @@ def test_formats_and_layouts(card: OpenClDevice, format: Format, layout: Layout,
     assert_ffn_agrees(card, case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize("activation", [each for each in get_args(Activation) if each != "swiglu_clamped"])
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("format", ["f32", "q4"])
+@pytest.mark.parametrize(("activation", "gated", "format"), pairwise(ACTIVATIONS, [True, False], ["f32", "q4"]))
 def test_activations_and_biases(card: OpenClDevice, activation: Activation, gated: bool, format: Format) -> None:
     random = np.random.default_rng(2)
     case = ffn_case(random, format=format, activation=activation, gated=gated, norm="layer", bias=True, tokens=3)
@@ -41,17 +42,17 @@ def test_activations_and_biases(card: OpenClDevice, activation: Activation, gate
     assert_ffn_agrees(card, case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize("layout", ["record", "tiled"])
-@pytest.mark.parametrize(("format", "down"), [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")])
-@pytest.mark.parametrize("tokens", [1, 33])
-def test_mixed_formats(card: OpenClDevice, layout: Layout, format: Format, down: Format, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("layout", "formats", "tokens"),
+    pairwise(["record", "tiled"], [("q4", "q8"), ("q8", "q4s"), ("q4s", "q4")], [1, 33]),
+)
+def test_mixed_formats(card: OpenClDevice, layout: Layout, formats: tuple[Format, Format], tokens: int) -> None:
+    format, down = formats
     case = ffn_case(np.random.default_rng(3), format=format, down=down, layout=layout, hidden=160, tokens=tokens)
     assert_ffn_agrees(card, case, 4e-3)
 
 
-@pytest.mark.parametrize("hidden", [1, 3, 19, 67])
-@pytest.mark.parametrize("format", ["f32", "bf16"])
-@pytest.mark.parametrize("tokens", [1, 19])
+@pytest.mark.parametrize(("hidden", "format", "tokens"), pairwise([1, 3, 19, 67], ["f32", "bf16"], [1, 19]))
 def test_hidden_sizes_that_are_no_multiple_of_four(
     card: OpenClDevice, hidden: int, format: Format, tokens: int
 ) -> None:
@@ -79,9 +80,7 @@ def test_any_shape(
     assert_ffn_agrees(card, case, TOLERANCE[format])
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 18])
-@pytest.mark.parametrize("count", [0, 1, 61, 95])
+@pytest.mark.parametrize(("format", "tokens", "count"), pairwise(FORMATS, [1, 18], [0, 1, 61, 95]))
 def test_active_neurons(card: OpenClDevice, format: Format, tokens: int, count: int) -> None:
     random = np.random.default_rng([5, count])
     case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens, bias=True)

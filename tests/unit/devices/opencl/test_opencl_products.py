@@ -6,6 +6,7 @@ import pytest
 from tests.support.devices.opencl_device import PACKS, TOLERANCE, assert_close, hold, holding
 from tests.support.kernels.kernel_cases import attention_case, ffn_case, norm_spec, normal, pack
 from tests.support.kernels.kernel_cases import reference as reference_kernels
+from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format
 from tpi.devices.opencl.compute.activations import Form, OpenClPrepared
 from tpi.devices.opencl.device import OpenClDevice
@@ -39,10 +40,9 @@ def test_what_is_prepared_is_rounded_as_the_reference_rounds(card: OpenClDevice,
     np.testing.assert_array_equal(rounded, expected)
 
 
-@pytest.mark.parametrize(("format", "layout"), PACKS)
-@pytest.mark.parametrize("tokens", [1, 7, 30])
-@pytest.mark.parametrize("hidden", [224, 544])
-def test_logits(card: OpenClDevice, format: Format, layout: Layout, tokens: int, hidden: int) -> None:
+@pytest.mark.parametrize(("packed", "tokens", "hidden"), pairwise(PACKS, [1, 7, 30], [224, 544]))
+def test_logits(card: OpenClDevice, packed: tuple[Format, Layout], tokens: int, hidden: int) -> None:
+    format, layout = packed
     random = np.random.default_rng(3)
     run, data = pack(random, "row", layout, [Part("row", format, "row")], 32, hidden, 5)
     x = normal(random, tokens, hidden)

@@ -1,0 +1,17 @@
+"""Grids over the instruction sets of this machine: each value of an axis meets each of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.support.kernels.kernel_cases import native
+from tests.support.kernels.pairwise import pairwise
+
+ISAS = native.available_isas()
+each_isa = pytest.mark.parametrize("isa", ISAS, indirect=True)
+
+
+def over_isas(names: Sequence[str], *axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """Cover the pairs of the axes called `names` and the instruction sets, which go to the fixture `isa`."""
+    return pytest.mark.parametrize(("isa", *names), pairwise(ISAS, *axes), indirect=["isa"])

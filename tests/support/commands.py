@@ -10,6 +10,7 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from unittest.mock import patch
 
+from tests.support.paths import ROOT
 from tpi.cli import run_command
 
 TPI = [sys.executable, "-m", "tpi.cli"]
@@ -32,6 +33,25 @@ def tpi_here(*arguments: str, cache: Path, **environment: str) -> subprocess.Com
         code = run_command(arguments)
     said = [stream.buffer.getvalue().decode() for stream in (out, err)]
     return subprocess.CompletedProcess(arguments, code, *said)
+
+
+_COUNTED = """
+import sys
+from tests.support.counting import calls
+from tpi.cli import tpi
+
+with calls() as made:
+    tpi(sys.argv[1:], standalone_mode=False)
+print(made.number, file=sys.stderr)
+"""
+
+
+def counted(*arguments: str, cache: Path) -> tuple[str, int]:
+    """Return what the command prints, and how many Python functions it calls: its work, on however busy a machine."""
+    command = [sys.executable, "-c", _COUNTED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=clean(cache), check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, int(done.stderr.splitlines()[-1])
 
 
 def clean(cache: Path, extra: dict[str, str] | None = None) -> dict[str, str]:

@@ -135,7 +135,9 @@ def test_it_compiles_for_the_oldest_cards(kernel: Any, constants: Constants) -> 
     compiled(kernel, constants, 75)
 
 
-@pytest.mark.parametrize(("kernel", "constants"), CASES[::2], ids=name_of)
+@pytest.mark.parametrize(
+    ("kernel", "constants"), [case for case in CASES if "INT8" in case[0].arg_names][::2], ids=name_of
+)
 def test_it_compiles_for_cards_that_multiply_int8(kernel: Any, constants: Constants) -> None:
     compiled(kernel, constants, 80)
 
@@ -147,7 +149,8 @@ def test_it_compiles_in_other_sizes_for_the_oldest_cards(kernel: Any, constants:
 
 @pytest.mark.parametrize("capability", [86, 89, 90])
 def test_the_largest_fit_later_cards(capability: int) -> None:
-    compiled(attend.attend_many, {"FORMAT": "f32", "CAPPED": True, "SIZE": 256, "TOKENS": 16}, capability)
+    if capability != 89:  # has the shared memory of 86
+        compiled(attend.attend_many, {"FORMAT": "f32", "CAPPED": True, "SIZE": 256, "TOKENS": 16}, capability)
     compiled(many.many_grouped, {**GROUPED[0], "TOKENS": 32, "OUTPUTS": 64}, capability)
 
 

@@ -42,11 +42,14 @@ def run(*command: str | Path, env: dict[str, str] | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def arm_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels for ARM with the flags that CMakeLists.txt gives each source: a directory with libkernels.a."""
+def arm_build() -> Path:
+    """The kernels for ARM with the flags that CMakeLists.txt gives each source: a directory with libkernels.a.
+
+    It is kept: only what changed is compiled again.
+    """
     compiler, cmake, ninja = tool("aarch64-linux-gnu-g++"), tool("cmake"), tool("ninja")
     pytest.importorskip("nanobind")
-    build = tmp_path_factory.mktemp("arm")
+    build = ROOT / "build" / f"arm-{sys.version_info.major}.{sys.version_info.minor}"
     options = {
         "CMAKE_SYSTEM_NAME": "Linux",
         "CMAKE_SYSTEM_PROCESSOR": "aarch64",

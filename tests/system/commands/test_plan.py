@@ -5,12 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 import pytest
 
-from tests.support.commands import clean, tpi, tpi_here
+from tests.support.commands import clean, counted, tpi, tpi_here
 from tests.support.paths import ROOT
 from tpi.cli import tpi as main
 from tpi.devices.trial import find_accelerator
@@ -20,7 +19,7 @@ from tpi.pack.reader import Pack
 LARGE = str(ROOT / "tests/support/data/llama-3.1-70b/config.json")
 LAPTOP = ("--machine", "8GiB GPU, 16GiB RAM, 2GB/s disk")
 GIB = 1 << 30
-_ANSWERS_WITHIN_S = 6.0  # of computing: 1 s on a quiet machine, twice that on a busy one
+_MOST_CALLS = 3_000_000
 
 
 def plan_json(*flags: str, cache: Path, model: str = LARGE) -> dict[str, Any]:
@@ -46,17 +45,10 @@ def test_a_model_of_70b_from_its_configuration_alone(tmp_path: Path) -> None:
     assert [gain["thing"] for gain in node["gains"][:2]] == ["RAM", "disk speed"]
 
 
-def test_it_answers_within_seconds_of_computing(tmp_path: Path) -> None:
-    """The least of three: beside other processes, which take the caches, the same work takes longer."""
-
-    def seconds() -> float:
-        before = getrusage(RUSAGE_CHILDREN)
-        done = tpi("plan", "-m", LARGE, "--dtype", "q4", *LAPTOP, cache=tmp_path)
-        after = getrusage(RUSAGE_CHILDREN)
-        assert done.returncode == 0, done.stderr
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert any(seconds() < _ANSWERS_WITHIN_S for _ in range(3))
+def test_it_answers_after_few_calls(tmp_path: Path) -> None:
+    """About a second on a quiet machine."""
+    _, calls = counted("plan", "-m", LARGE, "--dtype", "q4", *LAPTOP, cache=tmp_path)
+    assert calls < _MOST_CALLS
 
 
 def test_two_cards_are_planned_together(model: str, tmp_path: Path) -> None:

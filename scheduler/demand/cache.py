@@ -6,8 +6,7 @@
     held = cache.share(keys, choose)    # those that are loaded, and as many of the others as are worth loading
     cache.expect(keys)                  # a hint: read ahead while the tier below is idle
 
-A slot is not overwritten while its unit is held or loading. Demand loads go before read-ahead. A failed load raises in
-the hold that waits for it, and the next hold tries again.
+The rules of holds, loads and failures are those of `scheduler.slots.cache.SlotCache`.
 """
 
 import time
@@ -22,15 +21,16 @@ from scheduler.demand.groups import Groups, Walk
 from scheduler.demand.loads import Gaps, IdleTime
 from scheduler.demand.policies import Key, Policy
 from scheduler.demand.shared import Choose, SharedHold
-from scheduler.demand.sources import UnitTier
+from scheduler.demand.shelf import UnitShelf
+from scheduler.demand.sources import UnitTier, Verified, Verify
 from scheduler.demand.stats import DemandStats
-from scheduler.demand.store import Store, Verify
-from scheduler.demand.workers import LoadWorkers
+from scheduler.slots.cache import SlotCache
+from scheduler.slots.stats import ReadClock
 from scheduler.slots.table import Units
-from scheduler.window.stats import ReadClock
+from scheduler.slots.workers import LoadWorkers
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
-from tpi.errors import PlanError, TpiError
+from tpi.errors import PlanError
 from tpi.trace import OFF, NoTrace
 
 RECORDED = 256  # first steps whose uses are recorded, to compare policies
@@ -66,17 +66,28 @@ class DemandCache:
         """
         if memory.size < source.slot_bytes:
             raise PlanError(f"{memory.size} bytes hold no unit; give the cache at least {source.slot_bytes} bytes")
-        self._device = device
+        size = source.slot_bytes
+        self._device, self._source = device, source
+        self._slots = [memory[at : at + size] for at in range(0, memory.size - size + 1, size)] if size else []
         self._number = {key: number for number, key in enumerate(source.keys)}
         self._blocks = np.array([block for block, _ in source.keys], np.int64)
         self._recorded: list[list[Units]] = []
         self._counted: DemandStats | None = None  # the counts at the end of the recording
-        self._store = Store(source, memory, policy, workers, verify, reads, trace, idle or Gaps(clock))
+        self.shelf = UnitShelf(source, len(self._slots), policy, idle or Gaps(clock))
+        self.slots = SlotCache(
+            Verified(source, self._slots, verify),
+            workers,
+            self.shelf.counts,
+            reads=reads,
+            trace=trace,
+            devices=[] if device is None else [device],
+            spare=lambda: self.shelf.spare(self.slots.speed),
+        )
 
     @property
     def capacity(self) -> int:
         """Number of units that the cache has room for."""
-        return len(self._store.table)
+        return len(self.shelf.table)
 
     def group_size(self, units: int) -> int:
         """Return how many of `units` units `groups` holds at once.
@@ -87,13 +98,13 @@ class DemandCache:
 
     def begin(self) -> None:
         """Begin a step: tell the policy, and start a new entry of the recording."""
-        with self._store.lock:
+        with self.slots.lock:
             if len(self._recorded) < RECORDED:
                 self._recorded.append([])
             elif self._counted is None:
-                self._counted = self._store.stats.copy()
-            self._store.policy.begin()
-            self._store.stats.steps += 1
+                self._counted = self.shelf.counts.copy()
+            self.shelf.policy.begin()
+            self.shelf.counts.steps += 1
 
     @contextmanager
     def hold(self, keys: Sequence[Key]) -> Iterator[list[Bytes]]:
@@ -104,12 +115,12 @@ class DemandCache:
             TpiError: if they do not fit in addition to what is held, or the cache is closed.
         """
         units = self._numbers(keys)
-        self._pin(units, len(units))
+        slots = self.slots.pin(self.shelf, units)
         self._note(units)
         try:
-            yield [self._store.wait(unit) for unit in units.tolist()]
+            yield self._wait(units, slots)
         finally:
-            self._unpin(units)
+            self.slots.release(self.shelf, slots, self._device)
 
     @contextmanager
     def follow(self, keys: Sequence[Key]) -> Iterator[Iterator[Bytes]]:
@@ -118,7 +129,7 @@ class DemandCache:
         There may be more keys than slots. Errors are those of `hold`; some are raised during the iteration.
         """
         units = self._numbers(keys)
-        walk = Walk(units, self._pin, self._store.wait, self._unpin)
+        walk = Walk(units, self._pin, self._bytes, self._unpin)
         self._note(units)
         try:
             yield walk
@@ -132,7 +143,7 @@ class DemandCache:
         Errors are those of `follow`.
         """
         units = self._numbers(keys)
-        groups = Groups(units, self.group_size(len(units)), self._pin, self._store.wait, self._unpin)
+        groups = Groups(units, self.group_size(len(units)), self._pin, self._bytes, self._unpin)
         self._note(units)
         try:
             yield groups
@@ -147,83 +158,90 @@ class DemandCache:
         """
         units = self._numbers(keys)
         self._note(units)
-        parts = self._store.divide(units, lambda ready, late: choose(self._keys(ready), self._keys(late)))
+        with self.slots.lock:
+            self.slots.require_open()
+            wishes = len(self.shelf.wishes)
+            parts, loads = self.shelf.divide(units, lambda *both: choose(*map(self._keys, both)))
+            self.slots.submit(loads)
+            self.slots.kick(len(self.shelf.wishes) - (0 if loads else wishes))
         return self._shared(*parts)
 
     def present(self, keys: Sequence[Key]) -> SharedHold:
         """Hold those of `keys` that are loaded, without loading others, counting a use or telling the policy."""
-        return self._shared(*self._store.present(self._numbers(keys)))
+        with self.slots.lock:
+            self.slots.require_open()
+            ready, coming, lacking = self.shelf.sorted(self._numbers(keys))
+            self.shelf.table.pin(ready)
+        return self._shared(ready, ready[:0], np.concatenate([coming, lacking]))
 
     def warm(self, keys: Sequence[Key]) -> None:
         """Load `keys` before the first step, without counting these loads. Errors are those of `hold`."""
         for _, same in groupby(keys, key=lambda key: key[0]):
             with self.hold(list(same)):
                 pass
-        self._store.forget_counts()
+        with self.slots.lock:
+            self.shelf.counts.restore(DemandStats())
 
     def expect(self, keys: Sequence[Key]) -> None:
         """Expect that the next hold of a block will be of `keys`, which are all of that block; read ahead if idle."""
-        if keys:
-            self._store.announce(keys[0][0], self._numbers(keys))
+        with self.slots.lock:
+            if keys and not self.slots.closed:
+                wishes = len(self.shelf.wishes)
+                self.shelf.announce(keys[0][0], self._numbers(keys))
+                self.slots.kick(len(self.shelf.wishes) - wishes)
 
     @property
     def loaded_bytes(self) -> int:
         """Bytes loaded since the cache was opened, counted or not."""
-        return self._store.loaded_bytes
+        return self.slots.loaded_bytes
 
     def stats(self) -> DemandStats:
         """Return the counts so far."""
-        with self._store.lock:
-            return self._store.stats.copy()
+        return self.slots.counts()
 
     def recording(self) -> tuple[Recording, DemandStats]:
         """Return the units that the first `RECORDED` steps used, and the counts of these steps."""
-        with self._store.lock:
+        with self.slots.lock:
             steps = tuple(tuple(step) for step in self._recorded)
-            return Recording(self._blocks, steps), (self._counted or self._store.stats).copy()
+            return Recording(self._blocks, steps), (self._counted or self.shelf.counts).copy()
 
     def close(self) -> None:
         """Stop loading, and join all threads of the cache. Idempotent."""
-        self._store.close()
+        self.slots.close()
 
     def _numbers(self, keys: Sequence[Key]) -> Units:
         return np.array([self._number[key] for key in keys], np.int64)
 
     def _keys(self, units: Units) -> list[Key]:
-        return [self._store.source.keys[unit] for unit in units.tolist()]
+        return [self._source.keys[unit] for unit in units.tolist()]
 
     def _shared(self, ready: Units, late: Units, left: Units) -> SharedHold:
         held = np.concatenate([ready, late])
-        number, wait = self._number, self._store.wait
         return SharedHold(
             self._keys(ready),
             self._keys(late),
             self._keys(left),
-            lambda key: wait(number[key]),
+            lambda key: self._bytes(self._numbers([key]))[0],
             lambda: self._unpin(held),
         )
 
     def _note(self, units: Units) -> None:
         """Add `units` to the recording of the step."""
-        with self._store.lock:
+        with self.slots.lock:
             if self._recorded and self._counted is None:
                 self._recorded[-1].append(units)
 
     def _pin(self, units: Units, at_least: int) -> int:
-        count = self._store.pin(units, at_least)
-        if count < at_least and self._device is not None:
-            self._device.start(lambda: None).wait()  # units that were held are released by then
-            count = self._store.pin(units, at_least)
-        if count < at_least:
-            raise TpiError(
-                f"{at_least} of {len(units)} units cannot be held: the cache has room for {self.capacity}, and others "
-                "are held; release these first"
-            )
-        return count
+        return len(self.slots.pin(self.shelf, units, at_least))
 
     def _unpin(self, units: Units) -> None:
-        """Release units, with a device after the calls that are queued on it."""
-        if self._device is None:
-            self._store.unpin(units)
-        else:
-            self._device.start(lambda: self._store.unpin(units))
+        self.slots.release(self.shelf, self.shelf.table.slot_of[units], self._device)
+
+    def _bytes(self, units: Units) -> list[Bytes]:
+        """Return the bytes of `units`, which are pinned, when they are loaded."""
+        return self._wait(units, self.shelf.table.slot_of[units])
+
+    def _wait(self, units: Units, slots: Units) -> list[Bytes]:
+        self.slots.wait(self.shelf, slots)
+        view, data = self._source.view, self._slots
+        return [view(unit, data[slot]) for unit, slot in zip(units.tolist(), slots.tolist(), strict=True)]

@@ -18,7 +18,7 @@ class Groups(Iterator[list[Bytes]]):
         units: Units,
         size: int,
         pin: Callable[[Units, int], int],
-        wait: Callable[[int], Bytes],
+        wait: Callable[[Units], list[Bytes]],
         unpin: Callable[[Units], None],
     ) -> None:
         """Iterate in groups of `size` units. `pin(units, at_least)` pins some, from the first on; returns how many."""
@@ -36,7 +36,7 @@ class Groups(Iterator[list[Bytes]]):
             raise StopIteration
         self._pin_more()
         begin, self._given = self._given, min(self._given + self._size, len(self._units))
-        return [self._wait(int(unit)) for unit in self._units[begin : self._given]]
+        return self._wait(self._units[begin : self._given])
 
     def close(self) -> None:
         """Release all units. Idempotent."""
@@ -66,7 +66,7 @@ class Walk(Iterator[Bytes]):
         self,
         units: Units,
         pin: Callable[[Units, int], int],
-        wait: Callable[[int], Bytes],
+        wait: Callable[[Units], list[Bytes]],
         unpin: Callable[[Units], None],
     ) -> None:
         """Iterate over `units`. `pin(units, at_least)` pins some of them, from the first on, and returns how many."""
@@ -86,7 +86,7 @@ class Walk(Iterator[Bytes]):
             raise StopIteration
         if self._pinned < len(self._units):
             self._pinned += self._pin(self._units[self._pinned :], int(self._pinned == self._at))
-        return self._wait(int(self._units[self._at]))
+        return self._wait(self._units[self._at : self._at + 1])[0]
 
     def close(self) -> None:
         """Release the pinned units. Idempotent."""

@@ -1,4 +1,4 @@
-"""The order of a demand cache's loads: first those that a hold waits for, then read-ahead. Numbers only.
+"""Read-ahead of a demand cache: which units, and when. Numbers only.
 
 A demand load must wait for a read-ahead that is still running. Therefore the gaps between demands are measured, from
 the end of one hold's loads to the next hold, and read-ahead is limited to the usual gap.
@@ -17,70 +17,35 @@ _FEWEST = 3  # gaps that must have been seen before anything is read ahead
 _MOST_AHEAD = 64  # units that may wait to be read ahead; others are forgotten
 
 
-class UnitLoad:
-    """The load of one unit into its slot."""
+class Wishes:
+    """The units that wait to be read ahead, in order."""
 
-    def __init__(self, unit: int, ahead: bool) -> None:
-        self.unit = unit
-        self.ahead = ahead
-        self.error: Exception | None = None  # the error of a load that has failed
+    def __init__(self) -> None:
+        self._units = deque[int]()
 
-
-class Waiting:
-    """Queues of the loads that have not begun: on demand, and ahead."""
-
-    def __init__(self, joins: Callable[[int, int, int], bool], nbytes: Callable[[int], int]) -> None:
-        """Create empty queues. The arguments are methods of `scheduler.demand.sources.UnitTier`."""
-        self._joins, self._nbytes = joins, nbytes
-        self._demanded = deque[int]()
-        self._ahead = deque[int]()
-
-    @property
-    def ahead(self) -> int:
-        """Number of units that wait to be read ahead."""
-        return len(self._ahead)
-
-    def demand(self, units: Iterable[int]) -> None:
-        """Queue loads that a hold waits for, and forget the units that were to be read ahead."""
-        before = len(self._demanded)
-        self._demanded.extend(units)
-        if len(self._demanded) > before:
-            self._ahead.clear()
+    def __len__(self) -> int:
+        return len(self._units)
 
     def announce(self, units: Iterable[int]) -> None:
         """Queue units to be read ahead."""
-        self._ahead.extend(unit for unit in units if unit not in self._ahead)
+        self._units.extend(unit for unit in units if unit not in self._units)
 
     def announce_first(self, units: list[int]) -> None:
         """Queue units to be read ahead before all others."""
-        others = [unit for unit in self._ahead if unit not in units]
-        self._ahead = deque([*units, *others][:_MOST_AHEAD])
+        others = [unit for unit in self._units if unit not in units]
+        self._units = deque([*units, *others][:_MOST_AHEAD])
 
-    def forget_ahead(self) -> None:
-        """Forget the units that were to be read ahead."""
-        self._ahead.clear()
+    def forget(self) -> None:
+        """Forget all units."""
+        self._units.clear()
 
-    def next_demanded(self) -> list[int]:
-        """Remove and return the units of the next load on demand: one, or neighbours that are loaded together."""
-        return self._run(self._demanded)
-
-    def next_ahead(self, there: Callable[[int], bool]) -> int | None:
-        """Remove and return the next unit to read ahead for which `there` returns False; None if there is none."""
-        while self._ahead:
-            unit = self._ahead.popleft()
+    def next(self, there: Callable[[int], bool]) -> int | None:
+        """Remove and return the next unit for which `there` returns False; None if there is none."""
+        while self._units:
+            unit = self._units.popleft()
             if not there(unit):
                 return unit
         return None
-
-    def _run(self, waiting: deque[int]) -> list[int]:
-        if not waiting:
-            return []
-        run = [waiting.popleft()]
-        together = self._nbytes(run[0])
-        while waiting and self._joins(run[-1], waiting[0], together):
-            together += self._nbytes(waiting[0])
-            run.append(waiting.popleft())
-        return run
 
 
 class HintRecord:

@@ -4,18 +4,22 @@ A large unit is read from disk directly into its slot, with one read. Small unit
 together and then copied to their slots, because every read has a fixed cost.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import local
 from typing import Protocol
 
+import numpy as np
+
 from scheduler.demand.policies import Key
+from scheduler.slots.shelf import Load
 from scheduler.storage.disk import Disk, read_chunk
 from scheduler.storage.extent import Extent
 from tpi.devices.base import Device
 from tpi.devices.pages import PAGE, Bytes, page_buffer, round_up
 
+Verify = Callable[[int, Bytes], None]
 ALONE = 256 << 10  # bytes: a unit of at least this size is read alone, and smaller ones are joined up to this size
 
 
@@ -143,6 +147,45 @@ class HostUnits:
             with self._holds[unit] as data:
                 self._device.copy(data, self.view(unit, slot)).wait()
         return sum(self._sizes[unit] for unit in units)
+
+
+class Verified:
+    """A `scheduler.slots.cache.Source`: a tier's units, each compared with its hash at its first load."""
+
+    def __init__(self, tier: UnitTier, slots: Sequence[Bytes], verify: Verify | None) -> None:
+        """Fill `slots` from `tier`; `verify(unit, data)` raises if the bytes are wrong. None: nothing is compared."""
+        self._tier, self._slots, self._verify = tier, slots, verify
+        self._unverified = np.full(len(tier.keys), verify is not None)
+
+    def joins(self, loads: Sequence[Load], other: Load) -> bool:
+        """Return True if the unit of `other` should be read with those of `loads`."""
+        nbytes = self._tier.nbytes
+        last, new = int(loads[-1].units[0]), int(other.units[0])
+        return self._tier.joins(last, new, sum(nbytes(int(load.units[0])) for load in loads))
+
+    def fill(self, loads: Sequence[Load]) -> int:
+        """Load one unit for each of `loads`. A unit whose bytes are wrong is loaded once more before that is an error.
+
+        Errors are those of the tier, and of `verify`.
+        """
+        units = [int(load.units[0]) for load in loads]
+        slots = [self._slots[int(load.slots[0])] for load in loads]
+        moved = self._tier.fill(units, slots)
+        if self._verify is not None:
+            for unit, slot in zip(units, slots, strict=True):
+                if self._unverified[unit]:
+                    moved += self._check(self._verify, unit, slot)
+                    self._unverified[unit] = False
+        return moved
+
+    def _check(self, verify: Verify, unit: int, slot: Bytes) -> int:
+        data, moved = self._tier.view(unit, slot), 0
+        try:
+            verify(unit, data)
+        except Exception:  # noqa: BLE001 - the read may have been at fault: read the unit once more
+            moved = self._tier.fill([unit], [slot])
+            verify(unit, data)
+        return moved
 
 
 class _Whole:

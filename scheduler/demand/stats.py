@@ -1,21 +1,19 @@
 """The counters of a demand cache."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from scheduler.slots.stats import LoadStats
 
 
 @dataclass
-class DemandStats:
+class DemandStats(LoadStats):
     """Totals since the cache was opened."""
 
     steps: int = 0
-    hits: int = 0  # uses that found their unit loaded
-    misses: int = 0  # uses that loaded their unit or waited for its load
     elsewhere: int = 0  # uses that were computed on another device, which was faster than loading
-    read_bytes: int = 0  # bytes that were loaded, on demand and ahead
     ahead: int = 0  # units that were loaded ahead
     ahead_used: int = 0  # number of these that were used before they were evicted
     ahead_wasted: int = 0  # number of these that were evicted before they were used
-    stall_seconds: float = 0.0  # time that holds waited
 
     @property
     def uses(self) -> int:
@@ -31,7 +29,3 @@ class DemandStats:
     def bytes_per_step(self) -> float:
         """Bytes loaded per step."""
         return self.read_bytes / max(1, self.steps)
-
-    def copy(self) -> "DemandStats":
-        """Return a copy of the present counts."""
-        return DemandStats(**{field.name: getattr(self, field.name) for field in fields(self)})

@@ -6,9 +6,10 @@ import numpy as np
 
 from scheduler.neurons.costs import LineCost
 from scheduler.neurons.layout import ArenaLayer
-from scheduler.neurons.moves import NeuronMove, choose_move
+from scheduler.neurons.moves import choose_move
 from scheduler.neurons.thresholds import F32, NeuronShares, balanced_shares, plain_shares
 from scheduler.neurons.worth import NeuronImportance
+from scheduler.slots.shelf import Load, Shelf
 from scheduler.slots.table import I32, Marks, SlotTable
 from tpi.devices.pages import Bytes
 
@@ -31,20 +32,24 @@ class HeldNeurons:
 
     def release(self) -> None:
         """Allow moves to overwrite the slots, after the accelerator has read them. Call once."""
-        self._layer.release(self.slots)
+        self._layer.give_back(self.slots)
 
     def give_up(self) -> None:
         """Release the slots without having computed anything, and correct the statistics. Replaces `release`."""
         self._layer.give_up(self)
 
 
-class LayerArena:
+class LayerArena(Shelf[np.int32]):
     """One layer's part of a `NeuronArena`."""
 
-    def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes, table: SlotTable[np.int32]) -> None:
-        self.layer, self.data, self.table = layer, data, table
+    def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes) -> None:
+        """Create empty slots in `data`; if neurons do not migrate, all of them are filled only once."""
+        fixed = layer.fixed if arena.moving.migrate else layer.slots
+        self.layer, self.data = layer, data
         self.worth = NeuronImportance(layer.frequency, arena.moving.weight)
-        self._arena, self._lock = arena, arena.lock
+        table = SlotTable(layer.neurons, layer.slots, np.int32, fixed)
+        super().__init__(layer.name, table, self.worth.worth, arena.slots.stats)
+        self._arena, self._lock = arena, arena.slots.lock
         self._there: tuple[int, Marks] = (-1, np.empty(0, np.bool_))
 
     def divide(self, scores: F32, threshold: float) -> HeldNeurons:
@@ -83,7 +88,8 @@ class LayerArena:
             move = choose_move(self.table, values, predicted, room) if room else None
             if move is not None:
                 self.table.place(move.neurons, move.slots)
-                arena.submit(self, move)
+                title = f"{len(move.neurons)} neurons of {self.layer.name}"
+                arena.slots.submit([Load(self, move.neurons, move.slots, title=title)], ahead=True)
 
     def note(self, active: I32) -> None:
         """Count the neurons that were active for a token towards their recent frequency."""
@@ -101,26 +107,34 @@ class LayerArena:
         self._arena.figures.seconds_here += seconds
         self._arena.meter.took("CPU", count, seconds, tokens)
 
-    def release(self, slots: I32) -> None:
+    def give_back(self, slots: I32) -> None:
         """Allow moves to overwrite `slots`, which one call has used."""
-        with self._lock:
-            self.table.unpin(slots)
+        self._arena.slots.release(self, slots)
 
     def give_up(self, held: HeldNeurons) -> None:
         """Release the slots of `held`, and take its neurons out of the statistics."""
         figures = self._arena.figures
         figures.active -= len(held.neurons) + len(held.here)
         figures.active_there -= len(held.neurons)
-        self.release(held.slots)
+        self.give_back(held.slots)
 
     def lines(self, tokens: int = 1) -> tuple[LineCost, LineCost] | None:
         """Return the accelerator's and the CPU's cost in steps of about `tokens` tokens; None until both are known."""
         return self._arena.meter.lines(tokens)
 
-    def place(self, move: NeuronMove) -> Bytes:
-        """Return the arena's bytes of the slots that `move` fills."""
+    def place(self, slots: slice) -> Bytes:
+        """Return the arena's bytes of adjacent `slots`."""
         size = self.layer.record_bytes
-        return self.data[move.slots.start * size : move.slots.stop * size]
+        return self.data[slots.start * size : slots.stop * size]
+
+    def end(self, load: Load, error: Exception | None) -> None:
+        """End a move, which failed if there is an `error`."""
+        super().end(load, error)
+        if error is None:
+            figures = self._arena.figures
+            figures.moves += 1
+            figures.moved += len(load.units)
+            figures.moved_bytes += len(load.units) * self.layer.record_bytes
 
     def _held(self, shares: NeuronShares) -> HeldNeurons:
         figures = self._arena.figures

@@ -44,6 +44,7 @@ class SlotTable(Generic[N]):
         pins: how many holds and predictions keep each slot.
         loading: True for slots that are being filled.
         failed: True for pinned slots whose load failed.
+        sound: True if no slot has failed, so that holds need not look.
         fixed: how many slots, the first ones, are filled once and never given to another unit.
         version: changes whenever `loaded` may.
     """
@@ -62,6 +63,7 @@ class SlotTable(Generic[N]):
         self.pins = np.zeros(slots, np.int32)
         self.loading = np.zeros(slots, np.bool_)
         self.failed = np.zeros(slots, np.bool_)
+        self.sound = True
         self.fixed = fixed
         self.version = 0
 
@@ -78,8 +80,9 @@ class SlotTable(Generic[N]):
     @property
     def free(self) -> Marks:
         """Mask `[slots]` of the slots that a load may fill now."""
-        free: Marks = ~self.loading & (self.pins == 0)
-        free[: self.fixed] = False
+        free: Marks = (self.pins == 0) & ~self.loading
+        if self.fixed:
+            free[: self.fixed] = False
         return free
 
     @property
@@ -110,7 +113,7 @@ class SlotTable(Generic[N]):
     def unpin(self, slots: Slots) -> None:
         """Remove one pin from each of `slots`; a failed slot is emptied with its last pin."""
         self.pins[slots] -= 1
-        if self.failed[slots].any():
+        if not self.sound:
             self.clear(slots[self.failed[slots] & (self.pins[slots] == 0)])
 
     def admit(self, units: npt.NDArray[N], worth: Worth) -> npt.NDArray[N]:
@@ -120,7 +123,7 @@ class SlotTable(Generic[N]):
         """
         slots = self.slot_of[units]
         absent = slots < 0
-        if not absent.any() and not self.failed[slots].any():
+        if self.sound and not absent.any():
             self.pins[slots] += 1
             return units[:0]
         self.pins[slots[~absent]] += 1
@@ -169,13 +172,14 @@ class SlotTable(Generic[N]):
         self.version += 1
         if not arrived:
             slots = slots if isinstance(slots, np.ndarray) else np.arange(slots.start, slots.stop)
-            self.failed[slots] = True
+            self.failed[slots], self.sound = True, False
             self.clear(slots[self.pins[slots] == 0])
 
     def clear(self, slots: Slots) -> None:
         """Empty `slots`, which have units and are not in use."""
         self.slot_of[self.unit_of[slots]] = -1
         self.unit_of[slots], self.failed[slots] = -1, False
+        self.sound = not self.failed.any()
         self.version += 1
 
     def faults(self) -> list[str]:
@@ -186,6 +190,8 @@ class SlotTable(Generic[N]):
             wrong.append("a unit is in two slots, or a slot has two units")
         if (self.pins < 0).any() or self.pins[self.unit_of < 0].any():
             wrong.append("an empty slot is pinned, or one was released twice")
+        if self.sound and self.failed.any():
+            wrong.append("a slot has failed, and holds do not know")
         if (self.loading & self.failed).any() or (self.failed & (self.pins == 0)).any():
             wrong.append("a slot that is not in use has failed")
         if self.loading[self.unit_of < 0].any():

@@ -1,12 +1,11 @@
 """The counters of a memory window: figures per token for reports, seconds per block for the steady-state verdict."""
 
-import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.model.timeline import Costs
+from scheduler.slots.stats import ReadClock
 
 SAMPLES = 15  # times remembered of each block; their median hides a prefill step or a single disturbance
 
@@ -49,35 +48,6 @@ class WindowStats:
             self.stalls + other.stalls,
             self.holds + other.holds,
         )
-
-
-class ReadClock:
-    """Clock of the seconds during which at least one read is in flight, in all windows that share it. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._flying = 0
-        self._since = self._seconds = 0.0
-        self._lock = threading.Lock()
-
-    def begin_read(self) -> None:
-        """Count a read that starts."""
-        with self._lock:
-            if not self._flying:
-                self._since = time.perf_counter()
-            self._flying += 1
-
-    def end_read(self) -> None:
-        """Count a read that has ended."""
-        with self._lock:
-            self._flying -= 1
-            if not self._flying:
-                self._seconds += time.perf_counter() - self._since
-
-    @property
-    def seconds(self) -> float:
-        """Seconds with a read in flight, from the start until now."""
-        with self._lock:
-            return self._seconds + (time.perf_counter() - self._since if self._flying else 0.0)
 
 
 class Meter:

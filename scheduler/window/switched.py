@@ -10,7 +10,8 @@ from types import TracebackType
 
 from scheduler.model.placement import Placement
 from scheduler.model.timeline import Costs
-from scheduler.window.stats import ReadClock, WindowPosition, WindowStats
+from scheduler.slots.stats import ReadClock
+from scheduler.window.stats import WindowPosition, WindowStats
 from scheduler.window.window import MemoryWindow, Resident, Window
 from tpi.devices.pages import Bytes
 from tpi.progress import Progress, silent

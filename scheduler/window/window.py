@@ -16,11 +16,12 @@ from typing import Protocol
 from scheduler.model.placement import Placement, place
 from scheduler.model.ring import EMPTY
 from scheduler.model.timeline import Costs
+from scheduler.slots.stats import ReadClock
 from scheduler.storage.disk import DirectDisk, Disk
 from scheduler.storage.extent import Extent
 from scheduler.window.load import Verify
 from scheduler.window.loader import Loader, Memory
-from scheduler.window.stats import Meter, ReadClock, WindowPosition, WindowStats
+from scheduler.window.stats import Meter, WindowPosition, WindowStats
 from tpi.devices.pages import Bytes
 from tpi.progress import Progress, silent
 from tpi.trace import OFF, NoTrace

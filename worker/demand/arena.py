@@ -14,10 +14,10 @@ from scheduler.demand.loads import Gaps, Patient
 from scheduler.demand.policies import Key
 from scheduler.demand.shared import SharedHold
 from scheduler.demand.sources import HostUnits
-from scheduler.demand.workers import Tickets
 from scheduler.model.experts.costs import ExpertCosts, divide
+from scheduler.slots.stats import ReadClock
 from scheduler.transfer.queue import TransferQueue
-from scheduler.window.stats import ReadClock
+from scheduler.transfer.tickets import Tickets
 from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes
 from tpi.errors import DeviceError
@@ -30,13 +30,12 @@ _BELADY = "Belady's policy:"
 
 
 class LinkedExperts(HostUnits):
-    """Experts in the host's memory that are copied to a device; keeps the error of the last copy that failed."""
+    """Experts in the host's memory that are copied to a device."""
 
     def __init__(self, device: Device, units: Mapping[Key, Bytes]) -> None:
         """Create a source of `units`, the bytes of each expert in the host's memory."""
         super().__init__(device, {key: _Stays(data) for key, data in units.items()}, [len(d) for d in units.values()])
         self._name = device.name
-        self.failed: DeviceError | None = None  # the last failure, until it has been raised
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
         """Copy experts into their slots; raise DeviceError, naming the expert, if a copy fails."""
@@ -44,8 +43,7 @@ class LinkedExperts(HostUnits):
             return super().fill(units, slots)
         except Exception as error:
             block, expert = self.keys[units[0]]
-            self.failed = DeviceError(f"expert {expert} of block {block} cannot be copied to {self._name}: {error}")
-            raise self.failed from error
+            raise DeviceError(f"expert {expert} of block {block} cannot be copied to {self._name}: {error}") from error
 
 
 class ExpertArena:
@@ -138,9 +136,7 @@ class ExpertArena:
 
     def begin(self, short: bool) -> None:
         """Begin a step; raise the error of an earlier copy that failed without a caller waiting for it."""
-        if self._source.failed is not None:
-            failed, self._source.failed = self._source.failed, None
-            raise failed
+        self.cache.slots.raise_failure()
         self.short = short
         if short:
             self.cache.begin()
@@ -150,7 +146,7 @@ class ExpertArena:
         asked, self._asked = self._asked, None
         if asked is not None:
             Finished(asked.wait)
-        self._source.failed = None
+        self.cache.slots.abandon()
 
     def describe(self) -> str:
         """Return the cache's statistics as a part of a sentence for the user."""

@@ -7,10 +7,10 @@ import numpy as np
 from scheduler.demand.cache import DemandCache
 from scheduler.demand.choice.replay import Recording, Replayed, bound
 from scheduler.demand.hold import DemandedBlock
-from scheduler.demand.workers import Readers
+from scheduler.slots.stats import ReadClock
+from scheduler.slots.workers import Readers
 from scheduler.storage.disk import Disk
 from scheduler.weights import Hold
-from scheduler.window.stats import ReadClock
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.trace import NoTrace
 from worker.demand.best import hits, megabytes, the_best

@@ -1,11 +1,14 @@
 """One layer's records: their place on disk, their slots, and the frequency and worth of each."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from scheduler.demand.records.reads import Bounds, ReadSizes, RecordRead, covered, dealt, plan_ranges
+from scheduler.demand.records.stats import RecordStats
 from scheduler.neurons.worth import NeuronImportance
+from scheduler.slots.shelf import Load, Shelf
 from scheduler.slots.table import F64, I32, SlotTable
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import Bytes
@@ -49,17 +52,22 @@ class RecordLayer:
         return (NEURON_BYTES + _WORTH_BYTES) * self.neurons + SLOT_BYTES * self.slots
 
 
-class OpenLayer:
-    """A layer's slots during a run. Not thread-safe: the tier calls it under its lock."""
+@dataclass(eq=False)
+class RecordLoad(Load):
+    """A `Load` of the records of `read`."""
 
-    def __init__(self, layer: RecordLayer, sizes: ReadSizes) -> None:
-        """Create the layer without slots; reads will have `sizes`."""
+    read: RecordRead = field(kw_only=True)
+
+
+class OpenLayer(Shelf[np.int32]):
+    """A layer's slots during a run."""
+
+    def __init__(self, layer: RecordLayer, sizes: ReadSizes, readers: int, stats: RecordStats) -> None:
+        """Create the layer without slots; reads will have `sizes` and be dealt to `readers` threads."""
         self.layer = layer
         self.worth = NeuronImportance(layer.frequency, half_life=HALF_LIFE)
-        self.expected: I32 | None = None  # pinned until the next hold
-        self.along = 0
-        self.error: Exception | None = None  # error of the last read that failed
-        self._sizes = sizes
+        super().__init__(layer.name, SlotTable(layer.neurons, 0, np.int32), self.worth.worth, stats)
+        self._counts, self._sizes, self._readers = stats, sizes, readers
         self.lay(None)
 
     def lay(self, data: Bytes | None) -> None:
@@ -74,27 +82,28 @@ class OpenLayer:
         hot = np.argsort(-self.worth.frequency, kind="stable")[: len(self.table)]
         return np.sort(hot).astype(np.int32)
 
-    def request(self, neurons: I32, readers: int) -> tuple[int, list[RecordRead]] | None:
-        """Pin `neurons`; return how many are missing and the reads that load them. None if there is no room now."""
-        if self.table.fitting(neurons) < len(neurons):
-            return None
-        lacking = self.table.admit(neurons, self.worth.worth)
+    def claim(self, units: I32) -> tuple[I32, Sequence[Load]]:
+        """Pin neurons (ascending, distinct); return their slots, and the reads that load the missing ones."""
+        self._counts.dense_bytes += self.layer.extent.nbytes
+        return super().claim(units)
+
+    def end(self, load: Load, error: Exception | None) -> None:
+        """End a read, which failed if there is an `error`."""
+        assert isinstance(load, RecordLoad)
+        self._counts.reads += len(load.read.ranges)
+        super().end(load, error)
+
+    def _loads(self, lacking: I32) -> Sequence[Load]:
         ranges = plan_ranges(lacking, self._sizes, self.layer.neurons)
         kept = np.sort(np.concatenate([lacking, self._passing(ranges, len(lacking))]))
-        self.along += len(kept) - len(lacking)
-        return len(lacking), dealt(ranges, kept, self.table.slot_of[kept], readers)
-
-    def release_expected(self) -> None:
-        """Unpin the expected neurons."""
-        if self.expected is not None:
-            self.table.unpin(self.table.slot_of[self.expected])
-            self.expected = None
+        self._counts.along += len(kept) - len(lacking)
+        reads = dealt(ranges, kept, self.table.slot_of[kept], self._readers)
+        return [RecordLoad(self, read.neurons, read.slots, self.name, read=read) for read in reads]
 
     def _passing(self, ranges: list[Bounds], asked: int) -> I32:
         """Assign slots to those records between the requested ones that are worth keeping, and return them."""
         if sum(last - first for first, last in ranges) == asked:
             return np.empty(0, np.int32)
-        every = covered(ranges)
-        kept, slots = self.table.gains(self.table.lacking(every), self.worth.worth)
+        kept, slots = self.table.gains(self.table.lacking(covered(ranges)), self._worth)
         self.table.place(kept, slots)
         return kept

@@ -3,8 +3,9 @@
 import threading
 from collections.abc import Sequence
 
-from scheduler.demand.records.layer import OpenLayer, RecordLayer
+from scheduler.demand.records.layer import OpenLayer, RecordLayer, RecordLoad
 from scheduler.demand.records.reads import RecordRead, range_extent, staging_bytes
+from scheduler.slots.shelf import Load
 from scheduler.storage.disk import Disk, read_chunk
 from tpi.devices.pages import Bytes, page_buffer
 
@@ -12,13 +13,23 @@ _THREAD, _CODE = 64 << 10, 2 << 20  # bytes that a thread takes, and that the co
 
 
 class RecordReader:
-    """A reader for several threads. Each reads into its own staging memory first, because records are not aligned."""
+    """A `scheduler.slots.cache.Source`. Threads read into staging memory first: records are not aligned."""
 
     def __init__(self, disk: Disk, record_bytes: int) -> None:
         """Create a reader for records of at most `record_bytes` bytes."""
         self._disk = _Whole(disk)
         self._size = staging_bytes(record_bytes)
         self._threads = threading.local()
+
+    def joins(self, loads: Sequence[Load], other: Load) -> bool:
+        """Return False: reads are planned when they are requested."""
+        return False
+
+    def fill(self, loads: Sequence[Load]) -> int:
+        """Read the records of one load. Errors are those of `read`."""
+        (load,) = loads
+        assert isinstance(load, RecordLoad)
+        return self.read(load.shelf, load.read)
 
     def read(self, layer: OpenLayer, read: RecordRead) -> int:
         """Read all ranges of `read` and copy the kept records to their slots; return the number of bytes read.

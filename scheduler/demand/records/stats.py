@@ -1,24 +1,28 @@
 """The counters of a record tier."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from scheduler.slots.stats import LoadStats
 
 
 @dataclass
-class RecordStats:
+class RecordStats(LoadStats):
     """Totals since the tier was opened, without the first filling of its slots."""
 
     tokens: int = 0  # steps that read single neurons
-    asked: int = 0  # records that were requested
-    found: int = 0  # number of these that were in memory
     reads: int = 0
-    read_bytes: int = 0  # in whole pages, as they are read
     along: int = 0  # records between requested ones that were kept
     dense_bytes: int = 0  # bytes that reading the same blocks as a whole would have taken
-    stall_seconds: float = 0.0  # time that holds waited
 
-    def copy(self) -> "RecordStats":
-        """Return a copy of the present counts."""
-        return replace(self)
+    @property
+    def asked(self) -> int:
+        """Number of records that were requested."""
+        return self.hits + self.misses
+
+    @property
+    def found(self) -> int:
+        """Number of the requested records that were in memory."""
+        return self.hits
 
     @property
     def hit_rate(self) -> float:

@@ -77,7 +77,7 @@ def test_tokens_equal_the_run_without(
             assert f"{stats.hit_rate:.0%} of the chosen were there (Belady's policy: " in told
             assert f"the CPU computed {stats.elsewhere / stats.uses:.0%}; " in told
             assert f"{stats.bytes_per_step / 1e6:.2f} MB over the link per step" in told
-            assert not arena.cache._store.table.pins.any()
+            assert not arena.cache.shelf.table.pins.any()
 
 
 def test_three_nodes_with_different_devices(tiny_pack: Packs, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(link: float, tiny_
                 answers(deployment, asked, 12)
             card.failing = False
             assert answers(deployment, asked, 12) == expected
-            assert not arena_of(deployment.node).cache._store.table.pins.any()
+            assert not arena_of(deployment.node).cache.shelf.table.pins.any()
 
 
 def test_a_card_that_cannot_be_filled_gives_everything_back(tiny_pack: Packs, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from scheduler.demand.cache import DemandCache
 from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.demand.sources import DiskUnits
-from scheduler.demand.workers import Readers
+from scheduler.slots.workers import Readers
 from scheduler.storage.extent import Extent
 from tests.support.disks import MemoryDisk
 from tpi.devices.pages import PAGE, Bytes, page_buffer
@@ -98,7 +98,7 @@ def cache_of(
     memory = page_buffer(slots * source.slot_bytes)[: slots * source.slot_bytes]
     with closing(DemandCache(source, memory, policy, Readers(disk_threads), clock=clock or Clock())) as cache:
         yield cache, disk
-        assert not cache._store.table.faults()
+        assert not cache.shelf.table.faults()
     assert set(threading.enumerate()) <= before
 
 

@@ -2,7 +2,7 @@
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from scheduler.demand.records.layer import RecordLayer
 from scheduler.demand.records.tier import RecordTier
-from scheduler.demand.workers import Readers, Serve
+from scheduler.slots.shelf import Load
+from scheduler.slots.workers import Readers, Serve
 from scheduler.storage.extent import Extent
 from tests.support.disks import MemoryDisk
 from tpi.devices.pages import PAGE, Bytes, page_buffer
@@ -43,10 +44,10 @@ class DrawnReaders(Readers):
 
         super().start(counted)
 
-    def kick(self, count: int) -> None:
+    def kick(self, loads: Sequence[Load | None]) -> None:
         with self._gate:
-            self._due += count
-        super().kick(count)
+            self._due += len(loads)
+        super().kick(loads)
 
     def in_turn(self, read: Callable[[], T]) -> T:
         """What `read` comes to, at its turn; one at a time."""

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from scheduler.demand.choice.first import warmed, worthiest
-from scheduler.demand.loads import Patient, Waiting
+from scheduler.demand.loads import Patient, Wishes
 from scheduler.demand.policies import Key, PolicyChoice
-from scheduler.demand.workers import Tickets
 from scheduler.model.experts.costs import ExpertCosts
 from scheduler.model.machine import LAPTOP
 from scheduler.transfer.queue import TransferQueue
+from scheduler.transfer.tickets import Tickets
 from tests.support.devices.twin import Twin
 from tests.support.kernels.kernel_cases import native
 from tests.support.recordings import record
@@ -78,7 +78,7 @@ def test_the_next_blocks_router_has_its_experts_come() -> None:
         arena.begin(short=True)
         arena.foretell(1, ONE)
         arena.settle()
-        arena.cache._store._workers._asked[-1].join()  # type: ignore[attr-defined]
+        arena.cache.slots._workers._asked[-1].join()  # type: ignore[attr-defined]
         held = arena.share(3, {2: 1, 3: 1})
         assert {*held.ready, *held.late} == {(3, 2), (3, 3)}
         assert all((held.data(key) == KEYS.index(key)).all() for key in [*held.ready, *held.late])
@@ -127,7 +127,7 @@ def test_a_slow_link_is_not_asked_for_more_than_waits_for_it() -> None:
     """However many tokens pass meanwhile, and whatever is foretold."""
     free = Event()
     with arena_of(4, Foretelling([])) as arena:
-        workers = arena.cache._store._workers
+        workers = arena.cache.slots._workers
         assert isinstance(workers, Tickets)
         workers._queue.submit("weight load", "a long one", lambda: _wait(free))
         try:
@@ -157,9 +157,9 @@ def test_a_patient_link_is_idle_unless_something_is_demanded() -> None:
 
 
 def test_what_comes_first_is_kept_in_mind_before_the_others() -> None:
-    waiting = Waiting(lambda *_: False, lambda _: 1)
+    waiting = Wishes()
     waiting.announce([1, 2])
     waiting.announce_first([3, 2])
-    assert [waiting.next_ahead(lambda unit: unit == 3) for _ in range(3)] == [2, 1, None]
+    assert [waiting.next(lambda unit: unit == 3) for _ in range(3)] == [2, 1, None]
     waiting.announce_first(list(range(200)))
-    assert waiting.ahead < 100
+    assert len(waiting) < 100

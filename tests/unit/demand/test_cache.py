@@ -11,8 +11,9 @@ from scheduler.demand.cache import DemandCache
 from scheduler.demand.choice.replay import bound, replay
 from scheduler.demand.policies import PolicyChoice
 from scheduler.demand.sources import ALONE, DiskUnits, HostUnits
-from scheduler.demand.workers import Readers, Tickets
+from scheduler.slots.workers import Readers
 from scheduler.transfer.queue import TransferQueue
+from scheduler.transfer.tickets import Tickets
 from tests.support.devices.demanded import IMPORTANCE, Clock, ShuffledDisk, cache_of, content, files_of, right
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native

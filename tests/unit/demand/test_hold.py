@@ -59,7 +59,7 @@ def test_a_visit_that_breaks_off_gives_everything_back() -> None:
         disk.faults = 2
         with pytest.raises(WeightsError, match=r"block1\.shard"):
             seen(weights, 1, [2, 4])
-        assert not cache._store.table.pins.any()
+        assert not cache.shelf.table.pins.any()
         assert [name for name, _ in seen(weights, 1, [2, 4])] == ["shared", "unit 2 unit 4"]
 
 
@@ -68,4 +68,4 @@ def test_hints_reach_the_cache() -> None:
         weights = weights_over(cache)
         weights.expect(0, [1])
         weights.expect(1, [1, 5])
-        assert cache._store._wanted_soon.sum() == 1
+        assert cache.shelf._wanted_soon.sum() == 1

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduler.demand.cache import DemandCache
 from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.demand.sources import DiskUnits
-from scheduler.demand.workers import Readers
+from scheduler.slots.workers import Readers
 from tests.support.devices.demanded import ShuffledDisk, content, files_of
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import TpiError, WeightsError
@@ -80,7 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
         else:
             self._check([data for group in seen for data in group] == [content(key, self.size) for key in wanted])
             self._check(len(seen) <= 1 or len(wanted) > self.slots)
-        self._check(not self.cache._store.table.pins.any())
+        self._check(not self.cache.shelf.table.pins.any())
 
     @rule(keys=KEYS)
     def expect(self, keys: tuple[int, list[int]]) -> None:
@@ -115,8 +115,8 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def no_unit_is_twice_there_and_memory_is_kept(self) -> None:
         if hasattr(self, "cache"):
-            with self.cache._store.lock:
-                assert not self.cache._store.table.faults()
+            with self.cache.slots.lock:
+                assert not self.cache.shelf.table.faults()
             assert (self.beyond[self.used :] == 77).all()
 
     def teardown(self) -> None:

@@ -13,8 +13,9 @@ from scheduler.demand.loads import Patient
 from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.demand.shared import SharedHold
 from scheduler.demand.sources import DiskUnits
-from scheduler.demand.workers import Readers, Tickets
+from scheduler.slots.workers import Readers
 from scheduler.transfer.queue import TransferQueue
+from scheduler.transfer.tickets import Tickets
 from tests.support.devices.apart import Apart
 from tests.support.devices.demanded import ShuffledDisk, content, files_of, right
 from tests.support.kernels.kernel_cases import native
@@ -101,7 +102,7 @@ def test_nothing_is_computed_on_a_slot_that_is_half_loaded(seeds: range) -> None
                 assert not shared.named
                 stats = shared.cache.stats()
                 assert stats.uses == stats.hits + stats.misses + stats.elsewhere
-                assert not shared.cache._store.table.faults()
+                assert not shared.cache.shelf.table.faults()
             assert device.memory.used == 0
 
 
@@ -118,9 +119,9 @@ def test_a_copy_that_fails_is_named_and_everything_is_given_back(seeds: range) -
                 assert all(_outcome(keys, found, shared.sizes) for keys, found in shared.pending)
                 assert all(shared.named)
                 device.start(lambda: None).wait()
-                assert not shared.cache._store.table.pins.any()
+                assert not shared.cache.shelf.table.pins.any()
                 shared.cache.close()
-                assert (shared.source.failed is not None) == (device.copies >= wrong)
+                assert (shared.cache.slots._failure is not None) == (device.copies >= wrong)
             assert device.memory.used == 0
     assert set(threading.enumerate()) <= before
 
@@ -175,7 +176,7 @@ def test_no_more_is_fetched_than_there_is_room_for_beside_what_is_held() -> None
         assert len(second.left) == 2
         for held in (first, second):
             held.close()
-        assert not cache._store.table.pins.any()
+        assert not cache.shelf.table.pins.any()
 
 
 def test_what_was_computed_elsewhere_comes_for_the_next_token_if_the_policy_would_have_it() -> None:
@@ -206,10 +207,10 @@ def test_a_policy_that_counts_keeps_what_was_used_more_often() -> None:
 
 def _until_loaded(cache: DemandCache) -> None:
     """Until nothing waits to be loaded, and nothing is being loaded."""
-    store, over = cache._store, threading.Event()
+    over = threading.Event()
     for _ in range(5000):
-        with store.lock:
-            if not store._loads and not store._waiting.ahead:
+        with cache.slots.lock:
+            if not cache.slots.queued and not len(cache.shelf.wishes):
                 return
         over.wait(0.002)
     pytest.fail("it was not loaded in ten seconds")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from scheduler.model.placement import Placement, place
+from scheduler.slots.stats import ReadClock
 from scheduler.storage.extent import Extent
-from scheduler.window.stats import ReadClock
 from scheduler.window.switched import SwitchedWindow
 from scheduler.window.window import MemoryWindow
 from tests.support.disks import MemoryDisk

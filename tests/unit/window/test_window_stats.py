@@ -11,8 +11,10 @@ import pytest
 from master.reporting.figures import RunFigures
 from scheduler.model.placement import place_window
 from scheduler.model.timeline import OtherWaits
+from scheduler.slots import stats as slot_stats
+from scheduler.slots.stats import ReadClock
 from scheduler.window import stats
-from scheduler.window.stats import SAMPLES, Meter, ReadClock, WindowStats
+from scheduler.window.stats import SAMPLES, Meter, WindowStats
 from scheduler.window.window import MemoryWindow
 from tests.support.cluster.window_helpers import CountingDisk, make_blocks
 from tpi.devices.pages import PAGE, Bytes
@@ -54,7 +56,7 @@ def test_a_chunk_that_lands_while_counts_are_taken_is_counted(monkeypatch: pytes
 
 def test_windows_that_read_at_once_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(stats, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(slot_stats, "time", SimpleNamespace(perf_counter=lambda: now))
     clock = ReadClock()
     blocks, head = Meter(1, 0, 1, clock), Meter(1, 0, 1, clock)
     for at, act in (

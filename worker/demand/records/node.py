@@ -8,7 +8,7 @@ plain window. The faster way is then used for all further steps.
 from collections.abc import Callable, Sequence
 
 from scheduler.demand.records.tier import RecordTier
-from scheduler.demand.workers import Readers
+from scheduler.slots.workers import Readers
 from scheduler.storage.openfiles import OpenFilesDisk
 from scheduler.weights import Hold
 from scheduler.window.switched import SwitchedWindow

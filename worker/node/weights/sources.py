@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scheduler.model.placement import Placement
+from scheduler.slots.stats import ReadClock
 from scheduler.weights import Arrangement, Hold
 from scheduler.window.load import Verify
-from scheduler.window.stats import ReadClock
 from scheduler.window.switched import SwitchedWindow
 from scheduler.window.window import MemoryWindow, Resident, Window
 from tpi.devices.base import Device, Pending

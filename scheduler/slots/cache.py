@@ -1,0 +1,339 @@
+"""The one memory of slots: what is pinned, loaded, awaited and given up, for blocks, segments, experts and neurons.
+
+    cache = SlotCache(source, workers, stats)
+    cache.expect(shelf, units)                # a prediction: loads begin
+    with cache.hold(shelf, units) as slots:   # waits until all are loaded
+        ...
+
+A *shelf* decides which unit lies in which slot: it is an index with an eviction policy (`scheduler.slots.shelf.Shelf`).
+A *source* fills slots from the tier below. *Workers* are the threads that do so: those of a cache, or those of a
+transfer queue. The layers of a model may be shelves of one cache.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+from scheduler.slots.shelf import Load
+from scheduler.slots.stats import LoadStats, ReadClock
+from scheduler.slots.workers import LoadWorkers
+from tpi.devices.base import Device
+from tpi.errors import TpiError
+from tpi.trace import OFF, NoTrace
+
+LOOK_AGAIN = 1.0  # seconds after which a waiting thread checks if its load can still happen
+S = TypeVar("S", bound=LoadStats)
+
+
+class Source(Protocol):
+    """The tier below. Several threads use it."""
+
+    def fill(self, loads: Sequence[Load]) -> int:
+        """Fill the slots of `loads`, which were joined; return the number of bytes that were moved.
+
+        Raises:
+            Exception: if that failed; the error names what could not be loaded.
+        """
+
+    def joins(self, loads: Sequence[Load], other: Load) -> bool:
+        """Return True if `other` should be loaded with `loads`, which precede it."""
+
+
+class Shelves(Protocol):
+    """A shelf, whose methods are called under the cache's lock. `units` and `slots` have the shelf's own form."""
+
+    @property
+    def settling(self) -> bool:
+        """True if there will be more room when a load ends."""
+
+    def room(self, units: Any) -> int:
+        """Return how many of `units`, from the first on, can be claimed now."""
+
+    def claim(self, units: Any) -> tuple[Any, Sequence[Load]]:
+        """Pin `units`, for which there is room; return their slots, and the loads to begin."""
+
+    def release(self, slots: Any) -> Sequence[Load]:
+        """Remove one pin from each of `slots`; return the loads that there is room for now."""
+
+    def loading(self, slots: Any) -> bool:
+        """Return True if one of `slots` is loading."""
+
+    def failure(self, slots: Any) -> Exception | None:
+        """Return the error of one of `slots` that failed; None if none did."""
+
+    def describe(self, slots: Any) -> str:
+        """Return what traces call `slots` while a hold waits for them."""
+
+    def refuse(self, units: Any) -> TpiError:
+        """Return the error of a hold for which there is no room, whatever is loading."""
+
+    def end(self, load: Load, error: Exception | None) -> None:
+        """End a load, which failed if there is an `error`."""
+
+
+class SlotCache(Generic[S]):
+    """Slots of one tier of memory. Any number of threads may wait; one at a time should pin.
+
+    1. **Lock.** One lock guards shelves, queues and counts. Sources run without it.
+    2. **In use.** A slot that is pinned or loading keeps its unit. Nothing writes to a pinned slot that is loaded.
+    3. **Pin.** A hold pins all of its units first, then has the missing ones loaded, then waits for its own only. If
+       there is no room, it waits for loads that nothing pins; if these give no room either, it is refused.
+    4. **Expect.** A prediction is pinned like a hold, if there is room; else it is ignored. The next hold or prediction
+       of the shelf, or `abandon`, ends it.
+    5. **Demand first.** Loads that a hold waits for begin before read-ahead. A hold of what was expected turns its
+       read-ahead into demand. If nothing is queued, `spare` may give a load. Each lane (link) has its own order.
+    6. **Failure.** The error of a failed load is raised by each hold that waits for it. The next hold loads again: with
+       its last pin a failed slot is emptied, and a hold that pins a failed slot loads it. A load ahead that failed
+       before its hold is therefore made once more. `raise_failure` tells of the last failure, for memories in which no
+       hold may wait for a load.
+    7. **Release.** With devices, a release follows the calls that are queued on them. A hold without room waits for
+       these releases once before it is refused.
+    8. **Abandon.** An aborted step gives up predictions and the last failure. Running loads end; their units stay.
+    9. **Close.** After `close`, no load begins, running loads have ended, and waiting holds raise TpiError. So they do
+       within a second if the workers are lost. What is pinned stays valid.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        workers: LoadWorkers,
+        stats: S,
+        *,
+        reads: ReadClock | None = None,
+        trace: NoTrace = OFF,
+        devices: Iterable[Device] = (),
+        spare: Callable[[], Load | None] = lambda: None,
+    ) -> None:
+        """Create a cache.
+
+        Args:
+            source: fills slots.
+            workers: the threads that call it; the cache starts and closes them.
+            stats: the counts, which the cache and its shelves change.
+            reads: the clock of another reader of the same disk.
+            trace: recorder of loads and stalls.
+            devices: the devices whose queued calls use the slots; none: the caller's thread does.
+            spare: returns a load whose slots are marked as loading, or None; called under the lock if no load waits.
+        """
+        self.lock, self.stats = threading.Lock(), stats
+        self.loaded_bytes = 0  # bytes that were loaded since the start
+        self._done = threading.Condition(self.lock)
+        self._source, self._workers, self._reads, self._trace = source, workers, reads or ReadClock(), trace
+        self._devices, self._spare = list(devices), spare
+        self._demanded, self._ahead = deque[Load](), deque[Load]()
+        self._running = 0
+        self._expected: dict[Shelves, tuple[Any, Any]] = {}  # units and slots that predictions pin
+        self._failure: Exception | None = None
+        self.closed = False
+        workers.start(self._serve)
+
+    @contextmanager
+    def hold(self, shelf: Shelves, units: Any) -> Iterator[Any]:
+        """Yield the slots of `units`, which are distinct, when all are loaded; hold them until the exit.
+
+        Raises:
+            Exception: the error of the source, if a load failed.
+            TpiError: if they do not fit in addition to what is held, or the cache is closed.
+        """
+        slots = self.enter(shelf, units)
+        try:
+            yield slots
+        finally:
+            self.release(shelf, slots)
+
+    def enter(self, shelf: Shelves, units: Any) -> Any:
+        """Begin a hold, which `release` ends; return the slots of `units` when all are loaded. Raises as `hold`."""
+        slots = self.pin(shelf, units)
+        try:
+            self.wait(shelf, slots)
+        except BaseException:
+            self.release(shelf, slots)
+            raise
+        return slots
+
+    def pin(self, shelf: Shelves, units: Any, least: int | None = None) -> Any:
+        """Pin as many of `units` as there is room for, from the first on, and start to load them; return their slots.
+
+        If there is no room for `least` of them (None: for all), raise TpiError and pin none.
+        """
+        least = len(units) if least is None else least
+        with self.lock:
+            slots = self._pin(shelf, units, least)
+        if slots is None and self._devices:
+            self.flush_releases()
+            with self.lock:
+                slots = self._pin(shelf, units, least)
+        if slots is None:
+            raise shelf.refuse(units[:least])
+        return slots
+
+    def wait(self, shelf: Shelves, slots: Any) -> None:
+        """Wait until `slots`, which are pinned, are loaded; raise the error of a load that failed."""
+        with self.lock:
+            if shelf.loading(slots):
+                began, name = time.perf_counter(), shelf.describe(slots)
+                while shelf.loading(slots):
+                    self.require_open()
+                    self._done.wait(LOOK_AGAIN)
+                ended = time.perf_counter()
+                self.stats.stall_seconds += ended - began
+                self._trace.add("stall", name, int(began * 1e9), int(ended * 1e9))
+            if (error := shelf.failure(slots)) is not None:
+                raise error
+
+    def release(self, shelf: Shelves, slots: Any, device: Device | None = None) -> None:
+        """Remove one pin from each of `slots`; if `device` is given, after the calls that are queued on it."""
+        if device is not None:
+            device.start(lambda: self.release(shelf, slots))
+            return
+        with self.lock:
+            self.submit(shelf.release(slots))
+
+    def expect(self, shelf: Shelves, units: Any) -> None:
+        """Expect that the next hold of the shelf will be of `units`, and start to load them if there is room."""
+        with self.lock:
+            self._forget_expected(shelf)
+            if not self.closed and shelf.room(units) == len(units):
+                slots, loads = shelf.claim(units)
+                self._expected[shelf] = (units, slots)
+                self.submit(loads, ahead=True)
+
+    def abandon(self) -> None:
+        """Abort a step: give up all predictions, and forget the last failure."""
+        with self.lock:
+            for shelf in list(self._expected):
+                self._forget_expected(shelf)
+            self._failure = None
+
+    def raise_failure(self) -> None:
+        """Raise the error of the last load that failed since the last call, if one did."""
+        with self.lock:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def drain(self) -> None:
+        """Wait until no load is queued or running, whether or not it fails."""
+        with self.lock:
+            while self.queued and not self._stopped:
+                self._done.wait(LOOK_AGAIN)
+
+    def flush_releases(self) -> None:
+        """Wait until all releases that were requested from devices have happened."""
+        for device in self._devices:
+            device.start(lambda: None).wait()
+
+    def counts(self) -> S:
+        """Return a copy of the present counts."""
+        with self.lock:
+            return self.stats.copy()
+
+    def close(self) -> None:
+        """Begin no more loads; return when the running ones have ended. Idempotent."""
+        with self.lock:
+            self.closed = True
+            self._done.notify_all()
+        self._workers.close()
+
+    # The methods below are called with the lock held.
+
+    @property
+    def queued(self) -> int:
+        """Number of loads that are queued or running."""
+        return len(self._demanded) + len(self._ahead) + self._running
+
+    @property
+    def speed(self) -> float:
+        """Bytes per second of loading, since the start."""
+        return self.loaded_bytes / (self._reads.seconds or 1.0)
+
+    def require_open(self) -> None:
+        """Raise TpiError if the cache is closed or its workers are lost."""
+        if self._stopped:
+            raise TpiError("the memory of weights is closed; open the model again")
+
+    def submit(self, loads: Sequence[Load], ahead: bool = False) -> None:
+        """Queue loads, whose slots are marked as loading: on demand, or `ahead` of it."""
+        if loads:
+            (self._ahead if ahead else self._demanded).extend(loads)
+            self._workers.kick(loads)
+
+    def kick(self, count: int) -> None:
+        """Announce that `spare` may give `count` more loads."""
+        self._workers.kick([None] * count)
+
+    @property
+    def _stopped(self) -> bool:
+        return self.closed or self._workers.lost
+
+    def _pin(self, shelf: Shelves, units: Any, least: int) -> Any:
+        """Return the slots of the units that were pinned; None if there is no room."""
+        self.require_open()
+        if self._expected:
+            expected, slots = self._expected.get(shelf, (None, None))
+            if expected is units and shelf.failure(slots) is None:
+                del self._expected[shelf]
+                self._promote(shelf)
+                return slots
+            self._forget_expected(shelf)
+        while (count := shelf.room(units)) < least:
+            if not shelf.settling:
+                return None
+            self._done.wait(LOOK_AGAIN)
+            self.require_open()
+        slots, loads = shelf.claim(units if count == len(units) else units[:count])
+        self._promote(shelf)
+        self.submit(loads)
+        return slots
+
+    def _promote(self, shelf: Shelves) -> None:
+        """Turn the read-ahead of a shelf into demand."""
+        if self._ahead:
+            self._demanded.extend(load for load in self._ahead if load.shelf is shelf)
+            self._ahead = deque(load for load in self._ahead if load.shelf is not shelf)
+
+    def _forget_expected(self, shelf: Shelves) -> None:
+        if (expected := self._expected.pop(shelf, None)) is not None:
+            self.submit(shelf.release(expected[1]))
+
+    # The methods below are called by the workers.
+
+    def _serve(self, lane: int = 0) -> None:
+        """Run the most urgent load of a lane, if there is one, with those that join it."""
+        with self.lock:
+            loads = [] if self.closed else self._take(lane)
+            self._running += len(loads)
+        if not loads:
+            return
+        began, moved, error = time.perf_counter(), 0, None
+        self._reads.begin_read()
+        try:
+            moved = self._source.fill(loads)
+        except Exception as failure:  # noqa: BLE001 - the hold that waits for the load raises it
+            error = failure
+        self._reads.end_read()
+        with self.lock:
+            if loads[0].name:
+                self._trace.add("load", loads[0].name, int(began * 1e9), int(time.perf_counter() * 1e9))
+            self.stats.read_bytes += moved
+            self.loaded_bytes += moved
+            self._failure = error or self._failure
+            self._running -= len(loads)
+            for load in loads:
+                load.shelf.end(load, error)
+            self._done.notify_all()
+
+    def _take(self, lane: int) -> list[Load]:
+        for queue in (self._demanded, self._ahead):
+            for at, load in enumerate(queue):
+                if load.lane == lane:
+                    del queue[at]
+                    loads = [load]
+                    while queue and self._source.joins(loads, queue[0]):
+                        loads.append(queue.popleft())
+                    return loads
+        spare = self._spare()
+        return [] if spare is None else [spare]

@@ -1,0 +1,108 @@
+"""Equal slots with an eviction policy, as a `scheduler.slots.cache.SlotCache` uses them. Numbers only, no threads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.slots.stats import LoadStats
+from scheduler.slots.table import N, Slots, SlotTable, Worth
+from tpi.errors import PlanError, TpiError
+
+
+@dataclass(eq=False)
+class Load:
+    """Units on their way into their slots, which one call of a source fills.
+
+    Attributes:
+        shelf: where the slots are.
+        units: the units, in the form of the shelf.
+        slots: their slots, which are marked as loading.
+        name: what traces call the load; empty if the transfer that makes it is traced.
+        title: what that transfer is called.
+        lane: the number of the link that makes the load; loads of one lane end in order.
+        in_turn: True if it must not run before another load in turn has ended, whatever its lane.
+    """
+
+    shelf: Any
+    units: Any
+    slots: Any
+    name: str = ""
+    title: str = ""
+    lane: int = 0
+    in_turn: bool = False
+
+
+class Shelf(Generic[N]):
+    """Slots of one size, whose units are evicted by their worth. The cache calls it under its lock."""
+
+    def __init__(self, name: str, table: SlotTable[N], worth: Worth, stats: LoadStats) -> None:
+        """Create a shelf over `table`.
+
+        Args:
+            name: what errors and traces call it.
+            table: the index.
+            worth: returns the worth of units; those that are worth least are evicted first.
+            stats: where hits and misses are counted.
+        """
+        self.name, self.table, self.stats = name, table, stats
+        self._worth = worth
+        self._errors: dict[int, Exception] = {}  # by slot; valid while the table says that the slot has failed
+
+    @property
+    def settling(self) -> bool:
+        """True if there will be more room when a load ends."""
+        return self.table.settling
+
+    def room(self, units: npt.NDArray[N]) -> int:
+        """Return how many of `units`, from the first on, can be claimed now."""
+        return self.table.fitting(units)
+
+    def claim(self, units: npt.NDArray[N]) -> tuple[npt.NDArray[N], Sequence[Load]]:
+        """Pin `units`, for which there is room; return their slots, and the loads of those that are not loaded.
+
+        Units whose load failed are loaded again.
+        """
+        lacking = self.table.admit(units, self._worth)
+        self.stats.misses += len(lacking)
+        self.stats.hits += len(units) - len(lacking)
+        return self.table.slot_of[units], self._loads(lacking) if len(lacking) else ()
+
+    def release(self, slots: Slots) -> Sequence[Load]:
+        """Remove one pin from each of `slots`; return the loads that there is room for now."""
+        self.table.unpin(slots)
+        return ()
+
+    def loading(self, slots: Slots) -> bool:
+        """Return True if one of `slots` is loading."""
+        return bool(self.table.loading[slots].any())
+
+    def failure(self, slots: Slots) -> Exception | None:
+        """Return the error of one of `slots` that failed; None if none did."""
+        if self.table.sound:
+            return None
+        failed = self.table.failed[slots]
+        return self._errors[int(slots[failed][0])] if failed.any() else None
+
+    def describe(self, slots: Slots) -> str:
+        """Return what traces call `slots` while a hold waits for them."""
+        return self.name
+
+    def refuse(self, units: npt.NDArray[N]) -> TpiError:
+        """Return the error of a hold for which there is no room, whatever is loading."""
+        return PlanError(
+            f"{len(units)} neurons of {self.name} cannot be held at once: memory has room for {len(self.table)}; raise "
+            "--memory"
+        )
+
+    def end(self, load: Load, error: Exception | None) -> None:
+        """End a load, which failed if there is an `error`."""
+        if error is not None:
+            self._errors |= dict.fromkeys(np.arange(len(self.table))[load.slots].tolist(), error)
+        self.table.end(load.slots, arrived=error is None)
+
+    def _loads(self, lacking: npt.NDArray[N]) -> Sequence[Load]:
+        """Return the loads of `lacking`, which have slots now."""
+        return [Load(self, lacking, self.table.slot_of[lacking], self.name)]

@@ -1,0 +1,69 @@
+"""The threads that fill slots: a cache's own. Those of a transfer queue are `scheduler.transfer.tickets.Tickets`."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from scheduler.slots.shelf import Load
+from scheduler.slots.wakeup import wake_soon
+
+Serve = Callable[..., None]
+"""Called as `serve(lane)`, or `serve()` for lane 0: runs the most urgent load of the lane, if any. It never raises."""
+
+
+class LoadWorkers(Protocol):
+    """Threads that serve a cache."""
+
+    def start(self, serve: Serve) -> None:
+        """Start the threads, which call `serve`. Called once."""
+
+    def kick(self, loads: Sequence[Load | None]) -> None:
+        """Announce that there are more loads; None: there may be one, which is chosen when a thread is free.
+
+        Raises:
+            TpiError: if no thread will run them.
+        """
+
+    @property
+    def lost(self) -> bool:
+        """True if requested loads will not be run."""
+
+    def close(self) -> None:
+        """Stop the threads and return when no load is running. Idempotent."""
+
+
+class Readers:
+    """Threads of the cache's own, for a disk."""
+
+    lost = False
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._work = threading.Semaphore(0)
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+
+    def start(self, serve: Serve) -> None:
+        """Start the threads, which call `serve`."""
+
+        def run() -> None:
+            wake_soon()  # the disk is idle from the end of a read until this thread starts the next
+            while self._work.acquire() and not self._closed:
+                serve()
+
+        names = (f"tpi-demand-{number}" for number in range(self._count))
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    def kick(self, loads: Sequence[Load | None]) -> None:
+        """Announce that there are, or may be, more loads."""
+        if loads:
+            self._work.release(len(loads))
+
+    def close(self) -> None:
+        """Stop the threads and join them. Idempotent."""
+        self._closed = True
+        self._work.release(len(self._threads) or 1)
+        for thread in self._threads:
+            thread.join()

@@ -1,0 +1,53 @@
+"""The threads of a transfer queue as the workers of a memory of slots."""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+from scheduler.slots.shelf import Load
+from scheduler.slots.workers import Serve
+from scheduler.transfer.queue import QueuedTransfer, TransferQueue
+
+_SPARE = Load(None, (), ())
+
+
+class Tickets:
+    """The threads of a transfer queue. Each load is a transfer, which runs the load that is most urgent at its turn."""
+
+    def __init__(self, queue: TransferQueue, name: str = "", link: int = 0) -> None:
+        """Use a link of `queue`, which the caller closes after this.
+
+        `name` is the name of the transfers in traces; if it is empty, they have the titles of their loads.
+        """
+        self._queue, self._name, self._link = queue, name, link
+        self._asked = deque[QueuedTransfer]()  # transfers that may not have ended, in order
+        self._turn: QueuedTransfer | None = None  # the last load in turn
+
+    def start(self, serve: Serve) -> None:
+        """Remember `serve` for the transfers to come."""
+        self._serve = serve
+
+    def kick(self, loads: Sequence[Load | None]) -> None:
+        """Submit a transfer for each of `loads`; raise TpiError if the queue is closed."""
+        while self._asked and self._asked[0].done and not self._asked[0].error:
+            self._asked.popleft()
+        for load in loads:
+            self._submit(load or _SPARE)
+
+    @property
+    def lost(self) -> bool:
+        """True if the last transfer failed: a queue that closes fails all of its transfers."""
+        return bool(self._asked and self._asked[-1].done and self._asked[-1].error)
+
+    def close(self) -> None:
+        """Wait for the submitted transfers to end. Idempotent."""
+        for ticket in list(self._asked):
+            ticket.join()
+
+    def _submit(self, load: Load) -> None:
+        name, link = self._name or load.title, self._link + load.lane
+        serve, behind = partial(self._serve, load.lane), self._turn if load.in_turn else None
+        made = self._queue.submit("weight load", name, serve, link=link, behind=behind)
+        self._asked.append(made)
+        if load.in_turn:
+            self._turn = made

@@ -1,6 +1,6 @@
 """The threads that read blocks ahead, and the calls with which the block loop waits for them.
 
-`scheduler.window.cycle` decides what may be read when; `scheduler.model.ring` decides where it goes. Readers take
+`scheduler.slots.cycle` decides what may be read when; `scheduler.model.ring` decides where it goes. Readers take
 chunks of the use that was opened last, one by one, and open the next use when none are left. So a small block leaves no
 reader idle.
 """
@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from scheduler.model.placement import Placement
+from scheduler.slots.cycle import Cycle
 from scheduler.slots.wakeup import wake_soon
 from scheduler.storage.disk import Disk
 from scheduler.storage.extent import Extent
-from scheduler.window.cycle import Cycle
 from scheduler.window.load import Load, Verify
 from scheduler.window.stats import Meter, WindowPosition, WindowStats
 from tpi.devices.pages import Bytes, page_buffer

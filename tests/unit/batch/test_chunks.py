@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.model.ring import Ring
-from scheduler.window.cycle import Cycle
+from scheduler.slots.cycle import Cycle
 from tpi.devices.pages import PAGE, Bytes, round_up
 from tpi.kernels.spec import SHARED
 from tpi.pack.layout import Part, RunLayout

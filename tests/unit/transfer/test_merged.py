@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.model.ring import EMPTY, Ring, smallest
+from scheduler.slots.cycle import Cycle
 from scheduler.transfer.merged import merged
-from scheduler.window.cycle import Cycle
 from tpi.devices.pages import PAGE
 
 

@@ -1,4 +1,4 @@
-"""The states of the streamed blocks' uses (loaded, held or over): numbers only, without threads or memory.
+"""The index of a cyclic memory: which uses of streamed blocks are loaded, held or over. Numbers only.
 
 Streamed uses are numbered 0, 1, 2, ... in cyclic order; use n is of block `ring.blocks[n % period]`.
 
@@ -52,6 +52,13 @@ class Cycle:
         """Mark `use` and all later uses as not opened; return those that had been opened."""
         opened = range(use, self.tail)
         self.tail = use
+        return opened
+
+    def return_to(self, use: int) -> range:
+        """Make `use`, which nothing holds, the next one again; return those uses from it on that had been opened."""
+        opened = self.rewind_to(use)
+        self.head = use
+        self._release()
         return opened
 
     def is_pinned(self, use: int) -> bool:

@@ -1,0 +1,114 @@
+"""Slots for units that are used in a fixed cyclic order: each use has its place in a ring. Numbers only, no threads."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from scheduler.model.ring import Ring
+from scheduler.slots.cycle import Cycle
+from scheduler.slots.shelf import Load
+from tpi.errors import TpiError
+
+
+class CyclicShelf(ABC):
+    """A shelf whose policy is the cycle: what was used longest ago is overwritten by what is used next.
+
+    The units of a claim are a tuple of one unit, and its slots are the number of its use (`scheduler.slots.cycle`). All
+    uses that there is room for are loaded ahead. A use that failed is loaded again when it is claimed again, and so are
+    the uses after it.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        """Create a shelf without loads. `resume` begins to load ahead."""
+        self.cycle = Cycle(ring)
+        self._units = ring.blocks
+        self._loading = [0] * len(ring.blocks)  # loads of each place that have not ended
+        self._errors: list[Exception | None] = [None] * len(ring.blocks)  # of each place's last load
+        self._paused = True
+        self.dropped = 0  # uses that were opened and given up
+        self._claimed = 0  # the use that `room` found
+
+    @property
+    def settling(self) -> bool:
+        """False: only releases give room."""
+        return False
+
+    def resume(self) -> Sequence[Load]:
+        """Return the loads that there is room for, and load ahead from now on."""
+        self._paused = False
+        return self._open()
+
+    def pause(self) -> None:
+        """Forget what was loaded ahead, and load nothing until `resume`. No load may be queued or running."""
+        self._paused = True
+        self.cycle.rewind_to(self.cycle.head)
+
+    def room(self, units: tuple[int]) -> int:
+        """Return 1 if the use of a unit that is held or comes next can be claimed, else 0. Give up the uses before."""
+        cycle = self.cycle
+        self._claimed = use = cycle.next_use(units[0])
+        if cycle.is_pinned(use):
+            return 1
+        if use != cycle.head:
+            self._drop(cycle.skip_to(use))
+        if use < cycle.tail and self.failure(use) is not None:
+            self._drop(cycle.rewind_to(use))
+        return int(use < cycle.tail or (not self._paused and cycle.may_open(use)))
+
+    def claim(self, units: tuple[int]) -> tuple[int, Sequence[Load]]:
+        """Pin the use that `room` found; return it, and the loads that there is room for."""
+        loads = self._open()
+        self.cycle.pin(self._claimed)
+        return self._claimed, loads
+
+    def release(self, slots: int) -> Sequence[Load]:
+        """Count one hold of a use less; after the last, return the loads that there is room for now."""
+        failed = self.failure(slots) is not None
+        if not self.cycle.unpin(slots):
+            return ()
+        if not failed:
+            return self._open()
+        self._drop(self.cycle.return_to(slots))
+        return ()
+
+    def loading(self, slots: int) -> bool:
+        """Return True if a use is loading."""
+        return self._loading[slots % self.cycle.period] > 0
+
+    def failure(self, slots: int) -> Exception | None:
+        """Return the error of a use that failed; None if it did not."""
+        place = slots % self.cycle.period
+        return None if self._loading[place] else self._errors[place]
+
+    def refuse(self, units: tuple[int]) -> TpiError:
+        """Return the error of a hold for which there is no room."""
+        return TpiError(f"{self.name_of(units[0])} cannot be held yet: release what is held first")
+
+    def describe(self, slots: int) -> str:
+        """Return what traces call a use while a hold waits for it."""
+        return self.name_of(self._units[slots % self.cycle.period])
+
+    def end(self, load: Load, error: Exception | None) -> None:
+        """End a load, which failed if there is an `error`."""
+        self._loading[load.slots] -= 1
+        self._errors[load.slots] = error
+
+    @abstractmethod
+    def name_of(self, unit: int) -> str:
+        """Return the name of a unit in errors and traces."""
+
+    @abstractmethod
+    def load_of(self, use: int, place: int) -> Load:
+        """Return the load of a use, whose `slots` are its place in the period."""
+
+    def _open(self) -> Sequence[Load]:
+        cycle, loads = self.cycle, list[Load]()
+        while not self._paused and cycle.may_open(cycle.tail):
+            place = cycle.tail % cycle.period
+            self._loading[place] += 1
+            loads.append(self.load_of(cycle.tail, place))
+            cycle.tail += 1
+        return loads
+
+    def _drop(self, uses: range) -> None:
+        """Take note that `uses`, which were opened, will not be used. Their loads end as others do."""
+        self.dropped += len(uses)

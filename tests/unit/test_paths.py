@@ -65,7 +65,7 @@ def test_no_home_is_one_sentence_and_needs_none_of_the_others(monkeypatch: pytes
     assert (default_cache(), default_config()) == (Path("/c"), Path("/d/tpi"))
 
 
-def test_home_comes_from_the_account_where_the_environment_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_the_accounts_where_the_environment_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, HOME="")
     account = pwd.getpwuid(0)
     monkeypatch.setattr(pwd, "getpwuid", lambda number: account)

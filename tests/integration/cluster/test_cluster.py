@@ -49,7 +49,7 @@ def test_a_whole_run(workers: tuple[Pids, list[str]]) -> None:
         assert cluster.watch(1) in (True, False)
 
 
-def test_workers_keep_their_shards_for_the_next_master_and_the_next_split(workers: tuple[Pids, list[str]]) -> None:
+def test_workers_keep_shards_for_another_master_and_split(workers: tuple[Pids, list[str]]) -> None:
     model = MadeUpModel()
     fetched = []
     for cut in (4, 4, 6):
@@ -72,7 +72,7 @@ def test_a_new_plan_replaces_the_old_one_and_fences_it(workers: tuple[Pids, list
         assert [each.dropped for each in stats] == [2, 2]
 
 
-def test_what_a_woken_worker_says_of_an_old_plan_is_dropped_by_the_master(workers: tuple[Pids, list[str]]) -> None:
+def test_messages_of_an_old_plan_are_dropped_by_the_master(workers: tuple[Pids, list[str]]) -> None:
     """The first that it says when it wakes is a heartbeat of the plan that it knows; the master has another by then."""
     model = MadeUpModel()
     with Cluster.connect(workers[1]) as cluster:
@@ -124,9 +124,7 @@ def test_an_abort_ends_an_exchange(workers: tuple[Pids, list[str]]) -> None:
         assert [each.steps for each in cluster.stats()] == [0, 0]
 
 
-def test_a_worker_whose_computing_does_not_end_says_so_when_it_is_stopped(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_computes_on_is_reported_when_stopped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model = MadeUpModel()
     with fake_workers([tmp_path / "a"]) as ((process,), addresses):
         with Cluster.connect(addresses) as cluster:

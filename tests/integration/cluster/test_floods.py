@@ -63,7 +63,7 @@ def test_a_storm_of_small_messages_does_not_starve_the_master(tmp_path: Path) ->
 
 @pytest.mark.alone
 @pytest.mark.skipif(sys.platform != "linux", reason="the gate is made of what Linux has")
-def test_silent_connections_at_the_limit_of_descriptors_cost_no_time(tmp_path: Path) -> None:
+def test_silent_connections_at_the_descriptor_limit_cost_no_time(tmp_path: Path) -> None:
     model = MadeUpModel()
     with ExitStack() as stack:
         process, address = stack.enter_context(fake_worker(tmp_path / "a", "--descriptors", "300"))

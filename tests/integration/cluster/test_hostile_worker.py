@@ -107,7 +107,7 @@ def ask_forever(feeder: WeightServer, other: Channel, peer: bytes, need: Need) -
         answer(feeder, other, peer, need)
 
 
-def test_what_was_asked_for_an_earlier_plan_is_neither_sent_nor_refused() -> None:
+def test_requests_of_an_earlier_plan_are_ignored() -> None:
     """A worker hears of a new plan after it has asked for units of the old one: that is no fault of either."""
     model = MadeUpModel(layers=1, units=8)
     with feeding(model) as (feeder, other, peer):

@@ -118,7 +118,7 @@ def test_an_idle_workers_silence_is_no_loss(tmp_path: Path, monkeypatch: pytest.
         assert [stats.steps for stats in cluster.stats()] == [1]
 
 
-def test_what_ended_while_the_master_was_idle_is_said_when_it_matters(tmp_path: Path) -> None:
+def test_a_loss_while_idle_is_reported_with_the_next_run(tmp_path: Path) -> None:
     model = MadeUpModel()
     with fake_worker(tmp_path / "a") as (process, address), Cluster.connect([address]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
@@ -156,7 +156,7 @@ def test_a_silent_master_is_left_for_another_and_told(tmp_path: Path) -> None:
         assert "in use by" in told(master)
 
 
-def test_only_silence_that_the_worker_was_awake_to_hear_gives_it_to_another(clock: Clock) -> None:
+def test_a_worker_that_slept_is_not_given_to_another_master(clock: Clock) -> None:
     held = Lease()
     clock.now += 300  # asleep
     assert not held.yields()
@@ -190,7 +190,7 @@ def test_a_worker_that_is_needed_may_be_silent_for_seconds_only() -> None:
 
 
 @pytest.mark.parametrize(("round_trip", "limit"), [(0.0, 2.5), (0.04, 2.5), (0.4, 9.0), (60.0, 18.0)])
-def test_a_far_worker_has_time_for_what_is_lost_three_times_on_the_way(round_trip: float, limit: float) -> None:
+def test_a_far_worker_has_time_for_three_retransmissions(round_trip: float, limit: float) -> None:
     """Nothing is known of the link but how long answers took, which says how often TCP sends again."""
     heard = HeartbeatState(link=RoundTrip(round_trip), seen=100, asked=100)
     assert not heard.silent(100 + limit - 0.1)
@@ -198,7 +198,7 @@ def test_a_far_worker_has_time_for_what_is_lost_three_times_on_the_way(round_tri
 
 
 @pytest.mark.parametrize(("stopped", "grace"), [(2, 2), (300, 120), (86_400, 120)])
-def test_after_a_pause_of_the_master_workers_have_time_to_be_heard(stopped: float, grace: float) -> None:
+def test_workers_have_time_to_answer_after_a_pause_of_the_master(stopped: float, grace: float) -> None:
     """What was sent to a sleeping machine is sent again after at most as long as it slept: so TCP backs off."""
     heard = HeartbeatState(asked=100)
     heard.look(100)

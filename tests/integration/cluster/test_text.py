@@ -75,7 +75,7 @@ def test_figures_that_cannot_be_sent_are_a_named_error(tmp_path: Path) -> None:
             assert process.poll() is None
 
 
-def test_a_member_that_cannot_be_closed_does_not_end_the_compute_thread(tmp_path: Path) -> None:
+def test_an_error_on_close_does_not_end_the_compute_thread(tmp_path: Path) -> None:
     model = MadeUpModel()
     with fake_worker(tmp_path / "c") as (_, address):
         with Cluster.connect([address]) as cluster:
@@ -98,7 +98,7 @@ def test_a_compute_thread_that_ends_ends_the_worker_and_says_so(tmp_path: Path) 
         assert process.wait(20) == 1
 
 
-def test_a_workers_name_and_sentences_reach_no_terminal_as_commands() -> None:
+def test_texts_of_a_worker_reach_no_terminal_as_commands() -> None:
     def fails(_: Hostile, message: object) -> list[object]:
         return [Failure(message.session, 1, NASTY, NASTY)] if isinstance(message, Assign) else []
 

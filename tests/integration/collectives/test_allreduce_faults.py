@@ -152,7 +152,7 @@ def test_a_watch_may_end_the_wait() -> None:
         group.close()
 
 
-def test_a_new_epoch_goes_on_without_the_lost_and_ignores_its_ghost() -> None:
+def test_a_new_epoch_ignores_messages_of_the_lost_node() -> None:
     with House(3, timeout_s=0.3) as house, ThreadPoolExecutor(3) as pool:
         ends = list(pool.map(lambda rank: sum_thrice(house, "mesh", rank, 0 if rank == 0 else None), range(3)))
         assert ends[0] == "dead"

@@ -154,7 +154,7 @@ def test_all_timed_sums_must_contradict(measured: dict[str, float], odd: bool) -
     assert choose.contradicts(predicted, {name: (took, 0.1, 0.1) for name, took in measured.items()}) is odd
 
 
-def test_a_link_that_was_doubted_and_is_the_same_is_confirmed_and_old_ones_go(tmp_path: Path) -> None:
+def test_a_doubted_link_is_confirmed_and_old_ones_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "links.json"
     with House(2) as house:
         spec = house.spec(0)
@@ -241,7 +241,7 @@ def test_prefill_is_timed_with_what_is_computed_meanwhile(clock: VirtualTime) ->
             assert halves == pytest.approx(takes, abs=TICK_S)
 
 
-def test_work_that_takes_one_member_too_long_is_not_rehearsed_by_any(clock: VirtualTime) -> None:
+def test_work_too_long_for_one_member_is_rehearsed_by_none(clock: VirtualTime) -> None:
     def node(group: Group) -> tuple[Choice, list[int]]:
         assert isinstance(group, Auto)
         parts = list[int]()

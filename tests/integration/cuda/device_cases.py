@@ -163,7 +163,7 @@ class StickyLane(CpuLane):
         self._backend.check()
 
 
-def test_after_a_sticky_error_every_wait_says_so_and_the_end_says_nothing() -> None:
+def test_a_sticky_error_is_raised_by_every_wait_and_not_by_close() -> None:
     backend = StickyBackend()
     device = CudaDevice(backend)
     case = ffn_case(np.random.default_rng(2), units=1)
@@ -243,9 +243,7 @@ def test_a_node_with_a_card_has_the_tokens_of_a_node_without(
         np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
 
 
-def test_a_model_that_passes_through_a_card_has_the_tokens_of_the_host(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_a_streamed_model_has_the_tokens_of_the_host(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     """The memory pipeline: weights, keys and values come for each block, and what was appended goes."""
     pack, small, asked = tiny_pack("llama", "q4"), {"context": 32, "pool": 1}, [TOKENS[:2]]
     with closing(in_process_deployment(pack, [1], tmp_path / "host", **small)) as deployment:  # type: ignore[arg-type]

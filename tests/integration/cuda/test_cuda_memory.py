@@ -101,7 +101,7 @@ class PinningBackend(CpuBackend):
         return lambda: self.pinned.pop(address)
 
 
-def test_pages_are_pinned_to_the_byte_until_nothing_refers_to_them() -> None:
+def test_pages_are_pinned_until_nothing_refers_to_them() -> None:
     """Torch would take 8 pages for 5."""
     backend = PinningBackend()
     staging = Staging(backend)
@@ -135,9 +135,7 @@ def test_the_end_unpins_all_and_leaves_the_memory() -> None:
 
 
 @pytest.mark.parametrize("how", [{"refuses": True}, {"fails": True}])
-def test_memory_that_cannot_be_pinned_is_ordinary_and_that_is_said_once(
-    how: dict[str, bool], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_to_pin_is_reported_once(how: dict[str, bool], capsys: pytest.CaptureFixture[str]) -> None:
     staging = Staging(PinningBackend(**how))
     for _ in range(2):
         assert staging.allocate(3 << 20).size == 3 << 20

@@ -81,9 +81,7 @@ def test_a_block_that_stays_fails_the_load(tiny_pack: Callable[..., Pack], tmp_p
         pass
 
 
-def test_a_block_that_is_streamed_fails_the_step_and_the_next_one_works(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_a_damaged_streamed_block_fails_one_step(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack = tiny_pack("llama")
     block = pack.layers[1][1]
     disk = FlippingDisk(block.path, ALWAYS)
@@ -158,7 +156,7 @@ def test_a_table_on_the_disk_is_compared_when_it_is_read(copy: Pack, tmp_path: P
             vocabulary.head(x)
 
 
-def test_vectors_and_hashes_are_always_compared_with_the_name_of_their_block(copy: Pack) -> None:
+def test_vectors_are_always_compared_and_named_by_block(copy: Pack) -> None:
     for block in (copy.layers[0][0], copy.head, copy.final):
         flip(block.path, block.shape.nbytes - 1)
         with pytest.raises(WeightsError, match=rf"{block.path} is damaged: its content does not match its name"):

@@ -84,7 +84,7 @@ def test_three_nodes_fetch_a_quarter_of_their_experts(
         assert node.fetched.cache.stats().misses > 0
 
 
-def test_the_next_router_foretells_what_is_wanted_once_a_blocks_own_experts_are_there(
+def test_the_next_router_predicts_once_a_block_has_its_experts(
     tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of single tokens, for every block of experts but the first; more often right than chance, here 3 of 8."""

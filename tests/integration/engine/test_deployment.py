@@ -82,9 +82,7 @@ def test_a_session_deals_the_model_anew_while_it_answers(
         assert [node.neurons for node in session.figures.report()][2] != [0, 0]
 
 
-def test_a_request_ends_at_its_limit_its_stops_and_its_sinks_word(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_a_request_ends_at_its_limit_its_stops_or_its_sink(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     with closing(in_process_deployment(tiny_pack("llama"), [1], tmp_path)) as deployment:
         engine, greedy = Engine(deployment), Sampler(Sampling(temperature=0))
         (full,) = (list(generate(engine, engine.admit(prompt), greedy, 8)) for prompt in PROMPTS[:1])

@@ -143,7 +143,7 @@ def test_a_card_that_cannot_be_filled_gives_everything_back(tiny_pack: Packs, tm
         assert card.memory.used == 0
 
 
-def test_recorded_routing_says_what_lies_there_at_first_and_by_which_policy(tiny_pack: Packs, tmp_path: Path) -> None:
+def test_recorded_routing_chooses_first_experts_and_policy(tiny_pack: Packs, tmp_path: Path) -> None:
     pack = tiny_pack("olmoe")
     experts = np.tile(np.array([[[1, 4, 5], [0, 2, 3]]], np.uint16), (64, 1, 1))
     save_routing(pack.path / NAME, RoutingRecord("a text", 64, experts))
@@ -164,7 +164,7 @@ def test_recorded_routing_says_what_lies_there_at_first_and_by_which_policy(tiny
 
 @pytest.mark.parametrize(("pipeline", "share", "demanded"), [("auto", 0.5, True), ("performance", 0.5, False),
                                                               ("auto", 1.0, False)])  # fmt: skip
-def test_auto_brings_experts_on_demand_where_that_is_predicted_to_be_sooner(
+def test_auto_loads_experts_on_demand_where_that_is_faster(
     pipeline: Pipelining, share: float, demanded: bool, tiny_pack: Packs, tmp_path: Path
 ) -> None:
     """Not where everything fits there, and not where another way was asked for; never beyond the card's memory."""

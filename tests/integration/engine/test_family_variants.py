@@ -132,12 +132,12 @@ def test_rope_scaling_wins_over_rope_parameters() -> None:
     assert llama(rope_parameters=LLAMA3, rope_scaling=None) == llama(rope_parameters=LLAMA3)
 
 
-def test_an_original_context_beside_the_parameters_wins_over_one_inside() -> None:
+def test_an_original_context_outside_of_the_parameters_wins() -> None:
     inside = {**LLAMA3, "original_max_position_embeddings": 32}
     assert llama(rope_parameters=inside, original_max_position_embeddings=64) == llama(rope_parameters=LLAMA3)
 
 
-def test_a_share_of_each_head_that_llama_does_not_rotate_is_ignored_as_transformers_does() -> None:
+def test_llama_ignores_partial_rotation_as_transformers_does() -> None:
     assert llama(partial_rotary_factor=0.5).inv_freq == llama().inv_freq
 
 
@@ -211,9 +211,7 @@ def test_longrope_beyond_its_original_context(
     assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-def test_a_prompt_beyond_what_the_model_was_made_for_is_not_told_to_raise_the_context(
-    longrope: tuple[Pack, Any], tmp_path: Path
-) -> None:
+def test_a_prompt_over_the_models_context_gets_no_useless_advice(longrope: tuple[Pack, Any], tmp_path: Path) -> None:
     pack, _ = longrope
     for context, words in ((24, "raise -c"), (64, "all that this model was made for; shorten it")):
         with in_process_engine(pack, [1], tmp_path / str(context), context=context) as engine:

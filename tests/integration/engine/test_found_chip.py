@@ -120,7 +120,7 @@ def test_one_that_raises_what_tpi_does_not_know_is_left_out(
 
 
 @pytest.mark.usefixtures("quick")
-def test_one_that_fails_while_it_answers_is_left_out_and_the_answer_goes_on(
+def test_a_chip_that_fails_in_an_answer_is_left_out_of_the_rest(
     found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a card does after a sticky error: from some step on every call fails."""
@@ -173,7 +173,7 @@ def test_one_that_cannot_be_measured_is_left_out(
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("failing", ["attention", "ffn"])
-def test_one_whose_kernels_fail_later_is_left_out_before_the_first_token(
+def test_a_chip_whose_kernels_fail_is_left_out_before_the_answer(
     failing: str, found: Found, tiny_pack: Callable[..., Pack], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is remembered of it is from a time when its driver was another."""

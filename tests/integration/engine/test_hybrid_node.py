@@ -116,9 +116,7 @@ def test_tokens_equal_the_dense_run(
     assert [int(said[at]) for at in (2, 4)] == [layers, neurons]
 
 
-def test_several_sequences_share_a_union_and_long_steps_are_dense(
-    relu_pack: Callable[[str], Pack], tmp_path: Path
-) -> None:
+def test_sequences_share_a_union_and_long_steps_are_dense(relu_pack: Callable[[str], Pack], tmp_path: Path) -> None:
     pack = relu_pack("f32")
     asked = prompts(pack.config.vocab, 3, seed=8, longest=30)
     with closing(open_emulated(CARD)) as card:
@@ -128,9 +126,7 @@ def test_several_sequences_share_a_union_and_long_steps_are_dense(
     assert link.arena.figures.active > 0
 
 
-def test_an_accelerator_without_room_for_attention_is_refused_by_name(
-    relu_pack: Callable[[str], Pack], tmp_path: Path
-) -> None:
+def test_an_accelerator_too_small_for_attention_is_refused(relu_pack: Callable[[str], Pack], tmp_path: Path) -> None:
     pack = relu_pack("f32")
     with (
         closing(open_emulated("1MiB,stretch=1")) as card,

@@ -65,7 +65,7 @@ def test_a_failing_disk_fails_the_step_and_the_next_one_works(tiny_pack: Callabl
 
 
 @pytest.mark.parametrize(("remembered", "odd"), [(1.0, True), (1e15, True), (0.0, False)])
-def test_a_disk_that_is_not_as_remembered_is_doubted_when_the_run_ends(
+def test_a_disk_slower_than_remembered_is_doubted_at_the_end(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remembered: float, odd: bool
 ) -> None:
     """Bytes per second that nothing reads with; 0 was never measured."""

@@ -94,7 +94,7 @@ def test_keys_and_values_of_few_bits_live_there_or_visit(
 
 @pytest.mark.parametrize("dtype", ["f32", "q8", "q4"])
 @pytest.mark.parametrize("pipeline", ["performance", "memory"])
-def test_three_nodes_with_different_devices_answer_as_three_without(
+def test_three_nodes_with_devices_answer_as_three_without(
     dtype: str, pipeline: Pipelining, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     """An emulated card that streams, a twin that keeps all, and a node without a device."""
@@ -122,7 +122,7 @@ def test_three_nodes_with_different_devices_answer_as_three_without(
         ("gpu", "gpu", "auto", 1),
     ],
 )
-def test_three_nodes_that_are_told_where_all_lies_answer_as_three_without(
+def test_three_nodes_with_given_places_answer_as_three_without(
     weights: Weights, kv: KvPlace, pipeline: Pipelining, batch: int, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     pack, shares = tiny_pack("llama"), (2, 1, 1)
@@ -152,9 +152,7 @@ def test_other_families_stream_too(family: str, tiny_pack: Callable[..., Pack], 
         assert answers(deployment, asked) == expected
 
 
-def test_a_prompt_is_computed_on_the_accelerator_and_a_token_where_its_weights_lie(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_prompts_run_on_the_card_and_tokens_at_the_weights(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack = tiny_pack("llama")
     options = OffloadOptions("ram", "ram", "performance", 8)
     with (
@@ -218,9 +216,7 @@ def test_the_first_request_after_a_disk_recovered_is_answered(
         assert answers(deployment, asked) == expected
 
 
-def test_keys_and_values_that_could_not_be_saved_are_lost_for_good(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_keys_and_values_whose_save_failed_are_not_used_again(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     """Their step ended before the failure was seen: no later step may use them."""
     pack, failing = tiny_pack("llama"), [False]
     options = OffloadOptions("gpu", "ram", "performance", 1)
@@ -237,9 +233,7 @@ def test_keys_and_values_that_could_not_be_saved_are_lost_for_good(
                 engine.logits(range(3, 40))
 
 
-def test_what_is_read_goes_over_the_link_in_pieces_as_large_as_were_measured_to_be_fast(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_a_segment_below_the_fast_piece_size_is_one_copy(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     """Read page by page, a segment that is smaller than such a piece is one copy."""
     pack, copied = tiny_pack("llama"), list[int]()
     link = replace(laptop_gpu().link, piece=1 << 26)

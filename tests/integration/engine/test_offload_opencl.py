@@ -29,7 +29,7 @@ CASES = pairwise(FORMATS, WEIGHTS, KV, PIPELINES, [1, 4, 32], [1, 8], KV_FORMATS
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_what_a_chip_takes_of_the_hosts_memory_is_within_the_nodes_budget(
+def test_a_chips_share_of_host_memory_is_within_the_budget(
     weights: Weights, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     """PoCL's device, as an integrated chip, has no memory but the host's."""

@@ -59,7 +59,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
         ("q8", 6 * MIB, "gpu", "gpu", "auto"),
     ],
 )
-def test_all_that_kernels_and_weights_take_is_within_the_limit_and_as_planned(
+def test_memory_use_is_within_the_limit_and_as_planned(
     dtype: str, limit: int, weights: Weights, kv: KvPlace, pipeline: Pipelining, packed: Callable[[str], Pack],
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -103,7 +103,7 @@ def planned(pack: Pack, limit: int, options: OffloadOptions) -> int:
         ("ram", "ram", "memory", 1, 2),
     ],
 )
-def test_the_size_that_a_refusal_names_does_and_one_mib_less_does_not(
+def test_the_size_a_refusal_names_is_the_least_that_works(
     weights: Weights, kv: KvPlace, pipeline: Pipelining, crossover: int | None, most: int,
     packed: Callable[[str], Pack], tmp_path: Path,
 ) -> None:  # fmt: skip

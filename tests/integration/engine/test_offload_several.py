@@ -88,9 +88,7 @@ def test_three_cards_keep_what_none_holds_alone(tiny_pack: Callable[..., Pack], 
         assert not deployment.node.offload.host_pieces
 
 
-def test_what_is_too_much_for_all_cards_is_refused_with_what_would_do(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_too_much_for_all_cards_is_refused_with_a_working_size(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack = tiny_pack("llama")
     with cards(pack, 0.3, 0.2, beside=0) as devices:
         with (

@@ -43,7 +43,7 @@ def test_visits_hold_every_task_once_and_in_order(order: Order, blocks: int, mic
         assert own == [(block, phase) for block in range(blocks) for phase in Phase]
 
 
-def test_the_plain_order_visits_each_block_once_and_fuses_its_phases() -> None:
+def test_the_plain_order_fuses_the_phases_of_each_block() -> None:
     found = visits(plain, 3, 2)
     assert [visit.block for visit in found] == [0, 1, 2]
     for visit in found:

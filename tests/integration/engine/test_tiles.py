@@ -137,7 +137,7 @@ def test_costs_of_tiles_add_up(counts: list[int], data: st.DataObject) -> None:
     assert whole(costs, set(), counts, [4096] * sum(counts))[1] == set()
 
 
-def test_a_half_that_stays_in_part_loads_at_the_speed_of_its_other_tiles() -> None:
+def test_a_partly_resident_half_loads_as_fast_as_its_other_tiles() -> None:
     """Two layers of one attention block and two FFN tiles, of which the first stays: its one load says nothing."""
     placement = place_window([4096] * 6, 1)
     costs = Costs([1.0] * 6, [0.0, 0.0, 2.0] * 2, [3.0, 50.0, 3.0] * 2)

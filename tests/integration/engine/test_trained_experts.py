@@ -102,7 +102,7 @@ def test_a_policy_finds_more_than_lru_in_recorded_routing(pack: Pack, pieces: I3
     assert max(layer["most_used"] for layer in found["layers"]) > 2 * even  # favourites, as real models have
 
 
-def test_a_policy_by_a_short_record_finds_no_less_than_one_by_none(pack: Pack, pieces: I32) -> None:
+def test_a_short_record_gives_no_worse_policy_than_none(pack: Pack, pieces: I32) -> None:
     """Records from all over the text, over a third of it; nor less than what is taken where nothing is clear."""
     experts = record_routing(pack, pieces, open_kernels(), silent).experts
     layers = range(experts.shape[1])

@@ -72,9 +72,7 @@ def test_a_new_address_is_announced(tmp_path: Path, machine: Machine) -> None:
     assert heard() == []
 
 
-def test_without_a_network_nothing_is_announced_until_there_is_one(
-    machine: Machine, registered: list[tuple[str, ...]]
-) -> None:
+def test_announcing_begins_when_there_is_a_network(machine: Machine, registered: list[tuple[str, ...]]) -> None:
     machine.hosts = ()
     announcer = Announcer("laptop", KEY, "0.0.0.0", 9990)
     machine.hosts = ("10.0.0.7",)

@@ -159,7 +159,7 @@ def test_ps_and_doctor_as_commands(tmp_path: Path) -> None:
     assert "no workers" in nobody.stderr
 
 
-def test_paired_workers_are_found_by_what_they_announce_and_strangers_are_not(tmp_path: Path) -> None:
+def test_paired_workers_are_found_by_announcement_and_others_not(tmp_path: Path) -> None:
     here, there, stranger = tmp_path / "here", tmp_path / "there", tmp_path / "stranger"
     pair_folders(here, there)
     ours = Announcer("laptop", load_identity(here).public, "127.0.0.1", 9990)
@@ -176,9 +176,7 @@ def test_paired_workers_are_found_by_what_they_announce_and_strangers_are_not(tm
     ]
 
 
-def test_a_worker_that_has_revoked_this_machine_keeps_it_from_none_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_revoked_this_machine_blocks_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, good, bad = tmp_path / "here", tmp_path / "good", tmp_path / "bad"
     pair_folders(here, good)
     trust(here, bad)
@@ -231,9 +229,7 @@ def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, mo
     assert "its firewall has to let ports 9 to 11 through" in observed.advice
 
 
-def test_a_worker_of_another_protocol_needs_another_build_and_no_firewall(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_of_another_protocol_is_told_to_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = codec.protocol()
     with fake_workers([tmp_path / "a"]) as (_, (address,)), closing(Net()) as net:
         monkeypatch.setattr(codec, "protocol", lambda: own ^ 1)
@@ -242,9 +238,7 @@ def test_a_worker_of_another_protocol_needs_another_build_and_no_firewall(
     assert observed.advice == "install the same on both"
 
 
-def test_a_worker_announced_in_vain_is_sought_where_it_was_paired(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_announced_wrongly_is_sought_where_paired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = tmp_path / "here", tmp_path / "laptop"
     key = load_identity(there).public
     KeyRing(here).pair(PairedKey("laptop", key, host="127.0.0.1"))
@@ -292,7 +286,7 @@ def test_without_keys_no_worker_is_sought(tmp_path: Path, monkeypatch: pytest.Mo
     assert "no workers" in CliRunner().invoke(commands.ps, ["--no-keys"], catch_exceptions=False).output
 
 
-def test_a_link_that_is_too_slow_to_be_measured_in_time_is_told_by_what_came(tmp_path: Path) -> None:
+def test_a_slow_link_is_measured_by_the_part_that_came(tmp_path: Path) -> None:
     """A quarter of the echoes comes; an estimate says more of such a link than nothing."""
     echoed = list[Echo]()
 

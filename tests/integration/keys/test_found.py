@@ -150,7 +150,7 @@ def test_a_plan_leaves_out_workers_of_another_master(tmp_path: Path, capfd: pyte
         assert home_asked([address], LAPTOP).names == ("master", "a")
 
 
-def test_only_the_owner_of_a_key_is_called_where_it_is_said_to_be(tmp_path: Path) -> None:
+def test_only_the_owner_of_a_key_is_called_at_its_address(tmp_path: Path) -> None:
     """Each trusted key takes a line of its own, and any machine can announce addresses."""
     folders = [tmp_path / name for name in ("here", "b", "c", "d")]
     pair_folders(*folders)

@@ -45,7 +45,7 @@ def test_the_right_one_of_many_keys_is_found(tmp_path: Path) -> None:
         found[0].close()
 
 
-def test_a_worker_without_a_known_key_is_named_once_all_were_tried(tmp_path: Path) -> None:
+def test_a_worker_without_a_known_key_is_named_in_the_end(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     trust_many(there)
     tried = set[bytes]()

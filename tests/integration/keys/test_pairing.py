@@ -124,7 +124,7 @@ def test_a_new_code_comes_with_its_reason(tmp_path: Path, monkeypatch: pytest.Mo
     assert "wrong code" in lines[2]
 
 
-def test_without_a_way_out_of_the_network_an_address_is_shown_and_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_route_the_address_is_shown_and_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoRoute(socket.socket):
         def connect(self, address: object) -> None:
             raise OSError("Network is unreachable")

@@ -177,7 +177,7 @@ def test_a_run_goes_on_while_another_key_is_revoked(tmp_path: Path) -> None:
         assert cluster.workers[0].connected
 
 
-def test_a_worker_that_is_revoked_is_not_heard_though_its_master_is_idle(tmp_path: Path) -> None:
+def test_a_revoked_worker_is_not_heard_by_an_idle_master(tmp_path: Path) -> None:
     """On every plane: that of sums is another thread's, which looks at nothing until there is the next request."""
     here, there, model = tmp_path / "here", tmp_path / "there", MadeUpModel()
 

@@ -104,7 +104,7 @@ def needed(pack: Pack, cache: Path, predictors: dict[int, Predictor]) -> tuple[i
 @pytest.mark.parametrize("sparsity", ["static", "dynamic"])
 @pytest.mark.parametrize("made", [exact_predictors, looking_ahead], ids=["exact", "all, a layer ahead"])
 @pytest.mark.parametrize("share", [1.0, 0.35, 0.0], ids=["all there", "some there", "none there"])
-def test_tokens_are_those_of_the_dense_run_wherever_predictors_lie(
+def test_tokens_do_not_depend_on_where_predictors_lie(
     share: float, made: Callable[[Pack], dict[int, Predictor]], sparsity: str, pack: Pack, asked: list[list[int]],
     expected: list[list[int]], tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -124,7 +124,7 @@ def test_tokens_are_those_of_the_dense_run_wherever_predictors_lie(
         assert active == every if made is looking_ahead else 0 < active < 0.5 * every
 
 
-def test_where_no_exchange_is_repaid_neither_neurons_nor_predictors_are_there(pack: Pack, tmp_path: Path) -> None:
+def test_nothing_is_on_the_card_where_no_exchange_pays(pack: Pack, tmp_path: Path) -> None:
     predictors = exact_predictors(pack)
     with deployed(pack, tmp_path, predictors, LAPTOP, LARGE, "static") as (deployment, card, link):
         plan = deployment.node.offload
@@ -144,7 +144,7 @@ FLAGS = [
 
 @pytest.mark.parametrize(("options", "flag"), FLAGS, ids=[flag for _, flag in FLAGS])
 @pytest.mark.parametrize("sparsity", ["static", "dynamic"])
-def test_flags_that_leave_neurons_nothing_to_divide_are_refused_by_name(
+def test_flags_that_leave_no_neurons_to_divide_are_refused(
     sparsity: str, options: OffloadOptions, flag: str, pack: Pack, tmp_path: Path
 ) -> None:
     said = rf"--sparsity {sparsity} cannot be combined with {flag}: .*; remove {flag.split()[0]} or --sparsity"

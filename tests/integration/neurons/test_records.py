@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_read_within_the_memory(pack: Pack, expected: list[
 
 
 @pytest.mark.parametrize("pays", [False, True])
-def test_both_ways_take_turns_in_one_memory_and_the_tokens_are_the_same(
+def test_both_ways_share_one_memory_with_the_same_tokens(
     pays: bool, pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "TURN", 4)

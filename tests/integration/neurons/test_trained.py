@@ -63,7 +63,7 @@ def test_perplexity_stays_within_a_hundredth_of_the_dense_run(pack: Pack, shares
     assert judge.chosen < 0.25 * judge.of
 
 
-def test_predictors_are_small_and_name_few_neurons_beside_the_active(pack: Pack) -> None:
+def test_predictors_are_small_and_name_few_inactive_neurons(pack: Pack) -> None:
     """In each layer 95% of the active ones, at most 1.5 named for each; 6% of the pack's bytes; on all of the text."""
     predictors = load_predictors(PREDICTORS)
     assert sum(one.nbytes for one in predictors.values()) <= 0.06 * pack.weight_bytes
@@ -74,7 +74,7 @@ def test_predictors_are_small_and_name_few_neurons_beside_the_active(pack: Pack)
     assert found[:, 1].max() <= 1.5
 
 
-def test_perplexity_of_all_of_the_unseen_text_stays_within_a_hundredth(pack: Pack) -> None:
+def test_perplexity_of_unseen_text_stays_within_a_hundredth(pack: Pack) -> None:
     predicted, kernels, pieces = predicted_only(load_predictors(PREDICTORS)), open_kernels(), _pieces()
     dense = perplexity(pack, pieces, kernels)
     assert perplexity(pack, pieces, kernels, predicted) == pytest.approx(dense, rel=0.01)

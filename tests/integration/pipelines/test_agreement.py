@@ -78,7 +78,7 @@ def test_what_a_node_cannot_do_is_refused_by_its_name(tiny_pack: Callable[..., P
         ("auto", "performance", 1e8, False), ("performance", "auto", 1e8, False),
     ],
 )  # fmt: skip
-def test_a_group_batches_if_it_is_asked_to_or_if_that_is_worth_it(
+def test_a_group_batches_on_request_or_where_that_pays(
     asked: str, told: str, host: float, batches: bool, tiny_pack: Callable[..., Pack]
 ) -> None:
     pack = tiny_pack("llama")
@@ -98,7 +98,7 @@ def test_a_group_batches_if_it_is_asked_to_or_if_that_is_worth_it(
         batched(made, sparse, wish)
 
 
-def test_what_rules_batches_out_is_not_overridden_where_they_are_only_possible(
+def test_a_reason_against_batches_is_not_overridden_by_auto(
     tiny_pack: Callable[..., Pack],
 ) -> None:
     pack = tiny_pack("llama")

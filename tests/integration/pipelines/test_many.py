@@ -64,7 +64,7 @@ def answered(asked: Path, out: Path, model: TinyModel, *flags: str) -> tuple[dic
     return {one["custom_id"]: one["response"]["body"]["choices"] for one in lines}, done.stderr
 
 
-def test_more_than_64_of_512_lines_run_at_once_where_an_accelerator_batches_them(
+def test_more_than_64_of_512_lines_run_at_once_on_an_accelerator(
     asked: Path, running: list[int], tiny_model: Callable[[str], TinyModel], tmp_path: Path
 ) -> None:
     model = tiny_model("llama")

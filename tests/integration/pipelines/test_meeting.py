@@ -26,7 +26,7 @@ Event = tuple[str, Any]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_nodes_start_and_finish_the_same_sums_in_the_same_order(
+def test_all_nodes_have_the_same_sums_in_the_same_order(
     case: str, tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack = tiny_pack("mixtral")
@@ -110,7 +110,7 @@ halves = st.lists(st.booleans(), min_size=1, max_size=6).map(lambda rest: (True,
 
 
 @given(halves, st.integers(1, 7), st.integers(0, 3), st.integers(0, 1), st.integers(1, 4), st.randoms())
-def test_one_order_meets_on_any_number_of_nodes_in_any_interleaving(
+def test_an_order_meets_on_any_number_of_nodes_and_interleaving(
     attends: tuple[bool, ...], parts: int, ahead: int, behind: int, nodes: int, random: Random
 ) -> None:
     order = Interleaved(attends, ahead, behind) if ahead else Layerwise(attends)

@@ -50,7 +50,7 @@ def test_where_nodes_sum_neurons_are_a_turn_behind(micro_batches: int) -> None:
     assert list(few) == list(Interleaved(attends)(len(attends), 4))
 
 
-def test_without_looking_ahead_each_micro_batch_waits_for_its_attention() -> None:
+def test_without_lookahead_a_micro_batch_waits_for_its_attention() -> None:
     tasks = list(Interleaved((True, False), ahead=0)(2, 3))
     assert tasks == [Task(part, block, phase) for part in range(3) for block in range(2) for phase in Phase]
 

@@ -38,9 +38,7 @@ TOGETHER = GroupBatch(9, 3, True, 32)
 LONG: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 600, "batch": TOGETHER}  # tokens, pages; of a step, 600
 
 
-def test_all_prompts_of_a_step_share_one_crossing_of_every_weight(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_prompts_of_a_step_share_one_transfer_of_each_weight(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack = tiny_pack("mixtral")
     asked = prompts(pack.config.vocab, 9, seed=1, longest=50)
     with (
@@ -79,9 +77,7 @@ def test_steps_are_long_in_an_unwatched_batch(
             assert session.node.link.pipeline.chunk <= 512
 
 
-def test_as_many_requests_run_as_are_asked_for_with_room_for_their_usual_lengths(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_requests_run_at_once_with_room_for_usual_lengths(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack, asked = tiny_pack("llama"), 100
     devices = DeviceOptions(("emu:1GiB,stretch=1",), (6 << 20,), OffloadOptions("ram", pipeline="batch", many=True))
     options = RunOptions(str(pack.path), context=128, parallel=asked, devices=devices, memory=1 << 30, cache=tmp_path)
@@ -100,9 +96,7 @@ def test_as_many_requests_run_as_are_asked_for_with_room_for_their_usual_lengths
             engine.release(request.sequence)
 
 
-def test_requests_that_ask_for_more_than_the_context_are_planned_for_as_they_are_answered(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_requests_over_the_context_are_planned_as_answered(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     """With a worker, which is told."""
     options = RunOptions(str(tiny_pack("llama").path), context=128, parallel=3, local=1, cache=tmp_path)
     with Session(replace(options, usual=UsualRequest(30, 10**30))) as session:

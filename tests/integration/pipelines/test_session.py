@@ -57,7 +57,7 @@ def test_batches_on_opencl(family: str, dtype: str, kv: str, tiny_pack: Callable
 @pytest.mark.parametrize(
     ("many", "host", "batches"), [(True, "0.001", True), (False, "0.001", False), (True, "1", False)]
 )
-def test_auto_batches_where_many_wait_and_the_accelerator_is_worth_it(
+def test_auto_batches_where_many_wait_and_the_accelerator_pays(
     many: bool, host: str, batches: bool, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     """The same model of time says so as in `tpi plan --batch`; a CPU that is faster than the card does without."""

@@ -85,7 +85,7 @@ def test_tokens_do_not_depend_on_timing(name: str, three_layers: Pack, tmp_path:
 
 @pytest.mark.parametrize("kept", [0, 2])
 @pytest.mark.parametrize("host_attends", [True, False])
-def test_a_copy_that_fails_is_named_and_its_step_can_be_done_again(
+def test_a_failed_copy_is_named_and_its_step_can_be_repeated(
     host_attends: bool, kept: int, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     """Whichever copy fails. What could not be saved after its step is lost for good, and every later step says so.
@@ -127,7 +127,7 @@ def _after_failure(
 
 
 @pytest.mark.parametrize("adds_there", [True, False])
-def test_what_is_prepared_for_one_half_of_a_layer_is_not_taken_by_the_other(adds_there: bool) -> None:
+def test_one_half_layer_does_not_use_input_of_the_other(adds_there: bool) -> None:
     """A layer with a norm for each half of the same input: the accelerator is late, the side that adds is not."""
     late: list[Callable[[], object]] = []
     kernels: Any = SimpleNamespace(prepare=lambda spec, x, into: spec)

@@ -116,7 +116,7 @@ def test_a_room_numbers_pages_by_what_happens_to_them(seed: int) -> None:
             assert mine == batch.tables[old[0], :upto].tolist()
 
 
-def test_the_host_attends_when_all_that_was_appended_there_is_at_home(
+def test_the_host_attends_after_all_appended_pages_are_back(
     tiny_pack: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack = tiny_pack("llama")
@@ -142,9 +142,7 @@ def test_the_host_attends_when_all_that_was_appended_there_is_at_home(
         assert not any(late)
 
 
-def test_every_weight_that_passes_through_crosses_the_link_once_a_step(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_each_streamed_weight_crosses_the_link_once_a_step(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack = tiny_pack("mixtral")
     with (
         closing(Shuffled(native, 0)) as device,

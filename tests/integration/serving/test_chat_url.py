@@ -136,7 +136,7 @@ def test_markdown_at_a_terminal(term: str, flags: tuple[str, ...], styled: bool,
     assert "\x1b[2J" not in raw  # a model does not clear the screen
 
 
-def test_ctrl_c_stops_the_servers_answer_and_what_came_of_it_counts(cat: str, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_servers_answer_and_keeps_its_beginning(cat: str, tmp_path: Path) -> None:
     with terminal([*TPI, "chat", "--url", cat, "--no-history"], clean(tmp_path, {"TERM": "xterm"})) as screen:
         screen.expect("leaves.")
         screen.expect(">")

@@ -54,7 +54,7 @@ UNIONS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", UNIONS)
-def test_an_error_is_of_the_branch_that_was_meant_and_names_the_field_once(case: str, http: httpx.Client) -> None:
+def test_an_error_names_the_field_of_the_intended_branch_once(case: str, http: httpx.Client) -> None:
     path, body, expected = UNIONS[case]
     message = http.post(path, json=body).json()["error"]["message"]
     assert message.startswith(expected)
@@ -80,7 +80,7 @@ def test_a_tool_whose_schema_is_no_grammar_is_named(path: str, http: httpx.Clien
     assert answer.json()["error"]["message"] == expected
 
 
-def test_a_schema_that_is_no_grammar_is_told_without_grammar_text(http: httpx.Client) -> None:
+def test_a_refused_schema_is_reported_without_grammar_text(http: httpx.Client) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}}
     message = http.post(CHAT, json=said(response_format=form)).json()["error"]["message"]
     field = "response_format.json_schema.schema"
@@ -105,7 +105,7 @@ def test_errors_of_the_server_stay_in_its_log(error: TpiError, caplog: pytest.Lo
     assert str(error) in caplog.text
 
 
-def test_a_template_that_refuses_says_so_without_the_servers_path(
+def test_a_templates_refusal_does_not_reveal_the_servers_path(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*args: object, **names: object) -> list[int]:

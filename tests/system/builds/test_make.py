@@ -44,7 +44,7 @@ def test_make_check_runs_every_tool_and_fails_if_one_did(tmp_path: Path, failing
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_a_page_names_every_package_that_continuous_integration_installs(page: str) -> None:
+def test_a_page_names_every_package_that_ci_installs(page: str) -> None:
     installed = re.search(r"^wanted=\((.+)\)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert installed
     assert [name for name in installed[1].split() if f"`{name}`" not in (ROOT / page).read_text()] == []

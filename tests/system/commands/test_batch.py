@@ -62,9 +62,7 @@ def killed(command: Sequence[str], cache: Path, out: Path, lines: int, number: s
         return process.returncode
 
 
-def test_killed_ten_times_each_request_is_answered_once_as_if_undisturbed(
-    model: str, cache: Path, tmp_path: Path
-) -> None:
+def test_killed_ten_times_each_request_is_answered_once(model: str, cache: Path, tmp_path: Path) -> None:
     asked = written(tmp_path / "in.jsonl", 120)
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     flags = ("-m", model, "--dtype", "f32", "-q", "-c", "256")
@@ -111,7 +109,7 @@ def test_interrupted_on_three_nodes_it_says_so_and_goes_on(model: str, cache: Pa
         ({"url": CHAT, "body": {"messages": "x"}}, "messages: "),
     ],
 )
-def test_a_request_that_cannot_be_answered_has_a_line_that_says_why(
+def test_a_refused_request_has_a_line_with_the_reason(
     line: dict[str, Any], said: str, tiny_model: Callable[[str], TinyModel], cache: Path, tmp_path: Path
 ) -> None:
     asked, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -148,7 +146,7 @@ def test_what_failed_is_said_again_and_tried_again(model: str, cache: Path, tmp_
     assert "error" not in mended.stderr
 
 
-def test_files_that_are_wrong_are_named_before_anything_is_loaded(model: str, cache: Path, tmp_path: Path) -> None:
+def test_wrong_files_are_named_before_anything_is_loaded(model: str, cache: Path, tmp_path: Path) -> None:
     asked = written(tmp_path / "in.jsonl", 3)
     notes = tmp_path / "notes.txt"
     notes.write_text("my notes")

@@ -72,7 +72,7 @@ def test_a_run_is_listed_and_removed(source: Path, tmp_path: Path) -> None:
     assert listed(cache) == []
 
 
-def test_a_gate_first_pack_of_an_older_version_is_listed_and_removed(source: Path, tmp_path: Path) -> None:
+def test_an_old_gate_first_pack_is_listed_and_removed(source: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     (path,) = make(cache, source, "q8")
     old = path.rename(path.with_name(f"tiny-q8-gate-first-{path.name[-16:]}"))
@@ -129,7 +129,7 @@ def test_a_pack_in_the_cache_is_held_as_long_as_it_lives(source: Path, tmp_path:
     assert [entry.in_use for entry in entries(tmp_path)] == [False]
 
 
-def test_the_limit_takes_the_least_recently_used_that_can_be_made_again(source: Path, tmp_path: Path) -> None:
+def test_the_limit_evicts_the_least_recently_used_copies(source: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     gone = Path(shutil.copytree(source, tmp_path / "gone"))
     (lost,) = make(cache, gone, "q8", used=1)

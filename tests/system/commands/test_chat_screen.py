@@ -118,7 +118,7 @@ def test_what_is_typed_during_an_answer_waits_for_the_prompt(stop: bool, tmp_pat
         assert screen.leave() == 0
 
 
-def test_whole_lines_that_are_typed_during_an_answer_are_said_next(tmp_path: Path) -> None:
+def test_lines_typed_during_an_answer_are_sent_next(tmp_path: Path) -> None:
     for term in ("xterm", "dumb"):
         with chatting(tmp_path, columns=80, term=term) as (screen, server):
             before = screen.attributes()

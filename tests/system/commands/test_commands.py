@@ -41,9 +41,7 @@ def test_run_over_three_local_nodes_as_json(model: str, cache: Path) -> None:
     assert all(node["sent_bytes_per_token"] > 0 for node in nodes)
 
 
-def test_two_real_workers_by_flag_and_by_environment_and_two_clusters_at_once(
-    model: str, cache: Path, tmp_path: Path
-) -> None:
+def test_workers_by_flag_or_environment_and_two_clusters(model: str, cache: Path, tmp_path: Path) -> None:
     flags = ("-m", model, "-p", "Hello", "-n", "6", "--temp", "0")
     with listening_worker(tmp_path / "a") as first, listening_worker(tmp_path / "b") as second:
         command = [*TPI, "run", *flags, "--local", "1", "--json"]

@@ -98,7 +98,7 @@ def test_a_worker_with_a_device_that_is_not_there_does_not_start(tmp_path: Path)
     assert "Traceback" not in done.stderr
 
 
-def test_what_a_workers_card_cannot_hold_is_refused_by_the_master(model: tuple[str, ...], tmp_path: Path) -> None:
+def test_too_much_for_a_workers_card_is_refused_by_the_master(model: tuple[str, ...], tmp_path: Path) -> None:
     """Before any weight moves, with the worker's name and the way out."""
     with listening_worker(
         tmp_path / "worker", "--name", "small", "--device", "emu:100KiB", "--weights", "gpu"
@@ -121,7 +121,7 @@ def test_two_cards_of_one_node_each_with_its_memory_and_tracks(model: tuple[str,
     assert named >= TRACKS | {f"{track} on emu-2" for track in ("accelerator", "weight load")}
 
 
-def test_a_run_that_contradicts_what_was_measured_has_it_measured_again(model: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_run_that_contradicts_a_measurement_repeats_it(model: tuple[str, ...], tmp_path: Path) -> None:
     with opencl_device():  # skips where there is none
         pass
     flags = (
@@ -152,9 +152,7 @@ def test_a_run_that_contradicts_what_was_measured_has_it_measured_again(model: t
     assert all(fields["doubted"] for fields in json.loads(file.read_text()).values())  # the next start measures
 
 
-def test_an_emulated_run_whose_work_was_too_slow_says_that_it_means_nothing(
-    model: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_an_emulated_run_that_was_too_slow_is_called_meaningless(model: tuple[str, ...], tmp_path: Path) -> None:
     done = tpi("run", *model, *PROMPT, "--device", "emu:64MiB,stretch=0.01", *STREAMED, cache=tmp_path)
     assert done.returncode == 0
     (line,) = [line for line in done.stderr.splitlines() if "the timing of this run is not valid" in line]

@@ -38,7 +38,7 @@ def test_a_field_that_a_document_names_is_printed(
             found = found[name]
 
 
-def test_the_choice_has_what_each_collective_was_predicted_to_take() -> None:
+def test_the_choice_lists_the_prediction_for_each_collective() -> None:
     chosen = Choice("star", "mesh", False, 8, 64, {"star": (0.001, 0.0, 0.0)}, {})
     assert "`choice.predicted_ms`" in (ROOT / "docs/testbed.md").read_text()
     assert chosen.fields()["predicted_ms"] == {"star": [1.0, 0.0, 0.0]}

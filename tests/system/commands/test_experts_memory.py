@@ -70,9 +70,7 @@ def test_a_quarter_of_the_experts_in_memory_in_a_group_of_three(model: Path, cac
         assert node["streamed_bytes_per_token"] > 0
 
 
-def test_a_profile_records_which_experts_are_chosen_and_a_run_goes_by_it(
-    model: Path, cache: Path, tmp_path: Path
-) -> None:
+def test_a_profile_records_chosen_experts_and_a_run_uses_it(model: Path, cache: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("What goes round comes round, and each word is another expert's. " * 40)
     pack = open_model(str(model), "f32", cache).path

@@ -124,9 +124,7 @@ def test_a_shard_cache_that_finds_no_room(late: bool, small: Path, monkeypatch: 
     opened.close()
 
 
-def test_a_limit_of_file_sizes_is_a_full_disk_and_leaves_no_partial_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_size_limit_leaves_no_partial_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_image, "_reserve", lambda descriptor, size: None)
     opened = ShardCache(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

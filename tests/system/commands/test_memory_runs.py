@@ -136,9 +136,7 @@ def break_images(cache: Path) -> list[str]:
     return [image.name for image in images]
 
 
-def test_a_file_that_breaks_is_named_and_the_run_goes_on_without_its_worker(
-    model: Path, cache: Path, unlimited: dict[str, Any]
-) -> None:
+def test_a_broken_file_is_named_and_its_worker_left_out(model: Path, cache: Path, unlimited: dict[str, Any]) -> None:
     flags = ("--memory", "22MiB", "--local", "1")
     with running(model, cache, *flags) as process:
         assert process.stdout
@@ -168,9 +166,7 @@ def flip_a_bit(cache: Path) -> str:
     return str(image)
 
 
-def test_a_bit_that_flips_on_the_disk_is_named_and_the_next_run_mends_it(
-    model: Path, cache: Path, unlimited: dict[str, Any]
-) -> None:
+def test_a_flipped_bit_is_named_and_mended_by_the_next_run(model: Path, cache: Path, unlimited: dict[str, Any]) -> None:
     flags = ("--memory", "22MiB", "--local", "1", "--verify-weights")
     sound = run(model, cache, *flags)
     assert sound["token_ids"] == unlimited["token_ids"]

@@ -32,7 +32,7 @@ def test_logits_that_are_no_numbers_are_refused(bad: float, temperature: float) 
         Sampler(Sampling(temperature=temperature, seed=1)).sample(logits)
 
 
-def test_a_worker_that_sends_nan_is_one_sentence_and_can_be_found(
+def test_a_worker_that_sends_nan_is_named_in_one_sentence(
     tiny_model: Callable[[str], TinyModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [sys.executable, "-m", "tests.support.processes.nan_worker", str(tmp_path / "shards")]

@@ -104,7 +104,7 @@ def test_a_pack_that_is_named_is_mended_from_where_it_came(
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_gate_first_pack_of_an_older_version_is_replaced_or_refused(
+def test_an_old_gate_first_pack_is_replaced_or_refused(
     tiny_model: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, made, cache = tmp_path / "model", tmp_path / "pack", tmp_path / "cache"
@@ -126,7 +126,7 @@ def test_a_gate_first_pack_of_an_older_version_is_replaced_or_refused(
         open_model(str(tmp_path / "copy"), "auto", cache, quiet)
 
 
-def test_without_its_source_the_directory_and_the_command_are_named(tiny_model: Models, tmp_path: Path) -> None:
+def test_a_missing_source_is_named_with_the_command(tiny_model: Models, tmp_path: Path) -> None:
     source, cache = tmp_path / "model", tmp_path / "cache"
     shutil.copytree(tiny_model("llama").directory, source)
     pack = open_model(str(source), "q8", cache, quiet)
@@ -155,7 +155,7 @@ def test_a_run_mends_its_pack_and_answers_as_before(tiny_model: Models, tmp_path
         assert "making it again from" in done.stderr
 
 
-def test_what_is_damaged_while_it_is_sent_is_named_and_mended_by_the_next_start(
+def test_damage_in_transit_is_named_and_mended_at_the_next_start(
     pack: Pack, tiny_model: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, block = PackSource(pack), pack.layers[0][0]

@@ -53,9 +53,7 @@ def packer(source: Path, cache: Path, *wait: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_killed_packer_leaves_nothing_that_is_seen_and_the_next_one_cleans_up(
-    tiny_model: Models, tmp_path: Path
-) -> None:
+def test_a_killed_packers_files_are_removed_by_the_next(tiny_model: Models, tmp_path: Path) -> None:
     source, packs = tiny_model("llama").directory, tmp_path / "packs"
     with packer(source, tmp_path, "wait") as process:
         assert process.stdout is not None
@@ -79,7 +77,7 @@ def test_two_packers_of_one_model_make_it_once(tiny_model: Models, tmp_path: Pat
     Pack.open(tmp_path / "packs" / printed.pop()).verify()
 
 
-def test_second_call_opens_the_pack_without_the_libraries_of_conversion(tiny_model: Models, tmp_path: Path) -> None:
+def test_a_second_call_imports_no_libraries_of_conversion(tiny_model: Models, tmp_path: Path) -> None:
     source = tiny_model("llama").directory
     made = open_model(str(source), "f32", tmp_path, quiet)
     with packer(source, tmp_path) as process:

@@ -182,7 +182,7 @@ def test_a_model_that_is_none_is_one_sentence_on_stderr(model: str, tmp_path: Pa
     assert done.stderr.count("\n") == 1
 
 
-def test_with_several_cards_requests_are_not_planned_in_micro_batches(model: str, tmp_path: Path) -> None:
+def test_with_several_cards_no_micro_batches_are_planned(model: str, tmp_path: Path) -> None:
     """A run computes them together, over all cards: figures of micro-batches on one of them say nothing of it."""
     flags = (*TWO, "-c", "64", "--batch", "4")
     done = tpi("plan", "-m", model, *flags, cache=tmp_path)

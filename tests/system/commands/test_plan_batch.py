@@ -38,7 +38,7 @@ def test_the_papers_setting(tmp_path: Path) -> None:
     assert {"P1", "P2", "N = 512", "f16 keys and values"} <= set(texts)
 
 
-def test_keys_and_values_are_divided_by_heads_where_that_is_faster(tmp_path: Path) -> None:
+def test_keys_and_values_are_divided_where_that_is_faster(tmp_path: Path) -> None:
     """Llama 2 7B on an L4, which nearly holds it; faster than with all of them on either side."""
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text(json.dumps(LLAMA))
@@ -86,9 +86,7 @@ def test_what_is_wrong_is_said(flags: tuple[str, ...], said: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(("model", "dtype"), [(LARGE, "q4"), (MIXTRAL, "bf16")])
-def test_the_policy_of_a_group_is_one_size_of_micro_batch_for_all_its_nodes(
-    model: str, dtype: str, tmp_path: Path
-) -> None:
+def test_a_group_has_one_size_of_micro_batch_for_all_nodes(model: str, dtype: str, tmp_path: Path) -> None:
     flags = ("--batch", "64", "--prompt-tokens", "77", "--device", "emu:t4", "--link", "10 Gbit, 0.05 ms", "--json")
     asked = ("plan", "-m", model, "--dtype", dtype, *flags)
     one, two = (tpi_here(*asked, "--devices", size, cache=tmp_path) for size in ("128GiB", "128GiB,96GiB"))

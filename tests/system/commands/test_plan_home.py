@@ -36,7 +36,7 @@ def test_70b_on_eight_machines_from_its_configuration(tmp_path: Path) -> None:
     assert calls < _MOST_CALLS
 
 
-def test_the_table_says_which_node_holds_what_and_what_would_help(tmp_path: Path) -> None:
+def test_the_table_has_what_each_node_holds_and_what_would_help(tmp_path: Path) -> None:
     flags = ("--dtype", "q4", "--devices", "16GiB,3x8GiB", "--link", "1 Gbit, 0.2 ms")
     done = tpi("plan", "-m", LARGE, *flags, cache=tmp_path)
     assert done.returncode == 0, done.stderr

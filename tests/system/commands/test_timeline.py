@@ -165,7 +165,7 @@ def test_a_run_and_its_worker_are_traced_whole(model: str, tmp_path: Path) -> No
     assert not {name for rank, _, name in found if rank == 1} & {"embedding", "head"}
 
 
-def test_a_node_alone_takes_the_same_way_traced_and_has_a_span_per_block_and_token(
+def test_a_traced_node_has_a_span_for_each_block_and_token(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TPI_CACHE", str(tmp_path / "cache"))

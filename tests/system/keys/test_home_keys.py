@@ -64,7 +64,7 @@ class Home:
                 assert waiting.wait(30) == 0
 
 
-def test_machines_are_strangers_until_paired_and_after_they_are_revoked(
+def test_machines_are_strangers_before_pairing_or_once_revoked(
     tmp_path: Path, tiny_model: Callable[[str], TinyModel]
 ) -> None:
     """The workers are paired with the master, and not with each other: it introduces them for the mesh."""

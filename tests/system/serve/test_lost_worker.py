@@ -78,7 +78,7 @@ def long_model(directory: Path, root: Path) -> Path:
     return root
 
 
-def test_a_server_that_waits_for_a_worker_ends_when_it_is_told_to(
+def test_a_server_that_waits_for_a_worker_ends_on_a_signal(
     tmp_path: Path, tiny_model: Callable[[str], TinyModel]
 ) -> None:
     """Without the worker the model does not fit; the answer that waits for it ends with a reason, and all is gone."""

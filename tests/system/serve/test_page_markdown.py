@@ -223,7 +223,7 @@ def test_links_show_where_they_lead(window: Browser, page_url: str) -> None:
     assert long.endswith("a.example)")
 
 
-def test_a_label_that_turns_the_direction_does_not_turn_what_follows(window: Browser, page_url: str) -> None:
+def test_a_label_does_not_turn_the_direction_of_what_follows(window: Browser, page_url: str) -> None:
     window.open(f"{page_url}/page/index.html")
     html = window.run(_RENDERED, "[\u202emoc.knab](https://evil.example/)")[0]
     assert 'dir="auto"' in html

@@ -183,7 +183,7 @@ def test_what_earlier_versions_kept_is_found(window: Browser, page_url: str) -> 
     assert in_page(window, page_url, script) == [["b", "a more"], ["b", "a more"], names]
 
 
-def test_where_there_is_no_room_the_oldest_goes_and_what_is_shown_stays(window: Browser, page_url: str) -> None:
+def test_without_room_the_oldest_goes_and_the_shown_one_stays(window: Browser, page_url: str) -> None:
     script = """
         const kept = new Kept(700), store = new Store(kept);
         for (const word of ["a", "b", "c", "d", "e", "f"]) {

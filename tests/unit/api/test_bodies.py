@@ -79,7 +79,7 @@ def test_what_a_client_says_of_the_size_is_looked_at_first() -> None:
     ]
 
 
-def test_one_client_leaves_room_for_others_and_small_bodies_need_none() -> None:
+def test_one_client_leaves_room_and_small_bodies_need_none() -> None:
     async def status(room: BodyMemory, client: str, size: int) -> int:
         limits = ServeLimits(body_bytes=100, small_body_bytes=10)
         failure = await room.held().read(None, Client([b"x" * size], False).receive, limits, client)

@@ -88,7 +88,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_longest_silent_one_goes_first_and_none_that_waits_for_its_answer() -> None:
+def test_the_longest_silent_connection_is_closed_first() -> None:
     async def run() -> None:
         house = House(6)
         busy, silent, half, body = (house.connect(data)[1] for data in (GET, b"", b"GET /he", POST))

@@ -43,7 +43,7 @@ def asked(
     return int(sent[0]["status"])
 
 
-def test_a_body_that_breaks_off_is_not_answered_though_it_looks_whole() -> None:
+def test_a_body_cut_off_is_not_answered_even_if_it_parses() -> None:
     assert asked([{"type": "http.request", "body": b'{"messages": []}', "more_body": True}]) == CLIENT_GONE
 
 
@@ -69,7 +69,7 @@ def test_a_request_has_one_host(hosts: list[str]) -> None:
     assert asked([], access=Access(("secret",)), hosts=hosts) == 403
 
 
-def test_a_stranger_writes_no_line_of_the_log_and_no_terminal_obeys_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stranger_writes_neither_log_lines_nor_terminal_codes(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tpi.serve"):
         assert asked([], "/x\n2026 forged\x1b]0;mine\x07", Access(("secret",))) == 401
     (line,) = caplog.messages

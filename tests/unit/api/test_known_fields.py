@@ -246,7 +246,7 @@ def test_fields_of_a_part_are_known_or_refused_by_name(name: str) -> None:
             assert error.field.startswith(where), (field, str(error))
 
 
-def test_values_that_ask_for_nothing_are_taken_and_others_are_not() -> None:
+def test_only_values_without_an_effect_are_accepted() -> None:
     for name, values in NEUTRAL.items():
         for value in values:
             assert error_of(chat_form.ChatForm, CHAT | {name: value}) is None, (name, value)

@@ -46,7 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, **interfaces: list[str]) -> None:
     monkeypatch.setattr(psutil, "net_if_stats", lambda: {n: SimpleNamespace(isup=n != "down") for n in interfaces})
 
 
-def test_a_body_does_not_wait_for_the_acknowledgement_of_its_headers() -> None:
+def test_a_body_does_not_wait_until_headers_are_acknowledged() -> None:
     """Nagle's algorithm would hold the second small write of a kept connection back, 40 ms beside delayed ACKs."""
     with listen("127.0.0.1", 0) as listening, socket.create_connection(("127.0.0.1", listening.port)):
         accepted, _ = listening.sockets[0].accept()

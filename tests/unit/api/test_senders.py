@@ -43,7 +43,7 @@ def test_with_several_keys_the_key_is_the_client() -> None:
     assert here.name != sender_of("10.0.0.1", "a", ("a", "b"), False).name
 
 
-def test_a_salt_of_the_request_counts_also_where_prefixes_are_shared() -> None:
+def test_a_requests_salt_counts_where_prefixes_are_shared() -> None:
     shared = sender_of("10.0.0.1", "", (), True)
     assert shared.salted((None, None)) == b""
     salts = [shared.salted(more) for more in (("x", None), ("y", None), ("x", "z"))]

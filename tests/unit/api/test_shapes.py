@@ -126,9 +126,7 @@ def joined(pieces: list[Piece]) -> list[Piece]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_arguments_of_a_strict_tool_are_held_to_their_schema_beside_any_text(
-    family: str, model: Callable[[str], Tokenizer]
-) -> None:
+def test_strict_arguments_are_held_to_their_schema_beside_text(family: str, model: Callable[[str], Tokenizer]) -> None:
     template, write = FAMILIES[family]
     tokenizer = model(template)
     shape = shape_of(tokenizer)
@@ -248,7 +246,7 @@ def test_an_answer_of_one_call_at_most_is_over_with_it(model: Callable[[str], To
     assert [call.name for call in several.calls] == ["look", "any"]
 
 
-def test_of_calls_that_come_at_once_the_first_is_taken_and_the_tokens_are_not_replayed(
+def test_the_first_of_calls_at_once_is_taken_without_replay(
     model: Callable[[str], Tokenizer],
 ) -> None:
     tokenizer = model("{{ messages }}{{ tools }} [TOOL_CALLS]")

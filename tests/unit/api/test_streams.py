@@ -20,7 +20,7 @@ class Given:
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_client_that_leaves_as_an_event_is_sent_is_known_at_once(turns: int) -> None:
+def test_a_client_that_leaves_during_an_event_is_noticed(turns: int) -> None:
     """What is cancelled while it ends may never hear of it (Python 3.11); `turns` of the loop lie between the two."""
     answer: Any = Given()
 

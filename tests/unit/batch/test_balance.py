@@ -22,7 +22,7 @@ def test_an_order_has_all_requests_even_those_that_have_no_room(requests: list[L
 
 
 @given(st.lists(LENGTHS, min_size=1, max_size=40), st.integers(1, 9))
-def test_micro_batches_that_are_not_full_differ_by_one_prompt_at_most(requests: list[Lengths], most: int) -> None:
+def test_partial_micro_batches_differ_by_one_prompt_at_most(requests: list[Lengths], most: int) -> None:
     """As long as none is closed: the one that got the longest last had the least before."""
     count = -(-len(requests) // most)
     placed, _ = micro_batches(requests, len(requests), 1 << 40)

@@ -107,7 +107,7 @@ def _routed(place: Place, experts: int) -> int:
 
 @given(plans())
 @settings(max_examples=200, deadline=None)
-def test_chunks_are_as_many_as_there_are_micro_batches_and_about_even(drawn: Drawn) -> None:
+def test_there_is_one_even_chunk_for_each_micro_batch(drawn: Drawn) -> None:
     plan = drawn.plan
     for layer in plan._passing:
         chunks = [plan.pieces[at] for at in layer if plan.pieces[at].runs[0].name == "neuron"]
@@ -126,7 +126,7 @@ def test_chunks_are_as_many_as_there_are_micro_batches_and_about_even(drawn: Dra
 
 @given(plans(), st.randoms())
 @settings(max_examples=200, deadline=None)
-def test_slots_of_the_ring_never_overlap_while_they_are_held_or_loaded(drawn: Drawn, random: Any) -> None:
+def test_ring_slots_do_not_overlap_while_held_or_loaded(drawn: Drawn, random: Any) -> None:
     """In a run of steps that hold a layer's chunks together, and whose loads run ahead as far as they may."""
     plan = drawn.plan
     ring = plan.ring(plan.long)

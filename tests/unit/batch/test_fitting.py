@@ -21,7 +21,7 @@ def fitting(most: int, tried: list[int]) -> Callable[[int], str]:
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 3, 7, 64, 500, 512, 4096])
-def test_the_most_that_fit_are_found_to_within_one_in_32_by_few_tries(wanted: int) -> None:
+def test_few_tries_find_the_most_that_fit_to_one_in_32(wanted: int) -> None:
     for most in {1, 2, 3, wanted // 3, wanted // 2, 4 * wanted // 5, wanted - 1, wanted, wanted + 9} - {0}:
         tried: list[int] = []
         found, plans = most_that_fit(wanted, fitting(most, tried))

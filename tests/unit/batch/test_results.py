@@ -99,7 +99,7 @@ def test_what_is_no_request_is_refused_by_name(line: str, said: str) -> None:
 
 @settings(max_examples=40)
 @given(cut=st.integers(0, 400), nuls=st.integers(0, 3))
-def test_cut_at_any_byte_the_whole_lines_stay_and_the_others_are_asked_again(
+def test_after_a_cut_at_any_byte_whole_lines_are_kept(
     tmp_path_factory: pytest.TempPathFactory, cut: int, nuls: int
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
@@ -132,7 +132,7 @@ class Reluctant:
         return written
 
 
-def test_a_line_is_written_whole_by_a_disk_that_takes_little_at_a_time(tmp_path: Path) -> None:
+def test_a_line_is_written_whole_in_short_writes(tmp_path: Path) -> None:
     asked = source(tmp_path, request("a"))
     with results(tmp_path, asked) as out:
         out._file = Reluctant(out._file)
@@ -229,7 +229,7 @@ def test_an_output_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> Non
         results(tmp_path, asked, "large")
 
 
-def test_one_batch_at_a_time_writes_an_output_which_is_not_the_input(tmp_path: Path) -> None:
+def test_an_output_has_one_writer_and_is_not_the_input(tmp_path: Path) -> None:
     asked = source(tmp_path, request("a"))
     with results(tmp_path, asked), pytest.raises(UsageError, match="another tpi batch writes"):
         results(tmp_path, asked)

@@ -11,7 +11,7 @@ from benchmarks.network.awake import awake
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the idle scheduling class is Linux's")
 
 
-def test_each_processor_has_one_process_that_yields_to_all_others_and_none_is_left() -> None:
+def test_each_processor_has_one_idle_process_and_none_is_left() -> None:
     before = set(psutil.Process().children())
     with awake():
         spinning = set(psutil.Process().children()) - before

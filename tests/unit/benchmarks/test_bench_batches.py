@@ -47,7 +47,7 @@ def test_each_schedule_gives_the_tokens_of_each_request_alone(
         assert device.memory.used <= link.plan.memory_bytes <= room
 
 
-def test_flexgens_policy_attends_on_the_accelerator_and_is_slower() -> None:
+def test_flexgens_policy_attends_on_the_card_and_is_slower() -> None:
     """Table 5, by our model of time, which counts what kernels have to read."""
     machine = emulated_node(parse_emulated("t4"))
     problem = BatchProblem(MIXTRAL, machine, BatchWork(504, 418, 128), Needs(400_000, 1 << 28), step=20_000)

@@ -29,7 +29,7 @@ def test_the_floor_of_a_prompt_is_its_bytes_and_latencies() -> None:
     assert floor(load_topology("lan-10ms-100mb")) > floor(load_topology("lan-10ms-1gb"))
 
 
-def test_compute_is_that_of_the_slowest_device_in_every_block_of_one_step() -> None:
+def test_compute_is_that_of_the_slowest_device_in_each_block() -> None:
     def spans(pid: int, *durations: float) -> list[dict[str, Any]]:
         """One lane, but in the middle of three steps two, which share its duration."""
         return [

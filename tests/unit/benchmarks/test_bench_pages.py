@@ -26,7 +26,7 @@ def a_run(value: float, code: str = CODE, machine: str = "here", text: str = "1.
     return Run(NAME, machine, "2026-11-24", 0.0, result, commit="0123456789ab", code=code)
 
 
-def test_a_section_is_the_median_of_the_runs_of_the_present_code_on_one_machine() -> None:
+def test_a_section_is_the_median_of_runs_of_this_code() -> None:
     runs = [a_run(9, code="other"), a_run(1), a_run(50, machine="there"), a_run(2), a_run(7)]
     section = Section.of(History(NAME, runs))
     assert [run.result.checks[0].value for run in section.runs] == [1, 2, 7]
@@ -102,7 +102,7 @@ def test_every_benchmark_is_there_and_what_it_measures_too(name: str) -> None:
     assert not history.runs or markdown(Section.of(history))
 
 
-def test_one_that_fails_or_takes_too_long_does_not_end_the_others(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_that_fails_does_not_end_the_others(capfd: pytest.CaptureFixture[str]) -> None:
     scripts = {"kernels": "print('a'); raise SystemExit(3)", "parity": "print('b')"}
     status = several.run_all(list(scripts), None, lambda name: [sys.executable, "-c", scripts[name]])
     said = capfd.readouterr().out

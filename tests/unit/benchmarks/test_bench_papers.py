@@ -24,7 +24,7 @@ def test_a_pack_that_is_not_written_is_planned_like_one_that_is(tmp_path: Path, 
     ]
 
 
-def test_the_papers_tables_have_every_model_and_number_of_devices() -> None:
+def test_the_papers_tables_have_every_model_and_device_count() -> None:
     overview, *by_devices = bench(True).tables
     assert [row["model"] for row in overview.rows] == [MODELS[0].name]
     assert [len(table.rows) for table in by_devices] == [len(DEVICES)] * len(WINDOWS)

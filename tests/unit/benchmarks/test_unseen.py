@@ -29,7 +29,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unseen, "_files", lambda package: [tmp_path / name for name in sources])
 
 
-def test_held_out_documents_are_either_for_choosing_or_for_the_test() -> None:
+def test_held_out_documents_are_for_choosing_or_for_the_test() -> None:
     chosen_on, test = set(unseen.validation()), set(unseen.unseen_text().splitlines())
     assert not chosen_on & test
     assert chosen_on | test == set(HELD.values())

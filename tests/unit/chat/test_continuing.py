@@ -40,7 +40,7 @@ def test_thoughts_that_were_cut_are_not_continued_by_a_server() -> None:
     assert talk.conversation.turns == []
 
 
-def test_an_answer_that_was_stopped_before_it_began_is_begun_again() -> None:
+def test_an_answer_stopped_before_it_began_begins_again() -> None:
     server = Thinker({"content": "One"})
     talk = talk_with(server, Turn("a", "b", ended=True))
     talk.reply("Count", lambda: True, lambda _: None)

@@ -106,14 +106,14 @@ def test_a_server_that_is_lost_ends_no_chat_at_a_terminal(tmp_path: Path, capsys
     assert not (tmp_path / "lost.json").exists()
 
 
-def test_what_goes_wrong_while_reading_is_said_where_it_is_waited_for() -> None:
+def test_an_error_of_the_reader_is_raised_where_it_is_awaited() -> None:
     with frozen(b"HTTP/1.1 nonsense\r\n\r\n") as url:
         talk = ServerChatBackend(Known(url, None), Sampling(), 8, Conversation(None, []), ShownScreen())
         with pytest.raises(NodeLost, match="does not answer any more"):
             talk.reply("Hello", lambda: False, lambda _: None)
 
 
-def test_what_is_taken_of_the_context_is_that_of_the_turns_that_are_kept() -> None:
+def test_context_use_is_that_of_the_turns_that_are_kept() -> None:
     looks = count()
     server = Thinker({"content": "Two"}, {"content": "."})
     conversation = Conversation(None, [Turn("a", "b", used=90), Turn("c", "d", used=95)])

@@ -54,7 +54,7 @@ def test_a_stream_of_nonsense_is_no_such_server(chunk: str) -> None:
     assert not talk.conversation.turns
 
 
-def test_no_terminal_obeys_what_a_server_calls_its_model_or_says_of_an_error(
+def test_terminal_codes_in_a_servers_texts_are_not_obeyed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     error = json.dumps({"error": {"message": f"no{EVIL}"}}).encode()

@@ -7,7 +7,7 @@ from worker.demand.best import hits, megabytes, the_best
 BEST = Replayed("Belady", hits=70, uses=100, steps=256, unit_bytes=1_000_000)
 
 
-def test_the_best_of_a_recorded_part_stands_beside_that_parts_own_figure() -> None:
+def test_the_best_of_a_part_is_given_with_the_parts_own_figure() -> None:
     part = DemandStats(steps=256, hits=50, misses=50, read_bytes=50_000_000)
     whole = DemandStats(steps=2000, hits=900, misses=100, read_bytes=100_000_000)
     assert the_best(hits, whole, part, BEST, "at best") == "(in the first 256 steps 50%, at best 70%)"

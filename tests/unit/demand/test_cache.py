@@ -103,7 +103,7 @@ def test_what_is_held_together_is_there_and_stays() -> None:
             assert right(later[0], (2, 0))
 
 
-def test_a_failed_load_surfaces_in_its_hold_and_the_next_tries_again() -> None:
+def test_a_failed_load_is_raised_by_its_hold_and_tried_again() -> None:
     with cache_of() as (cache, disk):
         disk.faults = 2  # a read and its retry
         with pytest.raises(WeightsError, match=r"block1\.shard"), cache.hold([(1, 2)]):

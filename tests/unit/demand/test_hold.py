@@ -38,7 +38,7 @@ def seen(weights: Weights[str], block: int, wanted: list[int] | None) -> list[tu
 
 
 @pytest.mark.parametrize(("slots", "all_of_them"), [(2, 4), (3, 4), (4, 1), (6, 1)])
-def test_what_a_step_wants_follows_what_it_always_needs_and_comes_at_once(slots: int, all_of_them: int) -> None:
+def test_wanted_units_follow_the_resident_ones_at_once(slots: int, all_of_them: int) -> None:
     with cache_of(slots=slots) as (cache, _):
         weights = weights_over(cache)
         assert weights.now.kept is None

@@ -42,7 +42,7 @@ def test_uses_are_those_of_units_that_this_node_has() -> None:
     assert recording.blocks.tolist() == [1, 1, 3]
 
 
-def test_below_one_tokens_units_lru_is_never_taken_and_what_counts_uses_is() -> None:
+def test_a_small_cache_counts_uses_and_is_never_lru() -> None:
     recording = of_experts(routing(120, SKEWED), BLOCKS, KEYS)
     for slots in (4, 5, 7):
         chosen = select(recording, slots)
@@ -52,7 +52,7 @@ def test_below_one_tokens_units_lru_is_never_taken_and_what_counts_uses_is() -> 
 
 
 @pytest.mark.parametrize("tokens", [160, 1600])
-def test_where_the_last_token_tells_most_a_policy_that_follows_it_is_taken(tokens: int) -> None:
+def test_a_policy_that_follows_the_last_token_is_taken(tokens: int) -> None:
     """LRU where there is room for a token's units and hardly more, importance where there is more."""
     recording = of_experts(routing(tokens, EVEN, sticky=0.5), BLOCKS, KEYS)
     for slots, kind in ((9, "lru"), (20, "importance")):
@@ -66,7 +66,7 @@ def test_where_the_last_token_tells_most_a_policy_that_follows_it_is_taken(token
         assert f"{chosen.hit_rate:.0%} in its recorded routing" in chosen.sentence
 
 
-def test_what_is_found_by_chance_in_a_short_record_changes_no_policy() -> None:
+def test_chance_in_a_short_record_changes_no_policy() -> None:
     """Experts drawn by fixed weights: what finds most of a few tokens does so by chance, and ageing costs little."""
     ahead = 0
     for seed in range(12):
@@ -78,7 +78,7 @@ def test_what_is_found_by_chance_in_a_short_record_changes_no_policy() -> None:
     assert ahead > 3
 
 
-def test_a_record_too_short_for_windows_is_kept_by_the_robust_policy() -> None:
+def test_a_record_too_short_for_windows_gets_the_robust_policy() -> None:
     recording = of_experts(routing(2 * WINDOWS - 2, EVEN, sticky=0.9), BLOCKS, KEYS)
     assert select(recording, 20).choice == ROBUST
 
@@ -93,7 +93,7 @@ def test_a_gain_is_clear_if_windows_agree() -> None:
     assert clear_gain(robust[1:] + 0.5, robust[1:]) == 0
 
 
-def test_a_policy_that_pins_is_chosen_by_some_layers_and_pins_of_all() -> None:
+def test_a_pinning_policy_is_chosen_by_some_layers_for_all() -> None:
     """A few experts of each layer in three of four uses, and the others in turn: LFU cannot tell them in time."""
     layers, keys = 40, [(layer, expert) for layer in range(40) for expert in range(EXPERTS)]
     favourites = np.tile(np.arange(USED, dtype=np.uint16), (1600, layers, 1))
@@ -108,7 +108,7 @@ def test_a_policy_that_pins_is_chosen_by_some_layers_and_pins_of_all() -> None:
     assert _of_all(part, recording, 200) == whole
 
 
-def test_evenly_spread_layers_with_their_part_of_the_room_behave_as_all_do() -> None:
+def test_evenly_spread_layers_behave_as_all_layers_do() -> None:
     """Layers more and less uneven, in room for a quarter of the experts."""
     layers, random = 12, np.random.default_rng(3)
     keys = [(layer, expert) for layer in range(layers) for expert in range(EXPERTS)]

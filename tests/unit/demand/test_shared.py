@@ -147,7 +147,7 @@ def disk_cache(slots: int, kind: str = "importance") -> DemandCache:
     return DemandCache(source, memory, policy, Readers(1), idle=Patient())
 
 
-def test_what_is_there_is_ready_and_of_the_others_as_many_come_as_are_asked_for() -> None:
+def test_resident_units_are_ready_and_the_asked_number_is_loaded() -> None:
     with closing(disk_cache(4)) as cache:
         cache.warm([(0, 1), (0, 2), (1, 0)])
         assert (cache.stats().uses, cache.loaded_bytes > 0) == (0, True)
@@ -167,7 +167,7 @@ def test_what_is_there_is_ready_and_of_the_others_as_many_come_as_are_asked_for(
         assert (stats.hits, stats.misses, stats.elsewhere) == (2, 1, 1)
 
 
-def test_no_more_is_fetched_than_there_is_room_for_beside_what_is_held() -> None:
+def test_no_more_is_fetched_than_fits_beside_held_units() -> None:
     with closing(disk_cache(2)) as cache:
         cache.begin()
         first = cache.share([(0, 0)], lambda _, late: len(late))
@@ -179,7 +179,7 @@ def test_no_more_is_fetched_than_there_is_room_for_beside_what_is_held() -> None
         assert not cache.shelf.table.pins.any()
 
 
-def test_what_was_computed_elsewhere_comes_for_the_next_token_if_the_policy_would_have_it() -> None:
+def test_units_computed_on_the_host_come_if_the_policy_agrees() -> None:
     with closing(disk_cache(2)) as cache:
         cache.warm([(0, 0), (0, 1)])
         for _ in range(3):

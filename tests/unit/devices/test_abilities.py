@@ -13,7 +13,7 @@ from tpi.errors import PlanError
 from tpi.pack.reader import Pack
 
 
-def test_sinks_and_latent_vectors_are_refused_by_kernels_without_them(tiny_pack: Callable[..., Pack]) -> None:
+def test_kernels_without_sinks_or_latent_vectors_refuse_them(tiny_pack: Callable[..., Pack]) -> None:
     known = cast(Device, SimpleNamespace(name="card", kernels=object()))
     limited = cast(Device, SimpleNamespace(name="card", kernels=SimpleNamespace(plain_models=True)))
     for family in ("gptoss", "mixtral"):

@@ -48,9 +48,7 @@ class FakeCard:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20 * STEP)), max_size=40), st.integers(2, 12))
-def test_there_is_never_more_than_was_in_use_at_once_nor_than_the_limit(
-    steps: list[tuple[bool, int]], pages: int
-) -> None:
+def test_memory_never_exceeds_the_peak_use_or_the_limit(steps: list[tuple[bool, int]], pages: int) -> None:
     """Whatever is taken and let go; what is in use has one user."""
     card, arena = FakeCard(), Arena("card", pages * PAGE)
     held = arena.allocate(PAGE)
@@ -80,7 +78,7 @@ def test_the_same_sizes_again_make_nothing_new() -> None:
     assert card.waits == 0
 
 
-def test_weights_take_the_place_of_what_is_held_and_not_of_what_is_in_use() -> None:
+def test_weights_replace_held_buffers_and_not_those_in_use() -> None:
     card = FakeCard()
     arena = Arena("card", 4 * PAGE, beside=card.pool.trim)
     used, held = (card.pool.take(PAGE, arena) for _ in range(2))
@@ -95,7 +93,7 @@ def test_weights_take_the_place_of_what_is_held_and_not_of_what_is_in_use() -> N
     assert not used.buffer.released
 
 
-def test_what_is_being_allocated_counts_while_others_ask_how_much_is_left() -> None:
+def test_memory_being_allocated_counts_as_used() -> None:
     """Kernels that run at the same time take buffers: within what is left beside it, not beside what was before."""
     seen: list[int] = []
 

@@ -68,7 +68,7 @@ def test_attention_is_the_native_one_whole_and_in_phases(device: EmulatedDevice)
         kernels.attend(spec, projected, case.kv.keys[0], values, case.batch)
 
 
-def test_phases_take_together_what_the_whole_does_but_for_launches(device: EmulatedDevice) -> None:
+def test_phases_take_the_time_of_the_whole_but_for_launches(device: EmulatedDevice) -> None:
     case = attention_case(np.random.default_rng(3), lengths=((3, 2),))
     lane, launch = device.emulation.compute, device.emulation.machine.launch
     data, keys, values = held(device, case.data), pages(device, case.kv.keys[0]), pages(device, case.kv.values[0])

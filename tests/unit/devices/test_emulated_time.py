@@ -29,7 +29,7 @@ def idle() -> None:
     """No work at all."""
 
 
-def test_tasks_of_a_lane_take_the_sum_and_an_idle_moment_is_not_saved_up() -> None:
+def test_tasks_of_a_lane_add_up_and_idle_time_is_lost() -> None:
     emulated, time = emulation()
     for _ in range(4):
         emulated.compute.run("task", 0.5, idle)
@@ -48,7 +48,7 @@ def test_delays_of_waking_up_do_not_add_up(tasks: list[float], late: float) -> N
     assert emulated.clock.now() == sum(tasks)
 
 
-def test_real_work_is_part_of_a_slot_and_decides_only_where_it_is_longer() -> None:
+def test_real_work_counts_only_where_it_exceeds_its_slot() -> None:
     emulated, time = emulation()
     emulated.compute.run("task", 1.0, lambda: time.pass_by(0.25))
     assert (time.real(), emulated.overruns) == (1, 0)
@@ -103,7 +103,7 @@ def test_a_started_task_begins_no_sooner_than_its_caller() -> None:
     device.close()
 
 
-def test_failures_surface_where_they_are_awaited_and_what_follows_runs() -> None:
+def test_failures_are_raised_by_wait_and_later_work_runs() -> None:
     emulated, _ = emulation()
     device = EmulatedDevice(emulated, native)
 
@@ -120,7 +120,7 @@ def test_failures_surface_where_they_are_awaited_and_what_follows_runs() -> None
     device.close()
 
 
-def test_all_is_stretched_by_one_factor_that_makes_real_work_short() -> None:
+def test_one_factor_stretches_all_emulated_times() -> None:
     emulated, time = emulation(PLAIN.replace("stretch=1", "stretch=auto"))
     for took in (0.5, 3.0, 0.5):  # of one kind: it is the median that counts
         emulated.compute.run("task", 0.25, lambda took=took: time.pass_by(took))  # type: ignore[misc]
@@ -166,7 +166,7 @@ def test_nothing_can_be_calibrated_before_it_ran() -> None:
         emulation(PLAIN.replace("stretch=1", "stretch=auto"))[0].calibrate()
 
 
-def test_accelerators_of_one_node_share_its_host_disk_and_stretch() -> None:
+def test_accelerators_of_a_node_share_host_disk_and_stretch() -> None:
     first, time = emulation()
     second = Emulation(parse_emulated(PLAIN), first)
     assert second.pace is first.pace

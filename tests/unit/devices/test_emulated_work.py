@@ -29,7 +29,7 @@ def test_bytes_or_operations_decide_and_activations_cross() -> None:
     assert rates.seconds(KernelWork(200, 3000, up=10, down=40)) == 0.5 + 3 + 1.25 + 2.25
 
 
-def test_a_feed_forward_block_reads_its_weights_once_for_all_tokens() -> None:
+def test_an_ffn_block_reads_its_weights_once_for_all_tokens() -> None:
     case = ffn_case(RANDOM, format="q4", hidden=64, units=3, width=32, tokens=5)  # gate, up and down of 96 neurons
     weights = 3 * 96 * 64
     assert work.ffn(case.spec, 5, None) == KernelWork(weights // 32 * 20, 2 * 5 * weights)
@@ -38,7 +38,7 @@ def test_a_feed_forward_block_reads_its_weights_once_for_all_tokens() -> None:
     assert (third.nbytes, third.operations) == pytest.approx((weights // 32 * 20 / 3, 2 * 5 * weights / 3))
 
 
-def test_experts_that_are_cut_take_what_they_take_whole_in_one_call() -> None:
+def test_cut_experts_take_the_time_of_whole_ones_in_one_call() -> None:
     """Those that were chosen; with the shared ones, which every token uses, once."""
     case = experts_case(RANDOM, format="q4", hidden=64, experts=4, used=2, units=3, shared=2, tokens=5)
     routing = Routing(np.array([[0, 2]] * 4 + [[2, 3]], np.int32), np.ones((5, 2), np.float32))
@@ -57,7 +57,7 @@ def test_experts_that_are_cut_take_what_they_take_whole_in_one_call() -> None:
     assert work.pieces(cut, [SHARED], 5, routing) == KernelWork(2 * unit, each * 2 * 5)
 
 
-def test_attention_reads_its_weights_and_each_sequences_cache_once() -> None:
+def test_attention_reads_weights_and_each_cache_once() -> None:
     lengths = ((10, 3), (0, 2))  # the first has 10 tokens in the cache
     case = attention_case(RANDOM, format="f32", hidden=64, heads=4, kv_heads=2, head_dim=16, lengths=lengths)
     spec, (keys, values) = case.spec, (case.kv.keys[0], case.kv.values[0])
@@ -77,7 +77,7 @@ def test_a_q8_cache_is_counted_as_it_is_stored() -> None:
     assert found.nbytes == 2 * 7 * 2 * (32 + 2)
 
 
-def test_every_kernel_takes_its_time_and_gives_the_bits_of_those_underneath() -> None:
+def test_every_kernel_takes_its_time_and_keeps_the_bits() -> None:
     """Of the host, where nothing crosses; memory and arithmetic are such that the bytes decide."""
     time = VirtualTime()
     text = "1GiB,host_memory=1MB/s,host_flops=1P,launch=1s,stretch=1"

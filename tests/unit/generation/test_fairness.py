@@ -97,7 +97,7 @@ def test_the_client_with_most_pages_gives_some_back() -> None:
     assert long[0] in house.admission.running
 
 
-def test_a_request_that_holds_nearly_everything_gives_way_after_its_slice() -> None:
+def test_a_request_that_holds_nearly_all_yields_after_its_slice() -> None:
     house = House(pages=12)
     (whole,) = house.ask("a", prompt=12 * PAGE - 2, limit=1)
     house.step(0.0, tokens=0)
@@ -133,7 +133,7 @@ def sequences(client: str, count: int, pending: int) -> list[Sequence]:
     return made
 
 
-def test_a_step_beside_others_has_few_answers_of_one_client_in_turn() -> None:
+def test_a_shared_step_has_few_answers_of_one_client() -> None:
     batcher = Batcher(PagePool(1000), 512)
     many, one = sequences("a", 20, 1), sequences("b", 1, 1)
     seen = Counter[int]()

@@ -18,7 +18,7 @@ def request(client: str | Client, number: int) -> Request:
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=30))
-def test_a_client_with_many_requests_waits_behind_every_other_one_between_two(clients: list[str]) -> None:
+def test_a_client_with_many_requests_alternates_with_others(clients: list[str]) -> None:
     line = WaitingQueue()
     for number, client in enumerate(clients):
         line.push(request(client, number))

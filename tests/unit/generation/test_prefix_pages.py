@@ -138,7 +138,7 @@ def test_the_beginning_of_what_was_left_first_goes_last() -> None:
     assert again.computed == 2 * PAGE_TOKENS
 
 
-def test_two_that_ask_the_same_share_pages_and_write_none_of_them() -> None:
+def test_equal_requests_share_pages_without_writing_them() -> None:
     pool = PagePool(10)
     batcher = Batcher(pool, 200)
     first, second = Sequence(0, [1] * 80), Sequence(1, [1] * 80, reuse=True)

@@ -56,7 +56,7 @@ def wait(late: Lateness, begun: float, seconds: float, rank: int = 1) -> float:
     return begun + seconds
 
 
-def test_a_message_is_late_after_a_while_and_not_any_more_when_it_comes() -> None:
+def test_a_message_is_late_after_a_while_until_it_comes() -> None:
     late = Lateness()
     assert late.rank(100.0) == NOBODY
     now = wait(late, 100.0, MISSING_S - 0.2, rank=3)
@@ -85,7 +85,7 @@ def test_on_a_link_that_takes_long_messages_are_late_later() -> None:
     assert late.rank(now + 2.9) == 1
 
 
-def test_a_long_prompts_messages_have_the_time_that_a_slow_link_takes() -> None:
+def test_messages_of_a_long_prompt_have_time_on_a_slow_link() -> None:
     late = Lateness()
     late.expect(4 << 20)
     now = wait(late, 100.0, 30.0)

@@ -27,7 +27,7 @@ class Network:
         raise AssertionError("Zeroconf instance loop must be running, was it already stopped?")
 
 
-def test_a_network_that_is_closed_while_it_is_asked_is_nobodys_failure() -> None:
+def test_closing_a_network_during_a_search_is_no_failure() -> None:
     listener = _Listener([])
     network: Any = Network(listener)
     listener.add_service(network, "kind", "stranger")
@@ -78,7 +78,7 @@ def test_a_network_that_cannot_be_closed_has_been_heard(tmp_path: Path, busy: ty
     assert [one.hosts for one in find_workers(locked(tmp_path / "here"))] == [("192.0.2.7",)]
 
 
-def test_a_network_that_cannot_be_listened_to_is_said_and_ends_no_run(
+def test_a_failure_to_listen_is_reported_and_ends_no_run(
     tmp_path: Path, busy: type[Busy], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(busy, "fails", "open")

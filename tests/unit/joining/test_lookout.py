@@ -64,7 +64,7 @@ def test_a_worker_started_later_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> 
     looking.close()
 
 
-def test_a_search_that_fails_is_said_once_and_does_not_end_the_lookout(
+def test_a_failed_search_is_reported_once_and_lookout_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """zeroconf's own errors are plain exceptions, and a busy machine brings them about."""

@@ -80,7 +80,7 @@ def test_patience_has_an_end(patience_s: float, told: str) -> None:
     assert f"Waiting {told} for workers" in said[-1]
 
 
-def test_workers_left_out_are_called_where_the_model_does_not_fit() -> None:
+def test_left_out_workers_are_called_if_the_model_does_not_fit() -> None:
     """Until then it is not, however loudly it announces itself: it would slow the others."""
     cluster, slow, new = Gone(), WorkerId("slow:1", b"1" * 32), WorkerId("new:1", b"2" * 32)
     membership = member(cluster, [], patience_s=0.0)
@@ -234,7 +234,7 @@ def test_a_slow_worker_is_used_while_the_model_needs_it() -> None:
     assert (home.names, home.kept, home.deployed) == (["fast"], ["slow"], [2, 2])
 
 
-def test_workers_left_out_of_a_first_plan_are_called_where_it_does_not_fit() -> None:
+def test_workers_left_out_of_a_first_plan_are_called_if_needed() -> None:
     home = Home(House(), Rules(slow="master"), least=2)
     home.membership.scout.keep([Machine("slow").id])
     home.membership.begin(optional=False)

@@ -92,7 +92,7 @@ def test_a_worker_short_of_memory_is_let_go_until_it_has_more() -> None:
     assert [id(one) for one in recruits.ready] == [id(house.calls[1])]
 
 
-def test_another_address_of_one_that_is_to_wait_is_not_called_sooner() -> None:
+def test_another_address_of_a_delayed_worker_waits_too() -> None:
     """It announces two: what holds for it at one of them holds at the other."""
     house, key = House(), b"\1" * KEY_BYTES
     recruits = Recruits(house.call)

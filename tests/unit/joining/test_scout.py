@@ -64,7 +64,7 @@ def test_a_new_worker_is_admitted_measured_or_not() -> None:
         assert measured.missing([HERE, WorkerId(THERE.address, OTHER)]) == [THERE.address]
 
 
-def test_a_failed_measurement_admits_the_worker_and_the_scout_goes_on(
+def test_a_worker_is_admitted_if_its_measurement_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fails(addresses: Sequence[str], wanted: Callable[[], bool]) -> list[Neighbour]:

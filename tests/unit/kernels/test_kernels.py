@@ -88,7 +88,7 @@ def test_ffn_activations_and_biases(activation: Activation, gated: bool, format:
 
 
 @over_isas(("hidden", "format", "tokens"), [1, 3, 19, 67, 100], ["f32", "bf16"], [1, 5, 19])
-def test_ffn_whose_hidden_size_is_no_multiple_of_the_vector_width(hidden: int, format: Format, tokens: int) -> None:
+def test_ffn_hidden_size_is_not_a_multiple_of_the_vector_width(hidden: int, format: Format, tokens: int) -> None:
     assert_ffn_agrees(ffn_case(np.random.default_rng(4), format=format, hidden=hidden, tokens=tokens), 2e-5)
 
 

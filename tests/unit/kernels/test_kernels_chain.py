@@ -71,7 +71,7 @@ def test_a_chain_has_the_bits_of_its_half_blocks(
 
 
 @pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
-def test_a_chain_says_when_each_block_ended_and_computes_the_same(kernels: Kernels) -> None:
+def test_a_chain_with_end_times_computes_the_same(kernels: Kernels) -> None:
     random = np.random.default_rng(4)
     parts, batch = chain_blocks(random, "q4", LENGTHS["three sequences"])
     x = random.standard_normal((len(batch.positions), HIDDEN)).astype(np.float32)

@@ -60,7 +60,7 @@ def test_a_clamped_gate_needs_one() -> None:
 
 
 @over_isas(("format", "tokens"), ["f32", "mxfp4"], [1, 5, 40])
-def test_biases_of_down_are_added_by_the_piece_that_begins_an_expert(format: Format, tokens: int) -> None:
+def test_down_biases_are_added_by_an_experts_first_piece(format: Format, tokens: int) -> None:
     random = np.random.default_rng(7)
     pieces = tuple(ExpertPiece(expert, 2, begins=expert != 3) for expert in range(6))
     case = experts_case(random, format=format, tokens=tokens, bias=True, pieces=pieces, hidden=96)

@@ -16,7 +16,7 @@ SHARED = np.array([0, 0, 1, 1, 1, 2, 2], np.int32)  # a group that is cut, as on
 
 @pytest.mark.parametrize("kept", [1, 2])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_no_bit_depends_on_which_heads_are_attended_with_together(kv_dtype: KvDtype, kept: int) -> None:
+def test_attention_in_parts_has_the_bits_of_all_heads_at_once(kv_dtype: KvDtype, kept: int) -> None:
     case = attention_case(
         np.random.default_rng(kept), heads=HEADS, kv_heads=KV_HEADS, kv_dtype=kv_dtype, bias=True, qk_norm=True,
         lengths=((70, 1), (5, 1), (0, 40)),

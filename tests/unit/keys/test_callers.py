@@ -69,7 +69,7 @@ class Reset:
         raise zmq.ZMQError(errno.EINVAL)
 
 
-def test_a_message_of_a_connection_that_is_not_known_any_more_is_received() -> None:
+def test_a_message_of_a_forgotten_connection_is_received() -> None:
     socket: Any = Reset()
     assert receive_keyed(socket) == ([b"hello"], b"", -1)
     assert peer_address(-1) == ""

@@ -79,7 +79,7 @@ def test_an_unreadable_file_is_explained_and_admits_no_key(tmp_path: Path) -> No
         KeyRing(folder).pair(PairedKey("laptop", key(1)))
 
 
-def test_a_guest_may_sum_and_nothing_else_unless_its_key_was_revoked(tmp_path: Path) -> None:
+def test_a_guest_may_only_sum_until_its_key_is_revoked(tmp_path: Path) -> None:
     door = KeyPolicy(tmp_path)
     door.guests = frozenset({key(1)})
     assert door.admits(key(1), sums=True)

@@ -122,7 +122,7 @@ def test_nothing_computes_with_a_neuron_that_is_half_there(seeds: range) -> None
     assert balanced > 100  # once costs are known, which takes half of the steps
 
 
-def test_a_move_that_fails_surfaces_at_the_next_step_and_its_neurons_are_the_cpus() -> None:
+def test_a_failed_move_is_raised_and_its_neurons_stay_on_the_cpu() -> None:
     broken = [False]
     with arena_of(3, MigrationSettings(), lambda _: broken[0]) as (arena, _, _):
         broken[0] = True
@@ -148,7 +148,7 @@ def test_static_moves_nothing() -> None:
         assert arena.figures.moves == 0
 
 
-def test_a_neuron_that_is_foretold_again_and_again_is_there_in_the_end() -> None:
+def test_a_neuron_predicted_repeatedly_becomes_resident() -> None:
     with arena_of(4, MigrationSettings()) as (arena, _, _):
         layer = next(each for each in arena.layers if len(each.table) > each.table.fixed)
         wanted = np.flatnonzero(~layer.table.loaded)[:8].astype(np.int32)
@@ -161,7 +161,7 @@ def test_a_neuron_that_is_foretold_again_and_again_is_there_in_the_end() -> None
         assert arena.figures.moved < 20 * 8  # what is there does not move again
 
 
-def test_what_was_chosen_is_cut_to_whole_units_from_the_coolest_end() -> None:
+def test_chosen_neurons_are_cut_to_whole_units_from_the_coolest() -> None:
     frequency = np.linspace(1, 0, NEURONS)
     layer = arena_layer("layer", records(0), frequency, np.arange(70, dtype=np.int32)[::-1], 0.5)
     assert layer.hot.tolist() == list(range(64))

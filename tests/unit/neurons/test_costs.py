@@ -22,9 +22,7 @@ def noted(cost: FittedCost, random: np.random.Generator, start: float, each: flo
 
 @given(seed=st.integers(0, 1 << 30), start=st.sampled_from([0.0, 1e-5, 1e-4]), each=st.sampled_from([1e-7, 1e-6]))
 @settings(max_examples=40, deadline=None)
-def test_a_line_is_found_in_the_first_samples_and_does_not_drift_by_itself(
-    seed: int, start: float, each: float
-) -> None:
+def test_a_line_is_fitted_early_and_does_not_drift(seed: int, start: float, each: float) -> None:
     cost, random = FittedCost(), np.random.default_rng(seed)
     assert noted(cost, random, start, each, FIRST) == 0
     assert cost.line is not None
@@ -43,7 +41,7 @@ def test_a_drift_is_seen_soon_and_fitted_again(factor: float) -> None:
     assert cost.drifts <= 2
 
 
-def test_one_call_that_was_interrupted_is_no_drift_and_hardly_moves_the_line() -> None:
+def test_one_interrupted_call_hardly_moves_the_line() -> None:
     cost, random = FittedCost(), np.random.default_rng(6)
     noted(cost, random, START, EACH, 60)
     assert not cost.note(400, 0.5)
@@ -74,7 +72,7 @@ def test_calls_that_are_interrupted_now_and_then_cost_their_mean(share: float) -
     assert interrupted(random, cost, 30 * POOLED_CALLS, 0.0) >= 1
 
 
-def test_where_all_samples_are_alike_there_is_a_cost_for_each_neuron_all_the_same() -> None:
+def test_equal_samples_still_give_a_cost_for_each_neuron() -> None:
     cost = FittedCost()
     for _ in range(FIRST):
         cost.note(64, 64e-6)

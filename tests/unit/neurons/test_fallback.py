@@ -69,7 +69,7 @@ def test_computing_all_that_is_never_faster_is_not_measured() -> None:
     assert late.limit(20, lambda: 0.1) == 0.1
 
 
-def test_a_union_that_did_not_pay_is_predicted_again_after_a_while() -> None:
+def test_a_union_that_did_not_pay_is_tried_again_later() -> None:
     fallback = DenseFallback(0.6)
     fallback.note(3, 20, False)
     fallback.note(3, 1, False)

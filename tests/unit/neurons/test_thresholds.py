@@ -53,7 +53,7 @@ def test_two_thresholds_are_within_the_error_and_no_slower(
     assert (scores[shares.here] >= np.float32(shares.threshold_here)).all()
 
 
-def test_a_slow_cpu_gets_a_higher_threshold_and_the_accelerator_a_lower_one() -> None:
+def test_a_slow_cpu_gets_a_higher_threshold_than_the_accelerator() -> None:
     scores = np.linspace(-3, 3, 200, dtype=np.float32)
     there = np.arange(200) % 2 == 0
     plain, shares = plain_shares(scores, 0.0, there), balanced_shares(scores, 0.0, there, FAST, SLOW)

@@ -48,7 +48,7 @@ class Drawn:
     share=st.floats(0, 0.5), most=st.sampled_from([inf, 1.0, 0.6, 0.2, 0.0]), seed=st.integers(0, 1 << 16),
 )  # fmt: skip
 @settings(max_examples=80, deadline=None)
-def test_each_piece_has_what_its_tokens_need_and_too_much_breaks_off(
+def test_each_piece_has_its_tokens_neurons_up_to_a_limit(
     tokens: int, neurons: int, share: float, most: float, seed: int
 ) -> None:
     scores = (np.random.default_rng(seed).random((tokens, neurons), np.float32) < share).astype(np.float32)
@@ -93,7 +93,7 @@ def test_a_block_comes_to_what_each_pieces_neurons_do(tokens: int) -> None:
     assert 0 < judge.chosen < judge.of
 
 
-def test_micro_batches_that_take_turns_have_their_own_predictions() -> None:
+def test_alternating_micro_batches_have_their_own_predictions() -> None:
     """Both halves of a prompt are in a layer, then both in the next."""
     random = np.random.default_rng(1)
     case = ffn_case(random, format="f32", layout="record", hidden=HIDDEN, units=UNITS, activation="relu", bias=False)
@@ -144,7 +144,7 @@ def test_it_is_asked_again_after_a_while() -> None:
     assert asked == ([False] * ASKED_AGAIN + [True]) * 2
 
 
-def test_a_union_that_is_nearly_everything_is_not_predicted_again() -> None:
+def test_a_union_of_nearly_all_neurons_is_not_predicted_again() -> None:
     random = np.random.default_rng(0)
     case = ffn_case(random, format="f32", layout="record", hidden=HIDDEN, units=UNITS, activation="relu", bias=False)
     scorer, judge = Drawn(threshold=-1e9), Judge("static", NAMED)

@@ -65,9 +65,7 @@ def test_tensors_that_hold_nothing_are_harmless(tiny_model: Tiny, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["llama3", "opt"])  # both say tie_word_embeddings
-def test_a_head_of_its_own_counts_although_the_configuration_ties_it(
-    name: str, tiny_model: Tiny, tmp_path: Path
-) -> None:
+def test_a_separate_head_counts_although_the_config_ties_it(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
     import torch
     import transformers
 

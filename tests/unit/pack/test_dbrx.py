@@ -32,7 +32,7 @@ def base_of(model: Model) -> float:
     return float(np.round((first / second) ** 8))
 
 
-def test_the_published_configuration_has_the_base_it_was_trained_with() -> None:
+def test_the_published_configuration_has_its_trained_base() -> None:
     assert base_of(from_huggingface(PUBLISHED, lambda name: True, "it")) == 500000
 
 

@@ -244,7 +244,7 @@ def test_what_gguf_says_of_experts_counts(
 
 
 @pytest.mark.parametrize(("family", "keys", "words"), NOT_SUPPORTED)
-def test_what_gguf_says_of_experts_is_refused_if_it_is_not_supported(
+def test_unsupported_expert_fields_of_gguf_are_refused(
     family: str, keys: dict[str, Any], words: str, tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_with(tmp_path / "m.gguf", tiny_model(family), family, keys, monkeypatch)

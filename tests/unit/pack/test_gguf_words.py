@@ -156,7 +156,7 @@ def test_names_that_llama_cpp_takes_for_the_same_split_alike() -> None:
         assert len({WORDS[name] for name in same.split()}) == 1
 
 
-def test_each_byte_level_family_of_the_documentation_has_its_words() -> None:
+def test_each_documented_byte_level_family_has_its_words() -> None:
     """The names that llama.cpp's converter writes for the models of docs/models.md."""
     written = {
         "llama": "llama-bpe smaug-bpe smollm falcon3 deepseek-llm deepseek-coder seed-coder",
@@ -240,7 +240,7 @@ def test_texts_begin_and_end_as_the_file_says(tiny_model: Models, tmp_path: Path
         assert pack.tokenizer_info["add_bos"] is begins
 
 
-def test_sentencepiece_needs_no_way_of_splitting_and_has_default_ends(tiny_model: Models, tmp_path: Path) -> None:
+def test_sentencepiece_needs_no_splitting_and_has_default_ends(tiny_model: Models, tmp_path: Path) -> None:
     vocabulary = sentencepiece_vocabulary(sentencepiece_tokens(TEXT), True)
     pack = packed(tmp_path, tiny_model("llama"), vocabulary, {"bos_token_id": None, "eos_token_id": None})
     assert (pack.tokenizer_info["bos_id"], pack.tokenizer_info["eos_ids"]) == (1, [2])

@@ -8,7 +8,7 @@ from scheduler.model.roofline.search import best_policy
 from tests.support.roofline import LLAMA, LLAMA_HEADS, paper
 
 
-def test_where_the_host_s_reading_decides_keys_and_values_are_divided() -> None:
+def test_keys_and_values_are_divided_where_host_reads_decide() -> None:
     """A dense model that the accelerator nearly holds: both attend, each with its heads."""
     problem = paper("l4", 64, 1024, LLAMA)
     problem = replace(problem, limits=replace(problem.limits, kv_heads=LLAMA_HEADS))

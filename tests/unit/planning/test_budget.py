@@ -94,9 +94,7 @@ def test_enough_leaves_blocks_what_they_need(need: Demand, share: float, chunk: 
 
 @settings(max_examples=200, deadline=None)
 @given(needs, st.floats(0, 1), st.integers(1, 600))
-def test_enough_for_a_head_keeps_it_in_memory_and_leaves_blocks_what_they_need(
-    need: Demand, share: float, chunk: int
-) -> None:
+def test_a_head_that_fits_stays_and_blocks_keep_their_room(need: Demand, share: float, chunk: int) -> None:
     weights = round(share * sum(need.blocks))
     budget = plan_budget(need, budget_with_head(need, weights, chunk), chunk)
     assert budget.head_bytes >= need.head
@@ -139,7 +137,7 @@ def test_a_prefill_chunk_is_not_longer_than_the_context(pages: int, chunk: int) 
     assert budget.chunk_bytes == chunk * DEMAND.token
 
 
-def test_a_prefill_chunk_is_shorter_where_it_would_be_much_of_what_is_streamed() -> None:
+def test_a_prefill_chunk_is_short_beside_little_streaming() -> None:
     everything = sum(DEMAND.blocks) + DEMAND.head + DEMAND.fixed + DEMAND.pages * DEMAND.page_bytes
     tokens = LONGEST_CHUNK * DEMAND.token
     assert plan_budget(DEMAND, everything + tokens + 2 * TILE).chunk == LONGEST_CHUNK
@@ -217,9 +215,7 @@ def test_damaged_statistics_of_a_control_group_count_nothing(tmp_path: Path) -> 
     assert list(_group_limits(tmp_path, tmp_path / "cgroup")) == [2000]
 
 
-def test_the_parts_of_several_processes_fit_into_the_control_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_parts_of_several_processes_fit_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def free(mib: int, others: int) -> int:
         monkeypatch.setattr("scheduler.free._group_limits", lambda root, own: [mib * MIB])
         return default_budget(others)

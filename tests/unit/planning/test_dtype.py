@@ -26,7 +26,7 @@ def test_the_best_that_fits(memory: float, expected: str, source: Located) -> No
     assert choose_dtype("auto", source, [int(memory / 2)] * 2, [1, 1]) == expected
 
 
-def test_the_tightest_node_counts_and_one_without_a_share_does_not(source: Located) -> None:
+def test_the_tightest_node_counts_and_a_shareless_one_does_not(source: Located) -> None:
     assert choose_dtype("auto", source, [10**9, 10**6], [1, 1]) == "q8"
     assert choose_dtype("auto", source, [10**9, 10**6], [1, 0]) == "auto"
 

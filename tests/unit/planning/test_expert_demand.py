@@ -84,7 +84,7 @@ def test_costs_need_an_accelerator() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_beladys_policy_with_a_way_around_is_the_best_of_all_choices(seed: int) -> None:
+def test_belady_with_bypass_is_the_best_of_all_choices(seed: int) -> None:
     random = Random(seed)
     units, slots = 5, random.randint(1, 3)
     uses = [tuple(random.sample(range(units), random.randint(1, 2))) for _ in range(7)]
@@ -159,7 +159,7 @@ def test_more_memory_and_a_better_policy_make_tokens_sooner() -> None:
     assert seconds[0] > 1.3 * seconds[-1]
 
 
-def test_what_repeats_itself_is_faster_on_demand_than_in_any_fixed_place() -> None:
+def test_repeated_choices_are_faster_on_demand_than_fixed() -> None:
     problem = problem_of(64 * MIB)
     found = best_demand(problem, WORK, lambda _: 0.9)
     assert found is not None
@@ -171,9 +171,7 @@ def test_what_repeats_itself_is_faster_on_demand_than_in_any_fixed_place() -> No
     [(8, Limits(), 1 << 40), (64, Limits(weights="ram"), 1 << 40), (64, Limits(decode="accelerator"), 1 << 40),
      (64, Limits(), 64 << 20)],
 )  # fmt: skip
-def test_there_is_no_way_where_memory_is_short_or_the_user_says_otherwise(
-    memory: int, limits: Limits, ram: int
-) -> None:
+def test_demand_is_not_used_if_memory_is_short_or_flags_forbid(memory: int, limits: Limits, ram: int) -> None:
     assert best_demand(problem_of(memory * MIB, replace(LAPTOP, memory=ram), limits), WORK, even) is None
 
 

@@ -45,7 +45,7 @@ def test_time_per_layer_is_the_timelines(times: Times, window: int, layers: int)
 
 @quick
 @given(some_times)
-def test_one_block_more_than_a_layer_has_makes_the_loose_condition_enough(times: Times) -> None:
+def test_one_extra_block_makes_the_loose_condition_enough(times: Times) -> None:
     assert layer_seconds(times, len(times.layer) + 1) == max(times.busy, times.load)
     if is_tight(times):
         assert is_loose(times)

@@ -139,7 +139,7 @@ def test_a_small_device_is_measured_within_what_it_has(clock: FakeClock, room: i
     assert 0 < device.most <= room * MIB // 4
 
 
-def test_a_device_with_too_little_memory_is_not_measured_and_not_remembered(
+def test_a_device_too_small_is_neither_measured_nor_remembered(
     clock: FakeClock, counted: list[int], tmp_path: Path
 ) -> None:
     """What is planned with so little is refused by the plan."""
@@ -165,7 +165,7 @@ def test_figures_do_not_depend_on_the_limit_that_came_first(
     assert len(counted) == measured == (1 if first == 256 else 2)
 
 
-def test_what_was_measured_before_does_not_come_back_after_measuring_again(
+def test_an_old_measurement_does_not_return_after_a_new_one(
     clock: FakeClock, counted: list[int], tmp_path: Path
 ) -> None:
     device_rates(slow_device(clock), tmp_path)

@@ -68,7 +68,7 @@ def check(problem: NeuronProblem, placed: NeuronPlacement) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(problems())
-def test_a_placement_is_the_best_of_all_and_keeps_every_constraint(problem: NeuronProblem) -> None:
+def test_a_placement_is_optimal_and_keeps_every_constraint(problem: NeuronProblem) -> None:
     best = best_of_all(problem)
     if best is None:
         with pytest.raises(PlanError, match="do not fit"):

@@ -112,7 +112,7 @@ def test_nothing_that_fits_is_faster(machine: NodeMachine) -> None:
 
 
 @pytest.mark.parametrize("room", [400, 700, 1200, 5000])
-def test_of_equal_times_the_one_is_taken_that_keeps_most_on_the_card(room: int) -> None:
+def test_at_equal_times_most_weights_are_kept_on_the_card(room: int) -> None:
     """Where exchanges take nearly all of the time, as over Wi-Fi, nothing is gained by streaming."""
     fast = Rates(1e12, 1e15)
     machine = NodeMachine(fast, 1 << 20, DiskRate(1e12), Accelerator(fast, room, DeviceLink(1e12, 1e12, piece=10)))
@@ -125,7 +125,7 @@ def test_of_equal_times_the_one_is_taken_that_keeps_most_on_the_card(room: int) 
 
 @settings(deadline=None, max_examples=60)
 @given(machines(3), st.integers(0, 3))
-def test_a_chip_that_shares_the_hosts_memory_takes_it_from_the_same_budget(machine: NodeMachine, more: int) -> None:
+def test_a_chip_with_host_memory_shares_the_hosts_budget(machine: NodeMachine, more: int) -> None:
     card = machine.accelerator
     assert card is not None
     shared = replace(
@@ -208,7 +208,7 @@ def test_what_a_disk_streams_is_computed_in_one_place(kv: KvTier, prompt: Place 
     st.sampled_from([None, *TIERS]), st.sampled_from([None, *KV_TIERS]), st.sampled_from([None, *PIPELINES]),
     st.integers(0, 2 * MIB), st.integers(1, 4), st.integers(0, 2000),
 )  # fmt: skip
-def test_so_much_memory_as_a_refusal_names_is_enough_and_less_is_not(
+def test_the_memory_a_refusal_names_is_the_least_that_works(
     weights: Tier | None, kv: KvTier | None, pipeline: Pipeline | None, reserve: int, context: int, token: int
 ) -> None:
     """Whatever is set aside for rounding, and whatever kernels have."""
@@ -246,7 +246,7 @@ def test_without_an_accelerator_the_host_computes() -> None:
     assert set(found.residence) == {"ram"}
 
 
-def test_a_prompt_goes_to_the_accelerator_and_a_token_stays_where_its_weights_lie() -> None:
+def test_prompts_go_to_the_accelerator_and_tokens_to_the_weights() -> None:
     """The link is slower than the host reads its memory, and the accelerator does a hundred times the operations."""
     device = Accelerator(Rates(1000.0, 1e8), 1100, DeviceLink(50.0, 50.0, piece=10))
     machine = NodeMachine(Rates(100.0, 1e4), 10_000, DiskRate(50.0), device, bus=90.0)

@@ -22,7 +22,7 @@ DEVICE = Accelerator(Rates(1e4, 1e7), 1000, DeviceLink(20.0, 20.0, piece=600))
 NODE = NodeMachine(Rates(100.0, 1e4), 1000, DiskRate(50.0), DEVICE)
 
 
-def test_the_crossover_is_where_computing_here_takes_as_long_as_the_link() -> None:
+def test_the_crossover_is_where_host_and_link_take_equally_long() -> None:
     """600 bytes take 30 s up; here 2000 operations a token take 0.2 s: from 151 tokens on."""
     assert crossover(SEGMENT, NODE, "ram") == 151
 
@@ -34,7 +34,7 @@ def test_without_overlap_computing_there_comes_on_top() -> None:
     assert crossover(SEGMENT, slow, "ram", "memory") == 181
 
 
-def test_what_comes_from_disk_crosses_over_where_computing_is_slower_than_the_disk() -> None:
+def test_disk_weights_cross_over_where_computing_is_slower() -> None:
     """12 s from disk, but the link takes 30: no difference to RAM, until the link is faster than the disk."""
     assert crossover(SEGMENT, NODE, "disk") == 151
     fast = replace(NODE, accelerator=replace(DEVICE, link=DeviceLink(1e3, 1e3, piece=10)))

@@ -33,7 +33,7 @@ def test_all_on_the_accelerator_is_bytes_over_its_memory() -> None:
     assert steps(layers(3), offload(["gpu"] * 6), 2) == pytest.approx([1.2, 1.2])
 
 
-def test_streaming_from_ram_is_bytes_over_the_link_behind_which_computing_hides() -> None:
+def test_streaming_from_ram_takes_the_time_of_the_link() -> None:
     """100 bytes take 0.5 s up, 300 take 1.5 s; computing the last, 0.3 s, is all that no load hides, once."""
     found = steps(layers(3), offload(["ram"] * 6, ["accelerator"] * 6), 3)
     assert sum(found) == pytest.approx(3 * 6 + 0.3)
@@ -57,7 +57,7 @@ def test_a_block_on_both_devices_takes_as_long_as_the_slower() -> None:
     assert found == pytest.approx([0.1 + max(0.2, 1.0)])
 
 
-def test_keys_and_values_go_up_before_attention_and_down_after_it() -> None:
+def test_keys_and_values_go_up_before_attention_and_then_down() -> None:
     """Ten tokens of 20 bytes: nine are loaded in 0.9 s, one is saved in 0.2 s; 0.2 s to read them all there."""
     work = layers(1, kv_token=20)
     size = StepSize(1, 1, 10)

@@ -13,7 +13,7 @@ MIB = 1 << 20
 WAITS = Steady(0.001, 0.002, 0.001, 0.004, 0.008, False, False, False, 0.2, 0, 0, 0, 310 * MIB, 0.005, 0.012)
 
 
-def test_the_choice_of_collectives_is_shown_with_what_it_was_made_by(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_choice_of_collectives_is_shown_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     predicted = {"star": (0.010, 0.080, 0.040), "mesh": (0.005, 0.050, 0.030)}
     measured = {"star": (0.0, 0.0, 0.0), "mesh": (0.006, 0.051, 0.032)}
     print_choice(Choice("mesh", "mesh", True, 64, 2048, predicted, measured, links_age_s=5400).fields())

@@ -31,7 +31,7 @@ def test_a_token_of_mixtral_reads_two_of_eight_experts(mixtral: NodeWork) -> Non
     assert passed == pytest.approx(32 * 2 * 3 * 4096 * 14336, rel=1e-6)
 
 
-def test_a_step_of_one_token_reads_and_computes_a_quarter_of_the_experts_and_a_long_one_all(mixtral: NodeWork) -> None:
+def test_one_token_uses_a_quarter_of_experts_and_a_prompt_all(mixtral: NodeWork) -> None:
     machine = replace(LAPTOP, accelerator=None)
     one, long = (Tasks.of(mixtral, machine, StepSize(tokens, 1, 512)) for tokens in (1, 256))
     ffn = next(at for at, segment in enumerate(mixtral.segments) if segment.kind == "ffn")

@@ -26,7 +26,7 @@ def test_a_number_is_said_without_an_exponent(value: float, said: str) -> None:
     assert short_number(value) == said
 
 
-def test_no_command_formats_a_number_so_that_it_may_have_an_exponent() -> None:
+def test_no_command_prints_a_number_with_an_exponent() -> None:
     rooms = ("tpi", "allreduce", "scheduler", "worker", "master", "testbed")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     assert not [str(path) for path in files if any(f":.{digits}g}}" in path.read_text() for digits in range(1, 7))]
@@ -50,7 +50,7 @@ def test_what_is_used_and_left_out_is_one_sentence() -> None:
     assert first(None, ("h:1",), ("fast",), (), "").words(found) == found
 
 
-def test_one_process_is_faster_where_all_of_the_model_fits_into_it(tmp_path: Path) -> None:
+def test_one_process_is_faster_where_the_model_fits_into_it(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(bytes(1 << 20))
     pack: Any = SimpleNamespace(path=tmp_path)
     asked: dict[str, Any] = {"model": "m", "local": 2, "memory": 2 << 20}

@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(("dtype", "bytes_per_weight"), [("f32", 4), ("q8", 34 / 32)])
-def test_the_turn_between_tokens_is_the_head_and_the_reads_in_flight(
+def test_the_time_between_tokens_is_the_head_and_reads_in_flight(
     tiny_pack: Callable[..., Pack], dtype: str, bytes_per_weight: float
 ) -> None:
     pack = tiny_pack("llama", dtype)

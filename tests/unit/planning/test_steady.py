@@ -159,7 +159,7 @@ def test_what_is_sufficient_without_a_window_hardly_waits(
     assert timeline.steady_stall <= 0.02 * timeline.steady_token
 
 
-def test_a_verdict_says_how_much_memory_would_do_where_no_window_does() -> None:
+def test_a_verdict_names_the_memory_needed_where_no_window_works() -> None:
     sizes = [64 << 12, 128 << 12] * 16
     slow = Times(0.001, 0.001, 0.0, 0.004, 0.008).costs(16)
     report = judge_streaming(place_window(sizes, 2), slow)
@@ -250,14 +250,14 @@ def test_a_node_that_waits_for_its_head_alone_waits() -> None:
     assert report.window <= 2
 
 
-def test_rows_of_the_embedding_are_in_memory_only_with_everything() -> None:
+def test_embedding_rows_are_in_memory_only_with_everything_else() -> None:
     times = Times(0.01, 0.02, 0.005, 0.001, 0.002)
     beside = OtherWaits(rows=0.05)
     report = judge_streaming(place_window(SIZES, 2), with_waits(times.costs(16), beside), beside=beside)
     assert (report.steady, report.window, report.least_bytes) == (False, None, sum(SIZES))
 
 
-def test_another_nodes_disk_is_not_this_nodes_wait_but_no_excuse_either() -> None:
+def test_another_nodes_disk_is_neither_a_wait_nor_an_excuse() -> None:
     """It hides loads for as long as the other waits; what is advised does not rely on that."""
     times = Times(0.001, 0.002, 0.001, 0.004, 0.008)
     beside = OtherWaits(tail=0.05, others=0.3)

@@ -92,12 +92,12 @@ def test_options_refuse_what_has_no_unit_or_is_not_finite(
     assert said in done.output + str(done.exception)
 
 
-def test_the_variable_of_the_cache_limit_is_refused_as_the_option() -> None:
+def test_the_cache_limit_variable_is_refused_like_the_option() -> None:
     done = CliRunner(env={"TPI_CACHE_LIMIT": "20"}).invoke(run, RUN)
     assert "TPI_CACHE_LIMIT) '20' has no unit" in str(done.exception)
 
 
-def test_a_topology_file_names_the_line_of_a_number_without_a_unit() -> None:
+def test_a_number_without_a_unit_is_refused_with_its_line() -> None:
     with pytest.raises(UsageError, match=r"line 2: .*'memory': '8' has no unit; do you mean 8GiB"):
         parse_topology("devices:\n  a: {memory: 8}\n", "home.yaml", "home")
 

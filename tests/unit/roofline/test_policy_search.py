@@ -134,7 +134,7 @@ def test_neurons_are_cut_where_the_link_needs_it_alone(problem: BatchProblem) ->
         assert light["up"] > busy["up"]
 
 
-def test_on_a_slow_link_what_stays_is_cut_and_on_a_fast_one_it_is_not() -> None:
+def test_resident_weights_are_cut_only_on_a_slow_link() -> None:
     """Of dense neurons; experts are cut anywhere."""
     mixture = paper("t4", 504)
     neurons = replace(mixture.layer, ffn_bytes=mixture.layer.routed_bytes, ffn_weights=mixture.layer.routed_weights / 4)
@@ -152,7 +152,7 @@ def test_on_a_slow_link_what_stays_is_cut_and_on_a_fast_one_it_is_not() -> None:
     assert without_partial_ffn(little, policy) == policy  # RAM has no room for what would no longer stay
 
 
-def test_a_fast_accelerator_that_holds_the_keys_and_values_attends_itself() -> None:
+def test_a_fast_accelerator_with_the_kv_cache_attends_itself() -> None:
     """Figure 10: with a slow CPU, and memory enough, keys and values stay on the accelerator."""
     problem = paper("pc-high", 64, prompt=512)
     device = problem.machine.accelerator
@@ -209,7 +209,7 @@ def test_attention_on_the_host_takes_what_was_measured_of_it(sharers: int) -> No
 
 
 @pytest.mark.parametrize(("preset", "most"), [("rtx3060-laptop", 512), ("t4", 2000)])
-def test_no_batch_between_those_that_were_compared_at_first_is_better(preset: str, most: int) -> None:
+def test_no_batch_size_between_those_compared_is_better(preset: str, most: int) -> None:
     """With so many requests not every batch is compared; more requests are never answered more slowly."""
     problem = paper(preset, most)
     best = best_policy(problem).policy
@@ -236,7 +236,7 @@ def test_layers_with_a_window_attend_to_no_more_than_that() -> None:
     assert up[0] == up[1]
 
 
-def test_divided_keys_and_values_share_out_the_work_and_the_memory() -> None:
+def test_divided_keys_and_values_share_work_and_memory() -> None:
     """The host attends with the half that is in RAM, what crosses is half, and the accelerator has a call more."""
     problem = paper("l4", 100, layer=LLAMA)
     layer, device = problem.layer, problem.machine.accelerator

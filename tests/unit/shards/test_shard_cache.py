@@ -89,7 +89,7 @@ def test_a_flipped_bit_in_the_vectors_is_found(cache: ShardCache) -> None:
     check(model, assign, held)
 
 
-def test_vectors_that_changed_since_they_were_checked_are_noticed_and_mended(cache: ShardCache) -> None:
+def test_vectors_changed_after_their_check_are_mended(cache: ShardCache) -> None:
     model = MadeUpModel()
     assign = plan_of(model)
     (damaged, *_), _ = fill(cache, model, assign)

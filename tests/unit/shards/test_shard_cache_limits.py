@@ -66,7 +66,7 @@ def held_bytes(root: Path) -> int:
     return sum(image.nbytes for image in stored_images(root))
 
 
-def test_partial_images_of_another_split_or_model_go_when_a_plan_is_complete(cache: ShardCache) -> None:
+def test_partial_images_of_other_plans_go_with_a_complete_plan(cache: ShardCache) -> None:
     model = MadeUpModel()
     cache.open(image_plans(plan_of(model, cut=2)))
     cache.open(image_plans(plan_of(MadeUpModel(seed=1))))
@@ -79,7 +79,7 @@ def test_partial_images_of_another_split_or_model_go_when_a_plan_is_complete(cac
     )
 
 
-def test_partial_images_of_a_killed_process_go_and_those_of_a_living_one_stay(cache: ShardCache) -> None:
+def test_only_partial_images_of_dead_processes_are_removed(cache: ShardCache) -> None:
     model = MadeUpModel()
     with user(cache.root, cut=2) as process:
         begun = partials(cache.root)
@@ -90,9 +90,7 @@ def test_partial_images_of_a_killed_process_go_and_those_of_a_living_one_stay(ca
     assert partials(cache.root) == set()
 
 
-def test_pruning_takes_nothing_from_a_process_that_opens_meanwhile(
-    cache: ShardCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pruning_takes_nothing_that_is_opened_meanwhile(cache: ShardCache, monkeypatch: pytest.MonkeyPatch) -> None:
     model = MadeUpModel()
     for cut in (1, 2):
         fill(cache, model, plan_of(model, cut=cut))
@@ -138,7 +136,7 @@ def test_a_limit_lets_the_least_recently_used_go_first(tmp_path: Path) -> None:
     opened.close()
 
 
-def test_a_plan_beyond_the_limit_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_plan_over_the_limit_is_refused_before_any_work(tmp_path: Path) -> None:
     opened = ShardCache(tmp_path, CacheLimit(4096))
     with pytest.raises(
         WeightsError, match=r"the shards of this plan need \d+ MiB, but .*; raise --cache-limit on this node"

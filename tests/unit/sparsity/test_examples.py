@@ -55,9 +55,7 @@ def test_a_layer_gets_the_input_of_the_one_it_looks_ahead_from(tiny_pack: Callab
     assert 0 < own[1].rows(slice(None))[1].mean() < 1
 
 
-def test_in_files_they_are_the_same_whenever_collecting_was_stopped(
-    tiny_pack: Callable[..., Pack], tmp_path: Path
-) -> None:
+def test_files_are_the_same_whenever_collecting_stopped(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack, kernels, files = tiny_pack("opt"), open_kernels(), ExampleFiles(tmp_path / "examples", "a")
     expected = examples_of(pack, MANY, kernels, 1)
     with pytest.raises(Stopped):

@@ -113,7 +113,7 @@ def test_the_trained_models_neurons_are_predicted(pack: Pack, tokens: I32, tmp_p
     assert perplexity(pack, unseen, kernels, predicted_only(kept)) < 1.01 * perplexity(pack, unseen, kernels)
 
 
-def test_a_predictor_that_looks_ahead_knows_more_than_frequencies(pack: Pack, tokens: I32) -> None:
+def test_a_lookahead_predictor_beats_frequencies(pack: Pack, tokens: I32) -> None:
     one = examples_of(pack, tokens, open_kernels(), ahead=1)[2]
     seen = tokens.size * 7 // 8
     recipe = TrainingRecipe(rank=32, steps=60, tokens=128, rate=6e-3, chosen=1e9)

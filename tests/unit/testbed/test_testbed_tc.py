@@ -75,7 +75,7 @@ def test_every_device_has_a_route_to_every_other() -> None:
         assert targets == {f"{topology.address(other.name)}/32" for other in topology.devices if other is not device}
 
 
-def test_the_backend_is_chosen_by_what_the_kernel_and_the_topology_need() -> None:
+def test_the_backend_is_chosen_by_kernel_and_topology() -> None:
     shared = wheel(2, 1e8, 0.0, shared=1e8)
     assert choose_backend(pair(), "auto", has_netem=True) == "tc"
     assert choose_backend(pair(), "auto", has_netem=False) == "tun"

@@ -38,7 +38,7 @@ def test_chunk_is_shared_by_all_sequences_of_a_step() -> None:
     assert [(item.sequence.id, item.count) for item in work] == [(2, 1), (0, 5), (1, 4)]
 
 
-def test_answers_go_on_in_every_step_and_short_prompts_are_not_behind_long_ones() -> None:
+def test_answers_advance_and_short_prompts_pass_long_ones() -> None:
     batcher = Batcher(PagePool(200), 128)
     long, short, answers = Sequence(0, [1] * 4000), Sequence(1, [1] * 20), [Sequence(2 + i, [1]) for i in range(6)]
     work = {item.sequence.id: item.count for item in batcher.pick([long, *answers, short])}

@@ -236,7 +236,7 @@ def test_without_a_template_messages_are_text() -> None:
     assert controls(fast, tokenizer.encode(START)) == [START]
 
 
-def test_a_template_that_cuts_at_a_spelled_token_keeps_its_own_and_no_others() -> None:
+def test_a_template_cut_at_a_spelled_token_keeps_only_its_own() -> None:
     template = "{% for m in messages %}<|im_start|>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
     with closing(Tokenizer(make("bytes", "bare"), {"chat_template": template})) as tokenizer:
         ids = tokenizer.encode_chat([{"role": "user", "content": "a</think>b<|im_end|>c"}])

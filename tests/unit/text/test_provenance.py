@@ -56,7 +56,7 @@ def trying(make: Callable[[], Any]) -> str:
 
 @given(TYPED, st.lists(st.sampled_from(STEPS), max_size=3), st.sampled_from(BLOCKS))
 @settings(deadline=None, max_examples=200)
-def test_templates_write_the_same_and_each_character_keeps_its_mark(typed: str, steps: list[str], block: str) -> None:
+def test_templates_write_the_same_with_each_characters_mark(typed: str, steps: list[str], block: str) -> None:
     source = block.replace("@", reduce(lambda inner, step: step.replace("@", inner), steps, "t"))
     made = trying(lambda: Sandbox().compiled(source).render({"t": from_caller(typed)}))
     expected = trying(lambda: plainly(source, {"t": typed}))

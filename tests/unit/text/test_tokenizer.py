@@ -97,7 +97,7 @@ def test_an_answer_ends_with_what_the_decoder_holds(stops: tuple[str, ...]) -> N
     assert "".join(shown) == result.text == ("end" if "\ufffd" in stops else "end\ufffd")
 
 
-def test_text_that_never_becomes_a_character_is_shown_as_it_comes() -> None:
+def test_bytes_that_are_no_character_are_shown_as_they_come() -> None:
     pieces = streamed(byte_level(), [0xFF] * 64)
     assert "".join(pieces) == "\ufffd" * 64
     assert any(pieces[:32])

@@ -62,7 +62,7 @@ def test_an_unknown_width_wraps_nothing_and_holds_nothing_back() -> None:
     assert [part for part, _ in WordWrap[None](lambda: 0).push(TEXT, None)] == [TEXT]
 
 
-def test_a_resized_terminal_counts_at_once_and_words_keep_their_styles() -> None:
+def test_a_resize_counts_at_once_and_words_keep_their_styles() -> None:
     width = 20
     wrap = WordWrap[str](lambda: width)
     shown = [*wrap.push("one two ", "a")]

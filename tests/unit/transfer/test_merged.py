@@ -20,7 +20,7 @@ def rings(draw: st.DrawFn) -> tuple[list[int], list[int], list[Ring]]:
 
 
 @given(rings())
-def test_segments_follow_one_another_and_lie_where_their_own_ring_has_them(
+def test_segments_follow_in_order_in_slots_of_their_own_ring(
     case: tuple[list[int], list[int], list[Ring]],
 ) -> None:
     sizes, cards, parts = case
@@ -32,7 +32,7 @@ def test_segments_follow_one_another_and_lie_where_their_own_ring_has_them(
 
 
 @given(rings())
-def test_no_use_is_opened_over_one_that_is_not_over_and_none_waits_for_a_later_one(
+def test_no_use_overlaps_another_or_waits_for_a_later_one(
     case: tuple[list[int], list[int], list[Ring]],
 ) -> None:
     """Opened as far as it goes before every hold, uses that are there overlap nowhere, and the next one is there."""

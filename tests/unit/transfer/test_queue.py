@@ -24,7 +24,7 @@ class Gate:
         assert self.opened.wait(PATIENCE)
 
 
-def test_loads_of_a_kind_go_one_at_a_time_in_order_and_kinds_beside_each_other() -> None:
+def test_loads_of_a_kind_go_in_order_and_kinds_in_parallel() -> None:
     gates = [Gate() for _ in range(3)]
     with closing(TransferQueue()) as queue:
         queue.submit("weight load", "first", gates[0])
@@ -135,7 +135,7 @@ def test_each_link_has_its_loads_and_they_go_beside_each_other() -> None:
             gate.opened.set()
 
 
-def test_what_goes_behind_another_waits_for_its_end_and_not_for_its_success() -> None:
+def test_a_later_transfer_waits_for_an_end_and_not_for_success() -> None:
     gate, made = Gate(), []
 
     def fail() -> None:

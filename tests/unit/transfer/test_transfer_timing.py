@@ -236,7 +236,7 @@ def stored(cache: npt.NDArray[np.generic], pages: npt.NDArray[np.int32], count: 
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_failed_copy_surfaces_where_it_is_awaited_and_the_next_hold_tries_again(seed: int) -> None:
+def test_a_failed_copy_is_raised_by_wait_and_tried_again(seed: int) -> None:
     random = Random(seed)
     wrong = random.randint(1, 8)
     with ExitStack() as stack:

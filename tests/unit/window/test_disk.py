@@ -95,7 +95,7 @@ class Failing(MemoryDisk):
         return super().read(path, offset, into)
 
 
-def test_too_many_open_files_are_no_reason_to_remove_what_was_read() -> None:
+def test_too_many_open_files_remove_nothing_that_was_read() -> None:
     with pytest.raises(WeightsError, match=r"Too many open files; raise the limit of open files \(ulimit -n\)$"):
         read_chunk(Failing(2, errno.EMFILE), Extent(Path("block.shard"), 0, 100), page_buffer(PAGE), 0)
 
@@ -109,9 +109,7 @@ def test_one_failure_is_retried_and_two_are_not() -> None:
         read_chunk(Failing(2), extent, slot, 0)
 
 
-def test_a_file_system_without_direct_reads_is_read_through_the_cache(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_direct_reads_files_are_read_through_the_cache(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = DirectDisk()
     monkeypatch.setattr("scheduler.storage.disk._DIRECT", 1 << 30)  # a flag that no file system knows
     monkeypatch.setattr("os.open", _refusing_open)
@@ -121,7 +119,7 @@ def test_a_file_system_without_direct_reads_is_read_through_the_cache(
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
-def test_memory_that_a_driver_mapped_is_read_into_through_the_kernel(
+def test_memory_mapped_by_a_driver_is_filled_by_the_kernel(
     file: Path, monkeypatch: pytest.MonkeyPatch, everywhere: bool
 ) -> None:
     """Other memory is still read into directly; memory that cannot be written at all is an error."""
@@ -220,7 +218,7 @@ def test_a_disk_that_a_run_contradicts_is_measured_again(tmp_path: Path, looks: 
     assert not looks
 
 
-def test_a_disk_that_was_doubted_and_is_the_same_is_not_doubted_again(tmp_path: Path, looks: list[float]) -> None:
+def test_a_disk_that_was_confirmed_is_not_doubted_again(tmp_path: Path, looks: list[float]) -> None:
     path = big(tmp_path)
     looks += [1e9, 0.9e9]
     disk_for([path], tmp_path)
@@ -266,7 +264,7 @@ def test_the_most_in_flight_among_equals_then_the_largest_reads(monkeypatch: pyt
     assert best([]) == DiskSpeed(4 << 20, 8, 990e6)
 
 
-def test_a_block_is_read_in_as_many_parts_as_threads_unless_they_become_small() -> None:
+def test_a_block_is_read_in_a_part_for_each_thread_unless_small() -> None:
     def ways(speed: DiskSpeed, *blocks: int) -> list[tuple[int, int]]:
         return [(disk.chunk, disk.threads) for disk in map(speed.open, blocks)]
 

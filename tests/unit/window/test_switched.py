@@ -69,7 +69,7 @@ def test_holds_are_the_same_ones_after_a_switch(disk: Disk) -> None:
     window.close()
 
 
-def test_a_switch_that_fails_is_said_and_the_next_one_opens_it_anew(disk: Disk) -> None:
+def test_a_failed_switch_is_reported_and_tried_anew(disk: Disk) -> None:
     window, few, many = opened(disk)
     disk.broken = True
     with pytest.raises(WeightsError, match="could not be read"):

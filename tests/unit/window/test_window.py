@@ -121,7 +121,7 @@ def test_memory_is_never_allocated_again() -> None:
     assert max(addresses) - min(addresses) < window.placement.ring.size
 
 
-def test_a_missing_file_surfaces_in_hold_and_the_next_hold_tries_again() -> None:
+def test_a_missing_file_is_raised_by_hold_and_tried_again() -> None:
     files, extents = make_blocks(SIZES)
     gone = files.pop(Path("block3.shard"))
     for placement in (place_window(SLOTS, 2), place(SLOTS, 1 << 30)):
@@ -164,7 +164,7 @@ def test_an_aborted_step_starts_again_at_the_first_block() -> None:
     window.close()
 
 
-def test_each_block_is_verified_once_and_read_again_if_it_is_wrong() -> None:
+def test_each_block_is_verified_once_and_reread_if_wrong() -> None:
     files, extents = make_blocks(SIZES)
     calls: list[int] = []
     lock = threading.Lock()
@@ -301,7 +301,7 @@ class AskedDisk(CountingDisk):
 
 
 @pytest.mark.parametrize(("least", "parts"), [(1, 5), (3 * PAGE, 3), (4 * PAGE, 3), (5 * PAGE, 2), (99 * PAGE, 1)])
-def test_what_is_followed_comes_in_parts_as_large_as_they_are_wanted(
+def test_a_followed_block_comes_in_parts_of_the_wanted_size(
     least: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a block that is read in five parts of two pages, the last of one."""

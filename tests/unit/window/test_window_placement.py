@@ -42,7 +42,7 @@ def test_blocks_in_memory_together_never_overlap(sizes: list[int], spare: int) -
 
 @quick
 @given(page_sizes)
-def test_two_neighbours_are_enough_for_loads_to_overlap_computing(sizes: list[int]) -> None:
+def test_loads_overlap_computing_with_two_neighbours(sizes: list[int]) -> None:
     pair = neighbours(sizes, 2)
     rings = layouts(list(range(len(sizes))), sizes, pair)
     if len(sizes) > 1:

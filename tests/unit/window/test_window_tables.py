@@ -108,7 +108,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     table.close()
 
 
-def test_what_is_read_first_is_verified_and_read_again_if_it_is_wrong(tmp_path: Path) -> None:
+def test_a_first_read_is_verified_and_repeated_if_wrong(tmp_path: Path) -> None:
     run, extent, data = make_table(tmp_path / "head.block", "f32", "record")
     first: list[int] = []
 

@@ -52,7 +52,7 @@ def test_ranges_have_all_once_and_no_gap_that_is_too_long(
     assert all((read.slots == read.neurons + 1000).all() for read in reads)
 
 
-def test_a_reader_has_room_for_the_longest_read_anywhere_in_a_page() -> None:
+def test_a_reader_has_room_for_the_longest_read_at_any_offset() -> None:
     for size in (100, 3840, 200_000):
         most = max(1, (128 << 10) // size)
         assert Extent(Path("x"), PAGE - 1, most * size).slot_bytes <= staging_bytes(size)

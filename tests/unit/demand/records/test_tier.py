@@ -59,7 +59,7 @@ def test_it_is_filled_with_what_is_active_most_often() -> None:
         assert (stats.asked, stats.found, stats.reads) == (48, 48, 0)
 
 
-def test_what_is_wanted_again_and_again_is_found_and_what_is_not_goes() -> None:
+def test_repeated_units_stay_and_others_are_evicted() -> None:
     with tier_of(2, slots=8) as (tier, _, _):
         tier.fill()
         rare = np.argsort(tier.layers[0].layer.frequency)[:8].astype(np.int32)
@@ -73,7 +73,7 @@ def test_what_is_wanted_again_and_again_is_found_and_what_is_not_goes() -> None:
         assert tier.stats().reads == before.reads
 
 
-def test_neighbours_are_one_read_and_what_lies_between_them_is_kept_if_it_is_worth_it() -> None:
+def test_neighbours_are_one_read_and_useful_gaps_are_kept() -> None:
     with tier_of(3, slots=16, size=200, gap=400) as (tier, _, _):
         wanted = np.array([0, 1, 3, 6, 20], np.int32)  # gaps of 1, 2 and 13 records
         with tier.hold(0, wanted):
@@ -122,7 +122,7 @@ def test_more_than_there_are_slots_is_refused_and_not_foretold() -> None:
         assert not tier.layers[0].table.pins.any()
 
 
-def test_what_is_held_and_expected_does_not_go_whatever_else_is_asked_for() -> None:
+def test_held_and_expected_units_are_never_evicted() -> None:
     with tier_of(7, slots=8) as (tier, _, _), ExitStack() as stack:
         held = np.arange(4, dtype=np.int32)
         slots = stack.enter_context(tier.hold(0, held))

@@ -9,7 +9,7 @@ WARM = 5  # most of a turn, so that it would tell
 
 
 @pytest.mark.parametrize(("plain", "by_neurons"), [(1.0, 3.0), (3.0, 1.0)])
-def test_what_takes_less_is_gone_on_with_and_what_warms_up_does_not_count(
+def test_the_faster_way_is_kept_and_warm_up_does_not_count(
     plain: float, by_neurons: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -51,7 +51,7 @@ def stepped(judge: TurnsJudge, now: list[float], tokens: int, plain: float, by_n
         judge.note(0.0, tokens)
 
 
-def test_parallel_streams_are_judged_by_themselves_when_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_streams_are_judged_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     now, all_turns = [0.0], 2 * TURNS_EACH * TURN
     monkeypatch.setattr(turns, "perf_counter", lambda: now[0])
     judge = TurnsJudge()

@@ -64,7 +64,7 @@ def described(**others: object) -> SimpleNamespace:
     return SimpleNamespace(**{**known, **others})
 
 
-def test_a_device_is_known_by_its_place_and_driver_and_not_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_identified_by_place_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia = described(name="NV", pci_domain_id_nv=0, pci_bus_id_nv=3, pci_slot_id_nv=0)
     amd = described(name="AMD", topology_amd=SimpleNamespace(bus=5, device=0, function=1))
     first, second = described(), described()

@@ -177,7 +177,7 @@ class Room:
     st.integers(1, 40),
 )
 @settings(max_examples=60)
-def test_memory_that_may_be_cut_is_of_buffers_that_are_not_too_large(slots: list[int], most: int) -> None:
+def test_memory_that_may_be_cut_consists_of_small_buffers(slots: list[int], most: int) -> None:
     """Every slot lies in one of them, from the offset on that it has there."""
     made: list[Room] = []
     addresses = Addresses("card", lambda size: Room(size, made), lambda: most * PAGE)
@@ -213,7 +213,7 @@ def test_a_refused_part_gives_back_those_before_it() -> None:
     assert not made
 
 
-def test_slots_of_a_device_that_gives_little_at_once_hold_and_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_work_on_a_device_with_small_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three blocks in one arena, of which the driver gives one at a time."""
     with opencl_device(1 << 22) as device:
         cases = [ffn_case(np.random.default_rng(seed), format="q8", tokens=2) for seed in range(3)]
@@ -257,9 +257,7 @@ def test_a_copy_that_fails_says_so_where_it_is_awaited(card: OpenClDevice, monke
 
 
 @pytest.mark.parametrize("error", [cl.RuntimeError("device lost"), OSError("no cache"), UnicodeError("a driver's log")])
-def test_a_device_that_fails_says_so_in_one_sentence_and_ends_quietly(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_device_is_one_sentence_and_closes_quietly(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise error
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # not imported at run time: commands that only name a device 
     from tpi.net.fields import Card
     from tpi.net.messages import Assign
     from worker.node.node import Node
-    from worker.pipelines.decide import Decide
+    from worker.plan.choose import Choose
     from worker.plan.fit import Tables
     from worker.shards.image import HeldBlock
 
@@ -44,7 +44,7 @@ class AcceleratorSetup:
     device: Device
     figures: "NodeMachine"
     options: OffloadOptions = field(default_factory=OffloadOptions)
-    decide: "Decide | None" = None  # replaces `worker.pipelines.decide.decide_accelerator`
+    choose: "Choose | None" = None  # replaces `worker.plan.choose.choose`
     more: tuple[Device, ...] = ()  # `figures` has one accelerator for each
     doubt: Callable[[], None] | None = None  # called if a run contradicts the figures; None if they were not measured
     found: bool = False  # True if `auto` found it: if it fails at the start, the host computes alone

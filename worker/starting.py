@@ -56,9 +56,7 @@ def watch(node: "Node", doubt: Callable[[], None]) -> None:
     A node that streams weights from its disk is not compared: the disk's speed is watched separately.
     """
     from worker.measure.watch import StepWatch
-    from worker.plan.offload import OffloadPlan
 
     plan = node.offload
-    plain = type(plan) is OffloadPlan  # the prediction covers no subclass
-    if plan is not None and plain and not node.window.placement.streamed_bytes:
+    if plan is not None and node.mode == "offload" and not node.window.placement.streamed_bytes:
         node.watch = StepWatch(plan.problem, plan.chosen, doubt)

@@ -36,8 +36,8 @@ from tpi.trace import Row
 from worker.equipment import AcceleratorSetup
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.decide import Decide
 from worker.pipelines.group.agree import GroupMember, agree
+from worker.plan.choose import Choose
 from worker.plan.node_plan import node_plan
 
 CONTEXT = 160  # tokens of a sequence at most
@@ -80,9 +80,9 @@ class BatchNode:
         assert isinstance(node.link, BatchAccelerated)
         self.link: BatchAccelerated = node.link
         self._emulation, self._node, self._others = device.emulation, node, others or ThreadedWorkers([])
-        self.sequences, self._position, self._number = self.link.plan.policy.batch, filled, 0
+        self.sequences, self._position, self._number = self.link.settings.policy.batch, filled, 0
         self._known = set[int]()  # sequences that the nodes have pages of
-        shape = self.sequences, int(self.link.plan.asked.layer.hidden) // 4  # values are float32
+        shape = self.sequences, int(self.link.settings.asked.layer.hidden) // 4  # values are float32
         self._x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
     @property
@@ -139,7 +139,7 @@ def batch_node(
     device: str,
     sequences: int,
     filled: int,
-    decide: Decide | None = None,
+    decide: Choose | None = None,
     memory: int = 0,
     trace: bool = False,
     nodes: int = 1,

@@ -10,16 +10,13 @@ from benchmarks.experts.batch_node import CONTEXT, batch_node
 from benchmarks.experts.flexgen import flexgen_policy
 from benchmarks.experts.groups import SEQUENCES, TOKENS, groups
 from benchmarks.result import Bars, Check, Result, Row, Table
-from scheduler.model.machine import NodeMachine
 from scheduler.model.roofline.latency import PolicyPoint, roofs, without_partial_ffn
 from scheduler.model.roofline.policy import BatchPolicy
 from tests.support.devices.schedules import SCHEDULES, as_a_whole, follow
-from tpi.devices.options import OffloadOptions
-from worker.pipelines.chunks.cutting import Chunking
-from worker.pipelines.decide import Decide
-from worker.pipelines.plan import BatchPlan, batch_problem, planned_batch
-from worker.plan.fit import Tables
-from worker.plan.node_plan import NodePlan
+from worker.plan.case import Candidate, Case
+from worker.plan.choose import Choose
+from worker.plan.chunks import Chunking
+from worker.plan.modes.batch import BatchSettings, problem_of, with_policy
 
 DEVICE = (
     "{gpu}MiB,link={link}GB/s,memory=40GB/s,flops=0.4TFLOPS,host_memory={host}GB/s,host_flops=0.1TFLOPS,disk=0.6GB/s,"
@@ -114,30 +111,30 @@ def _setting(setting: Setting, quick: bool) -> dict[str, BatchRun]:
     return found
 
 
-def _run(setting: Setting, steps: int, schedule: str = "", decide: Decide | None = None) -> BatchRun:
+def _run(setting: Setting, steps: int, schedule: str = "", decide: Choose | None = None) -> BatchRun:
     with batch_node(setting.device, REQUESTS, FILLED, decide, setting.memory * MIB) as node:
         if schedule:
             follow(node.link, schedule)
         node.steps(1)
         seconds, use, overran = node.steps(steps)
-        plan = node.link.plan
+        plan = node.link.settings
         bound = plan.asked.layer.layers * max(_roofs(plan).values())
         busiest = max(use, key=lambda lane: use[lane])
         batch = plan.policy.batch
         return BatchRun(plan.policy, batch / seconds, batch / bound, f"{busiest} {use[busiest]:.2f}", overran)
 
 
-def _roofs(plan: BatchPlan) -> dict[str, float]:
+def _roofs(plan: BatchSettings) -> dict[str, float]:
     busy = roofs(plan.asked, PolicyPoint.of(plan.policy), "decode")
     return {name: float(value) for name, value in busy.items()}
 
 
-def _with_policy(policy: Callable[..., BatchPolicy]) -> Decide:
+def _with_policy(policy: Callable[..., BatchPolicy]) -> Choose:
     """Return a planner that takes the policy from `policy` and loads each layer's weights as a whole."""
 
-    def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> BatchPlan:
-        asked = batch_problem(plan, machine, options, tables)
-        return planned_batch(plan, asked, without_partial_ffn(asked, policy(asked)), options, tables, Chunking(1))
+    def decide(case: Case) -> Candidate[BatchSettings]:
+        asked = problem_of(case)
+        return with_policy(case, asked, without_partial_ffn(asked, policy(asked)), Chunking(1))
 
     return decide
 

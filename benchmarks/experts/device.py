@@ -4,18 +4,17 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from benchmarks.experts.device_node import Decide, ExpertNode, ExpertSteps, expert_node, memory_for, mixture
+from benchmarks.experts.device_node import ExpertNode, ExpertSteps, expert_node, memory_for, mixture
 from benchmarks.result import Bars, Check, Result, Row, Table
 from benchmarks.sparsity.emulated import by_layers
 from scheduler.demand.stats import DemandStats
-from scheduler.model.machine import NodeMachine, emulated_node
+from scheduler.model.machine import emulated_node
 from tpi.devices.emulated.machine import parse_emulated
-from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
-from worker.demand.offload import ExpertPlan, planned_experts
-from worker.plan.fit import Tables
-from worker.plan.node_plan import NodePlan
-from worker.plan.offload import decide_offload
+from worker.plan.case import Candidate, Case
+from worker.plan.choose import Choose
+from worker.plan.modes import offload
+from worker.plan.modes.experts import CardSlots, from_memory
 
 RATES = (
     "link={link}GB/s,memory=16GB/s,flops=1TFLOP/s,host_memory=1.6GB/s,host_flops=0.1TFLOP/s,latency=20us,launch=20us,"
@@ -60,9 +59,9 @@ class Measured:
 def bench(quick: bool) -> Result:
     """Measure both links, or one link in one round if `quick`."""
     plain, known = mixture(recorded=False), mixture(recorded=True)
-    variants: dict[str, tuple[Pack, Decide]] = {
+    variants: dict[str, tuple[Pack, Choose]] = {
         LAYERS: (plain, by_layers),
-        PLAN: (plain, decide_offload),
+        PLAN: (plain, offload.propose),
         DEMAND: (plain, _on_demand),
         KNOWN: (known, _on_demand),
     }
@@ -81,13 +80,13 @@ def bench(quick: bool) -> Result:
     return Result("Experts loaded to an accelerator on demand", NOTES, tables, checks, [plot])
 
 
-def _on_demand(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> ExpertPlan:
-    found = planned_experts(plan, machine, options, tables)
+def _on_demand(case: Case) -> Candidate[CardSlots]:
+    found = from_memory(case)
     assert found is not None  # the memory is made so
     return found
 
 
-def _measured(rates: str, variants: Mapping[str, tuple[Pack, Decide]], rounds: int) -> dict[str, Measured]:
+def _measured(rates: str, variants: Mapping[str, tuple[Pack, Choose]], rounds: int) -> dict[str, Measured]:
     """Measure every variant, round by round in turn."""
     memory = memory_for(variants[KNOWN][0], emulated_node(parse_emulated(f"1GiB,{rates}")), SHARE)
     found: dict[str, list[ExpertSteps]] = {name: [] for name in variants}

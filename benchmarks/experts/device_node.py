@@ -1,7 +1,7 @@
 """A mixture of experts on a node with an emulated accelerator, token by token, in the time of the emulated machine."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,6 @@ from tests.support.models import write_tokenizer
 from tpi.config import default_cache
 from tpi.devices.emulated.device import EmulatedDevice, open_emulated
 from tpi.devices.host import open_host
-from tpi.devices.options import OffloadOptions
 from tpi.kernels import open_kernels
 from tpi.kernels.spec import PAGE_TOKENS
 from tpi.net.messages import NodeOptions, PeerAddress
@@ -35,11 +34,12 @@ from tpi.pack.reader import Pack
 from tpi.progress import silent
 from worker.demand.accelerated import ExpertAccelerated
 from worker.demand.arena import ExpertArena
-from worker.demand.offload import planned_experts
 from worker.equipment import AcceleratorSetup
 from worker.node.node import Node
+from worker.plan.case import Case
+from worker.plan.choose import Choose
+from worker.plan.modes.experts import from_memory
 from worker.plan.node_plan import NodePlan, node_plan
-from worker.plan.offload import OffloadPlan
 
 CONTEXT, CHUNK = 256, 64
 PROMPT = [60, 61, 62, 63]
@@ -51,7 +51,6 @@ UNITS = OLMOE["num_hidden_layers"] * OLMOE["num_experts"]
 RECORDED = 8, 64  # sequences of so many random tokens
 SKEWED = 1.0  # standard deviation of the bias of an expert, in logits
 COMMON = 1.0  # weight of the vector that all token embeddings have in common
-Decide = Callable[..., OffloadPlan]
 
 
 @dataclass(frozen=True)
@@ -122,12 +121,12 @@ class ExpertNode:
 
 
 @contextmanager
-def expert_node(pack: Pack, machine: str, decide: Decide) -> Iterator[ExpertNode]:
+def expert_node(pack: Pack, machine: str, decide: Choose) -> Iterator[ExpertNode]:
     """Open a node with the emulated `machine`, whose accelerator follows the plan of `decide`."""
     with ExitStack() as stack:
         device = stack.enter_context(closing(open_emulated(machine)))
         emulation = device.emulation
-        beside = AcceleratorSetup(device, emulated_node(emulation.machine), decide=decide)
+        beside = AcceleratorSetup(device, emulated_node(emulation.machine), choose=decide)
         deployment = in_process_deployment(
             pack, [1], Path(stack.enter_context(TemporaryDirectory())), chunk=CHUNK, context=CONTEXT,
             pool=CONTEXT // PAGE_TOKENS, threads=1, host=emulation.host(open_host()), accelerators={0: beside},
@@ -142,8 +141,8 @@ def memory_for(pack: Pack, machine: NodeMachine, share: float) -> int:
     while enough - least > PAGE_TOKENS:
         middle = (least + enough) // 2
         room = machine.with_cards(partial(_with_memory, size=middle))
-        found = planned_experts(plan, room, OffloadOptions(), table_bytes(pack))
-        holds = found is not None and found.slots >= share * UNITS
+        found = from_memory(Case(plan, room, tables=table_bytes(pack)))
+        holds = found is not None and found.details.slots >= share * UNITS
         least, enough = (least, middle) if holds else (middle, enough)
     return enough
 

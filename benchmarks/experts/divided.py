@@ -94,7 +94,7 @@ def _setting(setting: DividedSetting, quick: bool) -> dict[str, DividedRun]:
 
 
 def _planned(node: BatchNode) -> DividedRun:
-    plan = node.link.plan
+    plan = node.link.settings
     busy = max(map(float, roofs(plan.asked, PolicyPoint.of(plan.policy), "decode").values()))
     return DividedRun(plan.policy, plan.policy.batch / (plan.asked.layer.layers * busy), [])
 

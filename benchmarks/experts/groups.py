@@ -65,7 +65,7 @@ def _decode(setting: GroupSetting, nodes: int, steps: int) -> Row:
     with batch_node(setting.device, SEQUENCES, FILLED, nodes=nodes) as node:
         node.steps(1)
         seconds, use, overran = node.steps(steps)
-        plan, policy = node.link.plan, node.link.plan.policy
+        plan, policy = node.link.settings, node.link.settings.policy
         bound = plan.asked.layer.layers * max(map(float, roofs(plan.asked, PolicyPoint.of(policy), "decode").values()))
         busiest = max(use, key=lambda lane: use[lane])
         return {

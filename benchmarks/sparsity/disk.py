@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
 from unittest.mock import patch
 
 from benchmarks.result import Check, Result, Row, Table
@@ -21,8 +20,9 @@ from tests.support.generating import generate
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.predictor import Predictor
-from worker.demand.records.plan import RecordPlan, decide_records
-from worker.plan import residence
+from worker.plan.case import Candidate, Case
+from worker.plan.modes import neurons
+from worker.plan.records import RecordPlan, read_by_neuron
 
 ROUNDS, TOKENS, WARM, PROMPT = 6, 8, 16, [3, 4, 5]
 AHEAD, SHARE = 1, 0.5
@@ -87,11 +87,11 @@ def _predictors(pack: Pack) -> dict[int, Predictor]:
 def _deployment(pack: Pack, cache: Path, kind: Kind) -> Deployment:
     model, plain = sum(file.stat().st_size for file in pack.path.glob("*.safetensors")), kind.least is None
 
-    def decided(*given: Any) -> RecordPlan | None:
-        found = decide_records(*given)
-        return None if found is None else replace(found, least=kind.least or 0)
+    def decided(case: Case) -> Candidate[RecordPlan] | None:
+        found = read_by_neuron(case)
+        return found and replace(found, details=replace(found.details, least=kind.least or 0))
 
-    with patch.object(residence, "decide_records", decided):
+    with patch.object(neurons, "read_by_neuron", decided):
         return in_process_deployment(
             pack, [1.0], cache / kind.name, context=256, pool=8, sparsity="off" if plain else "static",
             scheduler="window", memory=int(SHARE * model), predictors=None if plain else _predictors(pack),

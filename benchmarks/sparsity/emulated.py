@@ -1,7 +1,7 @@
 """A node with an emulated accelerator whose neurons are chosen token by token, in the time of the emulated machine."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,14 +30,15 @@ from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.predictor import Predictor
 from worker.equipment import AcceleratorSetup
 from worker.neurons.accelerated import NeuronAccelerated
-from worker.neurons.plan import NeuronSetup, decide_neurons
-from worker.plan.offload import OffloadPlan, layer_pages_bytes, offload_problem
+from worker.plan.case import Candidate, Case, layer_pages_bytes
+from worker.plan.choose import Choose
+from worker.plan.modes.neurons import NeuronSetup, beside_the_host
+from worker.plan.offload import MemoryRule, OffloadPlan
 from worker.plan.segments import whole_blocks
 
 F64 = npt.NDArray[np.float64]
 CONTEXT = 256
 PROMPT = [60, 61, 62, 63]
-Decide = Callable[..., OffloadPlan]
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,13 @@ class SparseNode:
 
 
 @contextmanager
-def sparse_node(pack: Pack, machine: str, decide: Decide, trace: bool = False) -> Iterator[SparseNode]:
+def sparse_node(pack: Pack, machine: str, decide: Choose, trace: bool = False) -> Iterator[SparseNode]:
     """Open a node with the emulated `machine`, whose accelerator follows the plan of `decide`."""
     with ExitStack() as stack:
         device = stack.enter_context(closing(open_emulated(machine)))
         emulation = device.emulation
         cache = Path(stack.enter_context(TemporaryDirectory()))
-        beside = AcceleratorSetup(device, emulated_node(emulation.machine), decide=decide)
+        beside = AcceleratorSetup(device, emulated_node(emulation.machine), choose=decide)
         deployment = in_process_deployment(
             pack, [1], cache, context=CONTEXT, pool=CONTEXT // PAGE_TOKENS, host=emulation.host(open_host()),
             accelerators={0: beside}, trace=trace,
@@ -132,9 +133,9 @@ def frequencies(predictors: dict[int, Predictor]) -> dict[int, F64]:
     return found
 
 
-def hybrid(setup: NeuronSetup) -> Decide:
+def hybrid(setup: NeuronSetup) -> Choose:
     """Return a planner that divides neurons between CPU and accelerator."""
-    return partial(decide_neurons, setup=setup)
+    return partial(beside_the_host, setup=setup)
 
 
 def setup_of(
@@ -144,10 +145,11 @@ def setup_of(
     return NeuronSetup(frequency or frequencies(predictors), predictors, moving=moving)
 
 
-def by_layers(plan: Any, machine: Any, options: Any, tables: Any) -> OffloadPlan:
+def by_layers(case: Case) -> Candidate[None]:
     """Plan whole layers: as many of the first as fit on the accelerator, and the others dense on the CPU."""
+    plan = case.plan
     pieces = tuple(replace(piece, device=1) for piece in whole_blocks(plan))
-    problem = offload_problem(plan, pieces, machine, options, tables)
+    problem = case.problem(pieces)
     room, kept = problem.rooms[0], set()
     for layer in range(plan.config.layers):
         own = [number for number, piece in enumerate(pieces) if piece.block.layer == layer]
@@ -158,7 +160,8 @@ def by_layers(plan: Any, machine: Any, options: Any, tables: Any) -> OffloadPlan
     tiers: Any = tuple("gpu" if number in kept else "ram" for number in range(len(pieces)))
     places: Any = tuple("accelerator" if number in kept else "host" for number in range(len(pieces)))
     nothing: frozenset[int] = frozenset()
-    return OffloadPlan(
+    offload = OffloadPlan(
         pieces, frozenset(kept), nothing, nothing, 1, "ram", 1, layer_pages_bytes(plan), problem,
-        Offload(tiers, places, places, "ram", "memory"), in_ram=True,
+        Offload(tiers, places, places, "ram", "memory"), problem.tokens, memory=MemoryRule(in_ram=True),
     )  # fmt: skip
+    return Candidate("offload", None, offload)

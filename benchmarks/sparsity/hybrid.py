@@ -1,6 +1,5 @@
 """Neurons on an emulated accelerator and the CPU: the gain from each part of PowerInfer and of DynamicInfer."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -8,7 +7,6 @@ import numpy as np
 
 from benchmarks.result import Bars, Check, Result, Row, Table
 from benchmarks.sparsity.emulated import (
-    Decide,
     SparseNode,
     SparseSteps,
     by_layers,
@@ -22,6 +20,7 @@ from benchmarks.support.models import reglu_layers
 from scheduler.neurons.moving import DYNAMIC, STATIC, MigrationSettings
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
+from worker.plan.choose import Choose
 
 RATES = "link=0.5GB/s,memory=16GB/s,flops=1TFLOP/s,host_memory=1.6GB/s,host_flops=0.1TFLOP/s"
 TIMES = "latency=20us,launch=20us,stretch=32"
@@ -56,7 +55,7 @@ class Variant:
     """One configuration: its name, and the planner of its accelerator."""
 
     name: str
-    decide: Decide
+    decide: Choose
 
 
 def variants(predictors: dict[int, Predictor]) -> list[Variant]:
@@ -105,7 +104,7 @@ def _machine(pack: Pack, share: float) -> str:
     return f"{int(share * weights) + ACTIVATIONS},{RATES},{TIMES}"
 
 
-def _measured(pack: Pack, asked: list[tuple[str, str, Decide]], rounds: int) -> dict[str, SparseSteps]:
+def _measured(pack: Pack, asked: list[tuple[str, str, Choose]], rounds: int) -> dict[str, SparseSteps]:
     """Return the median round of each; all nodes are open at once, so that they can take turns."""
     found: dict[str, list[SparseSteps]] = {name: [] for name, _, _ in asked}
     with ExitStack() as stack:
@@ -116,8 +115,8 @@ def _measured(pack: Pack, asked: list[tuple[str, str, Decide]], rounds: int) -> 
     return {name: sorted(steps, key=lambda one: one.seconds)[len(steps) // 2] for name, steps in found.items()}
 
 
-def _opened(stack: ExitStack, pack: Pack, machine: str, decide: Callable[..., object]) -> SparseNode:
-    node: SparseNode = stack.enter_context(sparse_node(pack, machine, decide))  # type: ignore[arg-type]
+def _opened(stack: ExitStack, pack: Pack, machine: str, decide: Choose) -> SparseNode:
+    node: SparseNode = stack.enter_context(sparse_node(pack, machine, decide))
     if node.arena is not None:
         node.run(WARM)
     return node

@@ -13,6 +13,7 @@ from master.profiling.measure import profile_model
 from master.profiling.numbering import Numbering
 from scheduler.budget import Budget
 from scheduler.demand.records.stats import RecordStats
+from scheduler.storage.tune import DiskSpeed
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers
 from tests.support.devices.predicted import exact_predictors
@@ -26,8 +27,9 @@ from tpi.sparsity.files import NAME, load_predictors, save_predictors
 from tpi.sparsity.renumber import I32, renumbered_use, runs_of_active, unevenness
 from tpi.sparsity.replay import chunks
 from tpi.sparsity.usage import NeuronUse
-from worker.demand.records.plan import RecordPlan, decide_records
-from worker.plan import residence
+from worker.plan.case import Candidate, Case
+from worker.plan.modes import neurons
+from worker.plan.records import RecordPlan, read_by_neuron
 
 GAPS = (0, 8 << 10)  # bytes that are read along
 CONTEXT, PROMPT, ANSWER = 128, 16, 64  # tokens
@@ -87,14 +89,18 @@ def _used(pack: Pack, tokens: I32) -> NeuronUse:
 def _read(pack: Pack, cache: Path, asked: list[list[int]], gap: int) -> RecordStats:
     """Generate the answers one after the other and return their reads."""
 
-    def decided(plan: Any, held: Any, budget: Budget, *given: Any) -> RecordPlan | None:
-        nobody = replace(budget, placement=replace(budget.placement, resident=frozenset()), total=1 << 40)
-        found = decide_records(plan, held, nobody, *given)
-        assert found is not None, "this model has no records"
-        few = {at: replace(one, slots=int(SLOTS * one.neurons) // 32 * 32) for at, one in found.layers.items()}
-        return replace(found, gap=gap, layers=few)
+    def nothing_resident(case: Case) -> tuple[Budget, DiskSpeed]:
+        budget, speed = case.budget(*case.hosted(None))
+        return replace(budget, placement=replace(budget.placement, resident=frozenset()), total=1 << 40), speed
 
-    with patch.object(residence, "decide_records", decided):
+    def decided(case: Case) -> Candidate[RecordPlan] | None:
+        found = read_by_neuron(case)
+        assert found is not None, "this model has no records"
+        layers = found.details.layers.items()
+        few = {at: replace(one, slots=int(SLOTS * one.neurons) // 32 * 32) for at, one in layers}
+        return replace(found, details=replace(found.details, gap=gap, layers=few))
+
+    with patch.object(Case, "host", property(nothing_resident)), patch.object(neurons, "read_by_neuron", decided):
         made = in_process_deployment(
             pack, [1.0], cache / f"{pack.path.name}-{gap}", context=CONTEXT, pool=16, sparsity="static",
             scheduler="window", memory=1 << 30, predictors=load_predictors(pack.path / NAME),

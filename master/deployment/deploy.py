@@ -29,7 +29,8 @@ from tpi.progress import Progress, phase
 from tpi.system.machine import usable_cores
 from worker.equipment import Equipment
 from worker.node.node import Node
-from worker.plan.fit import Tables, check_memory
+from worker.plan.choose import check
+from worker.plan.fit import Tables
 from worker.plan.node_plan import node_plan
 from worker.profile import limited
 from worker.shards.cache import ShardCache
@@ -243,7 +244,7 @@ def _unless_broken_off(cluster: Cluster, report: Progress) -> Progress:
 
 def _check_one(name: str, own: Assign, tables: Tables | None, card: Card | None) -> None:
     try:
-        check_memory(node_plan(own), tables, card)
+        check(node_plan(own), tables, card)
     except PlanError as error:
         raise PlanError(f"{name}: {error}", name, error.context) from None
 

@@ -32,7 +32,7 @@ from tpi.paths import DIRECTORY, PATH
 from tpi.progress import warn
 from tpi.system.private import private
 from tpi.text import json_text
-from worker.pipelines.decide import several_cards
+from worker.plan.modes.batch import several_cards
 
 
 @click.command(cls=ModelCommand)

@@ -14,8 +14,7 @@ from scheduler.demand.policies import Key
 from scheduler.model.experts.forecast import DemandForecast, ExpertWork, best_demand, split_routed
 from scheduler.model.offload.problem import Problem
 from tpi.pack.blockfile import BlockShape
-from worker.demand.offload import hit_rate_of
-from worker.demand.plan import recording_of
+from worker.plan.modes.experts import hit_rate_of, recording_of
 
 
 @dataclass(frozen=True)

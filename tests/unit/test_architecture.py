@@ -125,7 +125,6 @@ MUTUAL = {
     ("master/joining", "master/planning"), ("master/reporting", "master/session.py"),
     ("scheduler/budget.py", "scheduler/model"), ("testbed/checks", "testbed/launch.py"),
     ("tpi/kernels", "tpi/kv.py"), ("tpi/pack", "tpi/sparsity"), ("worker/demand", "worker/node"),
-    ("worker/demand", "worker/plan"), ("worker/neurons", "worker/pipelines"), ("worker/neurons", "worker/plan"),
 }  # fmt: skip
 """Parts of one room that import each other: still to be ended, and no others may be added."""
 

@@ -43,7 +43,7 @@ class Accelerators:
         """Allocate the memory for KV pages. `open_rings` allocates that of the rings.
 
         Args:
-            devices: the node's accelerators.
+            devices: the host, then the node's accelerators.
             plan: the node's part of the deployment.
             residence: where its weights lie; it must have an offload plan.
             placed: allocates memory on devices.
@@ -53,11 +53,13 @@ class Accelerators:
             DeviceFullError: if a device does not have enough memory.
         """
         assert residence.offload is not None
-        self.devices, self._plan, self._trace = devices, plan, trace
-        self._offload: OffloadPlan = residence.offload
+        self._host, *self.devices = devices
+        self._plan, self._trace = plan, trace
+        self.offload: OffloadPlan = residence.offload
         self._places: Places = residence.places
+        self._remark = residence.remark
         self._placed = placed
-        self._queue = TransferQueue(trace, len(devices))
+        self._queue = TransferQueue(trace, len(self.devices))
         self._rings: Rings | None = None
         self._short = False  # whether the last step was short
         with ExitStack() as stack:
@@ -80,21 +82,21 @@ class Accelerators:
 
     def describe(self) -> str:
         """Return a sentence, without a full stop, about the plan and the traffic over the links."""
-        plan, moved = self._offload, self.figures
+        plan, moved = self.offload, self.figures
         cards = "accelerators" if len(plan.cards) > 1 else "accelerator"
         said = [
             self.held,
             f"keys and values are {f'on the {cards}' if plan.kv == 'gpu' else 'in memory'}",
             _steps(plan),
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved",
-            plan.remark,
+            self._remark,
         ]
         return "; ".join(part for part in said if part)
 
     @property
     def held(self) -> str:
         """A phrase that says how many pieces of the weights are resident on each accelerator."""
-        plan = self._offload
+        plan = self.offload
         each = [
             f"{device.name} holds {len(plan.kept & plan.on(number))}" for number, device in enumerate(self.devices, 1)
         ]
@@ -112,7 +114,7 @@ class Accelerators:
     def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
         """Return a segment of an accelerator whose weights lie in several places, with one hold for all of them.
 
-        Only plans for which `OffloadPlan.gathers` is True have such segments.
+        Only plans for which `OffloadPlan.chunked` is True have such segments.
 
         Raises:
             TypeError: if this class does not support it.
@@ -134,7 +136,7 @@ class Accelerators:
         """
         for staged in self._staged:
             staged.begin()
-        if short != self._short and self._offload.long != self._offload.short:
+        if short != self._short and self.offload.long != self.offload.short:
             self.settle()
             if self._rings is not None:
                 self._rings.turn_to(short)
@@ -156,7 +158,7 @@ class Accelerators:
 
     def open_rings(self, window: Window) -> None:
         """Open the accelerators' rings and start to load streamed pieces from the host's `window`."""
-        plan, fed = self._offload, dict(zip(self._offload.streamed_pieces, self._places.fed, strict=True))
+        plan, fed = self.offload, dict(zip(self.offload.streamed_pieces, self._places.fed, strict=True))
         if fed:
             self._rings = Rings(self.devices, plan, fed, window, self._placed, self._queue, self._trace)
 
@@ -176,27 +178,27 @@ class Accelerators:
         self._queue.close()
 
     def _home(self, pages: int) -> KvPages:
-        config, offload, dtype = self._plan.config, self._offload, self._plan.options.kv_dtype
+        config, offload, dtype = self._plan.config, self.offload, self._plan.options.kv_dtype
         heads = self._heads if offload.host_kv_heads is None else offload.host_kv_heads
         return KvPages.allocate(offload.home, pages, heads, config.head_dim, dtype, self.device.staging)
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
         """Allocate `count` KV pages for each layer with attention on an accelerator: resident, or visiting it."""
         found: dict[int, HeldPages] = {}
-        for card, device in zip(self._offload.cards, self.devices, strict=False):  # the last ones may have no pieces
-            if self._offload.kv == "gpu":
-                layers = self._offload.layers_on(card)
+        for card, device in zip(self.offload.cards, self.devices, strict=False):  # the last ones may have no pieces
+            if self.offload.kv == "gpu":
+                layers = self.offload.layers_on(card)
                 found |= dict.fromkeys(layers, self._placed.pages(device, self._plan, layers, count, self._heads))
-            elif layers := self._offload.staged_on(card):
+            elif layers := self.offload.staged_on(card):
                 self._staged.append(self._stages(card, device, count))
                 found |= dict.fromkeys(layers, self._staged[-1])
         return found
 
     def _stages(self, card: int, device: Device, count: int) -> StagedPages:
-        numbers = range(self._offload.stages(card))
+        numbers = range(self.offload.stages(card))
         room = self._placed.pages(device, self._plan, numbers, count, self._heads)
         stages = [PageStage(room.keys[number], room.values[number]) for number in numbers]
-        return StagedPages(device, self.home, stages, self._offload.staged_on(card), self._queue, card - 1)
+        return StagedPages(device, self.home, stages, self.offload.staged_on(card), self._queue, card - 1)
 
     @property
     def _heads(self) -> int:

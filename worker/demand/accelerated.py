@@ -13,10 +13,9 @@ from worker.accelerator.accelerated import Accelerators, LinkFigures
 from worker.demand.arena import ExpertArena
 from worker.demand.best import MB
 from worker.demand.hybrid import HybridExperts
-from worker.demand.offload import ExpertPlan
-from worker.demand.plan import recording_of, routed_of
 from worker.node.placed import Placed
 from worker.node.segment import ExpertsSegment, Launch, Segment
+from worker.plan.modes.experts import CardSlots, recording_of, routed_of
 from worker.plan.node_plan import NodePlan
 from worker.plan.residence import Residence
 
@@ -27,16 +26,11 @@ class ExpertAccelerated(Accelerators):
     def __init__(
         self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
-        """Create it for the one accelerator in `devices`; raise the same errors as `Accelerators`."""
+        """Create it for the host and the one accelerator in `devices`; raise the same errors as `Accelerators`."""
         self.arena: ExpertArena | None = None
+        self._slots: CardSlots = residence.details
         self._blocks = {block.layer: block.number for block in plan.blocks if block.kind == "experts"}
         super().__init__(devices, plan, residence, placed, trace)
-
-    @property
-    def experts(self) -> ExpertPlan:
-        """The plan of experts for the accelerator."""
-        assert isinstance(self._offload, ExpertPlan)
-        return self._offload
 
     @property
     def figures(self) -> LinkFigures:
@@ -59,11 +53,11 @@ class ExpertAccelerated(Accelerators):
             raise PlanError(
                 "experts are copied to the accelerator from memory, which does not hold them all; give more --memory"
             )
-        units, plan = self._units(window.kept), self.experts
-        slots = range(plan.slot_bytes, plan.arena_bytes, plan.slot_bytes)
-        memory = self._placed.allocate(self.device, plan.arena_bytes, slots)
+        units, slots = self._units(window.kept), self._slots
+        cuts = range(slots.slot_bytes, slots.arena_bytes, slots.slot_bytes)
+        memory = self._placed.allocate(self.device, slots.arena_bytes, cuts)
         recording = recording_of(self._plan.routing, list(units))
-        self.arena = ExpertArena(self.device, memory, units, plan.costs, self._queue, recording, self._trace)
+        self.arena = ExpertArena(self.device, memory, units, slots.costs, self._queue, recording, self._trace)
         super().open_rings(window)
 
     def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
@@ -91,7 +85,7 @@ class ExpertAccelerated(Accelerators):
         """Return what the accelerator holds, computed and moved, for the user."""
         if self.arena is None or not self.arena.cache.stats().uses:
             return super().describe()
-        plan, moved = self.experts, self.figures
+        plan, moved = self.offload, self.figures
         prompts = f"; steps of {plan.crossover} tokens and more take all of them there" if plan.long else ""
         return (
             f"{self.device.name} holds all but the routed experts, and {self.arena.describe()}; keys and values are "
@@ -112,8 +106,6 @@ class ExpertAccelerated(Accelerators):
 
     def _units(self, kept: Sequence[Bytes]) -> Mapping[Key, Bytes]:
         """Return this node's part of every routed expert, in the host's memory."""
-        mixture = self._plan.config.mixture
-        assert mixture is not None  # there are experts
         lying = {
             place.segment.block.number: place
             for block in self._places.short
@@ -121,7 +113,7 @@ class ExpertAccelerated(Accelerators):
             if place.source == "window" and place.segment.block.kind == "experts"
         }
         found: dict[Key, Bytes] = {}
-        for (block, expert), unit in routed_of(self._plan, mixture.experts):
+        for (block, expert), unit in routed_of(self._plan):
             place = lying[block]
             begin = place.segment.before(unit)
             found[block, expert] = kept[place.number][begin : begin + unit.nbytes]

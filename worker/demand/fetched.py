@@ -15,9 +15,9 @@ from tpi.devices.pages import Bytes, page_buffer
 from tpi.trace import NoTrace
 from worker.demand.best import hits, megabytes, the_best
 from worker.demand.gathered import GatheredExperts
-from worker.demand.plan import DemandPlan
 from worker.node.segment import ExpertsSegment, Segment
 from worker.plan.checksums import Checksums
+from worker.plan.modes.experts import HostSlots
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
 
@@ -27,7 +27,7 @@ class Fetched:
 
     def __init__(
         self,
-        plan: DemandPlan,
+        plan: HostSlots,
         held: Sequence[HeldBlock],
         disk: Disk,
         reads: ReadClock,
@@ -45,7 +45,7 @@ class Fetched:
         check = Checksums(list(plan.units.values()), held) if verify else None
         self.policy = plan.select(source.keys)
         policy = self.policy.choice.open(np.array([block for block, _ in source.keys], np.int64))
-        memory: Bytes = page_buffer(plan.memory_bytes)[: plan.memory_bytes]
+        memory: Bytes = page_buffer(plan.slots * source.slot_bytes)
         self.cache = DemandCache(source, memory, policy, Readers(disk.threads), verify=check, reads=reads, trace=trace)
         self._best: Replayed | None = None  # Belady's
 

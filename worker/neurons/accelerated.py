@@ -20,9 +20,9 @@ from worker.neurons.fallback import DenseFallback
 from worker.neurons.foresight import AheadPredictions, PlacedPredictor, Scorer, stay
 from worker.neurons.hybrid import HybridFfn
 from worker.neurons.judge import measure_limit
-from worker.neurons.plan import NeuronPlan
 from worker.node.placed import Placed
 from worker.node.segment import FfnSegment, Launch, Segment
+from worker.plan.modes.neurons import NeuronArenas
 from worker.plan.node_plan import NodePlan
 from worker.plan.residence import Residence
 
@@ -31,18 +31,11 @@ class NeuronAccelerated(Accelerators):
     """An `Accelerators` whose accelerator holds some neurons of the feed-forward blocks, chosen token by token."""
 
     def __init__(
-        self,
-        host: Device,
-        devices: Sequence[Device],
-        plan: NodePlan,
-        residence: Residence,
-        placed: Placed,
-        trace: NoTrace,
+        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
-        """Create the node's accelerator from the first of `devices`; raise the same errors as `Accelerators`."""
+        """Create it for the host and the one accelerator in `devices`; raise the same errors as `Accelerators`."""
         super().__init__(devices, plan, residence, placed, trace)
-        assert isinstance(residence.offload, NeuronPlan)
-        self._host, self._neurons = host, residence.offload
+        self._neurons: NeuronArenas = residence.details
         self._clock = clock_of(self.device)
         self.arena: NeuronArena | None = None
         self._fallback = DenseFallback()
@@ -121,7 +114,7 @@ class NeuronAccelerated(Accelerators):
     def held(self) -> str:
         """The accelerator's share of whole blocks and of single neurons, as a sentence for the user."""
         assert self.arena is not None
-        plan, layers = self._neurons, self.arena.layers
+        plan, layers = self.offload, self.arena.layers
         single = {number for number, piece in enumerate(plan.pieces) if piece.block.layer in self._arenas
                   and piece.block.kind != "attention"}  # fmt: skip
         slots, neurons = sum(len(each.table) for each in layers), sum(each.layer.neurons for each in layers)

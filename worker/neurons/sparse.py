@@ -17,12 +17,12 @@ from worker.neurons.foresight import PlacedPredictor, Scorer, stay
 from worker.neurons.hybrid import F32, NeuronChoice
 from worker.neurons.judge import Judge
 from worker.neurons.prediction import Foretell, Predictions, nobody
-from worker.neurons.sent import predictors_of
 from worker.neurons.union import PIECE
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Segment, Take
 from worker.plan.node_plan import NodePlan
+from worker.plan.predictors import predictors_of
 from worker.shards.image import HeldBlock
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,11 @@ from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
 from worker.node.segment import Segment
 from worker.node.weights.opening import open_weights
+from worker.plan.case import Case
+from worker.plan.choose import choose
 from worker.plan.fit import Tables
 from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
-from worker.plan.residence import Residence, decide
+from worker.plan.residence import residence_of
 from worker.shards.image import HeldBlock
 
 _SPIN_US = 300  # microseconds; about the time that a thread needs to fall asleep and wake up again
@@ -63,39 +66,35 @@ def build_node(
         PlanError: if the plan needs more memory than the node has, or if the options of the accelerator need more
             memory than that has.
     """
-    plan, devices = node_plan(assign), [host or open_host(), *(accelerator.devices if accelerator else ())]
-    kernels = devices[0].kernels
+    plan, own = node_plan(assign), host or open_host()
+    kernels, devices = own.kernels, [own, *(accelerator.devices if accelerator else ())]
     for device in devices[1:]:
         check_model(device, plan.config)
     if plan.options.threads:
         kernels.set_threads(plan.options.threads)
     trace = Trace() if plan.options.trace else OFF
-    offload = None
+    case = Case(plan, tables=tables, held=held, kernels=kernels, disk=disk)
     if accelerator is not None:
-        from worker.neurons.auto import decide_auto
-        from worker.pipelines.decide import decide_accelerator  # slow to import, and not needed without an accelerator
-
-        chosen = accelerator.decide or decide_accelerator
-        offload = decide_auto(plan, held, accelerator.machine, accelerator.options, tables, chosen)
-    residence = decide(plan, held, kernels, tables, disk, offload)
+        case = replace(case, machine=accelerator.machine, options=accelerator.options)
+    residence = residence_of(case, ((accelerator and accelerator.choose) or choose)(case))
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # after a failure it frees the memory for the next plan
         group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
         opened = open_weights(stack, plan, residence, held, devices, trace, progress)
         blocks = _blocks(plan, held, opened.weights.now)
         check = _finite if plan.options.verify_weights else unchecked
-        division = opened.link.division if opened.link else _hosted(plan, residence, tables)
+        division = opened.link.division if opened.link else _hosted(plan)
         loop = BlockLoop(blocks, opened.weights, group, kernels, trace, check, division)
         return Node(loop, residence, stack.pop_all(), opened.link, opened.fetched, opened.sparse)
 
 
-def _hosted(plan: NodePlan, residence: Residence, tables: Tables | None) -> Division | None:
+def _hosted(plan: NodePlan) -> Division | None:
     """Return the division of steps for a node without an accelerator; None (halves) if the plan sets no batch size."""
     if plan.options.batch is None:
         return None
     from worker.pipelines.group.hosted import hosted_pipeline
 
-    return hosted_pipeline(plan, residence.budget, tables)
+    return hosted_pipeline(plan)
 
 
 def _finite(partial: npt.NDArray[np.float32], name: str) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from worker.demand.fetched import Fetched
     from worker.measure.watch import StepWatch
     from worker.neurons.sparse import SparseNode
+    from worker.plan.case import Mode
     from worker.plan.offload import OffloadPlan
 
 F32 = npt.NDArray[np.float32]
@@ -70,6 +71,7 @@ class Node:
         self.streamed = WindowStats()
         self.watch: StepWatch | None = None  # compares step times with the plan's prediction; set by the caller
         self._residence = residence
+        self._by_neurons = residence.mode == "neurons" and residence.offload is None  # read from disk one by one
         self._resources = resources
         self._tables = PageTables(residence.budget.pages, PAGE_TOKENS)
 
@@ -77,6 +79,11 @@ class Node:
     def offload(self) -> "OffloadPlan | None":
         """The plan of the accelerators; None without one."""
         return self._residence.offload
+
+    @property
+    def mode(self) -> "Mode":
+        """The mode in which the node runs."""
+        return self._residence.mode
 
     @property
     def pages(self) -> int:
@@ -192,8 +199,7 @@ class Node:
         `other_waits` has the waits for disks that are not for this node's blocks, in seconds per token.
         """
         window, planned, kinds = self.window, self.budget.placement, self._residence.kinds
-        by_neurons = self._residence.records is not None
-        if self.link or by_neurons or not window.placement.streamed_bytes or not self.loop.clock.steps:
+        if self.link or self._by_neurons or not window.placement.streamed_bytes or not self.loop.clock.steps:
             return None
         costs, history = window.costs(), window.history()
         found = judge_streaming(window.placement, costs, history, self.segments, planned, kinds, other_waits)
@@ -209,7 +215,7 @@ class Node:
     def close(self) -> None:
         """Release memory, threads and sockets, and compare the disk's speed with the one that was remembered."""
         self._resources.close()
-        if self._residence.records is None:  # otherwise the time includes reads of single neurons
+        if not self._by_neurons:  # otherwise the time includes reads of single neurons
             self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
         if self.watch is not None:
             self.watch.close()

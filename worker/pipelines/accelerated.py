@@ -13,21 +13,18 @@ from tpi.kv import KvPages
 from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerators, LinkFigures
 from worker.accelerator.rings import Rings
-from worker.demand.accelerated import ExpertAccelerated
-from worker.demand.offload import ExpertPlan
-from worker.neurons.accelerated import NeuronAccelerated
-from worker.neurons.plan import NeuronPlan
 from worker.node.division import Division
 from worker.node.placed import Placed
 from worker.node.segment import ExpertsSegment, HeldPages, Segment
-from worker.pipelines.chunks.table import gathered
+from worker.pipelines.chunktable import gathered
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold, close_all
 from worker.pipelines.pipeline import BatchPipeline, BatchSchedule, schedule_of
-from worker.pipelines.plan import BatchPlan, room_pages
 from worker.pipelines.segments import for_batches
 from worker.pipelines.visiting import PageRoom, VisitingPages
+from worker.plan.modes.batch import BatchSettings, room_pages
 from worker.plan.node_plan import NodePlan
+from worker.plan.offload import OffloadPlan
 from worker.plan.places import StreamedRange
 from worker.plan.residence import Residence
 from worker.plan.segments import NodeSegment
@@ -44,16 +41,17 @@ class ChunkedRings(Rings):
 
     def __init__(
         self,
+        chunk: int,
         devices: Sequence[Device],
-        plan: BatchPlan,
+        plan: OffloadPlan,
         fed: Mapping[int, StreamedRange],
         window: Window,
         placed: Placed,
         queue: TransferQueue,
         trace: NoTrace,
     ) -> None:
-        """Allocate the rings and start to load pieces of long steps, in chunks of `plan.chunk_bytes` bytes."""
-        self.chunk = plan.chunk_bytes
+        """Allocate the rings and start to load pieces of long steps, in chunks of `chunk` bytes."""
+        self.chunk = chunk
         super().__init__(devices, plan, fed, window, placed, queue, trace)
 
     def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
@@ -65,17 +63,17 @@ class ChunkedRings(Rings):
 
 
 class BatchAccelerated(Accelerators):
-    """The accelerator of a node that computes batches by a `BatchPlan`."""
+    """The accelerator of a node that computes batches by the settings of `worker.plan.modes.batch`."""
 
     def __init__(
-        self, devices: tuple[Device, Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
         """Allocate the accelerator's memory.
 
         Args:
             devices: the host and the accelerator.
             plan: the node's part of the deployment.
-            residence: where its weights lie; its offload plan must be a `BatchPlan`.
+            residence: where its weights lie, in the mode "batch".
             placed: allocates memory on devices.
             trace: recorder of transfers.
 
@@ -83,15 +81,15 @@ class BatchAccelerated(Accelerators):
             DeviceFullError: if the accelerator does not have enough memory.
         """
         host, device = devices
-        assert isinstance(residence.offload, BatchPlan)
-        self.lanes = BatchLanes(device, host, trace, residence.offload.policy.adds_there)
+        self.settings: BatchSettings = residence.details
+        self.lanes = BatchLanes(device, host, trace, self.settings.policy.adds_there)
         self._holds: dict[int, list[LongHold]] = {}
-        super().__init__([device], plan, residence, placed, trace)
+        super().__init__(devices, plan, residence, placed, trace)
         with ExitStack() as stack:
             stack.enter_context(closing(self))
             self.visiting = self._visiting_pages()
             stack.pop_all()
-        policy, blocks, agreed = self.plan.policy, plan.blocks, plan.options.batch if plan.size > 1 else None
+        policy, blocks, agreed = self.settings.policy, plan.blocks, plan.options.batch if plan.size > 1 else None
         attends = tuple(block.kind == "attention" for block in blocks)
         self.pipeline = BatchPipeline(
             self.lanes,
@@ -99,17 +97,11 @@ class BatchAccelerated(Accelerators):
             tuple(block.layer for block in blocks),
             self.visiting,
             schedule_of(attends, policy, agreed),
-            self.plan.asked.chunk,
+            self.settings.asked.chunk,
             self._starts,
             self._holds,
             room_pages(plan, policy.micro_batch) if agreed else 0,
         )
-
-    @property
-    def plan(self) -> BatchPlan:
-        """The node's plan for batches."""
-        assert isinstance(self._offload, BatchPlan)
-        return self._offload
 
     @property
     def division(self) -> Division:
@@ -124,7 +116,7 @@ class BatchAccelerated(Accelerators):
 
     def describe(self) -> str:
         """Return a sentence, without a full stop, about the plan and the traffic over the link."""
-        policy, moved = self.plan.policy, self.figures
+        policy, moved = self.settings.policy, self.figures
         side = "the accelerator" if policy.attention_there else "the host"
         attention = f"both attend, {side} to what is in host memory" if policy.divided else f"{side} attends"
         stay = f"{policy.weights_kept:.0%} of the weights and {policy.kv_kept:.0%} of the keys and values stay on it"
@@ -137,7 +129,7 @@ class BatchAccelerated(Accelerators):
     def follow(self, schedule: BatchSchedule, chunk_bytes: int) -> None:
         """Use another schedule from the next step on, and copy weights in parts of at most `chunk_bytes` bytes.
 
-        The boundaries of chunks of experts are fixed in the plan (`BatchPlan.chunking`): no part crosses one.
+        The boundaries of chunks of experts are fixed in the plan (`BatchSettings.chunking`): no part crosses one.
         """
         self.pipeline.schedule = schedule
         if isinstance(self._rings, ChunkedRings):
@@ -145,7 +137,7 @@ class BatchAccelerated(Accelerators):
 
     def adapted(self, segment: Segment) -> Segment:
         """Return a segment of the accelerator in the form in which the pipeline computes it."""
-        return for_batches(segment, self.lanes, self.home, self.visiting, self.plan.card_kv_heads)
+        return for_batches(segment, self.lanes, self.home, self.visiting, self.settings.card_kv_heads)
 
     def abandon(self) -> None:
         """Abort the step: end all holds and discard all transfers, including those that failed."""
@@ -163,14 +155,15 @@ class BatchAccelerated(Accelerators):
 
     def open_rings(self, window: Window) -> None:
         """Open the accelerator's ring and start to load streamed pieces from the host's `window`, in chunks."""
-        plan, fed = self.plan, dict(zip(self.plan.streamed_pieces, self._places.fed, strict=True))
+        plan, fed = self.offload, dict(zip(self.offload.streamed_pieces, self._places.fed, strict=True))
         if fed:
-            self._rings = ChunkedRings([self.device], plan, fed, window, self._placed, self._queue, self._trace)
+            chunk = self.settings.chunk_bytes
+            self._rings = ChunkedRings(chunk, self.devices, plan, fed, window, self._placed, self._queue, self._trace)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """Return a hold of a streamed piece that lasts from its first visit in a step to the last."""
         hold = LongHold(super().hold(piece, short))
-        self._holds.setdefault(self.plan.pieces[piece].block.number, []).append(hold)
+        self._holds.setdefault(self.offload.pieces[piece].block.number, []).append(hold)
         return hold
 
     def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
@@ -187,7 +180,7 @@ class BatchAccelerated(Accelerators):
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
         """Allocate `count` KV pages per layer for the heads whose keys and values stay on the accelerator, if any."""
-        layers, heads = self.plan.layers, self.plan.card_kv_heads
+        layers, heads = self.offload.layers, self.settings.card_kv_heads
         return dict.fromkeys(layers, self._placed.pages(self.device, self._plan, layers, count, heads)) if heads else {}
 
     def _starts(self, host_attends: bool) -> None:
@@ -196,38 +189,11 @@ class BatchAccelerated(Accelerators):
             self.visiting.settle()
 
     def _visiting_pages(self) -> VisitingPages | None:
-        plan = self.plan
-        if not plan.rooms:
+        heads, numbers, pages = self.offload.host_kv_heads, range(self.settings.rooms), self.settings.room_pages
+        if not numbers or heads is None:
             return None
-        heads, numbers = plan.host_kv_heads, range(plan.rooms)
-        on_card = self._placed.pages(self.device, self._plan, numbers, plan.room_pages, heads)
+        on_card = self._placed.pages(self.device, self._plan, numbers, pages, heads)
         dim, dtype = self._plan.config.head_dim, self._plan.options.kv_dtype
-        staged = KvPages.allocate(numbers, plan.room_pages, heads, dim, dtype, self.device.staging)
+        staged = KvPages.allocate(numbers, pages, heads, dim, dtype, self.device.staging)
         rooms = [PageRoom(on_card.keys[at], on_card.values[at], (staged.keys[at], staged.values[at])) for at in numbers]
         return VisitingPages(self.device, self.home, rooms, self._queue)
-
-
-def open_accelerated(
-    devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
-) -> Accelerators:
-    """Open the accelerators of a node in the form that its offload plan needs.
-
-    Args:
-        devices: the host and the accelerators.
-        plan: the node's part of the deployment.
-        residence: where its weights lie; it must have an offload plan.
-        placed: allocates memory on devices.
-        trace: recorder of transfers.
-
-    Raises:
-        DeviceFullError: if a device does not have enough memory.
-    """
-    host, *others = devices
-    if isinstance(residence.offload, BatchPlan):
-        (device,) = others
-        return BatchAccelerated((host, device), plan, residence, placed, trace)
-    if isinstance(residence.offload, ExpertPlan):
-        return ExpertAccelerated(others, plan, residence, placed, trace)
-    if isinstance(residence.offload, NeuronPlan):
-        return NeuronAccelerated(host, others, plan, residence, placed, trace)
-    return Accelerators(others, plan, residence, placed, trace)

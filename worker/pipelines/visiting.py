@@ -21,7 +21,6 @@ from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
 from tpi.kv import KvPages
 
 Visit = tuple[int, int]  # a layer, and a micro-batch of the step
-ROOMS = 2
 
 
 @dataclass(eq=False)

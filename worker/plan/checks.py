@@ -17,7 +17,6 @@ from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
 from tpi.net.wire import wire_names
 from tpi.pack.layout import RunLayout, RunName, RunShape, attention_shapes
 from tpi.partition import FFN_UNIT
-from worker.neurons.sent import predictor_faults
 from worker.plan.blocks import (
     attention_vectors,
     expert_runs,
@@ -27,8 +26,9 @@ from worker.plan.blocks import (
     settings_fault,
     slices_fault,
 )
-from worker.plan.fit import check_memory
+from worker.plan.choose import check
 from worker.plan.node_plan import node_plan
+from worker.plan.predictors import predictor_faults
 
 _MOST = 1 << 24  # for any dimension of a model, and for tokens
 _MOST_LAYERS = 4096
@@ -51,7 +51,7 @@ def check_assign(assign: Assign, card: Card | None = None) -> None:
     for fault in _faults(assign):
         if fault:
             raise PlanError(f"the master's plan cannot be run: {fault}; use the same version of tpi on all nodes")
-    check_memory(node_plan(assign), card=card)
+    check(node_plan(assign), card=card)
 
 
 def check_step(step: Step, hidden: int, longest: int) -> None:

@@ -1,10 +1,7 @@
-"""Memory that a node needs for its part of a plan, and checks that the part fits.
-
-The master checks each node's part before weights move, and each node checks its own part again.
-"""
+"""Memory that a node needs for its part of a plan, and its division among the uses of memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from allreduce.algorithms.shared import board_bytes
 from allreduce.base import arrays_to_sum
@@ -15,7 +12,6 @@ from tpi.config import ModelConfig
 from tpi.errors import PlanError
 from tpi.kernels.memory import CardMemoryNeed, buffer_bytes, card_memory_need, slice_bytes
 from tpi.kv import page_bytes
-from tpi.net.fields import Card
 from tpi.pack.layout import BlockKind
 from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES
@@ -87,30 +83,6 @@ def fit(
             "may use; leave --no-scheduler out, or give this node less with --split"
         )
     return budget
-
-
-def check_memory(plan: NodePlan, tables: Tables | None = None, card: Card | None = None) -> None:
-    """Refuse a plan that does not fit into the memory of a node with the accelerator `card`, or with none.
-
-    A plan for another machine must have the options that `worker.profile.limited` returns.
-
-    Raises:
-        PlanError: if it does not fit; names the smallest setting that would suffice.
-    """
-    if card is None:
-        budget = fit(plan, tables)
-        if plan.options.batch is not None:
-            from worker.pipelines.group.hosted import check_hosted
-
-            check_hosted(plan, budget, tables)
-        return
-    from scheduler.model.machine import LAPTOP, laptop_gpu
-    from worker.pipelines.decide import check_accelerator
-
-    sizes = (card.memory, *card.more)
-    # Whether a plan fits does not depend on speeds: any will do.
-    first, *more = (replace(laptop_gpu(), memory=size, shared=card.shared) for size in sizes)
-    check_accelerator(plan, replace(LAPTOP, accelerator=first, more=tuple(more)), card.options, tables)
 
 
 def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None = None) -> Demand:

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from worker.plan.offload import OffloadPlan
 from worker.plan.segments import NodeSegment, join
-
-if TYPE_CHECKING:
-    from worker.plan.offload import OffloadPlan
 
 Source = Literal["window", "kept", "ring", "parts"]
 """Where a segment's weights lie when it is computed.
@@ -59,7 +57,7 @@ def on_the_host(segments: Sequence[NodeSegment]) -> Places:
     return Places(visits, visits)
 
 
-def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], numbers: Sequence[int]) -> Places:
+def through_accelerator(offload: OffloadPlan, window: Sequence[NodeSegment], numbers: Sequence[int]) -> Places:
     """Return the places of a node with accelerators: resident, streamed, or computed by the host.
 
     Args:
@@ -76,7 +74,7 @@ def through_accelerator(offload: "OffloadPlan", window: Sequence[NodeSegment], n
     def visits(streamed: frozenset[int]) -> Visits:
         hosted = (Place(window[number], "window", number) for piece, number in within.items() if piece not in streamed)
         found = _by_block([*stay, *(ring[piece] for piece in sorted(streamed)), *dict.fromkeys(hosted)])
-        return tuple(_gathered(block) for block in found) if offload.gathers else found
+        return tuple(_gathered(block) for block in found) if offload.chunked else found
 
     return Places(
         long=visits(offload.long),

@@ -22,7 +22,7 @@ from tpi.devices.options import OffloadOptions
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from worker.equipment import AcceleratorSetup
-from worker.pipelines.chunks.table import TableExperts
+from worker.pipelines.chunktable import TableExperts
 
 SMALL: dict[str, Any] = {"context": 32, "pool": 8, "chunk": 16}  # tokens, pages
 ASKED = [[5, 6], [300], [17], [88]]
@@ -107,7 +107,7 @@ def test_a_batch_in_micro_batches_has_the_tokens_of_the_host(
     ):
         link = batched(deployment, micro_batch=2)
         assert answers(deployment, ASKED, LENGTH) == expected
-        assert not link.plan.policy.attention_there
+        assert not link.settings.policy.attention_there
         assert link.figures.weight_bytes > (1 - kept) * weights_bytes(pack)
         segments = [each for block in deployment.node.loop.weights.now.blocks for each in block]
         assert sum(isinstance(segment, TableExperts) for segment in segments) == pack.config.layers

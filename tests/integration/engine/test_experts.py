@@ -19,7 +19,8 @@ from tpi.kernels.native import NativeKernels
 from tpi.kernels.spec import Input, RouterSpec, Routing
 from tpi.pack.reader import Pack
 from tpi.partition import Range
-from worker.plan import residence, segments
+from worker.plan import segments
+from worker.plan.modes import experts
 from worker.plan.node_plan import NodeBlock, RunUnits
 from worker.plan.segments import NodeSegment
 
@@ -47,7 +48,7 @@ def test_experts_that_stream_give_the_same_tokens(
     family: str, dtype: str, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments, "tile_size", lambda smallest: 40_000)
-    monkeypatch.setattr(residence, "decide_demand", lambda *_: None)
+    monkeypatch.setattr(experts, "propose", lambda case: None)
     pack = tiny_pack(family, dtype)
     with single_node(pack, Setting(), cache=tmp_path) as (engine, node):
         expected, everything = tokens(engine), node.budget.used
@@ -108,7 +109,7 @@ def test_tokens_choose_once_a_block_however_many_segments_it_has(
 
     monkeypatch.setattr(NativeKernels, "route", counted)
     monkeypatch.setattr(segments, "tile_size", lambda smallest: 40_000)
-    monkeypatch.setattr(residence, "decide_demand", lambda *_: None)
+    monkeypatch.setattr(experts, "propose", lambda case: None)
     pack = tiny_pack("mixtral")
     with single_node(pack, Setting(), cache=tmp_path) as (_, node):
         memory = node.budget.used - sum(node.budget.placement.sizes) // pack.config.layers

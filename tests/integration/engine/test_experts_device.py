@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +24,9 @@ from tpi.errors import DeviceError, PlanError
 from tpi.kernels import Kernels
 from tpi.pack.reader import Pack
 from tpi.pack.routing import NAME, RoutingRecord, save_routing
-from worker.demand.offload import ExpertPlan
 from worker.equipment import AcceleratorSetup
+from worker.plan.case import Candidate, Case
+from worker.plan.modes.experts import CardSlots
 
 CARD = "64MiB,stretch=1"
 THIRD = 1 / 3
@@ -67,7 +67,8 @@ def test_tokens_equal_the_run_without(
         with beside(pack, tmp_path / "device", card, how) as deployment:
             assert answers(deployment, asked, 12) == expected
             arena, plan, node = arena_of(deployment.node), deployment.node.offload, deployment.node
-            assert isinstance(plan, ExpertPlan)
+            assert plan is not None
+            assert node.mode == "experts"
             stats = arena.cache.stats()
             assert min(stats.hits, stats.elsewhere) > 0
             assert stats.misses > 0 if link > 1 else link == 1 or not stats.misses
@@ -172,16 +173,16 @@ def test_auto_loads_experts_on_demand_where_that_is_faster(
     asked = prompts(pack.config.vocab, 1, seed=2)
     expected = on_the_host(pack, tmp_path / "host", asked)
     figures = replace(at_once(0.02), host=Rates(1e8, 1e9))
-    decided: list[Any] = []
+    decided: list[Case] = []
 
-    def note(*given: Any) -> ExpertPlan:
-        decided.append(given)
+    def note(case: Case) -> Candidate[CardSlots]:
+        decided.append(case)
         raise PlanError("seen")
 
     with (
         closing(open_emulated(CARD)) as card,
         pytest.raises(PlanError, match="seen"),
-        beside(pack, tmp_path / "device", card, AcceleratorSetup(card, figures, decide=note)),
+        beside(pack, tmp_path / "device", card, AcceleratorSetup(card, figures, choose=note)),
     ):
         pytest.fail("it was built")
     limit = limit_for(share, decided[0])
@@ -191,7 +192,7 @@ def test_auto_loads_experts_on_demand_where_that_is_faster(
             assert answers(deployment, asked, 12) == expected
             plan = deployment.node.offload
             assert plan is not None
-            assert isinstance(plan, ExpertPlan) == demanded
+            assert (deployment.node.mode == "experts") == demanded
             assert card.memory.used <= plan.memory_bytes <= limit
 
 

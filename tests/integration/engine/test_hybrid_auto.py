@@ -15,7 +15,6 @@ from tests.support.weights.regular import NeuronUse, write_regular
 from tests.support.weights.shapes import LLAMA_1B
 from tpi.devices.emulated.device import open_emulated
 from tpi.devices.options import OffloadOptions
-from tpi.errors import PlanError
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import NAME, load_predictors
 from worker.equipment import AcceleratorSetup
@@ -86,10 +85,7 @@ def test_an_explicit_placement_is_the_plan(pack: Pack, tmp_path: Path) -> None:
 def test_neurons_that_memory_does_not_hold_are_all_computed(
     pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lacking(*given: object) -> None:
-        raise PlanError("too little for all neurons")
-
-    monkeypatch.setattr("worker.neurons.auto.fit", lacking)
+    monkeypatch.setattr("worker.plan.case.Case.in_memory", lambda case, offload: False)
     _, link = ran(pack, tmp_path, "8MiB", 1.0)
     assert not isinstance(link, NeuronAccelerated)
     assert "memory does not hold them all" in link.describe()

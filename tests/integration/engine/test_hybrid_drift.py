@@ -29,7 +29,8 @@ from tpi.kernels.spec import F32, I32, U8, FfnSpec, Input
 from tpi.pack.reader import Pack
 from worker.equipment import AcceleratorSetup
 from worker.neurons.accelerated import NeuronAccelerated
-from worker.neurons.plan import NeuronSetup, decide_neurons
+from worker.plan.choose import Choose
+from worker.plan.modes.neurons import NeuronSetup, beside_the_host
 
 MACHINE = "64MiB,link=1GB/s,memory=40MB/s,host_memory=30MB/s,latency=0us,launch=1us,stretch=1"
 TAKEN = MACHINE.replace("memory=40MB", "memory=10MB")  # a neuron takes it as long as the CPU that is not disturbed
@@ -120,8 +121,8 @@ def watched(
     setup = NeuronSetup(
         frequency, scorers=scorers(pack, Graded), moving=MigrationSettings(migrate=False), most=neurons // 2
     )
-    decide: Any = partial(decide_neurons, setup=setup)
-    beside = {0: AcceleratorSetup(card, emulated_node(parse_emulated(MACHINE)), decide=decide)}
+    decide: Choose = partial(beside_the_host, setup=setup)
+    beside = {0: AcceleratorSetup(card, emulated_node(parse_emulated(MACHINE)), choose=decide)}
     made = in_process_deployment(pack, [1], cache, accelerators=beside, host=host, trace=True, **ROOM)
     with closing(made) as deployment:
         link = deployment.node.link

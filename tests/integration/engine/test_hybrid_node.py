@@ -28,7 +28,8 @@ from tpi.pack.reader import Pack
 from worker.equipment import AcceleratorSetup
 from worker.neurons import accelerated
 from worker.neurons.accelerated import NeuronAccelerated
-from worker.neurons.plan import NeuronSetup, decide_neurons
+from worker.plan.choose import Choose
+from worker.plan.modes.neurons import NeuronSetup, beside_the_host
 
 SHAPE: dict[str, Any] = LLAMA_1B | {
     "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -61,8 +62,8 @@ def setup_of(pack: Pack, kind: type[Exact], moving: MigrationSettings) -> Neuron
 def sparse_answers(
     pack: Pack, cache: Path, device: Device, setup: NeuronSetup, asked: list[list[int]]
 ) -> tuple[list[list[int]], NeuronAccelerated]:
-    decide: Any = partial(decide_neurons, setup=setup)
-    accelerators: Mapping[int, AcceleratorSetup] = {0: AcceleratorSetup(device, at_once(), decide=decide)}
+    decide: Choose = partial(beside_the_host, setup=setup)
+    accelerators: Mapping[int, AcceleratorSetup] = {0: AcceleratorSetup(device, at_once(), choose=decide)}
     with closing(in_process_deployment(pack, [1], cache, accelerators=accelerators, **SMALL)) as deployment:
         found = answers(deployment, asked, 12)
         link = deployment.node.link

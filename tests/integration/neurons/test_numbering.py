@@ -36,7 +36,7 @@ from tpi.sparsity.renumber import window
 from tpi.sparsity.replay import I32, chunks
 from tpi.sparsity.usage import NAME as PROFILE
 from tpi.sparsity.usage import load_use
-from worker.demand.records import plan as records
+from worker.plan import records as records
 
 TIGHT = 21_700 << 10  # bytes in which the trained model in q8, exact predictors and a context fit, all neurons do not
 

@@ -23,7 +23,7 @@ from tpi.sparsity.predictor import Predictor
 from worker.equipment import AcceleratorSetup
 from worker.neurons import accelerated
 from worker.neurons.accelerated import NeuronAccelerated
-from worker.neurons.plan import NeuronPlan, placed_bytes
+from worker.plan.modes.neurons import NeuronArenas, placed_bytes
 
 LARGE = 64 << 20
 
@@ -78,10 +78,16 @@ def deployed(
         assert card.memory.used == 0
 
 
+def arenas(deployment: Deployment) -> NeuronArenas:
+    found = deployment.node._residence.details
+    assert isinstance(found, NeuronArenas)
+    return found
+
+
 def planned(deployment: Deployment, pack: Pack, predictors: dict[int, Predictor]) -> int:
     """Bytes that the plan says of the accelerator's memory."""
-    plan = deployment.node.offload
-    assert isinstance(plan, NeuronPlan)
+    plan, offload = arenas(deployment), deployment.node.offload
+    assert offload is not None
     kept = sum(placed_bytes(predictors[layer]) for layer in plan.predicted_there)
     assert plan.placement.nbytes(plan.neurons) <= plan.neurons.accelerator.capacity
     assert [one.predictor_bytes for one in plan.neurons.layers] == [placed_bytes(one) for one in predictors.values()]
@@ -89,14 +95,13 @@ def planned(deployment: Deployment, pack: Pack, predictors: dict[int, Predictor]
         len(chosen) // 32 * 32 * layer.neuron_bytes
         for chosen, layer in zip(plan.placement.neurons, plan.neurons.layers, strict=True)
     )
-    return plan.memory_bytes + kept + neurons
+    return offload.memory_bytes + kept + neurons
 
 
 def needed(pack: Pack, cache: Path, predictors: dict[int, Predictor]) -> tuple[int, int]:
     """Bytes of an accelerator's memory beside neurons and predictors, and of those."""
     with deployed(pack, cache, predictors, at_once(), LARGE, "static") as (deployment, _, _):
-        plan = deployment.node.offload
-        assert isinstance(plan, NeuronPlan)
+        plan = arenas(deployment)
         assert len(plan.predicted_there) == pack.config.layers
         return LARGE - plan.neurons.accelerator.capacity, plan.placement.nbytes(plan.neurons)
 
@@ -128,8 +133,8 @@ def test_nothing_is_on_the_card_where_no_exchange_pays(pack: Pack, tmp_path: Pat
     predictors = exact_predictors(pack)
     with deployed(pack, tmp_path, predictors, LAPTOP, LARGE, "static") as (deployment, card, link):
         plan = deployment.node.offload
-        assert isinstance(plan, NeuronPlan)
-        assert not plan.predicted_there
+        assert plan is not None
+        assert not arenas(deployment).predicted_there
         assert plan.memory_bytes <= card.memory.used <= 1.1 * plan.memory_bytes
         assert "other blocks and 0 of 3072 neurons; " in link.describe()
 

@@ -15,6 +15,7 @@ from scheduler.budget import Budget
 from scheduler.demand.records import reader
 from scheduler.demand.records.stats import RecordStats
 from scheduler.storage.disk import DirectDisk
+from scheduler.storage.tune import DiskSpeed
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.neurons import SMALL, relu_packs
 from tests.support.devices.offloading import answers, prompts
@@ -24,10 +25,11 @@ from tpi.errors import WeightsError
 from tpi.kernels.spec import Batch
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
-from worker.demand.records import plan as records
 from worker.demand.records import turns
-from worker.demand.records.plan import RecordPlan, decide_records
-from worker.plan import residence
+from worker.plan import records as plans
+from worker.plan.case import Candidate, Case
+from worker.plan.modes import neurons
+from worker.plan.records import RecordPlan, read_by_neuron
 
 TIGHT = 21_700 << 10  # bytes in which the trained model in q8, exact predictors and a context fit, all neurons do not
 ONE = Batch(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, 1), np.int32))
@@ -79,14 +81,23 @@ def stats_of(deployment: Deployment) -> RecordStats:
 def with_slots(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every node reads by neurons, with slots for such a share of them, whatever its memory."""
 
-    def decided(plan: Any, held: Any, budget: Budget, segments: Any, disk: Any) -> RecordPlan | None:
-        nobody = replace(budget, placement=replace(budget.placement, resident=frozenset()), total=1 << 40)
-        found = decide_records(plan, held, nobody, segments, disk)
-        assert found is not None
-        few = {at: replace(one, slots=int(share * one.neurons) // 32 * 32) for at, one in found.layers.items()}
-        return replace(found, layers=few)
+    def nothing_resident(case: Case) -> tuple[Budget, DiskSpeed]:
+        budget, speed = case.budget(*case.hosted(None))
+        return replace(budget, placement=replace(budget.placement, resident=frozenset()), total=1 << 40), speed
 
-    monkeypatch.setattr(residence, "decide_records", decided)
+    def decided(case: Case) -> Candidate[RecordPlan] | None:
+        found = read_by_neuron(case)
+        assert found is not None
+        assert found.window is not None
+        layers = found.details.layers.items()
+        records = replace(
+            found.details, layers={at: replace(one, slots=int(share * one.neurons) // 32 * 32) for at, one in layers}
+        )
+        given = replace(found.window.budget, demand_bytes=records.extra_bytes)
+        return replace(found, details=records, window=replace(found.window, budget=given))
+
+    monkeypatch.setattr(Case, "host", property(nothing_resident))
+    monkeypatch.setattr(neurons, "read_by_neuron", decided)
 
 
 ALONE, THREE = [1.0], [3.0, 2.0, 1.0]
@@ -165,7 +176,7 @@ def test_all_in_memory_is_not_read_by_neurons(pack: Pack, tmp_path: Path) -> Non
 
 
 def test_too_few_slots_are_a_plain_window(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "LEAST", 0.9)
+    monkeypatch.setattr(plans, "LEAST", 0.9)
     node = opened(pack, tmp_path, exact_predictors(pack), [1.0], memory=TIGHT, scheduler="window")
     with closing(node) as deployment:
         assert deployment.node.sparse is not None

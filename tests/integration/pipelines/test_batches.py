@@ -48,7 +48,7 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
     ):
         link = batched(deployment)
         assert answers(deployment, asked) == expected
-        assert device.memory.used <= link.plan.memory_bytes <= room
+        assert device.memory.used <= link.offload.memory_bytes <= room
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,6 @@ def test_no_plan_takes_more_than_there_is(kv: KvPlace, tiny_pack: Callable[..., 
             offloaded(pack, tmp_path, {0: device}, OffloadOptions(kv=kv, pipeline="batch"), **SMALL) as deployment,
         ):
             link = batched(deployment)
-            assert device.memory.used <= link.plan.memory_bytes <= room
+            assert device.memory.used <= link.offload.memory_bytes <= room
             fitting += 1
     assert 4 < fitting < 16

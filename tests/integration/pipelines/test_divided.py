@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from scheduler.model.machine import NodeMachine
 from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployment
 from tests.support.devices.dividing import SMALL, check_sides, dividing, keeping
 from tests.support.devices.offloading import answers, offloaded, prompts
@@ -29,9 +28,8 @@ from tpi.pack.reader import Pack
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.orders import Interleaved, Layerwise
 from worker.pipelines.pipeline import BatchSchedule
-from worker.pipelines.plan import BatchPlan, decide_batch
-from worker.plan.fit import Tables
-from worker.plan.node_plan import NodePlan
+from worker.plan.case import Candidate, Case
+from worker.plan.modes.batch import BatchSettings, planned
 
 BATCH = OffloadOptions(pipeline="batch")
 HEADS, KV_HEADS = 12, 6  # of the models that are made here
@@ -51,15 +49,15 @@ def many_heads(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack
     return made
 
 
-def beside_a_slow_host(
-    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None
-) -> BatchPlan:
+def beside_a_slow_host(case: Case) -> Candidate[BatchSettings]:
     """The node's own plan, where calls begin at once and the host reads a hundredth of what its accelerator does."""
+    machine = case.machine
+    assert machine is not None
     device = machine.accelerator
     assert device is not None
     quick = replace(device, rates=replace(device.rates, start=0.0), link=replace(device.link, latency=0.0))
     host = replace(machine.host, start=0.0, read=device.rates.read / 100)
-    return decide_batch(plan, replace(machine, accelerator=quick, host=host), options, tables)
+    return planned(replace(case, machine=replace(machine, accelerator=quick, host=host)))
 
 
 def alone(pack: Pack, cache: Path, asked: list[list[int]], length: int = 6, **more: Any) -> list[list[int]]:
@@ -88,7 +86,7 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
         assert link.pipeline.schedule.host_attends != attends_there
         assert answers(deployment, asked) == expected
         check_sides(deployment.node, LIMIT)
-        share = f"{heads / (heads + link.plan.host_kv_heads):.0%} of the keys and values"
+        share = f"{heads / link._plan.kv_heads:.0%} of the keys and values"
         assert "both attend" in link.describe()
         assert share in link.describe()
         assert link.figures.kv_bytes > 0  # of the other heads: prompts are attended with there
@@ -145,7 +143,7 @@ def test_timing_changes_nothing(family: str, heads: int, many_heads: Callable[[s
         ) as deployment,
     ):
         link = dividing(deployment)
-        attends, capacity = link.pipeline.attends, link.plan.memory_bytes
+        attends, capacity = link.pipeline.attends, link.offload.memory_bytes
         for seed, own, wanted in zip(seeds, asked, expected, strict=True):
             random = device._random = Random(seed)
             order = Interleaved(attends) if random.random() < 0.6 else Layerwise(attends)
@@ -178,8 +176,8 @@ def test_nodes_of_a_group_divide_each_its_own(many_heads: Callable[[str], Pack],
                 node.link.lanes.adds_there = random.random() < 0.5
             assert answers(deployment, asked, 3) == expected, seed
         for node in nodes:
-            check_sides(node, node.link.plan.memory_bytes)  # type: ignore[union-attr]
-        shares = [node.link.plan.policy.kv_kept for node in nodes]  # type: ignore[union-attr]
+            check_sides(node, node.link.offload.memory_bytes)  # type: ignore[union-attr]
+        shares = [node.link.settings.policy.kv_kept for node in nodes]  # type: ignore[union-attr]
         assert 0 < min(shares) < max(shares) < 1
 
 
@@ -200,7 +198,7 @@ def test_what_is_planned_with_little_memory_is_kept_to(many_heads: Callable[[str
             link = dividing(deployment)
             assert answers(deployment, asked, 3) == expected
             check_sides(deployment.node, room)
-            kept.add(link.plan.card_kv_heads)
+            kept.add(link.settings.card_kv_heads)
     assert len(kept - {0, KV_HEADS}) > 1
 
 

@@ -25,7 +25,7 @@ from tpi.pack.reader import Pack
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.group.hosted import HostedPipeline
-from worker.plan.fit import check_memory
+from worker.plan.choose import check
 from worker.plan.node_plan import NodePlan, node_plan
 
 F32 = npt.NDArray[np.float32]
@@ -48,7 +48,7 @@ def test_tokens_of_a_group_are_those_of_each_request_alone(
             if isinstance(node.link, BatchAccelerated):
                 room = node.link.device.memory
                 assert room.limit is not None
-                assert room.used <= node.link.plan.memory_bytes <= room.limit
+                assert room.used <= node.link.offload.memory_bytes <= room.limit
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_host_that_reads_from_disk_is_refused(tiny_pack: Callable[..., Pack]) 
 
 def _refused(plan: NodePlan) -> str:
     try:
-        check_memory(plan)
+        check(plan)
     except PlanError as error:
         return str(error)
     return ""

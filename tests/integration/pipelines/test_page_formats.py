@@ -34,5 +34,5 @@ def test_pages_of_every_format(
         offloaded(pack, tmp_path / "batch", {0: card}, options, kv=kv_dtype, **SMALL) as deployment,
     ):
         link = batched(deployment)
-        assert link.plan.kv == kv or kv == "auto"
+        assert link.offload.kv == kv or kv == "auto"
         assert answers(deployment, asked) == expected

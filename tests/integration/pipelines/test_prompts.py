@@ -31,7 +31,6 @@ from tpi.pack.reader import Pack
 from tpi.progress import silent
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.group.agree import GroupMember
-from worker.pipelines.plan import BatchPlan
 from worker.plan.node_plan import node_plan
 
 TOGETHER = GroupBatch(9, 3, True, 32)
@@ -46,7 +45,7 @@ def test_prompts_of_a_step_share_one_transfer_of_each_weight(tiny_pack: Callable
         offloaded(pack, tmp_path, {0: device}, OffloadOptions("ram", "ram", "batch"), **LONG) as deployment,
     ):
         link, engine = batched(deployment), Engine(deployment)
-        passing = sum(link.plan.pieces[piece].nbytes for piece in link.plan.streamed_pieces)
+        passing = sum(link.offload.pieces[piece].nbytes for piece in link.offload.streamed_pieces)
         link.settle()
         before = link.figures.weight_bytes
         for prompt in asked:
@@ -84,8 +83,7 @@ def test_requests_run_at_once_with_room_for_usual_lengths(tiny_pack: Callable[..
     with Session(replace(options, usual=UsualRequest(50, 60))) as session:
         link, engine = session.node.link, session.engine
         assert isinstance(link, BatchAccelerated)
-        assert isinstance(link.plan, BatchPlan)
-        assert link.plan.asked.request == BatchWork(asked, 50, 60)
+        assert link.settings.asked.request == BatchWork(asked, 50, 60)
         assert engine.deployment.pages.total == 4 * asked
         for prompt in prompts(pack.config.vocab, asked, seed=2, longest=6):
             engine.submit(Request(engine.admit(prompt), Sampler(GREEDY), 4, lambda _: True))

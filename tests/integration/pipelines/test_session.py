@@ -29,7 +29,7 @@ def test_a_session_runs_a_batch_in_micro_batches(tiny_pack: Callable[..., Pack],
     with Session(options) as session:
         link = session.node.link
         assert isinstance(link, BatchAccelerated)
-        assert link.plan.policy.batch == BATCH
+        assert link.settings.policy.batch == BATCH
         batched(session.engine.deployment, 5)
         assert answers(session.engine.deployment, asked, 3) == expected
         assert f"batches of {BATCH} in micro-batches of" in link.describe()

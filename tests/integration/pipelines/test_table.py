@@ -31,7 +31,7 @@ from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated, ChunkedRings
-from worker.pipelines.chunks.table import TableExperts
+from worker.pipelines.chunktable import TableExperts
 
 FAMILIES = ("mixtral", "qwen2moe", "gptoss")  # plain, with a shared expert, with biases of down; five experts each
 FEW, MANY = 3, 13  # chunks of a layer: fewer than experts, and more
@@ -82,7 +82,7 @@ def test_tokens_do_not_depend_on_timing(
     ):
         link = batched(made)
         _check_cut(made.node, kept, chunks)
-        planned, capacity = link.pipeline.schedule, link.plan.memory_bytes
+        planned, capacity = link.pipeline.schedule, link.offload.memory_bytes
         for seed in range(SEEDS):
             random = device._random = Random(seed)
             schedule = replace(planned, micro_batch=random.randint(1, 5))
@@ -101,7 +101,7 @@ def _check_cut(node: Node, kept: float, chunks: int) -> None:
     """What the test is about: experts are cut in their middle, by what stays or by chunks."""
     link = node.link
     assert isinstance(link, BatchAccelerated)
-    found, used = tables(node), link.plan.pieces
+    found, used = tables(node), link.offload.pieces
     if not kept and chunks == 1 and not any(run.name == "shared" for piece in used for run in piece.runs):
         assert not found  # one piece in one place
         return
@@ -167,7 +167,7 @@ def test_a_group_of_two_nodes(family: str, weights: Weights, pack_of: Callable[[
             assert answers(made, asked, 3) == expected, seed
         for rank, node in enumerate(nodes):
             assert isinstance(node.link, BatchAccelerated)
-            assert cards[rank].memory.used <= node.link.plan.memory_bytes
+            assert cards[rank].memory.used <= node.link.offload.memory_bytes
 
 
 @pytest.mark.parametrize(("family", "kept"), [("mixtral", MUCH), ("qwen2moe", LITTLE), ("gptoss", 0.0)])

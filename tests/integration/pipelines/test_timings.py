@@ -68,7 +68,7 @@ def test_tokens_do_not_depend_on_timing(name: str, three_layers: Pack, tmp_path:
     ):
         link = deployment.node.link
         assert isinstance(link, BatchAccelerated)
-        planned, capacity = link.pipeline.schedule, link.plan.memory_bytes
+        planned, capacity = link.pipeline.schedule, link.offload.memory_bytes
         for seed, own, wanted in zip(seeds, asked, expected, strict=True):
             random = device._random = Random(seed)
             micro_batch = random.randint(1, 5)

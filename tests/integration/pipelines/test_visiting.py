@@ -158,7 +158,7 @@ def test_each_streamed_weight_crosses_the_link_once_a_step(tiny_pack: Callable[.
         for _ in range(steps):
             engine.step()
         link.settle()
-        passing = sum(link.plan.pieces[piece].nbytes for piece in link.plan.streamed_pieces)
+        passing = sum(link.offload.pieces[piece].nbytes for piece in link.offload.streamed_pieces)
         assert link.figures.weight_bytes - before == steps * passing
 
 

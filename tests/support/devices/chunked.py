@@ -3,24 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
-from scheduler.model.machine import NodeMachine
 from scheduler.model.roofline.search import best_policy
-from tpi.devices.options import OffloadOptions
 from tpi.kernels import Kernels
-from worker.pipelines.chunks.cutting import Chunking
-from worker.pipelines.decide import Decide
-from worker.pipelines.plan import BatchPlan, batch_problem, planned_batch
-from worker.plan.fit import Tables
-from worker.plan.node_plan import NodePlan
+from worker.plan.case import Candidate, Case
+from worker.plan.choose import Choose
+from worker.plan.chunks import Chunking
+from worker.plan.modes.batch import BatchSettings, problem_of, with_policy
 
 
-def in_chunks(kept: float, chunks: int) -> Decide:
+def in_chunks(kept: float, chunks: int) -> Choose:
     """Plans that keep the share `kept`, and have each layer pass in so many chunks, however small."""
 
-    def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> BatchPlan:
-        asked = batch_problem(plan, machine, options, tables)
+    def decide(case: Case) -> Candidate[BatchSettings]:
+        asked = problem_of(case)
         policy = replace(best_policy(asked).policy, weights_kept=kept)
-        return planned_batch(plan, asked, policy, options, tables, Chunking(chunks, least=1))
+        return with_policy(case, asked, policy, Chunking(chunks, least=1))
 
     return decide
 

@@ -8,34 +8,37 @@ from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE
 from worker.demand.accelerated import ExpertAccelerated
 from worker.demand.arena import ExpertArena
-from worker.demand.offload import ExpertPlan, planned_experts
 from worker.node.node import Node
-from worker.plan.fit import Tables
-from worker.plan.node_plan import NodePlan
+from worker.plan.case import Candidate, Case
+from worker.plan.choose import Choose
+from worker.plan.modes.experts import CardSlots, from_memory
 
 DEMAND = OffloadOptions(pipeline="demand")
 SMALL: dict[str, Any] = {"context": 64, "pool": 96}  # tokens, pages
 
 
-def in_a_share(share: float, crossover: int | None = None) -> Any:
+def in_a_share(share: float, crossover: int | None = None) -> Choose:
     """Plans with slots for this share of the experts, whatever else there is room for."""
 
-    def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> ExpertPlan:
-        found = planned_experts(plan, machine, replace(options, crossover=crossover), tables)
+    def decide(case: Case) -> Candidate[CardSlots]:
+        found = from_memory(replace(case, options=replace(case.options, crossover=crossover)))
         assert found is not None
-        return replace(found, slots=max(1, int(share * found.units)))
+        assert found.offload is not None
+        slots = replace(found.details, slots=max(1, int(share * found.details.units)))
+        return replace(found, details=slots, offload=replace(found.offload, other_bytes=slots.arena_bytes))
 
     return decide
 
 
-def limit_for(share: float, decided: tuple[NodePlan, NodeMachine, OffloadOptions, Tables | None]) -> int:
+def limit_for(share: float, case: Case) -> int:
     """Bytes of an accelerator's memory that hold this share of the experts beside all else, to the page."""
-    plan, machine, _, tables = decided
+    machine = case.machine
+    assert machine is not None
 
     def slots(size: int) -> float:
         room = machine.with_cards(lambda card: replace(card, memory=size))
-        found = planned_experts(plan, room, OffloadOptions(), tables)
-        return found.slots / found.units if found else 0.0
+        found = from_memory(replace(case, machine=room, options=OffloadOptions()))
+        return found.details.slots / found.details.units if found else 0.0
 
     least, enough = 0, 64 << 20
     while enough - least > PAGE:

@@ -4,37 +4,34 @@ from dataclasses import replace
 from typing import Any
 
 from master.deployment.deployment import Deployment
-from scheduler.model.machine import NodeMachine
 from scheduler.model.roofline.search import best_policy
-from tpi.devices.options import OffloadOptions
 from tpi.kv import page_bytes
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.decide import Decide
-from worker.pipelines.plan import BatchPlan, batch_problem, planned_batch
-from worker.plan.fit import Tables
-from worker.plan.node_plan import NodePlan
+from worker.plan.case import Candidate, Case
+from worker.plan.choose import Choose
+from worker.plan.modes.batch import BatchSettings, problem_of, with_policy
 
 SMALL: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 32}  # tokens, pages
 
 
-def keeping(heads: int, attends_there: bool, weights: float = 0.0) -> Decide:
+def keeping(heads: int, attends_there: bool, weights: float = 0.0) -> Choose:
     """Plans that keep keys and values of so many heads, and such a share of the weights, on the accelerator.
 
     With the others the accelerator attends or the host.
     """
 
-    def decide(plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None) -> BatchPlan:
-        asked = batch_problem(plan, machine, options, tables)
+    def decide(case: Case) -> Candidate[BatchSettings]:
+        asked = problem_of(case)
         policy = best_policy(asked).policy
         chosen = replace(
             policy,
             attention_there=attends_there,
-            kv_kept=heads / plan.kv_heads,
+            kv_kept=heads / case.plan.kv_heads,
             weights_kept=weights,
             weights_on_disk=0.0,
         )
-        return planned_batch(plan, asked, chosen, options, tables)
+        return with_policy(case, asked, chosen)
 
     return decide
 
@@ -53,8 +50,12 @@ def check_sides(node: Node, limit: int) -> None:
     assert isinstance(link, BatchAccelerated)
     each = page_bytes(1, 1, plan.config.head_dim, plan.options.kv_dtype)
     here = sum(array.nbytes for array in (*link.home.keys.values(), *link.home.values.values()))
-    assert here == node.budget.kv_bytes == plan.config.layers * link.plan.host_kv_heads * node.budget.pages * each
+    assert (
+        here
+        == node.budget.kv_bytes
+        == plan.config.layers * (link.offload.host_kv_heads or 0) * node.budget.pages * each
+    )
     pages = {id(pages): pages for pages in link._pages.values()}
     there = sum(array.nbytes for one in pages.values() for array in (*one.keys.values(), *one.values.values()))  # type: ignore[attr-defined]
-    assert there == plan.config.layers * link.plan.card_kv_heads * node.budget.pages * each
-    assert link.device.memory.used <= link.plan.memory_bytes <= limit
+    assert there == plan.config.layers * link.settings.card_kv_heads * node.budget.pages * each
+    assert link.device.memory.used <= link.offload.memory_bytes <= limit

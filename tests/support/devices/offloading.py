@@ -20,7 +20,7 @@ from tpi.devices.options import OffloadOptions
 from tpi.pack.reader import Pack
 from worker.equipment import AcceleratorSetup
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.decide import Decide
+from worker.plan.choose import Choose
 
 GREEDY = Sampling(temperature=0)
 
@@ -32,7 +32,7 @@ def offloaded(
     devices: Mapping[int, Device | Sequence[Device]],
     options: OffloadOptions,
     shares: Sequence[float] = (1,),
-    decide: Mapping[int, Decide] | None = None,
+    decide: Mapping[int, Choose] | None = None,
     shared: bool = False,
     **more: Any,
 ) -> Iterator[Deployment]:
@@ -51,7 +51,7 @@ def offloaded(
 
 
 def _beside(
-    devices: Sequence[Device], options: OffloadOptions, decide: Decide | None, shared: bool
+    devices: Sequence[Device], options: OffloadOptions, decide: Choose | None, shared: bool
 ) -> AcceleratorSetup:
     """Laptops' cards, all alike but for the memory that they have."""
     first, *more = devices

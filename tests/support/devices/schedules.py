@@ -6,15 +6,12 @@ waits for all of it: that is planned (`as_a_whole`), and then followed.
 
 from collections.abc import Callable, Sequence
 
-from scheduler.model.machine import NodeMachine
-from tpi.devices.options import OffloadOptions
 from worker.pipelines.accelerated import BatchAccelerated
-from worker.pipelines.chunks.cutting import Chunking
 from worker.pipelines.orders import Interleaved, Layerwise
 from worker.pipelines.pipeline import BatchSchedule
-from worker.pipelines.plan import BatchPlan, decide_batch
-from worker.plan.fit import Tables
-from worker.plan.node_plan import NodePlan
+from worker.plan.case import Candidate, Case
+from worker.plan.chunks import Chunking
+from worker.plan.modes.batch import BatchSettings, planned
 
 WHOLE = 1 << 40  # bytes: more than any layer has
 Attends = tuple[bool, ...]
@@ -45,16 +42,14 @@ SCHEDULES: dict[str, Callable[[Attends, int], BatchSchedule]] = {
 }
 
 
-def as_a_whole(
-    plan: NodePlan, machine: NodeMachine, options: OffloadOptions, tables: Tables | None = None
-) -> BatchPlan:
+def as_a_whole(case: Case) -> Candidate[BatchSettings]:
     """What a node decides by itself, but that what passes through of a layer is one chunk."""
-    return decide_batch(plan, machine, options, tables, Chunking(1))
+    return planned(case, Chunking(1))
 
 
 def follow(link: BatchAccelerated, name: str) -> None:
     """Have a node keep one of `SCHEDULES` from now on, with the micro-batches that it has; it was planned for that."""
-    assert link.plan.chunking.count == 1, "heads would go over the link between two chunks"
+    assert link.settings.chunking.count == 1, "heads would go over the link between two chunks"
     pipeline = link.pipeline
     attends: Sequence[bool] = pipeline.attends
     link.follow(SCHEDULES[name](tuple(attends), pipeline.schedule.micro_batch), WHOLE)

@@ -16,10 +16,11 @@ from tpi.devices.pages import PAGE, Bytes, round_up
 from tpi.kernels.spec import SHARED
 from tpi.pack.layout import Part, RunLayout
 from tpi.partition import Range, by_expert, expert_ranges
-from worker.pipelines.chunks.cutting import Chunking, pieces_of
-from worker.pipelines.chunks.table import ChunkTable, TableEntry, entries
-from worker.pipelines.plan import BatchPlan
+from worker.pipelines.chunktable import ChunkTable, TableEntry, entries
+from worker.plan.chunks import Chunking, pieces_of
+from worker.plan.modes.batch import chunk_bytes
 from worker.plan.node_plan import NodeBlock, NodeLayer, RunUnits
+from worker.plan.offload import OffloadPlan
 from worker.plan.places import Place, through_accelerator
 
 HIDDEN = 24
@@ -30,7 +31,8 @@ F32 = 4  # bytes
 class Drawn:
     """A plan, and how many experts its blocks have."""
 
-    plan: BatchPlan
+    plan: OffloadPlan
+    chunking: Chunking
     experts: int
 
 
@@ -62,15 +64,11 @@ def plans(draw: st.DrawFn) -> Drawn:
     own_plan: Any = SimpleNamespace(layers=layers)
     pieces, kept = pieces_of(own_plan, draw(st.floats(0, 1)), chunking)
     passing = frozenset(range(len(pieces))) - kept
-    policy: Any = SimpleNamespace(micro_batches=chunking.count)
-    plan = BatchPlan(
-        pieces, kept, passing, passing, 1, "ram", 2, 0, nothing, nothing, policy=policy, asked=nothing, room_pages=1,
-        room_bytes=0, chunking=chunking, card_kv_heads=0, kv_heads=1,
-    )  # fmt: skip
-    return Drawn(plan, experts)
+    plan = OffloadPlan(pieces, kept, passing, passing, 1, "ram", 2, 0, nothing, nothing, 1, chunked=True)
+    return Drawn(plan, chunking, experts)
 
 
-def blocks_of(plan: BatchPlan) -> list[tuple[Place, ...]]:
+def blocks_of(plan: OffloadPlan) -> list[tuple[Place, ...]]:
     """Of each block, what a step visits."""
     window = [plan.pieces[number] for number in plan.host_pieces]
     return list(through_accelerator(plan, window, range(len(window))).long)
@@ -116,11 +114,11 @@ def test_there_is_one_even_chunk_for_each_micro_batch(drawn: Drawn) -> None:
         unit = chunks[0].runs[0].layout.unit_bytes
         sizes = [chunk.nbytes for chunk in chunks]
         assert max(sizes) - min(sizes) <= unit
-        assert max(sizes) <= plan.chunk_bytes
-        wanted = min(sum(sizes) // unit, plan.chunking.count)
+        assert max(sizes) <= chunk_bytes(plan, drawn.chunking)
+        wanted = min(sum(sizes) // unit, drawn.chunking.count)
         assert len(chunks) <= wanted
         others = sum(plan.pieces[at].nbytes for at in layer) - sum(sizes)
-        assert len(chunks) == wanted or others or plan.chunking.least > 1
+        assert len(chunks) == wanted or others or drawn.chunking.least > 1
         assert len({plan.named(at) for at in layer}) == len(layer)
 
 
@@ -148,7 +146,7 @@ def test_ring_slots_do_not_overlap_while_held_or_loaded(drawn: Drawn, random: An
             _load(cycle, ring, plan, live)
 
 
-def _load(cycle: Cycle, ring: Ring, plan: BatchPlan, live: set[int]) -> None:
+def _load(cycle: Cycle, ring: Ring, plan: OffloadPlan, live: set[int]) -> None:
     while cycle.may_open(cycle.tail):
         live.add(cycle.tail)
         cycle.tail += 1

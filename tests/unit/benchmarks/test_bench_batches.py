@@ -44,7 +44,7 @@ def test_each_schedule_gives_the_tokens_of_each_request_alone(
         link = batched(deployment)
         follow(link, name)
         assert answers(deployment, asked) == expected
-        assert device.memory.used <= link.plan.memory_bytes <= room
+        assert device.memory.used <= link.offload.memory_bytes <= room
 
 
 def test_flexgens_policy_attends_on_the_card_and_is_slower() -> None:

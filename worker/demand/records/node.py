@@ -17,12 +17,12 @@ from tpi.devices.pages import page_buffer
 from tpi.progress import Progress, silent
 from tpi.trace import NoTrace
 from worker.demand.records.blocks import RecordFfn, StreamedBlock
-from worker.demand.records.plan import RecordPlan
 from worker.demand.records.turns import TurnsJudge
 from worker.neurons.hybrid import NeuronChoice
 from worker.neurons.sparse import SparseFfn, SparseNode
 from worker.node.segment import Segment
 from worker.plan.node_plan import NodeBlock
+from worker.plan.records import RecordPlan
 from worker.plan.segments import NodeSegment
 
 OpenSegment = Callable[[NodeSegment], Segment]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from scheduler.weights import Arrangement, Weights
@@ -13,6 +14,7 @@ from tpi.trace import OFF, ON, NoTrace
 from worker.node.placed import Placed
 from worker.node.segment import Segment, open_segment
 from worker.node.weights.sources import Sources, arranged, load_kept, open_pages, open_window, parts, traced
+from worker.plan.case import Mode
 from worker.plan.node_plan import NodePlan
 from worker.plan.residence import Residence
 from worker.plan.segments import NodeSegment
@@ -22,8 +24,17 @@ if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerators
     from worker.demand.fetched import Fetched
     from worker.demand.records.node import StreamedNeurons
-    from worker.demand.records.plan import RecordPlan
     from worker.neurons.sparse import SparseNode
+    from worker.plan.modes.experts import HostSlots
+    from worker.plan.records import RecordPlan
+
+_ACCELERATED: dict[Mode, tuple[str, str]] = {
+    "offload": ("worker.accelerator.accelerated", "Accelerators"),
+    "experts": ("worker.demand.accelerated", "ExpertAccelerated"),
+    "neurons": ("worker.neurons.accelerated", "NeuronAccelerated"),
+    "batch": ("worker.pipelines.accelerated", "BatchAccelerated"),
+}
+"""The class that opens the accelerators of each mode. Its module is imported when it is needed."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +70,10 @@ def open_weights(
         progress: called for each resident segment that is loaded.
     """
     opening = _Opening(stack, plan, residence, held, devices, trace, progress)
-    if residence.demand is not None:
-        return opening.with_experts_fetched()
-    if residence.records is not None:
-        return opening.with_neurons_read(residence.records)
+    if residence.mode == "experts" and residence.offload is None:
+        return opening.with_experts_fetched(residence.details)
+    if residence.mode == "neurons" and residence.offload is None:
+        return opening.with_neurons_read(residence.details)
     return opening.dense() if opening.sparse is None else opening.with_neurons_chosen(opening.sparse)
 
 
@@ -108,14 +119,12 @@ class _Opening:
             sparse.measure(long)
         return OpenedWeights(Weights(self._window, long, steps=sparse), sparse=sparse)
 
-    def with_experts_fetched(self) -> OpenedWeights:
+    def with_experts_fetched(self, slots: "HostSlots") -> OpenedWeights:
         """Return weights whose routed experts are loaded on demand, into a cache; the other weights are dense."""
         from worker.demand.fetched import Fetched
 
-        demand, verify = self._residence.demand, self._plan.options.verify_weights
-        assert demand is not None
-        reads, disk = self._window.reads, self._residence.disk
-        fetched = self._stack.enter_context(closing(Fetched(demand, self._held, disk, reads, self._trace, verify)))
+        reads, disk, verify = self._window.reads, self._residence.disk, self._plan.options.verify_weights
+        fetched = self._stack.enter_context(closing(Fetched(slots, self._held, disk, reads, self._trace, verify)))
         always = parts(self._residence.places.long, self._sources, self._open)
         arrangement = Arrangement(always, None, fetched.blocks(always, self._open))
         return OpenedWeights(Weights(self._window, arrangement, steps=fetched), fetched=fetched)
@@ -131,10 +140,11 @@ class _Opening:
     def _linked(self, placed: Placed) -> "Accelerators | None":
         if self._residence.offload is None:
             return None
-        from worker.pipelines.accelerated import open_accelerated
-
-        link = open_accelerated(self._devices, self._plan, self._residence, placed, self._trace)
-        return self._stack.enter_context(closing(link))
+        module, name = _ACCELERATED[self._residence.mode]
+        opened: Accelerators = getattr(import_module(module), name)(
+            self._devices, self._plan, self._residence, placed, self._trace
+        )
+        return self._stack.enter_context(closing(opened))
 
     def _chosen(self) -> "SparseNode | None":
         """Open the predictors of the host's active neurons; None without predictors, or if accelerators have them."""

@@ -15,9 +15,8 @@ from scheduler.model.roofline.search import best_policies, best_policy
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.net.fields import GroupBatch
-from worker.pipelines.decide import may_choose_batches, refusal
-from worker.pipelines.plan import batch_problem, prompt_chunk
 from worker.plan.fit import Tables
+from worker.plan.modes.batch import batch_problem, may_choose_batches, prompt_chunk, refusal
 from worker.plan.node_plan import NodePlan
 
 _ALIKE = 1.01  # times that differ by at most this factor count as equal

@@ -6,17 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.budget import Budget, sufficient_budget
 from scheduler.model.roofline.policy import BatchPolicy
-from tpi.errors import PlanError
 from tpi.kernels.spec import Batch
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Order
 from worker.pipelines.dividing import Sizes, decodes, divided
 from worker.pipelines.orders import Layerwise
 from worker.pipelines.pipeline import BatchSchedule, reassemble, schedule_of
-from worker.pipelines.plan import room_pages
-from worker.plan.fit import Tables, need
+from worker.plan.modes.batch import room_pages
 from worker.plan.node_plan import NodePlan
 
 F32 = npt.NDArray[np.float32]
@@ -64,39 +61,18 @@ class HostedPipeline:
         return HostedMicroBatch(x, batch, np.arange(len(x)))
 
 
-def hosted_pipeline(plan: NodePlan, budget: Budget, tables: Tables | None = None) -> HostedPipeline | None:
+def hosted_pipeline(plan: NodePlan) -> HostedPipeline | None:
     """Return the pipeline of a node without an accelerator, or None if its group does not compute batches.
 
     Args:
         plan: the node's part of the deployment.
-        budget: the division of its memory.
-        tables: tables and predictors, on the master.
-
-    Raises:
-        PlanError: if the node's weights do not fit into its memory; names the memory that would suffice.
     """
     agreed = plan.options.batch
     if agreed is None:
         return None
-    check_hosted(plan, budget, tables)
     attends = tuple(block.kind == "attention" for block in plan.blocks)
     micro_batch = -(-agreed.batch // agreed.micro_batches)
     policy = BatchPolicy(agreed.batch, agreed.micro_batches)
     schedule = schedule_of(attends, policy, agreed)
     sizes = Sizes(micro_batch, schedule.least, agreed.chunk, room_pages(plan, micro_batch), visits=True)
     return HostedPipeline(attends, schedule, sizes)
-
-
-def check_hosted(plan: NodePlan, budget: Budget, tables: Tables | None = None) -> None:
-    """Refuse batches on a node that streams weights from disk, since it would read them again for every micro-batch.
-
-    Raises:
-        PlanError: if `budget` streams weights; names the memory that would suffice.
-    """
-    if budget.placement.streamed_bytes:
-        needed = need(plan, tables)
-        least = -(-sufficient_budget(needed, sum(needed.blocks), plan.options.prefill_tokens) >> 20)
-        raise PlanError(
-            "a node without an accelerator would read weights from disk for every micro-batch of --pipeline batch; "
-            f"give it --memory {least}MiB, or less of the model with --split"
-        )

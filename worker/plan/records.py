@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.budget import Budget
 from scheduler.demand.records.layer import SLOT_BYTES, RecordLayer
 from scheduler.demand.records.reader import tier_bytes
 from scheduler.demand.records.reads import USUAL_GAP, measured_gap
@@ -20,10 +19,10 @@ from scheduler.model.placement import Placement
 from scheduler.model.ring import smallest
 from scheduler.storage.disk import DirectDisk, Disk
 from scheduler.storage.openfiles import OpenFilesDisk
-from scheduler.storage.tune import DiskSpeed
 from tpi.partition import FFN_UNIT
-from worker.neurons.sent import frequencies_of
+from worker.plan.case import Candidate, Case, HostWindow
 from worker.plan.node_plan import NodeBlock, NodePlan
+from worker.plan.predictors import frequencies_of
 from worker.plan.segments import NodeSegment, cut_units
 from worker.shards.image import HeldBlock
 
@@ -76,35 +75,53 @@ class RecordPlan:
         return self.plain or self.placement
 
 
-def decide_records(
-    plan: NodePlan, held: Sequence[HeldBlock], budget: Budget, segments: Sequence[NodeSegment], disk: Disk | DiskSpeed
-) -> RecordPlan | None:
+def with_short_steps(plan: NodePlan) -> NodePlan:
+    """Return the plan with steps of at most `CHUNK` tokens."""
+    return replace(plan, options=replace(plan.options, prefill_tokens=min(plan.options.prefill_tokens, CHUNK)))
+
+
+def read_by_neuron(case: Case) -> Candidate[RecordPlan] | None:
     """Return the plan for reading neurons on demand, or None if they should stream in a cycle or stay resident.
 
     The result is None if all weights fit into memory, if a layer has no predictor, if `--sparsity off` or `--window` is
-    given, or if the slots would hold too few of the neurons that a token needs.
+    given, or if the slots would hold too few of the neurons that a token needs. The latency of a read is measured,
+    unless a disk is given.
 
-    `disk` is the disk to read, or the measured speed of one. In the latter case the latency of a read is measured.
+    Raises:
+        PlanError: if the plan does not fit into memory; names the memory that would suffice.
     """
+    case = replace(case, plan=with_short_steps(case.plan))
+    plan, held, (budget, speed) = case.plan, case.held, case.host
     blocks = [block for block in plan.blocks if block.kind != "attention" and block.nbytes]
-    if not budget.placement.streamed_bytes or plan.options.window or not _predicted(plan, blocks):
+    streams = budget.placement.streamed_bytes > 0
+    if held is None or not streams or plan.options.window or not _predicted(plan, blocks):
         return None
-    if plan.options.sparsity != "auto":  # auto compares with the plain window, and needs the tiles of that
-        segments = [part for block in plan.blocks for part in _tiles(block)]
-    placement = _placement(segments, [segment.extent(held).slot_bytes for segment in segments])
+    whole, hosted = case.hosted(None)
+    # auto compares with the plain window, and needs the tiles of that
+    plain = plan.options.sparsity == "auto"
+    segments = whole if plain else [part for block in plan.blocks for part in _tiles(block)]
+    placement = _placement(segments, case.sizes(segments))
     frequencies = frequencies_of(plan, held)
     drafts = {block.number: _draft(block, frequencies[block.layer], held) for block in blocks}
     room = budget.total - budget.used + budget.placement.memory_bytes - placement.memory_bytes
-    readers = max(1, min(_MOST_READERS, disk.threads, max(layer.extent.nbytes for layer in drafts.values()) // _EACH))
+    threads = speed.threads if case.disk is None else case.disk.threads
+    readers = max(1, min(_MOST_READERS, threads, max(layer.extent.nbytes for layer in drafts.values()) // _EACH))
     room -= tier_bytes(list(drafts.values()), readers)
     layers = _with_slots(drafts, room)
     if any(layer.slots < LEAST * layer.frequency.sum() for layer in layers.values()):
         return None
-    if not isinstance(disk, DiskSpeed):
-        return RecordPlan(tuple(segments), placement, layers, disk, readers)
-    direct = DirectDisk(threads=readers)
-    gap = measured_gap([layer.extent for layer in layers.values()], direct)
-    return RecordPlan(tuple(segments), placement, layers, OpenFilesDisk(direct), readers, gap)
+    if case.disk is not None:
+        found = RecordPlan(tuple(segments), placement, layers, case.disk, readers)
+    else:
+        direct = DirectDisk(threads=readers)
+        gap = measured_gap([layer.extent for layer in layers.values()], direct)
+        found = RecordPlan(tuple(segments), placement, layers, OpenFilesDisk(direct), readers, gap)
+    if plain:
+        budget, _ = case.budget(segments, replace(hosted, staged=found.index_bytes))
+        found = replace(found, plain=budget.placement)
+    budget = replace(budget, placement=found.first, demand_bytes=found.extra_bytes)
+    window = HostWindow(found.segments, found.first, budget, case.reader(whole, speed), speed)
+    return Candidate("neurons", found, window=window)
 
 
 def _predicted(plan: NodePlan, blocks: Sequence[NodeBlock]) -> bool:

@@ -10,10 +10,9 @@ from typing import Any
 from benchmarks.experts.flexgen import flexgen_policy
 from benchmarks.result import Check, Result, Row, Table
 from master.planning.batch import batch_problem
-from master.planning.problem import planning_problem
+from master.planning.problem import planning_case
 from master.planning.shapes import ModelShape, model_shape
 from scheduler.model.machine import NodeMachine, emulated_node
-from scheduler.model.offload.problem import Limits
 from scheduler.model.offload.work import Workload
 from scheduler.model.roofline.forecast import forecast_batch
 from scheduler.model.roofline.latency import throughput
@@ -208,7 +207,7 @@ def _problem(shapes: dict[str, ModelShape], setting: str, prompt: int, answer: i
 
 def _batch(shape: ModelShape, machine: NodeMachine, prompt: int, answer: int) -> BatchProblem:
     request = Workload(prompt, answer, REQUESTS, prompt + answer)
-    return batch_problem(shape, planning_problem(shape, machine, request, Limits(), "f16"), "f16")
+    return batch_problem(planning_case(shape, machine, request, kv_dtype="f16"), REQUESTS)
 
 
 def _shape(folder: Path, name: str) -> ModelShape:

@@ -13,10 +13,10 @@ from master.planning.shapes import model_shape
 from scheduler.model.machine import NodeMachine, emulated_node
 from scheduler.model.offload.choice import choose
 from scheduler.model.offload.forecast import OffloadForecast, forecast
-from scheduler.model.offload.problem import Limits
 from scheduler.model.offload.work import Workload
 from tpi.config import default_cache
 from tpi.devices.emulated.machine import parse_emulated
+from tpi.devices.options import OffloadOptions
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,10 +73,10 @@ def bench(quick: bool) -> Result:
 
 def _places(folder: str) -> Iterator[Row]:
     for (weights, kv), (flexgen, pipo) in PAPER_8B.items():
-        limits = Limits(weights, kv, "performance", "accelerator", "accelerator")  # type: ignore[arg-type]
-        found = _forecast(folder, "Llama-3.1-8B", LAPTOP, Workload(512, 32, 1, 1024), limits)
+        options = OffloadOptions(weights, kv, "performance", 1)  # type: ignore[arg-type]
+        found = _forecast(folder, "Llama-3.1-8B", LAPTOP, Workload(512, 32, 1, 1024), options)
         alone = _forecast(
-            folder, "Llama-3.1-8B", LAPTOP, Workload(512, 32, 1, 1024), replace(limits, pipeline="memory")
+            folder, "Llama-3.1-8B", LAPTOP, Workload(512, 32, 1, 1024), replace(options, pipeline="memory")
         )
         yield {
             "weights, KV": f"{weights}, {kv}",
@@ -90,30 +90,30 @@ def _places(folder: str) -> Iterator[Row]:
 
 def _seventy(folder: str) -> Iterator[Row]:
     for weights, (flexgen, pipo) in PAPER_70B.items():
-        limits = Limits(weights, "ram", "performance", "accelerator", "accelerator")  # type: ignore[arg-type]
-        found = _forecast(folder, "Llama-3.1-70B", DESKTOP, Workload(512, 32, 1, 1024), limits)
+        options = OffloadOptions(weights, "ram", "performance", 1)  # type: ignore[arg-type]
+        found = _forecast(folder, "Llama-3.1-70B", DESKTOP, Workload(512, 32, 1, 1024), options)
         yield {"weights": weights, "planned": found.decode.rate, "paper, PIPO": pipo, "paper, FlexGen": flexgen}
-    best = _forecast(folder, "Llama-3.1-70B", DESKTOP, Workload(512, 32, 1, 1024), Limits())
+    best = _forecast(folder, "Llama-3.1-70B", DESKTOP, Workload(512, 32, 1, 1024), OffloadOptions())
     yield {"weights": "as it chooses", "planned": best.decode.rate, "paper, PIPO": 7.718, "paper, FlexGen": 5.454}
 
 
 def _contexts(folder: str) -> Iterator[Row]:
     for prompt in CONTEXTS:
-        limits = Limits("disk", "ram", "performance", "accelerator", "accelerator")
-        found = _forecast(folder, "Llama-3.1-8B", LAPTOP, Workload(prompt, 32, 1, prompt + 32), limits)
+        options = OffloadOptions("disk", "ram", "performance", 1)
+        found = _forecast(folder, "Llama-3.1-8B", LAPTOP, Workload(prompt, 32, 1, prompt + 32), options)
         yield {"prompt": prompt, "first token s": found.ttft, "decode s": found.decode.seconds}
 
 
 def _answers(folder: str) -> Iterator[Row]:
     for answer in ANSWERS:
-        limits = Limits("disk", "ram", None, "accelerator", "accelerator")
-        found = _forecast(folder, "Llama-3.1-8B", LAPTOP, Workload(512, answer, 4, 512 + answer), limits)
+        options = OffloadOptions("disk", "ram", "auto", 1)
+        found = _forecast(folder, "Llama-3.1-8B", LAPTOP, Workload(512, answer, 4, 512 + answer), options)
         yield {"answer": answer, "tokens/s": found.decode.rate}
 
 
-def _forecast(folder: str, model: str, machine: str, request: Workload, limits: Limits) -> OffloadForecast:
+def _forecast(folder: str, model: str, machine: str, request: Workload, options: OffloadOptions) -> OffloadForecast:
     shape = model_shape(str(_config(folder, model)), "q4", default_cache(), 0)
-    problem = planning_problem(shape, _machine(machine), request, limits, None)
+    problem = planning_problem(shape, _machine(machine), request, options, None)
     return forecast(problem, choose(problem).offload)
 
 

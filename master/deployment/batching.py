@@ -41,7 +41,7 @@ def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
     Raises:
         PlanError: if a node is told to batch and cannot; names the node.
     """
-    long, insists = _with_steps(members, asked), _insists(members)
+    long, insists = with_longest_steps(members, asked.many), _insists(members)
     return fastest_batch(long, insists) if insists or _left_open(members, asked) else 0
 
 
@@ -56,7 +56,7 @@ def batched(
     Raises:
         PlanError: if the nodes are to batch and one cannot; names the node.
     """
-    long = _with_steps(members, asked)
+    long = with_longest_steps(members, asked.many)
     if not batch and not _wanted(long, asked):
         return list(plans)
     together, steps = agree(long, batch=batch or None), long[0].plan.options.prefill_tokens
@@ -77,9 +77,9 @@ def longest_step(member: GroupMember) -> int:
     return max(LONGEST_CHUNK, most)
 
 
-def _with_steps(members: Sequence[GroupMember], asked: OffloadOptions) -> list[GroupMember]:
+def with_longest_steps(members: Sequence[GroupMember], many: bool) -> list[GroupMember]:
     """Return the members with the longest step that suits all. Keep steps short if a user watches a single answer."""
-    steps = min(map(longest_step, members)) if asked.many else LONGEST_CHUNK
+    steps = min(map(longest_step, members)) if many else LONGEST_CHUNK
     options = [replace(member.plan.options, prefill_tokens=steps) for member in members]
     plans = [replace(member.plan, options=own) for member, own in zip(members, options, strict=True)]
     return [replace(member, plan=plan) for member, plan in zip(members, plans, strict=True)]

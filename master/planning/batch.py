@@ -1,21 +1,22 @@
 """The report of a batch's policy, in words and as JSON: what `tpi plan --batch N` adds (docs/batching.md)."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from master.planning.shapes import ModelShape
+from master.deployment.batching import with_longest_steps
 from scheduler.model.offload.forecast import Gain
-from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import STRETCHES, Stretch
 from scheduler.model.roofline.forecast import BatchForecast, batch_gains, forecast_batch
 from scheduler.model.roofline.latency import PolicyPoint, accelerator_bytes, host_bytes
-from scheduler.model.roofline.layer import layer_shape
 from scheduler.model.roofline.levels import Hierarchy, TurningPoints
-from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork, PolicyLimits
+from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, PolicyLimits
 from scheduler.model.roofline.search import BatchChoice, best_policy
-from tpi.kv import KvDtype
+from tpi.kv import pages_for
+from tpi.net.fields import UsualRequest
 from tpi.text import short_number
+from worker.pipelines.group.agree import GroupMember, group_problems
+from worker.plan.case import Case
 
 RESOURCES = {
     "accelerator": "the GPU", "host": "the CPU", "up": "the link to the GPU", "down": "the link from the GPU",
@@ -25,7 +26,6 @@ _STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
 # least speed-up that is named; how many gains are named; least share of a layer's time that is named
 _HELPS, _NAMED, _SHOWN = 1.01, 4, 0.005
 _MS = 1e3
-_PROMPTS = 0.05  # of the memory, for the activations of a step of prompts
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class BatchReport:
     gains: tuple[Gain, ...]
 
     @classmethod
-    def of(cls, shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> "BatchReport":
-        """Return the report on the best policy for the requests of `problem`.
+    def of(cls, case: Case, requests: int) -> "BatchReport":
+        """Return the report on the best policy for so many requests of `case` at once.
 
         Raises:
             PlanError: if nothing fits.
         """
-        return cls.on(batch_problem(shape, problem, kv_dtype))
+        return cls.on(batch_problem(case, requests))
 
     @classmethod
     def on(cls, problem: BatchProblem) -> "BatchReport":
@@ -115,15 +115,20 @@ class BatchReport:
         )
 
 
-def batch_problem(shape: ModelShape, problem: Problem, kv_dtype: KvDtype) -> BatchProblem:
-    """Return the roofline model's problem for a node that holds the whole model."""
-    runs = [(block.kind, run, run.units) for block in shape.blocks for run in block.runs]
-    layer = layer_shape(shape.config, runs, shape.config.heads, shape.config.kv_heads, kv_dtype)
-    request = problem.request
-    asked = BatchWork(request.sequences, request.prompt, request.answer)
-    step = int(problem.machine.memory * _PROMPTS / problem.needs.token)
-    limits = PolicyLimits(weights=problem.limits.weights, kv=problem.limits.kv, kv_heads=max(1, shape.config.kv_heads))
-    return BatchProblem(layer, problem.machine, asked, problem.needs, problem.chunk, step, problem.work.head, limits)
+def batch_problem(case: Case, requests: int) -> BatchProblem:
+    """Return the roofline model's problem for so many requests, as a node solves it.
+
+    Unless batches are insisted on, the host may compute neurons in it: then a run would not batch.
+    """
+    assert case.machine is not None  # the roofline model compares its speeds
+    usual = UsualRequest(case.request.prompt, case.request.answer) if case.request else case.plan.options.request
+    options = replace(case.plan.options, usual=usual, pages=requests * pages_for(usual.tokens))
+    member = GroupMember("", replace(case.plan, options=options), case.machine, case.options, case.tables)
+    _, (found,) = group_problems(with_longest_steps([member], many=True))
+    limits = found.limits if case.accelerated else PolicyLimits(kv_heads=max(1, case.plan.kv_heads))
+    if case.options.pipeline != "batch":
+        limits = replace(limits, ffn_there=None)
+    return replace(found, pool=0, limits=limits)
 
 
 def policy_words(policy: BatchPolicy, sizes: bool = True) -> str:

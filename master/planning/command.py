@@ -13,18 +13,16 @@ from master.planning.home.flags import home_of, home_options
 from master.planning.home.members import Home
 from master.planning.home.report import HomeReport
 from master.planning.node import NodeFlags, PlannedNode, planned_node
-from master.planning.problem import default_kv, planning_problem, request_of
+from master.planning.problem import planning_case, request_of
 from master.planning.refusals import refuse_idle, refuse_pipeline
 from master.planning.report import PlanReport
 from master.planning.shapes import ModelShape, model_shape
 from scheduler.model.home.problem import Dealing
 from scheduler.model.home.solve import best_split
 from scheduler.model.machine import EXAMPLE
-from scheduler.model.offload.fitting import feasible
-from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.work import Workload
 from tpi.config import default_cache, parse_size
-from tpi.devices.options import check_several
+from tpi.devices.options import OffloadOptions, check_several
 from tpi.errors import PlanError, UsageError
 from tpi.flags import ModelCommand, model_argument
 from tpi.kv import KV_DTYPES
@@ -32,6 +30,7 @@ from tpi.paths import DIRECTORY, PATH
 from tpi.progress import warn
 from tpi.system.private import private
 from tpi.text import json_text
+from worker.plan.case import Case
 from worker.plan.modes.batch import several_cards
 
 
@@ -97,10 +96,10 @@ def plan(model: str, dtype: str, as_json: bool, cache: Path | None, svg: Path | 
 
 def _plan_node(model: str, dtype: str, as_json: bool, cache: Path, svg: Path | None, flags: dict[str, Any]) -> None:
     """Report what one machine would do with the model, and how fast it would be."""
-    shape, node, problem = _problem(model, dtype, cache, flags)
+    shape, node, case = _case(model, dtype, cache, flags)
     refuse_idle(node.machine, flags)
-    batch = _batch_report(shape, problem, svg, flags)
-    report = None if flags["pipeline"] == "batch" else _report(shape, node, problem, batch, flags["pipeline"])
+    batch = _batch_report(node, case, svg, flags)
+    report = None if flags["pipeline"] == "batch" else _report(shape, node, case, batch)
     if batch is not None and svg is not None:
         _draw(svg, shape, batch)
     if as_json:
@@ -115,7 +114,7 @@ def _plan_node(model: str, dtype: str, as_json: bool, cache: Path, svg: Path | N
         print_batch(batch)
 
 
-def _batch_report(shape: ModelShape, problem: Problem, svg: Path | None, flags: dict[str, Any]) -> BatchReport | None:
+def _batch_report(node: PlannedNode, case: Case, svg: Path | None, flags: dict[str, Any]) -> BatchReport | None:
     """Return the plan of micro-batches; None if none is asked for, or, with a warning, if a run would make none.
 
     Raises:
@@ -124,22 +123,21 @@ def _batch_report(shape: ModelShape, problem: Problem, svg: Path | None, flags: 
     insists = flags["pipeline"] == "batch"
     if flags["batch"] == 1 and not insists:
         return None
-    if why := several_cards(problem.machine):
+    if why := several_cards(node.machine):
         if insists or svg is not None:
             raise PlanError(why)
         warn(f"the plan is without micro-batches: {why}")
         return None
-    return BatchReport.of(shape, problem, flags["kv_dtype"] or default_kv(shape))
+    return BatchReport.of(case, flags["batch"])
 
 
-def _problem(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[ModelShape, PlannedNode, Problem]:
+def _case(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[ModelShape, PlannedNode, Case]:
     node = planned_node(_node_flags(flags), cache, _files(cache))
     machine = node.machine
     room = machine.memory + sum(card.memory for card in machine.cards)
     shape = model_shape(model, dtype, cache, room)
-    asked = (flags[name] for name in ("weights", "kv", "pipeline"))
-    limits = Limits(*(None if value in ("auto", "batch", "demand") else value for value in asked))
-    return shape, node, planning_problem(shape, machine, _request(shape, flags), limits, flags["kv_dtype"])
+    options = OffloadOptions(flags["weights"], flags["kv"], flags["pipeline"])
+    return shape, node, planning_case(shape, machine, _request(shape, flags), options, flags["kv_dtype"])
 
 
 def _request(shape: ModelShape, flags: dict[str, Any]) -> Workload:
@@ -188,11 +186,14 @@ def _dealt(asked: HomeModel) -> Dealing:
     return best_split(replace(asked, request=replace(asked.request, sequences=1)).problem)
 
 
-def _report(
-    shape: ModelShape, node: PlannedNode, problem: Problem, batch: BatchReport | None, pipeline: str
-) -> PlanReport | None:
+def _report(shape: ModelShape, node: PlannedNode, case: Case, batch: BatchReport | None) -> PlanReport | None:
     """Return the report for all requests at once; None if they do not fit and are batched instead."""
-    return PlanReport.of(shape, node, problem, pipeline) if batch is None or feasible(problem) else None
+    try:
+        return PlanReport.of(shape, node, case)
+    except PlanError:
+        if batch is None:
+            raise
+        return None
 
 
 def _draw(svg: Path, shape: ModelShape, batch: BatchReport) -> None:

@@ -1,58 +1,121 @@
-"""The cost model's problem for one node alone, made from a model's shape, a machine and the flags."""
+"""The case of one node that holds a whole model, made from the model's shape, a machine and the flags."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from master.options import DEFAULT_CONTEXT
 from master.planning.shapes import ModelShape
-from scheduler.budget import PROCESS, TILE
+from scheduler.budget import LONGEST_CHUNK
 from scheduler.model.machine import NodeMachine
-from scheduler.model.offload.memory import Needs
-from scheduler.model.offload.problem import Limits, Problem
-from scheduler.model.offload.work import Workload, half_of, unit_bytes, work_of
+from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.work import Workload
 from tpi.config import ModelConfig
+from tpi.devices.options import OffloadOptions
 from tpi.errors import UsageError
-from tpi.kernels.memory import CardMemoryNeed, card_memory_need, neurons_passed, slice_bytes
-from tpi.kv import KvDtype
+from tpi.kv import KvDtype, pages_for
+from tpi.net.messages import NodeOptions
 from tpi.pack.blockfile import BlockShape
-from tpi.system.machine import usable_cores
-from worker.plan.fit import token_bytes
-from worker.plan.segments import tile_size
+from tpi.partition import Range
+from worker.plan.case import Case
+from worker.plan.fit import Tables
+from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
+from worker.plan.segments import NodeSegment, tile_size
 
-_PASSING = 1  # arrays as large as x that pass between segments
 _MOST_SEGMENTS = 256  # for so many, plans are made in a fraction of a second
 _F32 = 4
 _PROMPT, _ANSWER = 512, 128  # tokens
-_SAMPLING = 8  # arrays with a value for each token of the vocabulary, as in `worker.plan.fit`
 
 
-def planning_problem(
-    shape: ModelShape, machine: NodeMachine, request: Workload, limits: Limits, kv_dtype: KvDtype | None
-) -> Problem:
-    """Return the problem of placing all blocks of the model, and its tables, on `machine`."""
-    config = shape.config
-    work = work_of(config, shape.blocks, kv_dtype or default_kv(shape), shape.head, ffn_parts(shape.blocks))
-    token = token_bytes(config, config.heads, config.kv_heads, neurons_passed(config), _PASSING)
-    return Problem(work, machine, request, Needs(token, _fixed(shape), _there(shape, request)), limits)
-
-
-def _there(shape: ModelShape, request: Workload) -> CardMemoryNeed:
-    """Return the room that the accelerator needs, calculated as by `worker.plan.fit.kernel_room`."""
-    config = shape.config
-    vectors = sum(_F32 * length for block in shape.blocks if block.kind != "experts" for _, length in block.vectors)
-    vectors += _F32 * len(config.inv_freq) * config.layers
-    units = config.heads, config.kv_heads, neurons_passed(config)
-    return card_memory_need(
-        config, units, [run for block in shape.blocks for run in block.runs], request.context, vectors
+def planning_case(
+    shape: ModelShape,
+    machine: NodeMachine,
+    request: Workload,
+    options: OffloadOptions | None = None,
+    kv_dtype: KvDtype | None = None,
+) -> Case:
+    """Return the case of running all blocks of the model, and its tables, on `machine`."""
+    asked = NodeOptions(
+        context=request.context,
+        pages=request.sequences * pages_for(request.context),
+        kv_dtype=kv_dtype or default_kv(shape),
+        prefill_tokens=LONGEST_CHUNK,
+        memory=machine.memory,
+        scheduler="window",
+    )
+    plan = NodePlan(
+        session=0,
+        epoch=0,
+        rank=0,
+        size=1,
+        config=shape.config,
+        layers=tuple(_layers(shape)),
+        peers=(),
+        collective="loopback",
+        wire="f32",
+        options=asked,
+        routing=shape.routing,
+    )
+    head, embedding = block_bytes(shape.head), block_bytes(shape.embedding)
+    return Case(
+        plan,
+        machine,
+        options or OffloadOptions(),
+        Tables(head, 0 if shape.config.tied else embedding),
+        request=request,
+        coarse=coarse_pieces(plan),
     )
 
 
-def ffn_parts(blocks: Sequence[BlockShape]) -> int:
-    """Return how many segments an FFN block is cut into: about as large as attention's, but few, to plan quickly."""
-    attention = [unit_bytes(block) for block in blocks if block.kind == "attention"]
-    ffn = [unit_bytes(block) for block in blocks if half_of(block) == "ffn"]
+def planning_problem(
+    shape: ModelShape, machine: NodeMachine, request: Workload, options: OffloadOptions | None, kv_dtype: KvDtype | None
+) -> Problem:
+    """Return the cost model's problem of placing all blocks of the model, and its tables, on `machine`."""
+    case = planning_case(shape, machine, request, options, kv_dtype)
+    return case.problem(case.pieces, case.rounding(case.pieces))
+
+
+def coarse_pieces(plan: NodePlan) -> list[NodeSegment]:
+    """Return the pieces of a plan in order of use: about as large as attention's, but few, to plan quickly."""
+    parts = ffn_parts(plan.blocks)
+    return [piece for block in plan.blocks for piece in _cut(block, parts)]
+
+
+def ffn_parts(blocks: Sequence[NodeBlock]) -> int:
+    """Return how many pieces an FFN block is cut into."""
+    attention = [block.nbytes for block in blocks if block.kind == "attention"]
+    ffn = [block.nbytes for block in blocks if block.half == "ffn"]
     alike = round(max(ffn, default=0) / tile_size(min(attention, default=1)))
     quick = (_MOST_SEGMENTS - len(attention)) // max(1, len(ffn))
     return max(1, min(alike, quick))
+
+
+def block_bytes(shape: BlockShape) -> int:
+    """Return the bytes of a block's units, which are what is loaded; vectors and hashes do not count."""
+    return sum(run.units * run.unit_bytes for run in shape.runs)
+
+
+def _layers(shape: ModelShape) -> Iterator[NodeLayer]:
+    """Yield the layers of a model, each of which begins with its attention."""
+    blocks = [_block(number, each) for number, each in enumerate(shape.blocks)]
+    starts = [number for number, each in enumerate(shape.blocks) if each.kind == "attention" or not number]
+    for layer, (first, last) in enumerate(pairwise([*starts, len(blocks)])):
+        yield NodeLayer(layer, tuple(replace(block, layer=layer) for block in blocks[first:last]), (0,))
+
+
+def _block(number: int, shape: BlockShape) -> NodeBlock:
+    runs = tuple(RunUnits(run, Range(0, run.units), b"") for run in shape.runs)
+    return NodeBlock(number, 0, shape.kind, number, runs, sum(_F32 * length for _, length in shape.vectors))
+
+
+def _cut(block: NodeBlock, parts: int) -> Iterator[NodeSegment]:
+    if block.half != "ffn" or len(block.runs) > 1:
+        yield NodeSegment(block, block.runs)
+        return
+    (run,) = block.runs
+    units = len(run.units)
+    for first, last in pairwise(units * part // parts for part in range(parts + 1)):
+        yield NodeSegment(block, (run.cut(Range(first, last)),))
 
 
 def request_of(
@@ -80,11 +143,3 @@ def default_kv(shape: ModelShape) -> KvDtype:
     """Return the default format of keys and values: f32 if the weights are f32, else f16."""
     formats = {part.format for block in shape.blocks for run in block.runs for part in run.parts}
     return "f32" if formats == {"f32"} else "f16"
-
-
-def _fixed(shape: ModelShape) -> int:
-    """Return the bytes that any placement needs: the process, vectors, sampling, rows of the embedding."""
-    vectors = sum(_F32 * length for block in shape.blocks for _, length in block.vectors)
-    sampling = _F32 * _SAMPLING * shape.config.vocab
-    rows = 0 if shape.config.tied else min(TILE, unit_bytes(shape.embedding))
-    return PROCESS + slice_bytes(shape.config.hidden, usable_cores()) + vectors + sampling + rows

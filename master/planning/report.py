@@ -5,17 +5,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from master.planning.experts import ExpertsReport, planned_demand
+from master.planning.experts import ExpertsReport
 from master.planning.node import PlannedNode
 from master.planning.reasons import reasons
 from master.planning.shapes import ModelShape, weight_bytes
-from scheduler.model.offload.choice import OffloadChoice, choose
+from scheduler.model.offload.choice import OffloadChoice
 from scheduler.model.offload.crossover import crossover
 from scheduler.model.offload.forecast import Gain, OffloadForecast, StretchForecast, deepened, forecast, gains
 from scheduler.model.offload.memory import Peaks, peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import PLACES, STRETCHES, TIERS, Tier, kv_pages
-from tpi.errors import PlanError
+from worker.plan.case import Candidate, Case
+from worker.plan.choose import choose, ranked
+from worker.plan.modes.experts import CardSlots
 
 KINDS = ("attention", "ffn")
 _PERCENT = 100.0
@@ -36,33 +38,27 @@ class PlanReport:
     experts: ExpertsReport | None = None  # experts that come to the accelerator on demand
 
     @classmethod
-    def of(cls, shape: ModelShape, node: PlannedNode, problem: Problem, pipeline: str = "auto") -> "PlanReport":
-        """Choose a plan and forecast it; `pipeline` as for `tpi run`.
+    def of(cls, shape: ModelShape, node: PlannedNode, case: Case) -> "PlanReport":
+        """Report on the plan that a node would choose.
 
         Raises:
             PlanError: if nothing fits.
         """
-        chosen = choose(problem)
-        report = cls._fixed(shape, node, problem, chosen)
-        if pipeline not in ("auto", "demand"):
-            return report
-        experts = planned_demand(shape, problem, chosen.seconds)
-        if pipeline == "demand" and experts is None:
-            raise PlanError(
-                "--pipeline demand needs a model with experts, and one accelerator that holds all else: this model, or "
-                "this machine, does not fit; try --pipeline auto"
-            )
-        if experts is None or (pipeline == "auto" and not experts.pays):
-            return report
-        return report._with(experts)
+        best, *others = ranked(case)
+        if best.mode != "experts":
+            return cls._fixed(shape, node, case, best.details)
+        still = next((each for each in others if each.mode == "offload"), None) or _without_demand(case)
+        report = cls._fixed(shape, node, case, still.details)
+        return report._with(ExpertsReport(case.plan, best.details, sum(still.seconds)), best)
 
-    def _with(self, experts: ExpertsReport) -> "PlanReport":
+    def _with(self, experts: ExpertsReport, best: Candidate[CardSlots]) -> "PlanReport":
         """Return the report with experts on demand."""
         found, steps = experts.forecast, self.forecast
+        assert best.offload is not None
         decode = replace(steps.decode, seconds=found.token_seconds, use=found.use)
         return replace(
             self,
-            problem=experts.problem,
+            problem=best.offload.problem,
             chosen=replace(
                 self.chosen,
                 offload=found.offload,
@@ -76,8 +72,9 @@ class PlanReport:
         )
 
     @classmethod
-    def _fixed(cls, shape: ModelShape, node: PlannedNode, problem: Problem, chosen: OffloadChoice) -> "PlanReport":
+    def _fixed(cls, shape: ModelShape, node: PlannedNode, case: Case, chosen: OffloadChoice) -> "PlanReport":
         """Return the report on a plan in which weights only move in a fixed cycle."""
+        problem = case.problem(case.pieces, case.rounding(case.pieces))
         offload = deepened(problem, chosen.offload)
         cards, work = problem.machine.cards, problem.work
         largest = max((each for each in work.segments if each.kind == "ffn"), key=lambda each: each.nbytes)
@@ -135,7 +132,7 @@ class PlanReport:
     def _node(self) -> dict[str, Any]:
         offload = self.chosen.offload
         return {
-            "machine": asdict(self.problem.machine) | {"bus": _finite(self.problem.machine.bus)},
+            "machine": asdict(self.node.machine) | {"bus": _finite(self.node.machine.bus)},
             "measured": self.node.told,
             "pipeline": offload.pipeline,
             "cards": list(offload.cards),
@@ -158,11 +155,16 @@ class PlanReport:
         return {"lie": lying, "computed": self.computed(kind)}
 
     def _memory(self) -> dict[str, Any]:
-        machine = self.problem.machine
+        machine = self.node.machine
         found = {"ram": asdict(self.peaks.host) | {"total": self.peaks.host.total, "limit": machine.memory}}
         for number, (gpu, card) in enumerate(zip(self.peaks.cards, machine.cards, strict=False), 1):
             found[numbered("gpu", number)] = asdict(gpu) | {"total": gpu.total, "limit": card.memory}
         return found
+
+
+def _without_demand(case: Case) -> Candidate[OffloadChoice]:
+    """Return the plan in which weights move in a cycle, or not at all, to compare experts on demand with it."""
+    return choose(replace(case, options=replace(case.options, pipeline="performance")))
 
 
 def numbered(name: str, number: int) -> str:

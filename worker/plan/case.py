@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Literal, TypeVar
 
-from scheduler.budget import Budget
+from scheduler.budget import TILE, Budget
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.problem import Limits, Problem
@@ -196,13 +196,13 @@ class Case:
         work = NodeWork(
             tuple(_segment_work(plan, piece) for piece in pieces),
             _VALUE * plan.config.hidden,
-            TableWork(demand.head, demand.head),
+            head_work(plan, demand.head),
         )
         return Problem(
             work=work,
             machine=replace(smaller, memory=plan.options.memory or machine.memory),
             request=self.request or usual,
-            needs=Needs(demand.token, demand.fixed, kernel_room(plan)),
+            needs=Needs(demand.token, demand.fixed + min(TILE, demand.embedding), kernel_room(plan)),
             limits=Limits(options.weights_tier, options.kv_tier, options.pipeline_kind, *_forced(options)),
             longest=plan.options.prefill_tokens,
             reserve=reserve,
@@ -215,6 +215,11 @@ class Case:
         layers = sum(piece.block.kind == "attention" for piece in pieces)
         kv = 2 * plan.kv_heads * vector_bytes(plan.config.head_dim, plan.options.kv_dtype)
         return weights + layers * (layer_pages_bytes(plan) - plan.options.pages * PAGE_TOKENS * kv)
+
+
+def head_work(plan: NodePlan, nbytes: int) -> TableWork:
+    """Return the work of a head of `nbytes` bytes; 0 bytes on a node that does not hold it."""
+    return TableWork(nbytes, plan.config.vocab * plan.config.hidden if nbytes else 0)
 
 
 def layer_pages_bytes(plan: NodePlan, kv_heads: int | None = None) -> int:
@@ -239,17 +244,19 @@ def _segment_work(plan: NodePlan, piece: NodeSegment) -> SegmentWork:
 
     Its bytes are rounded up to whole pages of memory. Bytes of experts are exact, as only a part of them is used.
     """
-    config, block = plan.config, piece.block
+    config, block, kind = plan.config, piece.block, piece.block.half
     weights = sum(_weights(run) for run in piece.runs)
     mixture = config.mixture if block.kind == "experts" else None
     if mixture is not None:
         routed = sum(run.nbytes for run in piece.runs if run.name == "neuron")
         chosen = mixture.used / mixture.experts
-        return SegmentWork(block.number, block.kind, piece.nbytes, weights, routed=routed, chosen=chosen)
+        return SegmentWork(block.number, kind, piece.nbytes, weights, routed=routed, chosen=chosen)
     if block.kind != "attention":
-        return SegmentWork(block.number, block.kind, piece_bytes(piece), weights)
+        return SegmentWork(block.number, kind, piece_bytes(piece), weights)
     kv = 2 * plan.kv_heads * vector_bytes(config.head_dim, plan.options.kv_dtype)
-    return SegmentWork(block.number, block.kind, piece_bytes(piece), weights, kv, 4 * plan.heads * config.head_dim)
+    window = config.windows[block.layer] if config.windows else 0
+    pair = 4 * plan.heads * config.head_dim  # multiply and add, for the score and for the mixed value
+    return SegmentWork(block.number, kind, piece_bytes(piece), weights, kv, pair, window=window)
 
 
 def _weights(run: RunUnits) -> int:

@@ -27,6 +27,15 @@ def choose(case: Case) -> Candidate[Any]:
     Raises:
         PlanError: if none fits, or the options contradict each other; names the smallest setting that would suffice.
     """
+    return ranked(case)[0]
+
+
+def ranked(case: Case) -> list[Candidate[Any]]:
+    """Return all candidates that fit, the fastest first; there is at least one.
+
+    Raises:
+        PlanError: as `choose`.
+    """
     found: list[Candidate[Any]] = []
     refused: dict[Mode, PlanError] = {}
     for mode in allowed_modes(case):
@@ -37,8 +46,8 @@ def choose(case: Case) -> Candidate[Any]:
             found.append(answer)
     if not found:
         raise next(iter(refused.values()))
-    best = min(found, key=lambda each: sum(each.seconds))
-    return replace(best, remark=_remark(case, found, refused))
+    best, *others = sorted(found, key=lambda each: sum(each.seconds))
+    return [replace(best, remark=_remark(case, found, refused)), *others]
 
 
 def _proposal(mode: Mode, case: Case) -> Candidate[Any] | PlanError | None:

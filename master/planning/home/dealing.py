@@ -6,11 +6,11 @@ from functools import cached_property
 
 from allreduce.predict import PREDICTIONS, predict
 from master.planning.home.members import Home
-from master.planning.problem import default_kv, planning_problem
+from master.planning.problem import block_bytes, default_kv, planning_problem
 from master.planning.shapes import ModelShape
 from scheduler.model.home.problem import DealtUnits, HomeNode, HomeProblem, Members
-from scheduler.model.offload.problem import Limits, Problem
-from scheduler.model.offload.work import Workload, unit_bytes
+from scheduler.model.offload.problem import Problem
+from scheduler.model.offload.work import Workload
 from tpi.kv import KvDtype, vector_bytes
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import RunLayout
@@ -43,7 +43,7 @@ class HomeModel:
         """The problem of the whole model on the master alone. What a node needs besides units is the same on any
         node.
         """
-        return planning_problem(self.shape, self.home.machines[0], self.request, Limits(), self.kv_dtype)
+        return planning_problem(self.shape, self.home.machines[0], self.request, None, self.kv_dtype)
 
     @cached_property
     def problem(self) -> HomeProblem:
@@ -78,7 +78,7 @@ class HomeModel:
 
     def _node(self, rank: int) -> HomeNode:
         machine, needs = self.home.machines[rank], self.whole.needs
-        tables = 0 if rank else unit_bytes(self.shape.head)
+        tables = 0 if rank else block_bytes(self.shape.head)
         fixed = needs.fixed + self.whole.chunk * needs.token + tables + self.everywhere
         # the workers read their copies at the same time as the master
         turn = 0.0 if rank else (tables + self.everywhere) / machine.host.read
@@ -89,14 +89,14 @@ class HomeModel:
         if heads := [block for block in blocks if block.kind == "attention"]:
             vector = vector_bytes(config.head_dim, self.kv_dtype or default_kv(self.shape))
             token = 2 * vector * config.kv_heads * len(heads)  # bytes of keys and values, all layers
-            units, nbytes = _run(heads[0], "query").units, sum(map(unit_bytes, heads)) - self.everywhere
+            units, nbytes = _run(heads[0], "query").units, sum(map(block_bytes, heads)) - self.everywhere
             attended = self.request.prompt + self.request.answer / 2
             yield DealtUnits(
                 "heads", units, len(heads), nbytes / units, (nbytes + token * attended) / units,
                 token * self.request.context / units,
             )  # fmt: skip
         if dense := [block for block in blocks if block.kind == "ffn"]:
-            units, nbytes = _run(dense[0], "neuron").units, sum(map(unit_bytes, dense))
+            units, nbytes = _run(dense[0], "neuron").units, sum(map(block_bytes, dense))
             yield DealtUnits("neurons", units, len(dense), nbytes / units, nbytes / units)
         if mixed := [block for block in blocks if block.kind == "experts"]:
             yield from self._experts(mixed)

@@ -3,16 +3,12 @@
 Time is not modelled here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
-from tpi.config import ModelConfig
 from tpi.kernels.constants import PAGE_TOKENS
-from tpi.kv import KvDtype, vector_bytes
-from tpi.pack.blockfile import BlockShape
-from tpi.pack.layout import BlockKind, RunLayout
+from tpi.pack.layout import BlockKind
 
 Tier = Literal["gpu", "ram", "disk"]  # where a segment is stored: the accelerator's memory, the host's, or the disk
 Place = Literal["host", "accelerator"]  # where it is computed
@@ -145,75 +141,7 @@ class Offload:
         return self.prompt if stretch == "prompt" else self.decode
 
 
-def work_of(
-    config: ModelConfig,
-    blocks: Sequence[BlockShape],
-    kv_dtype: KvDtype,
-    head: BlockShape | None = None,
-    parts: int = 1,
-) -> NodeWork:
-    """Return the work of a node that holds all of `blocks`, in the order of use.
-
-    Each FFN block is divided into `parts` equal segments.
-    """
-    segments: list[SegmentWork] = []
-    windows = iter(config.windows)
-    for number, shape in enumerate(blocks):
-        if shape.kind == "attention":
-            segments.append(replace(_attention(config, number, shape, kv_dtype), window=next(windows, 0)))
-        else:
-            segments += _routed(config, shape, _ffn(number, shape, parts))
-    table = TableWork(unit_bytes(head), _weights(head)) if head else TableWork()
-    return NodeWork(tuple(segments), VALUE * config.hidden, table)
-
-
-def half_of(shape: BlockShape) -> BlockKind:
-    """Return which half of a layer a block is: experts are a feed-forward block."""
-    return "ffn" if shape.kind == "experts" else shape.kind
-
-
-def unit_bytes(shape: BlockShape) -> int:
-    """Return the bytes of a block's units, which are what is loaded; vectors and hashes do not count."""
-    return sum(run.units * run.unit_bytes for run in shape.runs)
-
-
 def kv_pages(work: NodeWork, request: Workload) -> int:
     """Return the bytes of the pages for the context of every sequence."""
     pages = request.sequences * -(-request.context // PAGE_TOKENS)
     return pages * PAGE_TOKENS * work.kv_token
-
-
-def _attention(config: ModelConfig, number: int, shape: BlockShape, kv_dtype: KvDtype) -> SegmentWork:
-    kv = 2 * config.kv_heads * vector_bytes(config.head_dim, kv_dtype)
-    pair = 4 * config.heads * config.head_dim  # multiply and add, for the score and for the mixed value
-    return SegmentWork(number, half_of(shape), unit_bytes(shape), _weights(shape), kv, pair)
-
-
-def _ffn(number: int, shape: BlockShape, parts: int) -> Iterator[SegmentWork]:
-    if len(shape.runs) > 1:
-        yield SegmentWork(number, half_of(shape), unit_bytes(shape), _weights(shape))
-        return
-    (run,) = shape.runs
-    starts = [run.units * part // parts for part in range(parts + 1)]
-    for units in (last - first for first, last in pairwise(starts)):
-        yield SegmentWork(number, half_of(shape), units * run.unit_bytes, units * _unit_weights(run))
-
-
-def _routed(config: ModelConfig, shape: BlockShape, segments: Iterable[SegmentWork]) -> Iterator[SegmentWork]:
-    """Yield the segments of a feed-forward block; if it has experts, each segment has the same part of every expert."""
-    mixture = config.mixture if shape.kind == "experts" else None
-    routed = sum(run.units * run.unit_bytes for run in shape.runs if run.name == "neuron")
-    for segment in segments:
-        if mixture is None:
-            yield segment
-        else:
-            part = segment.nbytes * routed // max(1, unit_bytes(shape))
-            yield replace(segment, routed=part, chosen=mixture.used / mixture.experts)
-
-
-def _weights(shape: BlockShape) -> int:
-    return sum(run.units * _unit_weights(run) for run in shape.runs)
-
-
-def _unit_weights(run: RunLayout) -> int:
-    return run.width * run.hidden * len(run.parts)

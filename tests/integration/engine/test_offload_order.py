@@ -14,8 +14,6 @@ from master.session import Session
 from scheduler.model.machine import emulated_node
 from scheduler.model.offload.choice import choose
 from scheduler.model.offload.forecast import deepened, forecast
-from scheduler.model.offload.problem import Limits
-from scheduler.model.offload.work import Place
 from tests.support.models import TinyModel
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.options import DeviceOptions, OffloadOptions
@@ -23,7 +21,6 @@ from tpi.devices.options import DeviceOptions, OffloadOptions
 CARD = "64MiB,link=8MB/s,memory=400MB/s,flops=1T,host_memory=40MB/s,host_flops=1T,disk=3MB/s,latency=20us,launch=20us"
 MANY = 1000  # tokens: no step is as long
 PROMPT, STEPS, WARM, CONTEXT = 4, 4, 2, 64
-PLACES: dict[int | None, Place] = {MANY: "host", 1: "accelerator"}  # of a token, by the crossover
 TELLS = 1.6  # times faster by prediction: less is not clear
 
 
@@ -61,10 +58,8 @@ def predicted(model: str, asked: Configuration, cache: Path) -> float:
     """Seconds of a token, as `tpi plan` says."""
     machine = emulated_node(*[parse_emulated(CARD)] * asked.cards)
     shape, options = model_shape(model, "f32", cache, 1 << 30), asked.options
-    decode = PLACES.get(options.crossover)
-    limits = Limits(options.weights_tier, options.kv_tier, options.pipeline_kind, "accelerator", decode)
     request = request_of(shape.config, PROMPT, STEPS, 1, CONTEXT)
-    problem = planning_problem(shape, machine, request, limits, None)
+    problem = planning_problem(shape, machine, request, options, None)
     return forecast(problem, deepened(problem, choose(problem).offload)).decode.seconds
 
 

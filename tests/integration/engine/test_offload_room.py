@@ -13,11 +13,10 @@ from master.generation.engine import Engine
 from master.generation.request import Request
 from master.generation.sampler import Sampler, Sampling
 from master.planning.node import PlannedNode
-from master.planning.problem import planning_problem, request_of
+from master.planning.problem import planning_case, request_of
 from master.planning.report import PlanReport
 from master.planning.shapes import model_shape
 from scheduler.model.machine import LAPTOP, laptop_gpu
-from scheduler.model.offload.problem import Limits
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, offloaded
 from tests.support.devices.opencl_device import opencl_device
@@ -88,10 +87,9 @@ def planned(pack: Pack, limit: int, options: OffloadOptions) -> int:
     """What `tpi plan` says of the accelerator's memory."""
     shape = model_shape(str(pack.path), "auto", pack.path, 1 << 33)
     machine = replace(LAPTOP, accelerator=replace(laptop_gpu(), memory=limit))
-    limits = Limits(options.weights_tier, options.kv_tier, options.pipeline_kind, "accelerator", "accelerator")
     request = request_of(shape.config, None, None, 1, CONTEXT)
-    problem = planning_problem(shape, machine, request, limits, None)
-    return PlanReport.of(shape, PlannedNode(machine, "as a laptop"), problem).peaks.accelerator.total
+    case = planning_case(shape, machine, request, options)
+    return PlanReport.of(shape, PlannedNode(machine, "as a laptop"), case).peaks.accelerator.total
 
 
 @pytest.mark.parametrize(

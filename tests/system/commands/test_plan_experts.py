@@ -77,5 +77,5 @@ def test_none_are_planned_where_that_is_no_faster(tmp_path: Path) -> None:
 
 
 def test_a_card_without_room_for_all_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="try --pipeline auto"):
+    with pytest.raises(PlanError, match=r"all other weights must fit on it, and do not: --gpu-memory \d+MiB would do"):
         planned("--machine", "1GiB GPU, 64GiB RAM", "--pipeline", "demand", cache=tmp_path)

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from master.planning.problem import default_kv, ffn_parts, planning_problem, request_of
+from master.planning.problem import default_kv, ffn_parts, planning_case, planning_problem, request_of
 from master.planning.shapes import model_shape, weight_bytes
 from scheduler.model.machine import LAPTOP
-from scheduler.model.offload.problem import Limits
-from scheduler.model.offload.work import work_of
 from tests.support.models import TinyModel
 from tests.support.paths import ROOT
 from tpi.errors import ModelError, UsageError
 from tpi.families.huggingface.described import from_config
 from tpi.pack.reader import Pack
 from tpi.sources.files import read_json
+from worker.plan.segments import whole_blocks
 
 FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite")
 PLENTY = 1 << 40
@@ -82,10 +81,11 @@ def test_sizes_are_those_of_the_published_model(tmp_path: Path) -> None:
 
 def test_segments_have_all_the_weights_however_they_are_cut(tmp_path: Path) -> None:
     shape = model_shape(str(LARGE / "config.json"), "q4", tmp_path, 0)
-    assert ffn_parts(shape.blocks) == 2  # 4 would be as large as attention, in 400 segments
-    assert ffn_parts(shape.blocks[:8]) == 4
-    whole, cut = (work_of(shape.config, shape.blocks, "f16", shape.head, parts) for parts in (1, 3))
-    assert len(cut.segments) == 2 * len(whole.segments)
+    case = planning_case(shape, LAPTOP, request_of(shape.config, None, None, 1, None))
+    assert ffn_parts(case.plan.blocks) == 2  # 4 would be as large as attention, in 400 segments
+    assert ffn_parts(case.plan.blocks[:8]) == 4
+    whole, cut = (case.problem(pieces).work for pieces in (whole_blocks(case.plan), case.pieces))
+    assert 2 * len(cut.segments) == 3 * len(whole.segments)
     assert (whole.nbytes, whole.kv_token, len(whole.blocks)) == (cut.nbytes, cut.kv_token, len(cut.blocks))
     assert sum(each.weights for each in whole.segments) == sum(each.weights for each in cut.segments)
     tables = 2 * 128256 * 8192
@@ -94,7 +94,7 @@ def test_segments_have_all_the_weights_however_they_are_cut(tmp_path: Path) -> N
 
 def test_windows_are_their_layers(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
     shape = model_shape(str(tiny_model("gemma2").directory), "q8", tmp_path, PLENTY)
-    work = work_of(shape.config, shape.blocks, "f16")
+    work = planning_problem(shape, LAPTOP, request_of(shape.config, None, None, 1, None), None, "f16").work
     assert [each.window for each in work.segments if each.kind == "attention"] == [12, 0]
 
 
@@ -114,7 +114,7 @@ def test_a_request_fits_into_the_context(tmp_path: Path) -> None:
 
 def test_what_is_needed_beside_weights(tmp_path: Path) -> None:
     shape = model_shape(str(LARGE / "config.json"), "q4", tmp_path, 0)
-    problem = planning_problem(shape, LAPTOP, request_of(shape.config, None, None, 1, None), Limits(), None)
+    problem = planning_problem(shape, LAPTOP, request_of(shape.config, None, None, 1, None), None, None)
     assert problem.needs.token > 4 * 8192 * 5 + 4 * 2 * 28672  # activations, and what the FFN makes
     assert problem.needs.fixed > 4 * 8 * 128256 + 4 * 160 * 8192  # logits to sample from, and the norms
     assert problem.work.head.nbytes == 128256 * 8192 // 32 * 34

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from master.planning.problem import planning_problem, request_of
 from master.planning.shapes import model_shape
 from scheduler.model.machine import LAPTOP
 from scheduler.model.offload.tasks import Tasks
-from scheduler.model.offload.work import NodeWork, StepSize, work_of
+from scheduler.model.offload.work import NodeWork, StepSize
 from tests.support.paths import ROOT
 
 MIXTRAL = ROOT / "tests/support/data/mixtral-8x7b"
@@ -18,7 +19,7 @@ MIXTRAL = ROOT / "tests/support/data/mixtral-8x7b"
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> NodeWork:
     cache: Path = tmp_path_factory.mktemp("cache")
     shape = model_shape(str(MIXTRAL), "q4", cache, 1 << 40)
-    return work_of(shape.config, shape.blocks, "f16", shape.head, 7)
+    return planning_problem(shape, LAPTOP, request_of(shape.config, None, None, 1, None), None, "f16").work
 
 
 def test_a_token_of_mixtral_reads_two_of_eight_experts(mixtral: NodeWork) -> None:

@@ -47,7 +47,7 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
     """
     for member in members:
         _check_owner(member)
-    chunk, problems = _problems(members, sums)
+    chunk, problems = group_problems(members, sums)
     policies = _best(members, [replace(each, limits=replace(each.limits, batch=batch)) for each in problems])
     host_attends = any(
         not policy.attention_there
@@ -59,7 +59,7 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
 
 def group_prefers(members: Sequence[GroupMember]) -> bool:
     """Return True if the group has an accelerator and the roofline model predicts that all should compute neurons."""
-    return bool(_preferred(members, _problems(members)[1]))
+    return bool(_preferred(members, group_problems(members)[1]))
 
 
 def fastest_batch(members: Sequence[GroupMember], insists: bool) -> int:
@@ -75,7 +75,7 @@ def fastest_batch(members: Sequence[GroupMember], insists: bool) -> int:
     Raises:
         PlanError: if the user asked for batches and `agree` would refuse them.
     """
-    problems = [replace(each, pool=0) for each in _problems(members)[1]]
+    problems = [replace(each, pool=0) for each in group_problems(members)[1]]
     if not insists:
         return next((policy.batch for policy in _preferred(members, problems)), 0)
     for member in members:
@@ -109,7 +109,7 @@ def _slowest(problems: Sequence[BatchProblem], policies: Sequence[BatchPolicy]) 
     return max(seconds(problem, policy) / policy.batch for problem, policy in zip(problems, policies, strict=True))
 
 
-def _problems(members: Sequence[GroupMember], sums: SumCost | None = None) -> tuple[int, list[BatchProblem]]:
+def group_problems(members: Sequence[GroupMember], sums: SumCost | None = None) -> tuple[int, list[BatchProblem]]:
     """Return the number of tokens of a prompt's chunk, and each node's problem with that number."""
     chunk = min(prompt_chunk(member.plan, member.machine) for member in members)
     return chunk, [_problem(member, chunk, sums or SumCost()) for member in members]

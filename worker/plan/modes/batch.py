@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from scheduler.budget import LONGEST_CHUNK, Budget, sufficient_budget
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs
-from scheduler.model.offload.work import KvTier, Offload, Place, TableWork, Tier
+from scheduler.model.offload.work import KvTier, Offload, Place, Tier
 from scheduler.model.roofline.latency import without_partial_ffn
 from scheduler.model.roofline.layer import layer_shape
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork, PolicyLimits
@@ -25,7 +25,7 @@ from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kv import page_bytes, pages_for
 from tpi.net.fields import GroupBatch
-from worker.plan.case import Candidate, Case, layer_pages_bytes
+from worker.plan.case import Candidate, Case, head_work, layer_pages_bytes
 from worker.plan.chunks import Chunking, pieces_of
 from worker.plan.fit import Tables, computing_bytes, need, passing_bytes
 from worker.plan.modes.stream import on_the_host
@@ -291,7 +291,7 @@ def batch_problem(
         Needs(token, demand.fixed - (agreed.chunk * token if agreed else 0)),
         agreed.chunk if agreed else prompt_chunk(plan, used),
         steps,
-        TableWork(demand.head, demand.head),
+        head_work(plan, demand.head),
         _limits(options, agreed, used, max(1, plan.kv_heads)),
         -(-plan.options.pages // each),
         passing,

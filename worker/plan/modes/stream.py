@@ -2,16 +2,27 @@
 
 from dataclasses import replace
 from math import inf
+from typing import TYPE_CHECKING
 
 from worker.plan.case import Candidate, Case, Mode
 
+if TYPE_CHECKING:
+    from scheduler.model.offload.choice import OffloadChoice
 
-def propose(case: Case) -> Candidate[None]:
+
+def propose(case: Case) -> "Candidate[None] | Candidate[OffloadChoice]":
     """Return the candidate of last resort: every other one that fits reads less from disk, and so is faster.
+
+    Before the files are there, it is forecast on the machine of `case`, if that is known.
 
     Raises:
         PlanError: if not even the smallest ring fits; names the memory that would suffice.
     """
+    if case.held is None and case.machine is not None and not case.checking:
+        from scheduler.model.offload.choice import choose
+
+        choice = choose(case.problem(case.pieces, case.rounding(case.pieces)))
+        return Candidate("stream", choice, seconds=(choice.prompt_seconds, choice.decode_seconds))
     return replace(on_the_host(case, "stream"), seconds=(inf, inf))
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from scheduler.demand.policies import Key
+from scheduler.slots.cache import Source
 from scheduler.slots.shelf import Load
 from scheduler.storage.disk import Disk, read_chunk
 from scheduler.storage.extent import Extent
@@ -149,13 +150,14 @@ class HostUnits:
         return sum(self._sizes[unit] for unit in units)
 
 
-class Verified:
-    """A `scheduler.slots.cache.Source`: a tier's units, each compared with its hash at its first load."""
+class Verified(Source):
+    """A tier's units, each compared with its hash at its first load."""
 
     def __init__(self, tier: UnitTier, slots: Sequence[Bytes], verify: Verify | None) -> None:
         """Fill `slots` from `tier`; `verify(unit, data)` raises if the bytes are wrong. None: nothing is compared."""
         self._tier, self._slots, self._verify = tier, slots, verify
-        self._unverified = np.full(len(tier.keys), verify is not None)
+        self.checks = verify is not None
+        self._unverified = np.full(len(tier.keys), self.checks)
 
     def joins(self, loads: Sequence[Load], other: Load) -> bool:
         """Return True if the unit of `other` should be read with those of `loads`."""
@@ -163,29 +165,23 @@ class Verified:
         last, new = int(loads[-1].units[0]), int(other.units[0])
         return self._tier.joins(last, new, sum(nbytes(int(load.units[0])) for load in loads))
 
-    def fill(self, loads: Sequence[Load]) -> int:
-        """Load one unit for each of `loads`. A unit whose bytes are wrong is loaded once more before that is an error.
-
-        Errors are those of the tier, and of `verify`.
-        """
+    def fill(self, loads: Sequence[Load], part: int) -> int:
+        """Load one unit for each of `loads`. Errors are those of the tier."""
         units = [int(load.units[0]) for load in loads]
-        slots = [self._slots[int(load.slots[0])] for load in loads]
-        moved = self._tier.fill(units, slots)
-        if self._verify is not None:
-            for unit, slot in zip(units, slots, strict=True):
-                if self._unverified[unit]:
-                    moved += self._check(self._verify, unit, slot)
-                    self._unverified[unit] = False
-        return moved
+        return self._tier.fill(units, [self._slots[int(load.slots[0])] for load in loads])
 
-    def _check(self, verify: Verify, unit: int, slot: Bytes) -> int:
-        data, moved = self._tier.view(unit, slot), 0
+    def check(self, load: Load) -> None:
+        """Verify a unit at its first load; if its bytes are wrong, load and verify it once more."""
+        unit, slot = int(load.units[0]), self._slots[int(load.slots[0])]
+        if self._verify is None or not self._unverified[unit]:
+            return
+        data = self._tier.view(unit, slot)
         try:
-            verify(unit, data)
-        except Exception:  # noqa: BLE001 - the read may have been at fault: read the unit once more
-            moved = self._tier.fill([unit], [slot])
-            verify(unit, data)
-        return moved
+            self._verify(unit, data)
+        except Exception:  # noqa: BLE001 - the read may have been at fault
+            self._tier.fill([unit], [slot])
+            self._verify(unit, data)
+        self._unverified[unit] = False
 
 
 class _Whole:

@@ -21,7 +21,7 @@ from scheduler.neurons.layout import ArenaLayer
 from scheduler.neurons.meter import NeuronMeter
 from scheduler.neurons.moves import NeuronMove
 from scheduler.neurons.moving import DYNAMIC, ArenaFigures, MigrationSettings
-from scheduler.slots.cache import SlotCache
+from scheduler.slots.cache import SlotCache, Source
 from scheduler.slots.shelf import Load
 from scheduler.slots.stats import LoadStats
 from scheduler.transfer.queue import TransferQueue
@@ -36,7 +36,7 @@ _SHARE = 0.8  # share of the time between two layers that copies may take
 _STEPS = 8  # latest steps that count for the pace
 
 
-class NeuronArena:
+class NeuronArena(Source):
     """The arena of one node, and the source of its moves; its layers are shelves of one cache.
 
     One thread divides neurons; the owner closes the queue before it frees the memory.
@@ -104,11 +104,7 @@ class NeuronArena:
 
     # called by the cache
 
-    def joins(self, loads: Sequence[Load], other: Load) -> bool:
-        """Return False: a move is one copy."""
-        return False
-
-    def fill(self, loads: Sequence[Load]) -> int:
+    def fill(self, loads: Sequence[Load], part: int) -> int:
         """Gather the records of a move and copy them at once; return their bytes.
 
         Moves run one at a time, so they share one staging buffer.

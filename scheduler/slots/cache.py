@@ -12,6 +12,7 @@ transfer queue. The layers of a model may be shelves of one cache.
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,11 +29,16 @@ LOOK_AGAIN = 1.0  # seconds after which a waiting thread checks if its load can 
 S = TypeVar("S", bound=LoadStats)
 
 
-class Source(Protocol):
+class Source(ABC):
     """The tier below. Several threads use it."""
 
-    def fill(self, loads: Sequence[Load]) -> int:
-        """Fill the slots of `loads`, which were joined; return the number of bytes that were moved.
+    checks = False  # True if `check` does something
+
+    @abstractmethod
+    def fill(self, loads: Sequence[Load], part: int) -> int:
+        """Fill a part of the slots of `loads`, which were joined; return the number of bytes that were moved.
+
+        Joined loads have one part.
 
         Raises:
             Exception: if that failed; the error names what could not be loaded.
@@ -40,6 +46,10 @@ class Source(Protocol):
 
     def joins(self, loads: Sequence[Load], other: Load) -> bool:
         """Return True if `other` should be loaded with `loads`, which precede it."""
+        return False
+
+    def check(self, load: Load) -> None:  # noqa: B027
+        """Check the bytes of a load, all of whose parts are filled; raise an exception if they are wrong."""
 
 
 class Shelves(Protocol):
@@ -66,6 +76,9 @@ class Shelves(Protocol):
 
     def describe(self, slots: Any) -> str:
         """Return what traces call `slots` while a hold waits for them."""
+
+    def awaited(self, slots: Any, began: float, ended: float) -> None:
+        """Take note that a hold waited for `slots` between two times, in seconds."""
 
     def refuse(self, units: Any) -> TpiError:
         """Return the error of a hold for which there is no room, whatever is loading."""
@@ -124,7 +137,7 @@ class SlotCache(Generic[S]):
         self._source, self._workers, self._reads, self._trace = source, workers, reads or ReadClock(), trace
         self._devices, self._spare = list(devices), spare
         self._demanded, self._ahead = deque[Load](), deque[Load]()
-        self._running = 0
+        self._unended = 0  # loads that were submitted and have neither ended nor been cancelled
         self._expected: dict[Shelves, tuple[Any, Any]] = {}  # units and slots that predictions pin
         self._failure: Exception | None = None
         self.closed = False
@@ -170,16 +183,17 @@ class SlotCache(Generic[S]):
             raise shelf.refuse(units[:least])
         return slots
 
-    def wait(self, shelf: Shelves, slots: Any) -> None:
-        """Wait until `slots`, which are pinned, are loaded; raise the error of a load that failed."""
+    def wait(self, shelf: Shelves, slots: Any, enough: Callable[[], bool] = lambda: False) -> None:
+        """Wait until `slots`, which are pinned, are loaded or there is `enough`; raise the error of a failed load."""
         with self.lock:
-            if shelf.loading(slots):
+            if shelf.loading(slots) and not enough():
                 began, name = time.perf_counter(), shelf.describe(slots)
-                while shelf.loading(slots):
+                while shelf.loading(slots) and not enough():
                     self.require_open()
                     self._done.wait(LOOK_AGAIN)
                 ended = time.perf_counter()
                 self.stats.stall_seconds += ended - began
+                shelf.awaited(slots, began, ended)
                 self._trace.add("stall", name, int(began * 1e9), int(ended * 1e9))
             if (error := shelf.failure(slots)) is not None:
                 raise error
@@ -243,7 +257,7 @@ class SlotCache(Generic[S]):
     @property
     def queued(self) -> int:
         """Number of loads that are queued or running."""
-        return len(self._demanded) + len(self._ahead) + self._running
+        return self._unended
 
     @property
     def speed(self) -> float:
@@ -259,7 +273,8 @@ class SlotCache(Generic[S]):
         """Queue loads, whose slots are marked as loading: on demand, or `ahead` of it."""
         if loads:
             (self._ahead if ahead else self._demanded).extend(loads)
-            self._workers.kick(loads)
+            self._unended += len(loads)
+            self._workers.kick([load for load in loads for _ in range(load.parts)])
 
     def kick(self, count: int) -> None:
         """Announce that `spare` may give `count` more loads."""
@@ -302,16 +317,16 @@ class SlotCache(Generic[S]):
     # The methods below are called by the workers.
 
     def _serve(self, lane: int = 0) -> None:
-        """Run the most urgent load of a lane, if there is one, with those that join it."""
+        """Fill a part of the most urgent load of a lane, if there is one, and of those that join it."""
         with self.lock:
             loads = [] if self.closed else self._take(lane)
-            self._running += len(loads)
+            part = loads[0].begun - 1 if loads else 0
         if not loads:
             return
         began, moved, error = time.perf_counter(), 0, None
         self._reads.begin_read()
         try:
-            moved = self._source.fill(loads)
+            moved = self._source.fill(loads, part)
         except Exception as failure:  # noqa: BLE001 - the hold that waits for the load raises it
             error = failure
         self._reads.end_read()
@@ -320,20 +335,70 @@ class SlotCache(Generic[S]):
                 self._trace.add("load", loads[0].name, int(began * 1e9), int(time.perf_counter() * 1e9))
             self.stats.read_bytes += moved
             self.loaded_bytes += moved
-            self._failure = error or self._failure
-            self._running -= len(loads)
-            for load in loads:
-                load.shelf.end(load, error)
-            self._done.notify_all()
+            if sum(self._end_part(load, part, error) for load in loads):
+                self._done.notify_all()
+
+    def _end_part(self, load: Load, part: int, error: Exception | None) -> bool:
+        """End a part of a load, and the load with its last part; return True if a thread may wait for that."""
+        if error is not None:
+            load.error, load.parts = error, load.begun
+        elif load.parts > 1:
+            load.arrived(part)
+        ended = load.running == 1 and load.begun >= load.parts
+        if ended and self._source.checks and load.error is None and not load.cancelled:
+            load.error = self._checked(load)
+        load.running -= 1
+        if ended:
+            if load.error is not None or load.cancelled:  # it may have been cut short while it was queued
+                self._demanded, self._ahead = (_without(queue, load) for queue in (self._demanded, self._ahead))
+            self._unended -= 1
+            self._failure = load.error or self._failure
+            load.shelf.end(load, load.error)
+            if load.cancelled:  # loads that waited for its memory may begin
+                self._workers.kick([None] * sum(one.parts - one.begun for one in (*self._demanded, *self._ahead)))
+        return ended or load.followed
+
+    def _checked(self, load: Load) -> Exception | None:
+        """Check a load without the lock; return the error if its bytes are wrong."""
+        self.lock.release()
+        try:
+            self._source.check(load)
+        except Exception as error:  # noqa: BLE001 - the hold that waits for the load raises it
+            return error
+        finally:
+            self.lock.acquire()
+        return None
 
     def _take(self, lane: int) -> list[Load]:
+        """Begin a part of the first load of a lane that may begin; return the load, and those that join it."""
         for queue in (self._demanded, self._ahead):
-            for at, load in enumerate(queue):
-                if load.lane == lane:
+            at = 0
+            while at < len(queue):
+                load = queue[at]
+                if load.begun >= load.parts:  # cut short
                     del queue[at]
+                    self._unended -= load.cancelled and not load.running
+                elif load.lane == lane and (load.begun or load.may_begin()):
                     loads = [load]
-                    while queue and self._source.joins(loads, queue[0]):
-                        loads.append(queue.popleft())
-                    return loads
+                    if load.begun + 1 == load.parts:
+                        del queue[at]
+                        while load.parts == 1 and queue and self._source.joins(loads, queue[0]):
+                            loads.append(queue.popleft())
+                    return self._begun(loads)
+                else:
+                    at += 1
         spare = self._spare()
-        return [] if spare is None else [spare]
+        if spare is None:
+            return []
+        self._unended += 1
+        return self._begun([spare])
+
+    def _begun(self, loads: list[Load]) -> list[Load]:
+        for load in loads:
+            load.begun += 1
+            load.running += 1
+        return loads
+
+
+def _without(queue: deque[Load], load: Load) -> deque[Load]:
+    return deque(one for one in queue if one is not load)

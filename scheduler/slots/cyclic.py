@@ -24,7 +24,6 @@ class CyclicShelf(ABC):
         self._loading = [0] * len(ring.blocks)  # loads of each place that have not ended
         self._errors: list[Exception | None] = [None] * len(ring.blocks)  # of each place's last load
         self._paused = True
-        self.dropped = 0  # uses that were opened and given up
         self._claimed = 0  # the use that `room` found
 
     @property
@@ -87,6 +86,9 @@ class CyclicShelf(ABC):
         """Return what traces call a use while a hold waits for it."""
         return self.name_of(self._units[slots % self.cycle.period])
 
+    def awaited(self, slots: int, began: float, ended: float) -> None:  # noqa: B027
+        """Take note that a hold waited for a use between two times."""
+
     def end(self, load: Load, error: Exception | None) -> None:
         """End a load, which failed if there is an `error`."""
         self._loading[load.slots] -= 1
@@ -97,18 +99,18 @@ class CyclicShelf(ABC):
         """Return the name of a unit in errors and traces."""
 
     @abstractmethod
-    def load_of(self, use: int, place: int) -> Load:
-        """Return the load of a use, whose `slots` are its place in the period."""
+    def load_of(self, use: int, place: int) -> Load | None:
+        """Return the load of a use, whose `slots` are its place in the period; None if it has no bytes."""
 
     def _open(self) -> Sequence[Load]:
         cycle, loads = self.cycle, list[Load]()
         while not self._paused and cycle.may_open(cycle.tail):
             place = cycle.tail % cycle.period
-            self._loading[place] += 1
-            loads.append(self.load_of(cycle.tail, place))
+            if (load := self.load_of(cycle.tail, place)) is not None:
+                self._loading[place] += 1
+                loads.append(load)
             cycle.tail += 1
         return loads
 
-    def _drop(self, uses: range) -> None:
+    def _drop(self, uses: range) -> None:  # noqa: B027
         """Take note that `uses`, which were opened, will not be used. Their loads end as others do."""
-        self.dropped += len(uses)

@@ -24,6 +24,12 @@ class Load:
         title: what that transfer is called.
         lane: the number of the link that makes the load; loads of one lane end in order.
         in_turn: True if it must not run before another load in turn has ended, whatever its lane.
+        parts: how many calls of the source fill it; threads take parts one by one.
+        begun: how many of these have begun.
+        running: how many of these have begun and not ended.
+        cancelled: True if it is not wanted any more; no further part begins.
+        followed: True if a thread waits for single parts.
+        error: the error of a part that failed.
     """
 
     shelf: Any
@@ -33,6 +39,19 @@ class Load:
     title: str = ""
     lane: int = 0
     in_turn: bool = False
+    parts: int = 1
+    begun: int = 0
+    running: int = 0
+    cancelled: bool = False
+    followed: bool = False
+    error: Exception | None = None
+
+    def may_begin(self) -> bool:
+        """Return True if the first part may begin now."""
+        return True
+
+    def arrived(self, part: int) -> None:
+        """Take note that one of several parts was filled."""
 
 
 class Shelf(Generic[N]):
@@ -89,6 +108,9 @@ class Shelf(Generic[N]):
     def describe(self, slots: Slots) -> str:
         """Return what traces call `slots` while a hold waits for them."""
         return self.name
+
+    def awaited(self, slots: Slots, began: float, ended: float) -> None:
+        """Take note that a hold waited for `slots` between two times."""
 
     def refuse(self, units: npt.NDArray[N]) -> TpiError:
         """Return the error of a hold for which there is no room, whatever is loading."""

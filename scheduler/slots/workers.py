@@ -51,7 +51,7 @@ class Readers:
             while self._work.acquire() and not self._closed:
                 serve()
 
-        names = (f"tpi-demand-{number}" for number in range(self._count))
+        names = (f"tpi-reader-{number}" for number in range(self._count))
         self._threads = [threading.Thread(target=run, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()

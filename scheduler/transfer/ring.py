@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from scheduler.model.ring import Ring
-from scheduler.slots.cache import SlotCache
+from scheduler.slots.cache import SlotCache, Source
 from scheduler.slots.cyclic import CyclicShelf
 from scheduler.slots.shelf import Load
 from scheduler.slots.stats import LoadStats
@@ -47,7 +47,7 @@ class RingPart:
     memory: Bytes  # at least as large as the ring's part on this accelerator
 
 
-class SegmentShelf(CyclicShelf):
+class SegmentShelf(CyclicShelf, Source):
     """The segments of a ring, each in the memory of its accelerator, at the ring's offset; the source of its loads."""
 
     def __init__(self, parts: Sequence[RingPart], ring: Ring, contents: Mapping[int, RingContents]) -> None:
@@ -69,11 +69,7 @@ class SegmentShelf(CyclicShelf):
         """Return the accelerator of a use."""
         return self._contents[self._units[use % self.cycle.period]].card
 
-    def joins(self, loads: Sequence[Load], other: Load) -> bool:
-        """Return False: each segment is copied by itself."""
-        return False
-
-    def fill(self, loads: Sequence[Load]) -> int:
+    def fill(self, loads: Sequence[Load], part: int) -> int:
         """Fill the place of one load, and return its bytes. Errors are those of its `Feed`."""
         (load,) = loads
         place: int = load.slots

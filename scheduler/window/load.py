@@ -1,7 +1,11 @@
-"""One block's load from disk into its place in memory. `scheduler.window.loader` guards its state with a lock."""
+"""One block's load from disk into its place in memory, and the disk as a source of blocks."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from scheduler.slots.cache import Source
+from scheduler.slots.shelf import Load
 from scheduler.storage.disk import Disk, read_chunk, read_extent
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import Bytes
@@ -22,58 +26,68 @@ def check(verify: Verify, block: int, disk: Disk, extent: Extent, slot: Bytes) -
         verify(block, read_extent(disk, extent, slot))
 
 
-class Load:
-    """One block on its way from disk into its place in memory."""
+class BlockLoad(Load):
+    """A load of `block` into `slot`, in chunks that several threads read at once.
 
-    def __init__(self, block: int, extent: Extent, slot: Bytes) -> None:
+    Attributes:
+        requested: when it could have begun, in seconds: waking a reader is part of loading.
+        ended: when it ended; 0 before that.
+    """
+
+    def __init__(self, shelf: Any, block: int, place: int, extent: Extent, slot: Bytes, chunk: int) -> None:
+        super().__init__(shelf, block, place, parts=-(-extent.slot_bytes // chunk))
         self.block, self.extent, self.slot = block, extent, slot
         self.view = extent.view(slot)
-        self.followed = False  # whether `Loader.follow` takes it in parts
-        self.reset()
+        self.requested, self.ended = time.perf_counter(), 0.0
+        self._chunk = chunk
+        self._front = 0  # the first chunk that has not been read: chunks end in any order
+        self._beyond = set[int]()  # chunks read beyond it
 
-    def reset(self) -> None:
-        """Forget what was read, so that the load can start again."""
-        self.cursor = 0  # where the next chunk starts
-        self.flying = 0  # chunks being read
-        self.front = 0  # offset of the first byte that has not been read: chunks end in any order
-        self._landed: dict[int, int] = {}  # start and end of each chunk read beyond `front`
-        self.begun = self.ended = 0.0
-        self.ready = not self.open  # a node may have no unit of a block
-        self.dropped = False
-        self.error: WeightsError | None = None
+    def may_begin(self) -> bool:
+        """Return True if no read into its place is left from a load that was cancelled."""
+        return bool(self.shelf.may_begin(self))
 
-    def landed(self, start: int, size: int) -> None:
-        """Note that the chunk of `size` bytes at `start` was read."""
-        self._landed[start] = start + size
-        while self.front in self._landed:
-            self.front = self._landed.pop(self.front)
+    def arrived(self, part: int) -> None:
+        """Take note that a chunk was read."""
+        self._beyond.add(part)
+        while self._front in self._beyond:
+            self._beyond.remove(self._front)
+            self._front += 1
+
+    def has(self, nbytes: int) -> bool:
+        """Return True if the first `nbytes` bytes of the view have been read."""
+        return self.arrived_bytes >= nbytes
 
     @property
-    def arrived(self) -> int:
+    def arrived_bytes(self) -> int:
         """Bytes of the view, counted from its first, that have been read without a gap."""
-        return min(max(0, self.front - self.extent.skew), self.extent.nbytes)
+        return min(max(0, self._front * self._chunk - self.extent.skew), self.extent.nbytes)
 
-    def stop(self) -> None:
-        """Hand out no more chunks."""
-        self.cursor = self.extent.slot_bytes
 
-    @property
-    def open(self) -> bool:
-        """True if chunks are left to hand out."""
-        return self.cursor < self.extent.slot_bytes
+class BlockSource(Source):
+    """Blocks of a disk. A block is compared with its hash at its first load."""
 
-    def read_chunk(self, disk: Disk, start: int) -> WeightsError | None:
-        """Read the chunk that begins at `start`; return the error if that failed."""
-        try:
-            read_chunk(disk, self.extent, self.slot, start)
-        except WeightsError as error:
-            return error
-        return None
+    def __init__(self, disk: Disk, blocks: int, verify: Verify | None) -> None:
+        """Read from `disk`; `verify` raises WeightsError if bytes are wrong. None: nothing is compared."""
+        self._disk, self._verify = disk, verify
+        self.checks = verify is not None
+        self.unverified = set(range(blocks)) if verify else set()
 
-    def check(self, disk: Disk, verify: Verify) -> WeightsError | None:
-        """Verify the block; if it is wrong, read and verify it once more. Return the error if it is still wrong."""
-        try:
-            check(verify, self.block, disk, self.extent, self.slot)
-        except WeightsError as error:
-            return error
-        return None
+    def fill(self, loads: Sequence[Load], part: int) -> int:
+        """Read a chunk; return its bytes, in whole pages.
+
+        Raises:
+            WeightsError: if it cannot be read at two attempts; names the file.
+        """
+        (load,) = loads
+        assert isinstance(load, BlockLoad)
+        start = part * self._disk.chunk
+        read_chunk(self._disk, load.extent, load.slot, start)
+        return min(self._disk.chunk, load.extent.slot_bytes - start)
+
+    def check(self, load: Load) -> None:
+        """Verify a block at its first load; if it is wrong, read and verify it once more."""
+        assert isinstance(load, BlockLoad)
+        if self._verify is not None and load.block in self.unverified:
+            check(self._verify, load.block, self._disk, load.extent, load.slot)
+            self.unverified.discard(load.block)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.model.timeline import Costs
-from scheduler.slots.stats import ReadClock
+from scheduler.slots.stats import LoadStats, ReadClock
 
 SAMPLES = 15  # times remembered of each block; their median hides a prefill step or a single disturbance
 
@@ -50,19 +50,19 @@ class WindowStats:
         )
 
 
-class Meter:
-    """Mutable counters behind `WindowStats`. Readers change theirs only while they hold the loader's lock."""
+class Meter(LoadStats):
+    """Mutable counters behind `WindowStats`. Those of loads are changed only under the cache's lock."""
 
     def __init__(self, blocks: int, resident_bytes: int, ring_bytes: int, reads: ReadClock | None = None) -> None:
         self._resident, self._ring = resident_bytes, ring_bytes
-        self._reads = reads or ReadClock()
-        self._read_before = self._reads.seconds
+        super().__init__()
+        self.reads = reads or ReadClock()
+        self._read_before = self.reads.seconds
         self._compute, self._exchange, self._load = (
             [deque[float](maxlen=SAMPLES) for _ in range(blocks)] for _ in range(3)
         )
         self._wakes = deque[list[float]]([[]], maxlen=SAMPLES)  # a list per pass over the blocks
         self._left_at, self._last = 0.0, -1
-        self.total_bytes = 0  # bytes read since the start
         self._clear()
 
     def _clear(self) -> None:
@@ -85,24 +85,10 @@ class Meter:
         self._compute[block].append(left - entered)
         self._left_at, self._last = left, block
 
-    def stall(self, seconds: float) -> None:
-        """Count a hold that waited for `seconds`."""
-        self.stall_seconds += seconds
+    def waited(self, seconds: float) -> None:
+        """Count a hold that waited, and went on `seconds` after its block was loaded or, if later, the wait began."""
         self.stalls += 1
-
-    def woke(self, seconds: float) -> None:
-        """Note that a hold went on `seconds` after its block was loaded, or after the wait began if that was later."""
         self._wakes[-1].append(seconds)
-
-    def begin_read(self) -> None:
-        """Count a read that starts."""
-        self._reads.begin_read()
-
-    def end_read(self, size: int) -> None:
-        """Count a read of `size` bytes that has ended."""
-        self._reads.end_read()
-        self.read_bytes += size
-        self.total_bytes += size
 
     def loaded(self, block: int, seconds: float) -> None:
         """Note that the loader took `seconds` for a block."""
@@ -145,7 +131,7 @@ class Meter:
 
         The caller holds the readers' lock, so that nothing is counted in between.
         """
-        seconds = self._reads.seconds
+        seconds = self.reads.seconds
         stats = WindowStats(
             self._resident,
             self._ring,

@@ -238,7 +238,7 @@ class MemoryWindow:
     @property
     def progress(self) -> int:
         """Bytes read since the start."""
-        return self._meter.total_bytes
+        return self._loader.loaded_bytes
 
     def position(self) -> WindowPosition:
         """Return the present position in the cycle. Any thread may call it."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from scheduler.demand.records.layer import OpenLayer, RecordLayer, RecordLoad
 from scheduler.demand.records.reads import RecordRead, range_extent, staging_bytes
+from scheduler.slots.cache import Source
 from scheduler.slots.shelf import Load
 from scheduler.storage.disk import Disk, read_chunk
 from tpi.devices.pages import Bytes, page_buffer
@@ -12,8 +13,8 @@ from tpi.devices.pages import Bytes, page_buffer
 _THREAD, _CODE = 64 << 10, 2 << 20  # bytes that a thread takes, and that the code takes once it runs
 
 
-class RecordReader:
-    """A `scheduler.slots.cache.Source`. Threads read into staging memory first: records are not aligned."""
+class RecordReader(Source):
+    """The disk as a source of records. Threads read into staging memory first: records are not aligned."""
 
     def __init__(self, disk: Disk, record_bytes: int) -> None:
         """Create a reader for records of at most `record_bytes` bytes."""
@@ -21,11 +22,7 @@ class RecordReader:
         self._size = staging_bytes(record_bytes)
         self._threads = threading.local()
 
-    def joins(self, loads: Sequence[Load], other: Load) -> bool:
-        """Return False: reads are planned when they are requested."""
-        return False
-
-    def fill(self, loads: Sequence[Load]) -> int:
+    def fill(self, loads: Sequence[Load], part: int) -> int:
         """Read the records of one load. Errors are those of `read`."""
         (load,) = loads
         assert isinstance(load, RecordLoad)

@@ -60,10 +60,10 @@ def test_windows_that_read_at_once_share_the_time(monkeypatch: pytest.MonkeyPatc
     clock = ReadClock()
     blocks, head = Meter(1, 0, 1, clock), Meter(1, 0, 1, clock)
     for at, act in (
-        (1, blocks.begin_read),
-        (2, head.begin_read),
-        (3, lambda: blocks.end_read(10)),
-        (5, lambda: head.end_read(20)),
+        (1, clock.begin_read),
+        (2, clock.begin_read),
+        (3, clock.end_read),
+        (5, clock.end_read),
         (9, None),
     ):
         now = at
@@ -71,11 +71,12 @@ def test_windows_that_read_at_once_share_the_time(monkeypatch: pytest.MonkeyPatc
             act()
     assert clock.seconds == 4.0
     for meter, size in ((blocks, 10), (head, 20)):
+        meter.read_bytes += size
         taken = meter.take()
         assert (taken.read_bytes, taken.read_seconds) == (size, 4.0)
         assert meter.take() == WindowStats(ring_bytes=1)
     now = 10
-    blocks.begin_read()
+    clock.begin_read()
     now = 12
     assert blocks.take().read_seconds == 2.0  # until now
 
@@ -112,7 +113,7 @@ def test_waking_up_is_counted_token_by_token() -> None:
         for block in range(2):
             meter.entered(block, 0.0)
             if token != 3:
-                meter.woke(token + 2.0 * block)
+                meter.waited(token + 2.0 * block)
             meter.left(block, 0.0, 1.0)
     means = [token + 1.0 for token in range(SAMPLES)]
     assert meter.costs().wake == median(means[:3] + means[4:])

@@ -1,0 +1,155 @@
+"""The two shelves of a window: blocks that stay, and blocks that pass through a ring. Numbers only, no threads."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from scheduler.model.ring import Ring
+from scheduler.slots.cyclic import CyclicShelf
+from scheduler.slots.shelf import Load
+from scheduler.window.load import BlockLoad
+from scheduler.window.stats import Meter
+from tpi.errors import TpiError
+from tpi.trace import NoTrace
+
+MakeLoad = Callable[[object, int, int], BlockLoad]
+"""Called as `make(shelf, block, place)`; returns a load of `block`."""
+
+
+class LoadLog:
+    """Notes of loads and waits, for reports and traces. Used under the cache's lock."""
+
+    def __init__(self, meter: Meter, trace: NoTrace, noun: str) -> None:
+        """Write to `meter` and `trace`; blocks are called `noun`."""
+        self._meter, self._trace, self._noun = meter, trace, noun
+        self._last = time.perf_counter()  # when a load ended
+
+    def name(self, block: int) -> str:
+        """Return the name of a block."""
+        return f"{self._noun} {block}"
+
+    def loaded(self, load: BlockLoad) -> None:
+        """Note that a load has ended."""
+        load.ended = now = time.perf_counter()
+        begun = max(load.requested, self._last)  # chunks of two loads may overlap, but each second counts once
+        self._last = now
+        self._meter.loaded(load.block, now - begun)
+        self._trace.add("load", self.name(load.block), int(begun * 1e9), int(now * 1e9))
+
+    def waited(self, load: BlockLoad, began: float, ended: float) -> None:
+        """Note that a hold waited for a load."""
+        self._meter.waited(ended - max(began, load.ended))
+
+
+class StreamedShelf(CyclicShelf):
+    """Blocks that pass through the ring of a window, each use at its place in the period."""
+
+    def __init__(self, ring: Ring, make: MakeLoad, log: LoadLog) -> None:
+        """Create a shelf; `make` makes its loads, and `log` notes them."""
+        super().__init__(ring)
+        self._make, self._log = make, log
+        self.loads = [make(self, block, place) for place, block in enumerate(ring.blocks)]  # the last of each place
+        self._stragglers = 0  # cancelled loads with chunks that are still being read
+
+    def name_of(self, unit: int) -> str:
+        """Return the name of a block."""
+        return self._log.name(unit)
+
+    def load_of(self, use: int, place: int) -> Load | None:
+        """Return the load of a use; None if the node has no unit of the block."""
+        if not self.loads[place].extent.slot_bytes:
+            return None
+        self.loads[place] = load = self._make(self, self._units[place], place)
+        return load
+
+    def may_begin(self, load: Load) -> bool:
+        """Return True if no chunk of a cancelled load is being read: it may lie in the same memory."""
+        return not self._stragglers
+
+    def awaited(self, slots: int, began: float, ended: float) -> None:
+        """Take note that a hold waited for a use between two times."""
+        self._log.waited(self.loads[slots % self.cycle.period], began, ended)
+
+    def end(self, load: Load, error: Exception | None) -> None:
+        """End a load, which failed if there is an `error`."""
+        if load.cancelled:
+            self._loading[load.slots] -= 1
+            self._stragglers -= 1
+            return
+        super().end(load, error)
+        if error is None:
+            self._log.loaded(self.loads[load.slots])
+
+    def _drop(self, uses: range) -> None:
+        """Cancel the loads of `uses`. Their memory is free once the reads that are in flight have ended."""
+        for use in uses:
+            place = use % self.cycle.period
+            load = self.loads[place]
+            if self._loading[place] and not load.cancelled:
+                load.cancelled, load.parts = True, load.begun
+                if load.running:
+                    self._stragglers += 1
+                else:
+                    self._loading[place] -= 1
+
+
+class ResidentShelf:
+    """Blocks that stay, each loaded once into a place of its own; a block that failed is loaded when it is held."""
+
+    settling = False
+
+    def __init__(self, blocks: Iterable[int], make: MakeLoad, log: LoadLog) -> None:
+        """Create a shelf. The arguments are those of `StreamedShelf`."""
+        self._make, self._log = make, log
+        self.loads = {block: make(self, block, block) for block in blocks}
+        self._loading = {block for block, load in self.loads.items() if load.parts}
+
+    def first(self) -> Sequence[BlockLoad]:
+        """Return the loads of all blocks that have bytes."""
+        return [self.loads[block] for block in sorted(self._loading)]
+
+    def room(self, units: tuple[int]) -> int:
+        """Return 1: each block has a place."""
+        return 1
+
+    def claim(self, units: tuple[int]) -> tuple[int, Sequence[Load]]:
+        """Return a block, and its load if the last one failed."""
+        (block,) = units
+        if self.failure(block) is None:
+            return block, ()
+        self.loads[block] = load = self._make(self, block, block)
+        self._loading.add(block)
+        return block, (load,)
+
+    def release(self, slots: int) -> Sequence[Load]:
+        """Do nothing: no block is given up."""
+        return ()
+
+    def loading(self, slots: int) -> bool:
+        """Return True if a block is loading."""
+        return slots in self._loading
+
+    def failure(self, slots: int) -> Exception | None:
+        """Return the error of a block that failed; None if it did not."""
+        return None if slots in self._loading else self.loads[slots].error
+
+    def describe(self, slots: int) -> str:
+        """Return what traces call a block while a hold waits for it."""
+        return self._log.name(slots)
+
+    def awaited(self, slots: int, began: float, ended: float) -> None:
+        """Take note that a hold waited for a block between two times."""
+        self._log.waited(self.loads[slots], began, ended)
+
+    def refuse(self, units: tuple[int]) -> TpiError:
+        """Return the error of a hold for which there is no room; there is always room."""
+        return TpiError(f"{self._log.name(units[0])} cannot be held")
+
+    def may_begin(self, load: Load) -> bool:
+        """Return True: nothing else uses its place."""
+        return True
+
+    def end(self, load: Load, error: Exception | None) -> None:
+        """End a load, which failed if there is an `error`."""
+        self._loading.discard(load.slots)
+        if error is None:
+            self._log.loaded(self.loads[load.slots])

@@ -78,7 +78,7 @@ class DemandCache:
             Verified(source, self._slots, verify),
             workers,
             self.shelf.counts,
-            reads=reads,
+            reads=reads or ReadClock(),
             trace=trace,
             devices=[] if device is None else [device],
             spare=lambda: self.shelf.spare(self.slots.speed),

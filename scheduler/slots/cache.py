@@ -16,9 +16,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from scheduler.slots.shelf import Load
+from scheduler.slots.shelf import Load, Shelves
 from scheduler.slots.stats import LoadStats, ReadClock
 from scheduler.slots.workers import LoadWorkers
 from tpi.devices.base import Device
@@ -50,41 +50,6 @@ class Source(ABC):
 
     def check(self, load: Load) -> None:  # noqa: B027
         """Check the bytes of a load, all of whose parts are filled; raise an exception if they are wrong."""
-
-
-class Shelves(Protocol):
-    """A shelf, whose methods are called under the cache's lock. `units` and `slots` have the shelf's own form."""
-
-    @property
-    def settling(self) -> bool:
-        """True if there will be more room when a load ends."""
-
-    def room(self, units: Any) -> int:
-        """Return how many of `units`, from the first on, can be claimed now."""
-
-    def claim(self, units: Any) -> tuple[Any, Sequence[Load]]:
-        """Pin `units`, for which there is room; return their slots, and the loads to begin."""
-
-    def release(self, slots: Any) -> Sequence[Load]:
-        """Remove one pin from each of `slots`; return the loads that there is room for now."""
-
-    def loading(self, slots: Any) -> bool:
-        """Return True if one of `slots` is loading."""
-
-    def failure(self, slots: Any) -> Exception | None:
-        """Return the error of one of `slots` that failed; None if none did."""
-
-    def describe(self, slots: Any) -> str:
-        """Return what traces call `slots` while a hold waits for them."""
-
-    def awaited(self, slots: Any, began: float, ended: float) -> None:
-        """Take note that a hold waited for `slots` between two times, in seconds."""
-
-    def refuse(self, units: Any) -> TpiError:
-        """Return the error of a hold for which there is no room, whatever is loading."""
-
-    def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
 
 
 class SlotCache(Generic[S]):
@@ -126,7 +91,7 @@ class SlotCache(Generic[S]):
             source: fills slots.
             workers: the threads that call it; the cache starts and closes them.
             stats: the counts, which the cache and its shelves change.
-            reads: the clock of another reader of the same disk.
+            reads: a clock of the reads, which another reader of the same disk may share; needed for `speed`.
             trace: recorder of loads and stalls.
             devices: the devices whose queued calls use the slots; none: the caller's thread does.
             spare: returns a load whose slots are marked as loading, or None; called under the lock if no load waits.
@@ -134,7 +99,7 @@ class SlotCache(Generic[S]):
         self.lock, self.stats = threading.Lock(), stats
         self.loaded_bytes = 0  # bytes that were loaded since the start
         self._done = threading.Condition(self.lock)
-        self._source, self._workers, self._reads, self._trace = source, workers, reads or ReadClock(), trace
+        self._source, self._workers, self._reads, self._trace = source, workers, reads, trace
         self._devices, self._spare = list(devices), spare
         self._demanded, self._ahead = deque[Load](), deque[Load]()
         self._unended = 0  # loads that were submitted and have neither ended nor been cancelled
@@ -183,12 +148,12 @@ class SlotCache(Generic[S]):
             raise shelf.refuse(units[:least])
         return slots
 
-    def wait(self, shelf: Shelves, slots: Any, enough: Callable[[], bool] = lambda: False) -> None:
+    def wait(self, shelf: Shelves, slots: Any, enough: Callable[[], bool] | None = None) -> None:
         """Wait until `slots`, which are pinned, are loaded or there is `enough`; raise the error of a failed load."""
         with self.lock:
-            if shelf.loading(slots) and not enough():
+            if shelf.loading(slots) and not (enough and enough()):
                 began, name = time.perf_counter(), shelf.describe(slots)
-                while shelf.loading(slots) and not enough():
+                while shelf.loading(slots) and not (enough and enough()):
                     self.require_open()
                     self._done.wait(LOOK_AGAIN)
                 ended = time.perf_counter()
@@ -204,7 +169,8 @@ class SlotCache(Generic[S]):
             device.start(lambda: self.release(shelf, slots))
             return
         with self.lock:
-            self.submit(shelf.release(slots))
+            if loads := shelf.release(slots):
+                self.submit(loads)
 
     def expect(self, shelf: Shelves, units: Any) -> None:
         """Expect that the next hold of the shelf will be of `units`, and start to load them if there is room."""
@@ -262,7 +228,7 @@ class SlotCache(Generic[S]):
     @property
     def speed(self) -> float:
         """Bytes per second of loading, since the start."""
-        return self.loaded_bytes / (self._reads.seconds or 1.0)
+        return self.loaded_bytes / ((self._reads and self._reads.seconds) or 1.0)
 
     def require_open(self) -> None:
         """Raise TpiError if the cache is closed or its workers are lost."""
@@ -286,7 +252,8 @@ class SlotCache(Generic[S]):
 
     def _pin(self, shelf: Shelves, units: Any, least: int) -> Any:
         """Return the slots of the units that were pinned; None if there is no room."""
-        self.require_open()
+        if self.closed:
+            self.require_open()
         if self._expected:
             expected, slots = self._expected.get(shelf, (None, None))
             if expected is units and shelf.failure(slots) is None:
@@ -300,15 +267,16 @@ class SlotCache(Generic[S]):
             self._done.wait(LOOK_AGAIN)
             self.require_open()
         slots, loads = shelf.claim(units if count == len(units) else units[:count])
-        self._promote(shelf)
-        self.submit(loads)
+        if self._ahead:
+            self._promote(shelf)
+        if loads:
+            self.submit(loads)
         return slots
 
     def _promote(self, shelf: Shelves) -> None:
         """Turn the read-ahead of a shelf into demand."""
-        if self._ahead:
-            self._demanded.extend(load for load in self._ahead if load.shelf is shelf)
-            self._ahead = deque(load for load in self._ahead if load.shelf is not shelf)
+        self._demanded.extend(load for load in self._ahead if load.shelf is shelf)
+        self._ahead = deque(load for load in self._ahead if load.shelf is not shelf)
 
     def _forget_expected(self, shelf: Shelves) -> None:
         if (expected := self._expected.pop(shelf, None)) is not None:
@@ -324,22 +292,24 @@ class SlotCache(Generic[S]):
         if not loads:
             return
         began, moved, error = time.perf_counter(), 0, None
-        self._reads.begin_read()
+        if self._reads is not None:
+            self._reads.begin_read()
         try:
             moved = self._source.fill(loads, part)
         except Exception as failure:  # noqa: BLE001 - the hold that waits for the load raises it
             error = failure
-        self._reads.end_read()
+        if self._reads is not None:
+            self._reads.end_read()
         with self.lock:
             if loads[0].name:
                 self._trace.add("load", loads[0].name, int(began * 1e9), int(time.perf_counter() * 1e9))
             self.stats.read_bytes += moved
             self.loaded_bytes += moved
-            if sum(self._end_part(load, part, error) for load in loads):
-                self._done.notify_all()
+            for load in loads:
+                self._end_part(load, part, error)
 
-    def _end_part(self, load: Load, part: int, error: Exception | None) -> bool:
-        """End a part of a load, and the load with its last part; return True if a thread may wait for that."""
+    def _end_part(self, load: Load, part: int, error: Exception | None) -> None:
+        """End a part of a load, and the load with its last part."""
         if error is not None:
             load.error, load.parts = error, load.begun
         elif load.parts > 1:
@@ -356,7 +326,8 @@ class SlotCache(Generic[S]):
             load.shelf.end(load, load.error)
             if load.cancelled:  # loads that waited for its memory may begin
                 self._workers.kick([None] * sum(one.parts - one.begun for one in (*self._demanded, *self._ahead)))
-        return ended or load.followed
+        if ended or load.followed:
+            self._done.notify_all()
 
     def _checked(self, load: Load) -> Exception | None:
         """Check a load without the lock; return the error if its bytes are wrong."""

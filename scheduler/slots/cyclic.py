@@ -61,10 +61,9 @@ class CyclicShelf(ABC):
 
     def release(self, slots: int) -> Sequence[Load]:
         """Count one hold of a use less; after the last, return the loads that there is room for now."""
-        failed = self.failure(slots) is not None
         if not self.cycle.unpin(slots):
             return ()
-        if not failed:
+        if self._errors[slots % self.cycle.period] is None or self.failure(slots) is None:
             return self._open()
         self._drop(self.cycle.return_to(slots))
         return ()
@@ -76,7 +75,8 @@ class CyclicShelf(ABC):
     def failure(self, slots: int) -> Exception | None:
         """Return the error of a use that failed; None if it did not."""
         place = slots % self.cycle.period
-        return None if self._loading[place] else self._errors[place]
+        error = self._errors[place]
+        return None if error is None or self._loading[place] else error
 
     def refuse(self, units: tuple[int]) -> TpiError:
         """Return the error of a hold for which there is no room."""

@@ -1,8 +1,8 @@
-"""Equal slots with an eviction policy, as a `scheduler.slots.cache.SlotCache` uses them. Numbers only, no threads."""
+"""Shelves of a `scheduler.slots.cache.SlotCache`: which unit lies in which slot. Numbers only, no threads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,41 @@ class Load:
 
     def arrived(self, part: int) -> None:
         """Take note that one of several parts was filled."""
+
+
+class Shelves(Protocol):
+    """A shelf, whose methods are called under the cache's lock. `units` and `slots` have the shelf's own form."""
+
+    @property
+    def settling(self) -> bool:
+        """True if there will be more room when a load ends."""
+
+    def room(self, units: Any) -> int:
+        """Return how many of `units`, from the first on, can be claimed now."""
+
+    def claim(self, units: Any) -> tuple[Any, Sequence[Load]]:
+        """Pin `units`, for which there is room; return their slots, and the loads to begin."""
+
+    def release(self, slots: Any) -> Sequence[Load]:
+        """Remove one pin from each of `slots`; return the loads that there is room for now."""
+
+    def loading(self, slots: Any) -> bool:
+        """Return True if one of `slots` is loading."""
+
+    def failure(self, slots: Any) -> Exception | None:
+        """Return the error of one of `slots` that failed; None if none did."""
+
+    def describe(self, slots: Any) -> str:
+        """Return what traces call `slots` while a hold waits for them."""
+
+    def awaited(self, slots: Any, began: float, ended: float) -> None:
+        """Take note that a hold waited for `slots` between two times, in seconds."""
+
+    def refuse(self, units: Any) -> TpiError:
+        """Return the error of a hold for which there is no room, whatever is loading."""
+
+    def end(self, load: Load, error: Exception | None) -> None:
+        """End a load, which failed if there is an `error`."""
 
 
 class Shelf(Generic[N]):

@@ -126,5 +126,8 @@ class Loader:
             return WindowPosition(cycle.head % cycle.length, min(ready, cycle.length), cycle.length)
 
     def close(self) -> None:
-        """Stop and join the readers."""
+        """Stop and join the readers; what is held keeps its memory."""
         self._slots.close()
+        with self._slots.lock:
+            self._streamed.forget()
+            self._resident.forget()

@@ -79,9 +79,14 @@ class StreamedShelf(CyclicShelf):
         if error is None:
             self._log.loaded(self.loads[load.slots])
 
+    def forget(self) -> None:
+        """Load nothing more, and let go of the memory of all places: loads and shelf refer to each other."""
+        self._paused = True
+        self.loads = []
+
     def _drop(self, uses: range) -> None:
         """Cancel the loads of `uses`. Their memory is free once the reads that are in flight have ended."""
-        for use in uses:
+        for use in uses if self.loads else ():
             place = use % self.cycle.period
             load = self.loads[place]
             if self._loading[place] and not load.cancelled:
@@ -143,6 +148,10 @@ class ResidentShelf:
     def refuse(self, units: tuple[int]) -> TpiError:
         """Return the error of a hold for which there is no room; there is always room."""
         return TpiError(f"{self._log.name(units[0])} cannot be held")
+
+    def forget(self) -> None:
+        """Let go of the memory of all places: loads and shelf refer to each other."""
+        self.loads = {}
 
     def may_begin(self, load: Load) -> bool:
         """Return True: nothing else uses its place."""

@@ -1,8 +1,10 @@
 """Holding blocks: contents, budgets, failures, what is counted, and that nothing is left running."""
 
+import gc
 import threading
 from itertools import pairwise
 from pathlib import Path
+from weakref import ReferenceType, ref
 
 import pytest
 
@@ -11,7 +13,7 @@ from scheduler.storage.disk import DirectDisk
 from scheduler.window.stats import WindowPosition
 from scheduler.window.window import Extent, MemoryWindow, Resident, Window
 from tests.support.cluster.window_helpers import CountingDisk, content, make_blocks
-from tpi.devices.pages import PAGE, Bytes
+from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import PlanError, TpiError, WeightsError
 from tpi.trace import Trace
 
@@ -243,6 +245,28 @@ def test_close_joins_every_thread_and_ends_a_waiting_hold() -> None:
     window.close()
     assert ends == ["the memory of weights is closed; open the model again"]
     assert set(threading.enumerate()) <= before
+
+
+def test_a_closed_window_gives_its_memory_back_at_once() -> None:
+    """Without the collector of cycles: another window takes its place, and `--memory` has no room for both."""
+    files, extents = make_blocks(SIZES)
+    taken: list[ReferenceType[Bytes]] = []
+
+    def allocate(nbytes: int) -> Bytes:
+        memory = page_buffer(nbytes)
+        taken.append(ref(memory))
+        return memory
+
+    gc.disable()
+    try:
+        window = MemoryWindow(extents, 20 * PAGE, CountingDisk(files), memory=allocate)
+        assert_token_whole(window, SIZES)
+        window.close()
+        del window
+        assert taken
+        assert not any(memory() is not None for memory in taken)
+    finally:
+        gc.enable()
 
 
 def test_what_is_counted_adds_up() -> None:

@@ -10,7 +10,6 @@ import click
 
 from master.generation.answer import Answer, AnswerLimits, answer, encode_prompt, prompt_messages
 from master.generation.client import Client
-from master.generation.sampler import Sampler, Sampling
 from master.generation.thread import EngineThread
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling, verbose_option
 from master.reporting.output import at_terminal, stream_answer, write, write_trace
@@ -19,6 +18,7 @@ from master.reporting.report import answer_fields, node_fields, print_choice, pr
 from master.reporting.spans import Span
 from master.session import Session
 from master.text.prompts import checked_text, read_prompt
+from master.vocabulary.sampler import Sampler, Sampling
 from tpi.flags import ModelCommand, model_argument, prompt_argument
 from tpi.progress import warn
 from tpi.system.interrupts import ending
@@ -73,9 +73,9 @@ def run(
         # if the output is piped, the keyboard may belong to a pager
         keyboard = _quiet_keyboard() if at_terminal() else nullcontext()
         with keyboard, session.answering() as engine:
-            result = stream_answer(session, engine, asked, sampler, limits, show)
+            result = stream_answer(session.figures, session.tokenizer, engine, asked, sampler, limits, show)
         nodes = session.report()
-        write_trace(session)
+        write_trace(session.figures, session.placement.trace)
         if as_json:
             write(_json(answer_fields(result) | session.figures.fields() | {"nodes": node_fields(nodes)}))
         elif not quiet:
@@ -109,7 +109,7 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
             _measure(session, engine, prompt, AnswerLimits(2, ignore_eos=True))  # warm up
             measured = [_measure(session, engine, prompt, limits) for _ in range(repeat)]
         results, nodes = [result for result, _ in measured], session.figures.report([span for _, span in measured])
-        write_trace(session)
+        write_trace(session.figures, session.placement.trace)
         if as_json:
             write(_json(_medians(results) | session.figures.fields() | {"nodes": node_fields(nodes)}))
         else:

@@ -8,14 +8,14 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from master.generation.sampler import RANDOM_SEED, Sampling
+from master.vocabulary.sampler import RANDOM_SEED, Sampling
 from tpi import progress
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache, parse_size
 from tpi.devices.options import DeviceOptions, device_options
 from tpi.errors import UsageError
 from tpi.flags import FiniteRange
-from tpi.kv import KV_DTYPES, KvDtype
+from tpi.kernels.kv import KV_DTYPES, KvDtype
 from tpi.net.fields import UsualRequest
 from tpi.net.wire import wire_names
 from tpi.paths import DIRECTORY, FILE

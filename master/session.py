@@ -12,7 +12,6 @@ from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
 from master.generation.defaults import SamplingDefaults
 from master.generation.engine import MOST_RUNNING, Engine
-from master.generation.sampler import Sampler, Sampling
 from master.generation.thread import EngineThread, Wanted
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.discoverythread import DiscoveryThread
@@ -25,6 +24,7 @@ from master.options import DEFAULT_CONTEXT, RunOptions
 from master.reporting.figures import RunFigures
 from master.reporting.report import NodeReport
 from master.text.tokenizer import Tokenizer
+from master.vocabulary.sampler import Sampler, Sampling
 from master.workers.cluster import Cluster
 from master.workers.local import LocalWorkers
 from tpi.errors import NodeError, PlanError, TpiError, UsageError

@@ -18,17 +18,16 @@ from dataclasses import dataclass
 
 from scheduler.model.placement import Placement, Speeds, place, place_window
 from scheduler.model.ring import neighbours
+from scheduler.model.sizes import LONGEST_CHUNK, TILE
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kernels.constants import PAGE_TOKENS
 from tpi.pack.layout import BlockKind
 
-LONGEST_CHUNK = 512  # tokens of a prefill step, if memory and context allow it
 _AMPLE_CHUNK = 256  # tokens: longer steps save passes over the streamed weights, but compute hardly faster
 _SHORT_CHUNK = 32  # tokens: a prefill step is shorter than this only if the weights would not fit otherwise
 _CHUNK_SHARE = 8  # a chunk takes at most one part in so many of the memory it shares with weights, or of the streamed
 _STEPS = 8  # a budget grows by this fraction of the head's missing bytes until the head fits
-TILE = 4 << 20  # bytes of a table's tile; two are in memory at once, one in use and one being read
 PROCESS = 7 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
 
 
@@ -37,7 +36,7 @@ class Demand:
     """Memory needs of one node, in bytes except for `pages`."""
 
     blocks: tuple[int, ...]  # each block or tile, in order of use (`Extent.slot_bytes`)
-    page_bytes: int  # one page of this node's heads, all layers (`tpi.kv.page_bytes`)
+    page_bytes: int  # one page of this node's heads, all layers (`tpi.kernels.kv.page_bytes`)
     pages: int  # the requested context, in pages
     token: int  # activations of one token of a step (`worker.plan.fit.token_bytes`)
     fixed: int = 0  # vectors, and buffers that do not grow with a step

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any
 
 from testbed import state
-from testbed.checks.doctor import has_netem
 from testbed.control import ask
 from testbed.holder import TOPOLOGY, remove
 from testbed.network.backends import choose_backend
 from testbed.network.namespaces import require_root
+from testbed.network.qdisc import has_netem
 from testbed.processes import marked
 from testbed.state import TestbedRecord
 from tpi.errors import TestbedError

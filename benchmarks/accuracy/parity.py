@@ -9,10 +9,10 @@ import numpy as np
 from benchmarks.result import Check, Result, Row, Table
 from benchmarks.support.models import smollm2
 from master.generation.answer import AnswerLimits, answer
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
 from master.text.tokenizer import Tokenizer
+from master.vocabulary.sampler import Sampler, Sampling
 from tpi.config import default_cache
 from tpi.pack.library.locate import open_model
 

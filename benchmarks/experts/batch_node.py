@@ -27,7 +27,7 @@ from tpi.config import default_cache
 from tpi.devices.emulated.device import EmulatedDevice, open_emulated
 from tpi.devices.host import open_host
 from tpi.devices.options import KvPlace, OffloadOptions, Weights
-from tpi.kv import pages_for
+from tpi.kernels.kv import pages_for
 from tpi.net.fields import GroupBatch
 from tpi.net.messages import NodeOptions, PeerAddress, Step, StepEntry
 from tpi.pack.builder.build import open_source, pack_model

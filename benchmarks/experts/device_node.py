@@ -16,8 +16,8 @@ from master.deployment.deploy import kv_dtype
 from master.deployment.planner import deal_shards, units_of
 from master.generation.engine import Engine
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
 from master.profiling.routing import record_routing
+from master.vocabulary.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import table_bytes
 from scheduler.demand.stats import DemandStats
 from scheduler.model.machine import NodeMachine, emulated_node

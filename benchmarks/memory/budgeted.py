@@ -16,9 +16,9 @@ from subprocess import PIPE, run
 from typing import Any
 
 from master.generation.answer import AnswerLimits, answer
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.storage.extent import Extent
 from scheduler.storage.tune import DiskSpeed, disk_for, measure_reads
 from tpi.config import default_cache

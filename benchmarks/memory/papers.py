@@ -10,9 +10,9 @@ from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
 from master.deployment.planner import deal_shards, units_of
 from master.vocabulary.vocabulary import table_bytes
-from scheduler.budget import LONGEST_CHUNK
+from scheduler.model.sizes import LONGEST_CHUNK
 from tests.support.weights.shapes import LLAMA_1B
-from tpi.kv import pages_for
+from tpi.kernels.kv import pages_for
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.plan.fit import fit

@@ -25,8 +25,8 @@ from tpi.block import residual
 from tpi.config import default_cache
 from tpi.devices.host import HostDevice, open_host
 from tpi.kernels import Kernels
+from tpi.kernels.kv import KvPages, pages_for
 from tpi.kernels.spec import Batch, NormSpec
-from tpi.kv import KvPages, pages_for
 from tpi.pack.library.locate import open_model
 from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Range, deal

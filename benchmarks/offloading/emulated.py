@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from tpi.devices.emulated.emulation import Emulation
 from tpi.devices.options import DeviceOptions, OffloadOptions
 from worker.equipment import INTERRUPTED

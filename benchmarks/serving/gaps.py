@@ -12,9 +12,9 @@ from time import process_time
 from benchmarks.support.models import smollm2
 from master.generation.engine import Engine
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 
 _CONTEXT = 8192  # tokens
 _ANSWERS = 4096  # tokens that an answer may take; it is withdrawn before

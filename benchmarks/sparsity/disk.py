@@ -13,7 +13,7 @@ from benchmarks.result import Check, Result, Row, Table
 from benchmarks.support.models import profiled_reglu_1b
 from master.deployment.deployment import Deployment
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.demand.records.stats import RecordStats
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.generating import generate

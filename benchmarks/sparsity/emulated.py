@@ -15,7 +15,7 @@ from scipy.special import ndtr
 
 from master.generation.engine import Engine
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.model.machine import emulated_node
 from scheduler.model.offload.work import Offload
 from scheduler.neurons.arena import NeuronArena

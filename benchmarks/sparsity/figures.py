@@ -14,7 +14,7 @@ from benchmarks.result import Check, Result, Row, Table
 from benchmarks.support.models import reglu_layers
 from master.generation.engine import Engine
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment
 from tpi.config import Format
 from tpi.kernels.native import NativeKernels

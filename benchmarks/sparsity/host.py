@@ -12,7 +12,7 @@ from benchmarks.result import Check, Result, Row, Table
 from benchmarks.support.models import reglu_1b
 from master.deployment.deployment import Deployment
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.generating import generate
 from tpi.pack.reader import Pack

@@ -7,8 +7,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks.result import Check, Result, Row, Table
+from tpi.kernels.kv import KvDtype
 from tpi.kernels.native import NativeKernels
-from tpi.kv import KvDtype
 from tpi.system.machine import usable_cores
 from worker.measure.attention import MIXTRAL, AttentionSample, Heads
 

@@ -128,9 +128,9 @@ def take_turns(running: Mapping[str, Engine], rounds: int, work: Sequence[tuple[
 @contextmanager
 def open_tpi(spec: Spec) -> Iterator[tuple[Generator, dict[str, Any]]]:
     """Open a session on this machine as the commands do."""
-    from master.generation.sampler import Sampler, Sampling
     from master.options import RunOptions
     from master.session import Session
+    from master.vocabulary.sampler import Sampler, Sampling
     from tests.support.generating import generate as tokens_of
 
     greedy = Sampler(Sampling(temperature=0))

@@ -13,8 +13,8 @@ from master.api.metrics import ServerMetrics
 from master.api.page.house import House
 from master.api.server import ApiServer
 from master.api.state import ApiState, ServeLimits
-from master.generation.sampler import Sampling
 from master.session import Session
+from master.vocabulary.sampler import Sampling
 
 
 def run_server(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from master.generation.engine import MOST_RUNNING
-from master.generation.sampler import Sampling
 from master.options import RunOptions, placement_options, quiet_option, verbose_option
 from master.session import Session
+from master.vocabulary.sampler import Sampling
 from tpi.flags import ModelCommand
 from tpi.paths import FILE
 
@@ -135,7 +135,7 @@ def _answer(
         with watching(f"answering {asked.path.name}", quiet) as progress:
             _run(session, names, asked, results, counts, progress)
         nodes = session.report()
-        write_trace(session)
+        write_trace(session.figures, session.placement.trace)
         if not quiet:
             summary = _summary(counts, results, perf_counter() - began)
             print_nodes(nodes, summary, stderr=True, table=verbose or len(nodes) > 1)

@@ -16,11 +16,11 @@ from master.chat.own import LocalChatBackend
 from master.chat.readers import PlainReader, Reader, open_reader
 from master.chat.remote import ServerChatBackend
 from master.chat.showing.screen import open_screen
-from master.generation.sampler import Sampling
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling
 from master.reporting.output import write_trace
 from master.session import Session
 from master.text.prompts import checked_text
+from master.vocabulary.sampler import Sampling
 from tpi.config import default_cache
 from tpi.errors import UsageError
 from tpi.flags import ModelCommand, model_argument
@@ -135,6 +135,6 @@ def _traced(session: Session) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        write_trace(session)
+        write_trace(session.figures, session.placement.trace)
         raise
-    write_trace(session)
+    write_trace(session.figures, session.placement.trace)

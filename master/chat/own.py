@@ -9,12 +9,12 @@ from master.chat.fitting import fit
 from master.chat.showing.screen import Screen
 from master.chat.talk import ChatBackend, said_in
 from master.generation.answer import Answer, AnswerLimits
-from master.generation.sampler import Sampler
 from master.generation.thread import EngineThread
 from master.reporting.output import stream_answer
 from master.session import Session
 from master.text.replay import Replay
 from master.text.tokenizer import Message
+from master.vocabulary.sampler import Sampler
 
 
 class LocalChatBackend(ChatBackend):
@@ -56,7 +56,8 @@ class LocalChatBackend(ChatBackend):
         if begun is not None:
             self.screen.resume(begun.shown or begun.assistant)
         try:
-            result = stream_answer(self._session, self._engine, wanted, self._sampler, limits, show, stopped, said)
+            figures, tokenizer = self._session.figures, self._session.tokenizer
+            result = stream_answer(figures, tokenizer, self._engine, wanted, self._sampler, limits, show, stopped, said)
         finally:
             self.screen.end()
         self.used = len(wanted) + len(result.token_ids)

@@ -10,8 +10,8 @@ from master.chat.conversation import Conversation, Turn
 from master.chat.showing.screen import Screen
 from master.chat.talk import ChatBackend, said_in
 from master.generation.answer import Answer, FinishReason
-from master.generation.sampler import Sampling
 from master.text.thoughts import ShownThoughts
+from master.vocabulary.sampler import Sampling
 from tpi.errors import NodeError, UsageError
 
 _TOO_LONG = "context_length_exceeded"

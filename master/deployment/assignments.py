@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
-from master.deployment.predictors import SentPredictors
+from master.workers.predictors import SentPredictors
+from master.workers.weights import vectors_bytes
 from tpi.errors import ModelError
 from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
 from tpi.pack.blockfile import BlockShape
@@ -104,9 +105,3 @@ def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[
             yield run, Range(0, run.units if len(shard.query) else 0)
         else:
             yield run, ranges[run.name]
-
-
-def vectors_bytes(block: PackBlock) -> bytes:
-    """Return the vectors of a block back to back, in the order of its shape."""
-    vectors = block.vectors()
-    return b"".join(vectors[name].tobytes() for name, _ in block.shape.vectors)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scheduler.budget import LONGEST_CHUNK
 from scheduler.free import default_budget
 from scheduler.model.nodefigures import machine_from_message
+from scheduler.model.sizes import LONGEST_CHUNK
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.kernels.constants import PAGE_TOKENS

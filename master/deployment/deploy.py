@@ -12,15 +12,15 @@ from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Concurrency, Deployment, Stage, choose_collective
 from master.deployment.planner import Split, deal_shards, most_that_fit, units_of
-from master.deployment.predictors import SentPredictors, predictors_for
-from master.deployment.weights import PackSource, own_blocks
 from master.options import RunOptions
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from master.workers.cluster import Cluster
-from scheduler.budget import LONGEST_CHUNK
+from master.workers.predictors import SentPredictors, predictors_for
+from master.workers.weights import PackSource, own_blocks
 from scheduler.free import default_budget
+from scheduler.model.sizes import LONGEST_CHUNK
 from tpi.errors import PlanError, UsageError
-from tpi.kv import KvDtype, pages_for
+from tpi.kernels.kv import KvDtype, pages_for
 from tpi.net.fields import Card, UsualRequest
 from tpi.net.messages import Assign, NodeOptions
 from tpi.pack.reader import Pack

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from master.generation.pages import PagePool
+from master.deployment.pages import PagePool
 from master.vocabulary.vocabulary import Vocabulary
 from tpi.net.messages import Step, StepEntry
 from tpi.partition import Range, Shard

@@ -7,12 +7,12 @@ import numpy as np
 
 from master.deployment.planner import Split, deal_shards, units_of
 from tpi.errors import ModelError, TpiError
-from tpi.pack.library.numbered import made_from, numbered_packs, open_numbered
 from tpi.pack.reader import Pack
 from tpi.partition import FFN_UNIT
 from tpi.progress import warn
 from tpi.sparsity.files import NAME as PREDICTORS
 from tpi.sparsity.files import load_predictors
+from tpi.sparsity.numbered import made_from, numbered_packs, open_numbered
 from tpi.sparsity.renumber import NAME, inverse, load_orders, unevenness
 from tpi.sparsity.usage import NAME as PROFILE
 from tpi.sparsity.usage import load_use

@@ -8,7 +8,7 @@ from master.generation.fairness import Holdings, Room
 from master.generation.line import WaitingQueue
 from master.generation.request import Request
 from master.generation.sequence import Sequence
-from tpi.kv import pages_for
+from tpi.kernels.kv import pages_for
 
 _PATIENCE_S = 10.0
 """Seconds after which a waiting request that does not fit keeps later requests from being admitted before it."""

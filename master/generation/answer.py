@@ -9,12 +9,12 @@ from typing import Literal
 
 from master.generation.client import Client
 from master.generation.request import Sampled
-from master.generation.sampler import Sampler
 from master.generation.thread import EngineRequest, EngineThread, Ticket
 from master.text.channels import SPELLED, ShownChannels, has_channels
 from master.text.prompts import checked_text
 from master.text.stops import StopFilter
 from master.text.tokenizer import Message, Tokenizer
+from master.vocabulary.sampler import Sampler
 from tpi.errors import NodeError, TpiError, UsageError
 
 _CONTINUATION = range(0x80, 0xC0)  # bytes that continue a UTF-8 character

@@ -5,8 +5,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from master.generation.pages import PagePool
-from master.generation.prefixindex import chain
+from master.deployment.pages import PagePool
+from master.deployment.prefixindex import chain
 from master.generation.sequence import Sequence
 from tpi.kernels.spec import PAGE_TOKENS
 

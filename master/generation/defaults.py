@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from master.generation.sampler import Sampling
+from master.vocabulary.sampler import Sampling
 from tpi.errors import UsageError
 
 _SETTINGS = {

@@ -10,7 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from master.generation.request import Request
-from tpi.kv import pages_for
+from tpi.kernels.kv import pages_for
 
 SLICE_S = 10.0
 """Seconds that a request runs at least before it gives way to a client with less than a fair share."""

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from master.generation.client import Client
-from master.generation.sampler import Logprobs, Sampler
 from master.generation.sequence import Sequence
+from master.vocabulary.sampler import Logprobs, Sampler
 from tpi.errors import TpiError
 
 logger = logging.getLogger(__name__)

@@ -3,9 +3,9 @@
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
+from master.deployment.pages import PagePool
+from master.deployment.prefixindex import Key
 from master.generation.client import Client
-from master.generation.pages import PagePool
-from master.generation.prefixindex import Key
 from tpi.kernels.spec import PAGE_TOKENS
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from master.generation.client import Client
 from master.generation.engine import Engine
 from master.generation.request import Request, RowSink, Sampled, fault_of
-from master.generation.sampler import Sampler
+from master.vocabulary.sampler import Sampler
 from tpi.errors import BusyError, TpiError
 
 T = TypeVar("T")

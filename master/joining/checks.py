@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from master.joining.asking import Asked, ask
+from master.workers.asking import Asked, ask
 from scheduler.free import default_budget
 from tpi import __version__
 from tpi.errors import UsageError

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from master.joining.asking import ask
 from master.joining.checks import Observation, check_machine, check_workers
 from master.joining.discovery import workers_at_home
 from master.options import worker_addresses
+from master.workers.asking import ask
 from tpi.config import default_cache
 from tpi.keys.policy import KeyPolicy
 from tpi.keys.text import short_key

@@ -8,9 +8,9 @@ from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
-from master.joining.asking import ask
 from master.joining.checks import firewall_advice
 from master.options import RunOptions
+from master.workers.asking import ask
 from tpi.errors import NodeError, TpiError
 from tpi.keys.announcement import SERVICE, Announcement, read_announcement
 from tpi.keys.policy import KeyPolicy

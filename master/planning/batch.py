@@ -12,7 +12,7 @@ from scheduler.model.roofline.latency import PolicyPoint, accelerator_bytes, hos
 from scheduler.model.roofline.levels import Hierarchy, TurningPoints
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, PolicyLimits
 from scheduler.model.roofline.search import BatchChoice, best_policy
-from tpi.kv import pages_for
+from tpi.kernels.kv import pages_for
 from tpi.net.fields import UsualRequest
 from tpi.text import short_number
 from worker.pipelines.group.agree import GroupMember, group_problems

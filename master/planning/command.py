@@ -25,7 +25,7 @@ from tpi.config import default_cache, parse_size
 from tpi.devices.options import OffloadOptions, check_several
 from tpi.errors import PlanError, UsageError
 from tpi.flags import ModelCommand, model_argument
-from tpi.kv import KV_DTYPES
+from tpi.kernels.kv import KV_DTYPES
 from tpi.paths import DIRECTORY, PATH
 from tpi.progress import warn
 from tpi.system.private import private

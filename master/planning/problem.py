@@ -6,14 +6,14 @@ from itertools import pairwise
 
 from master.options import DEFAULT_CONTEXT
 from master.planning.shapes import ModelShape
-from scheduler.budget import LONGEST_CHUNK
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import Workload
+from scheduler.model.sizes import LONGEST_CHUNK
 from tpi.config import ModelConfig
 from tpi.devices.options import OffloadOptions
 from tpi.errors import UsageError
-from tpi.kv import KvDtype, pages_for
+from tpi.kernels.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions
 from tpi.pack.blockfile import BlockShape
 from tpi.partition import Range

@@ -6,7 +6,7 @@ from master.planning.chart import Mark, RooflineChart, Slope
 from scheduler.model.roofline.layer import LayerShape
 from scheduler.model.roofline.levels import Hierarchy
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
-from tpi.kv import KvDtype, vector_bytes
+from tpi.kernels.kv import KvDtype, vector_bytes
 
 _FORMATS: tuple[KvDtype, ...] = ("f16", "q8", "q4")  # of keys and values
 _BATCHES = (1, 32, 128, 1024, 4096)  # tokens; shown in addition to the policy's own batch

@@ -69,11 +69,11 @@ def _read(path: Path) -> str:
 
 def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict[str, Any]:
     from master.deployment.planner import deal_shards, parse_split, units_of
-    from master.deployment.predictors import has_records
     from master.profiling.measure import profile_model
     from master.profiling.plot import figure
     from master.profiling.predictors import train_beside
     from master.text.tokenizer import Tokenizer
+    from master.workers.predictors import has_records
     from tpi.kernels import open_kernels
     from tpi.pack.library.locate import open_model
     from tpi.progress import phase

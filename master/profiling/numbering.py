@@ -12,13 +12,13 @@ from tpi.errors import ModelError, WeightsError
 from tpi.pack.builder.mend import find_damage, made
 from tpi.pack.builder.renumber import write_renumbered
 from tpi.pack.library.hold import in_use
-from tpi.pack.library.numbered import made_from, numbered_path
 from tpi.pack.library.record import PackRecord
 from tpi.pack.library.store import build
 from tpi.pack.reader import Pack, is_pack
 from tpi.partition import FFN_UNIT
 from tpi.progress import Progress, phase
 from tpi.sparsity import files, usage
+from tpi.sparsity.numbered import made_from, numbered_path
 from tpi.sparsity.predictor import Predictor
 from tpi.sparsity.renumber import (
     I32,

@@ -4,11 +4,13 @@ import re
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 
 from master.generation.answer import Answer, AnswerLimits, answer
-from master.generation.sampler import Sampler
 from master.generation.thread import EngineThread
-from master.session import Session
+from master.reporting.figures import RunFigures
+from master.text.tokenizer import Tokenizer
+from master.vocabulary.sampler import Sampler
 from tpi.errors import TpiError
 from tpi.progress import line_begun, warn
 from tpi.system.streams import unfiltered
@@ -43,7 +45,8 @@ def at_terminal() -> bool:
 
 
 def stream_answer(
-    session: Session,
+    figures: RunFigures,
+    tokenizer: Tokenizer,
     engine: EngineThread,
     tokens: SequenceOf[int],
     sampler: Sampler,
@@ -56,15 +59,15 @@ def stream_answer(
 
     Arguments and errors are those of `master.generation.answer.answer`.
     """
-    with session.figures.prompt_progress() as watch:
+    with figures.prompt_progress() as watch:
         try:
-            mark = session.figures.mark
-            return answer(engine, session.tokenizer, tokens, sampler, limits, show, mark, stopped, begun, watch)
+            mark = figures.mark
+            return answer(engine, tokenizer, tokens, sampler, limits, show, mark, stopped, begun, watch)
         finally:
             show("\n")  # after an error too, so that its message gets a line of its own
 
 
-def write_trace(session: Session) -> None:
-    """Write the timeline if it was asked for, and warn of missing spans."""
-    if lacks := session.figures.write_trace(session.placement.trace):
+def write_trace(figures: RunFigures, path: Path | None) -> None:
+    """Write the timeline to `path`, if it was asked for, and warn of missing spans."""
+    if lacks := figures.write_trace(path):
         warn(lacks)

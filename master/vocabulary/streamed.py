@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.budget import TILE
 from scheduler.model.placement import place
+from scheduler.model.sizes import TILE
 from scheduler.slots.stats import ReadClock
 from scheduler.storage.disk import DirectDisk, Disk, read_extent
 from scheduler.storage.extent import Extent, tile_starts

@@ -12,13 +12,13 @@ from contextlib import suppress
 import zmq
 
 from allreduce.deadline import Lateness
-from master.deployment.weights import UnitSource
 from master.workers.keeper import Keeper
 from master.workers.links import APART_S, LinkBrokenError, LinkWatch
 from master.workers.meeting import meeting, tell_apart
 from master.workers.places import WorkerId, WorkerOrder
 from master.workers.recruits import RETRY_S, Recruits
 from master.workers.remote import RemoteWorker
+from master.workers.weights import UnitSource
 from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
 from tpi.errors import NodeError, NodeInUse, NodeLost, TpiError
 from tpi.net.codec import encode

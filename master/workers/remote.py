@@ -5,10 +5,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from master.deployment.weights import WeightServer
 from master.workers.dial import Dial, Line
 from master.workers.heartbeats import SILENCE_S, HeartbeatState
 from master.workers.places import WorkerId
+from master.workers.weights import WeightServer
 from tpi import __version__
 from tpi.errors import NodeError, NodeInUse, NodeLost, NodeRefused, NodeTwice, TpiError, WeightsError
 from tpi.keys.text import short_key

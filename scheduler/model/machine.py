@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tpi.config import parse_size
 from tpi.devices.emulated.machine import EmulatedMachine
 from tpi.errors import UsageError
-from tpi.kv import KvDtype
+from tpi.kernels.kv import KvDtype
 
 Number = float | npt.NDArray[np.float64]
 GIB = 1 << 30

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from tpi.devices.base import Device, wait_all
 from tpi.devices.pages import Bytes
+from tpi.kernels.kv import KvPages
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
-from tpi.kv import KvPages
 from tpi.trace import ON, TransferKind
 
 Pages = frozenset[int]
@@ -27,7 +27,7 @@ class PageStage:
     """Room for one layer's pages in the accelerator's memory, and which pages are in it."""
 
     def __init__(self, keys: KvArray, values: KvArray) -> None:
-        """Create a stage from arrays shaped like one layer of `tpi.kv.KvPages`; page numbers are those of the host."""
+        """Create a stage from arrays like one layer of `tpi.kernels.kv.KvPages`; page numbers are those of the host."""
         self.keys, self.values = keys, values
         self.layer = -1
         self.present: set[int] = set()  # pages that are in the stage, or on their way to it

@@ -10,7 +10,7 @@ from typing import Any
 from master.chat.client import ChatServer
 from master.chat.conversation import Conversation
 from master.chat.remote import ServerChatBackend
-from master.generation.sampler import Sampling
+from master.vocabulary.sampler import Sampling
 
 MODELS = json.dumps({"data": [{"id": "cat"}]}).encode()
 

@@ -8,11 +8,11 @@ from typing import Any
 from master.generation.answer import Answer, AnswerLimits, answer
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
-from master.generation.sampler import Sampler
 from master.generation.sequence import Sequence
 from master.generation.thread import EngineThread, Ticket
 from master.session import Session
 from master.text.tokenizer import Tokenizer
+from master.vocabulary.sampler import Sampler
 
 
 def generate(engine: Engine, sequence: Sequence, sampler: Sampler, limit: int) -> Iterator[Sampled]:

@@ -17,9 +17,9 @@ import psutil
 
 from master.generation.client import Client
 from master.generation.request import Sampled
-from master.generation.sampler import Sampler, Sampling
 from master.generation.thread import EngineRequest, Ticket
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.cluster_helpers import REAL_WORKER, announced
 from tests.support.paths import ROOT
 from tpi.errors import TpiError

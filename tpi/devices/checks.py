@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import check_range
+from tpi.kernels.kv import KvDtype, kv_dtype_of, vector_bytes
 from tpi.kernels.spec import I32, PAGE_TOKENS, AttentionSpec, Batch, KvArray, Projected
-from tpi.kv import KvDtype, kv_dtype_of, vector_bytes
 from tpi.pack.layout import RunLayout
 
 
@@ -31,7 +31,7 @@ def kv_format(spec: AttentionSpec, cache: KvArray) -> KvDtype:
 
 
 def check_caches(spec: AttentionSpec, keys: KvArray, values: KvArray) -> KvDtype:
-    """Return the format of a layer of `tpi.kv.KvPages`; raise KernelError unless it fits the heads of `spec`."""
+    """Return the format of a layer of `tpi.kernels.kv.KvPages`; raise KernelError if it does not fit `spec`."""
     for cache in (keys, values):
         if cache.ndim != 4 or cache.shape[1:3] != (spec.kv_heads, PAGE_TOKENS) or not cache.flags.c_contiguous:
             raise KernelError(f"a cache of {spec.kv_heads} KV heads cannot have the shape {cache.shape}")

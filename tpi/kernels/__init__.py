@@ -78,7 +78,7 @@ class Kernels(Protocol):
         """Return a segment's share of an attention block, `[tokens, hidden]`, before the bias of o and the residual.
 
         `data` is 1-D and holds the query units, then the KV units. `keys` and `values` are one layer of
-        `tpi.kv.KvPages`. This step's keys and values are appended to them before any token of the same sequence
+        `tpi.kernels.kv.KvPages`. This step's keys and values are appended to them before any token of the same sequence
         attends. The result has the same bits as `project`, `attend` and `output` in sequence, and is faster.
         """
 

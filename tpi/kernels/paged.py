@@ -50,7 +50,7 @@ def spread(heads: F32) -> F32:
 
 
 def encode_kv(heads: F32, element: np.dtype[Any]) -> KvArray:
-    """Return vectors `[..., head_dim]` as a cache of dtype `element` stores them (`tpi.kv.KvPages`)."""
+    """Return vectors `[..., head_dim]` as a cache of dtype `element` stores them (`tpi.kernels.kv.KvPages`)."""
     if element == np.int8:
         return _encode_q8(heads)
     return _encode_q4(heads) if element == np.uint8 else heads.astype(element)

@@ -25,6 +25,7 @@ from tpi.kernels.arithmetic import (
 )
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.heads import finished, from_latent, needs_sums, refuse_sums
+from tpi.kernels.kv import kv_dtype_of
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
 from tpi.kernels.paged import append, attend, heads_of, spread
 from tpi.kernels.spec import (
@@ -46,7 +47,6 @@ from tpi.kernels.spec import (
     RouterSpec,
     Routing,
 )
-from tpi.kv import kv_dtype_of
 from tpi.pack.layout import RunLayout
 
 

@@ -325,7 +325,7 @@ class ChainBlock:
 
     Attributes:
         data: the block's weights, which must stay where they are.
-        keys, values: one layer of `tpi.kv.KvPages`; None for a block that does not attend.
+        keys, values: one layer of `tpi.kernels.kv.KvPages`; None for a block that does not attend.
     """
 
     spec: BlockSpec

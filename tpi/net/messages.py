@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from tpi.config import ModelConfig
 from tpi.errors import MessageError
-from tpi.kv import KvDtype
+from tpi.kernels.kv import KvDtype
 from tpi.net.codec import Raw, message
 from tpi.net.fields import (
     DIGEST_BYTES,

@@ -16,8 +16,8 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
 from tpi.kernels.arithmetic import activate, biased
+from tpi.kernels.kv import KvPages, pages_for
 from tpi.kernels.spec import Batch, FfnSpec, Routing
-from tpi.kv import KvPages, pages_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Range

@@ -10,7 +10,7 @@ from scheduler.weights import Hold
 from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
-from tpi.kv import KvPages
+from tpi.kernels.kv import KvPages
 from tpi.trace import NoTrace
 from worker.accelerator.rings import Rings
 from worker.node.division import Division

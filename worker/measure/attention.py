@@ -6,9 +6,9 @@ import numpy as np
 
 from tpi.devices.pages import page_buffer
 from tpi.kernels import Kernels
+from tpi.kernels.kv import KvDtype, KvPages, vector_bytes
 from tpi.kernels.paged import encode_kv
 from tpi.kernels.spec import F32, PAGE_TOKENS, AttentionSpec, Batch, NormSpec, Projected
-from tpi.kv import KvDtype, KvPages, vector_bytes
 from tpi.pack.layout import Part, RunLayout
 
 _HIDDEN = 32  # hidden size; the sample computes no projections

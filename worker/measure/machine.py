@@ -14,8 +14,8 @@ from scheduler.model.machine import GOOD_ENOUGH, PIECES, Accelerator, DeviceLink
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
+from tpi.kernels.kv import KV_DTYPES, KvDtype
 from tpi.kernels.spec import F32, FfnSpec, NormSpec
-from tpi.kv import KV_DTYPES, KvDtype
 from tpi.pack.layout import Part, RunLayout
 from tpi.partition import FFN_UNIT
 from worker.measure.attention import MIXTRAL, AttentionSample

@@ -20,12 +20,12 @@ from tpi.net.messages import Assign
 from tpi.progress import Progress, silent
 from tpi.system.machine import usable_cores
 from tpi.trace import OFF, Trace
-from worker.demand.routed import RoutedBlock
 from worker.equipment import AcceleratorSetup
 from worker.node.block import Block
 from worker.node.division import Division
 from worker.node.loop import BlockLoop, unchecked
 from worker.node.node import Node
+from worker.node.routed import RoutedBlock
 from worker.node.segment import Segment
 from worker.node.weights.opening import open_weights
 from worker.plan.case import Case

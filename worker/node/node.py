@@ -13,8 +13,8 @@ from scheduler.demand.stats import DemandStats
 from scheduler.model.steady import judge_streaming
 from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
 from scheduler.window.stats import WindowPosition, WindowStats
+from tpi.kernels.kv import pages_for
 from tpi.kernels.spec import PAGE_TOKENS, Batch
-from tpi.kv import pages_for
 from tpi.net.messages import (
     Step,
 )

@@ -9,7 +9,7 @@ from scheduler.storage.disk import Disk, read_extent
 from scheduler.storage.extent import Extent
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
-from tpi.kv import KvPages
+from tpi.kernels.kv import KvPages
 from worker.plan.node_plan import NodePlan
 
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from tpi.devices.base import Event, Finished, Pending
 from tpi.kernels import Kernels
 from tpi.kernels.heads import finished, squares
+from tpi.kernels.kv import KvPages
 from tpi.kernels.spec import Batch, Input, KvArray, Projected, Routing
-from tpi.kv import KvPages
 from tpi.pack.layout import GROUP
 from tpi.partition import Range
 from worker.node.heads import HeadRange, concatenate_heads, some_heads

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 from tpi.devices.base import Device, Finished, Pending, wait_all
 from tpi.devices.pages import Bytes
+from tpi.kernels.kv import KvPages
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
-from tpi.kv import KvPages
 
 Visit = tuple[int, int]  # a layer, and a micro-batch of the step
 
@@ -28,7 +28,7 @@ class PageRoom:
     """Accelerator memory for the pages of one micro-batch, and host memory to copy them from and to.
 
     Attributes:
-        keys: on the accelerator, `[pages, ...]` as in `tpi.kv.KvPages`.
+        keys: on the accelerator, `[pages, ...]` as in `tpi.kernels.kv.KvPages`.
         values: on the accelerator, likewise.
         staged: keys and values in the host's buffer, likewise.
         loaded: the last load into this room.

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Generic, Literal, TypeVar
 
-from scheduler.budget import TILE, Budget
+from scheduler.budget import Budget
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.work import NodeWork, Place, SegmentWork, TableWork, Workload
 from scheduler.model.placement import Placement
+from scheduler.model.sizes import TILE
 from scheduler.storage.disk import Disk
 from scheduler.storage.tune import DiskSpeed, disk_for
 from tpi.config import default_cache
@@ -18,8 +19,8 @@ from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kernels import Kernels
+from tpi.kernels.kv import page_bytes, vector_bytes
 from tpi.kernels.spec import PAGE_TOKENS
-from tpi.kv import page_bytes, vector_bytes
 from worker.plan.fit import HostShare, Tables, fit, kernel_room, need
 from worker.plan.node_plan import NodePlan, RunUnits
 from worker.plan.offload import OffloadPlan, piece_bytes

@@ -10,8 +10,8 @@ from scheduler.free import default_budget
 from scheduler.model.placement import Speeds
 from tpi.config import ModelConfig
 from tpi.errors import PlanError
+from tpi.kernels.kv import page_bytes
 from tpi.kernels.memory import CardMemoryNeed, buffer_bytes, card_memory_need, slice_bytes
-from tpi.kv import page_bytes
 from tpi.pack.layout import BlockKind
 from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES

@@ -40,7 +40,7 @@ _REMEMBERED = 256  # number of refused grammars that are remembered
 
 
 class GrammarConstraint:
-    """The grammar state of one answer; a `master.generation.sampler.Constraint`."""
+    """The grammar state of one answer; a `master.vocabulary.sampler.Constraint`."""
 
     def __init__(self, matcher: "LLMatcher", vocab: int, share: "GrammarShare") -> None:
         """Wrap a matcher. `share` accounts for the grammar's memory, which is freed with the last copy."""

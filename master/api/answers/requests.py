@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from master.generation.client import Client
-from master.generation.sampler import Sampling
 from master.text.tokenizer import Message
+from master.vocabulary.sampler import Sampling
 
 
 @dataclass(frozen=True)

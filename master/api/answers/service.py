@@ -22,9 +22,9 @@ from master.generation.answer import AnswerLimits
 from master.generation.client import Client
 from master.generation.defaults import SamplingDefaults
 from master.generation.request import Sampled
-from master.generation.sampler import RANDOM_SEED, Sampler, Sampling
 from master.generation.thread import EngineRequest, EngineThread, Ticket
 from master.text.tokenizer import Tokenizer
+from master.vocabulary.sampler import RANDOM_SEED, Sampler, Sampling
 from tpi.errors import TpiError
 
 F32 = npt.NDArray[np.float32]

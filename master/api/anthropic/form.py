@@ -16,8 +16,8 @@ from master.api.openai.fields import Effort, Stop, nucleus
 from master.api.openai.history import result_text
 from master.api.unsupported_tools import FUNCTION, OTHER, OtherTool
 from master.generation.client import Client
-from master.generation.sampler import Sampling
 from master.text.tokenizer import Message
+from master.vocabulary.sampler import Sampling
 
 _CLEARED = {"type": "clear_thinking_20251015"}
 _THINKING_EDITS = (_CLEARED, _CLEARED | {"keep": "all"})  # templates leave out the reasoning of earlier turns anyway

@@ -8,7 +8,7 @@ from master.api.answers import grammars
 from master.api.failures import RequestError
 from master.api.forms import Body, FormPart
 from master.api.unused import CACHING, CALLER, NEUTRAL, SWITCHED_OFF
-from master.generation.sampler import REPEAT_PENALTY, Sampling
+from master.vocabulary.sampler import REPEAT_PENALTY, Sampling
 
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from master.joining.asking import Asked, ask
 from master.planning.home.members import Home, meeting_at_master
+from master.workers.asking import Asked, ask
 from master.workers.places import WorkerId
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from scheduler.model.nodefigures import machine_from_message

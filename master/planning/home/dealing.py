@@ -11,7 +11,7 @@ from master.planning.shapes import ModelShape
 from scheduler.model.home.problem import DealtUnits, HomeNode, HomeProblem, Members
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import Workload
-from tpi.kv import KvDtype, vector_bytes
+from tpi.kernels.kv import KvDtype, vector_bytes
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import RunLayout
 from tpi.partition import FFN_UNIT

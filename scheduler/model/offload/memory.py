@@ -16,11 +16,11 @@ Resident segments are added to that. Slots and pages are allocated once, so a no
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.budget import LONGEST_CHUNK, TILE
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.timeline import ACCELERATOR_SLOTS, HOST_SLOTS
 from scheduler.model.offload.work import NodeWork, Offload, Stretch, Workload, kv_pages
 from scheduler.model.ring import neighbours
+from scheduler.model.sizes import LONGEST_CHUNK, TILE
 from tpi.kernels.memory import CardMemoryNeed
 
 _CHUNK_SHARE = 8  # a chunk's activations take at most one part in so many of either memory

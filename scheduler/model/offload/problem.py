@@ -6,11 +6,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.budget import LONGEST_CHUNK
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs, chunk_tokens
 from scheduler.model.offload.tasks import Mask
 from scheduler.model.offload.work import Cards, KvTier, NodeWork, Pipeline, Place, StepSize, Stretch, Tier, Workload
+from scheduler.model.sizes import LONGEST_CHUNK
 
 I64 = npt.NDArray[np.int64]
 

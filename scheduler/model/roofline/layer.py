@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scheduler.model.machine import Number
 from tpi.config import ModelConfig
-from tpi.kv import KvDtype, vector_bytes
+from tpi.kernels.kv import KvDtype, vector_bytes
 from tpi.pack.layout import BlockKind, RunLayout
 
 _F32 = 4  # bytes of an activation

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.deployment.weights import WeightServer
 from master.reporting.timeline import write_timeline
 from master.workers.cluster import Cluster
+from master.workers.weights import WeightServer
 from tests.support.cluster.cluster_helpers import MadeUpModel
 from tests.support.processes.hostile_worker import Hostile, hostile
 from tpi.errors import NodeError, WeightsError

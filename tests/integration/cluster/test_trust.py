@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
-from master.deployment.weights import PackSource
 from master.workers.cluster import Cluster
+from master.workers.weights import PackSource
 from tests.support.altered import OPTIONS, PEERS, Where, changed, leaves, put
 from tests.support.cluster.cluster_helpers import real_worker
 from tests.support.models import MODELS

@@ -24,8 +24,8 @@ from tpi.config import Format, Norm
 from tpi.devices.cuda.attention import blocks_of
 from tpi.devices.cuda.device import CudaDevice
 from tpi.errors import DeviceError, KernelError
+from tpi.kernels.kv import KV_DTYPES, KvDtype
 from tpi.kernels.spec import F32, ChainBlock, Residual
-from tpi.kv import KV_DTYPES, KvDtype
 from tpi.pack.layout import Layout
 
 FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]

@@ -14,7 +14,7 @@ from master.vocabulary import vocabulary
 from master.vocabulary.vocabulary import Vocabulary
 from tests.support.cluster.single import Setting, single_node
 from tpi.devices.pages import PAGE, round_up
-from tpi.kv import KvPages
+from tpi.kernels.kv import KvPages
 from tpi.pack.reader import Pack
 from worker.node import build
 

@@ -16,11 +16,11 @@ from master.chat.commands import COMMANDS, help_text
 from master.chat.conversation import Conversation, Turn
 from master.chat.fitting import fit
 from master.chat.readers import PlainReader
-from master.generation.prefixindex import PrefixIndex
+from master.deployment.prefixindex import PrefixIndex
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
 from master.text.prompts import MOST_BYTES
 from master.text.tokenizer import Message
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_engine
 from tests.support.generating import generate
 from tpi.errors import UsageError

@@ -9,7 +9,7 @@ import pytest
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import Vocabulary
 from scheduler.storage.disk import DirectDisk
 from scheduler.window.window import MemoryWindow

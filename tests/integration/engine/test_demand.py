@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.cluster.single import Setting, single_node

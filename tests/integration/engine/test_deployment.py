@@ -9,9 +9,9 @@ import pytest
 from master.generation.answer import AnswerLimits
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.generating import answer_in, generate
 from tests.support.models import TinyModel

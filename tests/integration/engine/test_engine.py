@@ -9,7 +9,7 @@ import pytest
 from allreduce.algorithms.loopback import Loopback
 from master.generation.engine import Engine
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import CONTEXT, in_process_engine
 from tests.support.generating import generate
 from tests.support.models import MODELS, VOCAB, TinyModel

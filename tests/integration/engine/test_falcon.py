@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.generating import generate
 from tests.support.models import forward, write_tokenizer

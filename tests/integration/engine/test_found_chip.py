@@ -10,10 +10,10 @@ import pytest
 import master.planning.node
 import worker.equipment
 from master.generation.answer import AnswerLimits
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.planning.node import NodeFlags, planned_node
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.model.machine import Accelerator, DeviceLink, Rates
 from tests.support.devices.twin import Twin
 from tests.support.generating import answer_in

@@ -12,7 +12,7 @@ import pytest
 
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.model.machine import emulated_node
 from scheduler.neurons.arena import NeuronArena
 from scheduler.neurons.costs import FittedCost

@@ -11,7 +11,7 @@ import pytest
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
 from tests.support.altered import OPTIONS, PEERS
 from tests.support.cluster.inprocess import in_process_deployment
@@ -23,7 +23,7 @@ from tests.support.orders import phase_by_phase, use_order
 from tpi.devices.choose import open_device
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
-from tpi.kv import KvDtype
+from tpi.kernels.kv import KvDtype
 from tpi.net.messages import Assign
 from tpi.pack.reader import Pack
 from worker.plan.checks import check_assign

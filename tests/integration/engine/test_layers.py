@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_engine
 from tests.support.cluster.single import Setting, single_node
 from tests.support.generating import generate

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
 from scheduler.storage.tune import DiskSpeed
 from tests.support.cluster.single import Setting, single_node

@@ -12,7 +12,7 @@ from tests.support.devices.offloading import offloaded, weights_bytes
 from tests.support.devices.opencl_device import opencl_device
 from tpi.devices.base import Device
 from tpi.devices.options import OffloadOptions
-from tpi.kv import KvDtype
+from tpi.kernels.kv import KvDtype
 from tpi.pack.reader import Pack
 
 TOKENS = [3 + 7 * at % 200 for at in range(40)]

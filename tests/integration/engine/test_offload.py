@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.model.machine import LAPTOP, laptop_gpu
 from scheduler.storage.disk import DirectDisk
 from tests.support.cluster.inprocess import in_process_deployment
@@ -25,7 +25,7 @@ from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError, PlanError, WeightsError
 from tpi.kernels import Kernels
-from tpi.kv import KvDtype
+from tpi.kernels.kv import KvDtype
 from tpi.pack.reader import Pack
 from worker.equipment import AcceleratorSetup
 

@@ -16,7 +16,7 @@ from tpi.devices.base import shares_memory
 from tpi.devices.opencl.card import OpenClCard
 from tpi.devices.options import KvPlace, OffloadOptions, Pipelining, Weights
 from tpi.devices.pages import round_up
-from tpi.kv import KvDtype
+from tpi.kernels.kv import KvDtype
 from tpi.pack.reader import Pack
 
 KV_ROOM = 3 << 20  # bytes

@@ -6,11 +6,11 @@ from itertools import combinations
 from pathlib import Path
 
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.planning.problem import planning_problem, request_of
 from master.planning.shapes import model_shape
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.model.machine import emulated_node
 from scheduler.model.offload.choice import choose
 from scheduler.model.offload.forecast import deepened, forecast

@@ -11,11 +11,11 @@ import pytest
 from master.deployment.deployment import Deployment
 from master.generation.engine import Engine
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
 from master.planning.node import PlannedNode
 from master.planning.problem import planning_case, request_of
 from master.planning.report import PlanReport
 from master.planning.shapes import model_shape
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.model.machine import LAPTOP, laptop_gpu
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, offloaded

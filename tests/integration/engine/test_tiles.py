@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler import budget
 from scheduler.model.placement import Placement, place_window
 from scheduler.model.ring import smallest

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
 from master.profiling.routing import record_routing, routing_figures
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.demand.choice.cliff import GUARDED
 from scheduler.demand.choice.replay import replay
 from scheduler.demand.choice.select import ROBUST, of_experts, select

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from master.joining import checks, commands
-from master.joining.asking import _BURST, Asked, ask
 from master.joining.checks import check_machine, check_workers
 from master.joining.discovery import find_workers, willing_at_home, workers_at_home
 from master.planning.home import asked
 from master.planning.home import flags as home_flags
 from master.planning.home.flags import home_of
 from master.planning.node import NodeFlags
+from master.workers.asking import _BURST, Asked, ask
 from master.workers.cluster import Cluster
 from scheduler.model.machine import LAPTOP
 from tests.support.cluster.cluster_helpers import fake_workers

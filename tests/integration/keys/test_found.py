@@ -8,9 +8,9 @@ import pytest
 import zmq
 
 from master.joining import discovery
-from master.joining.asking import ask
 from master.joining.discovery import find_workers, willing_at_home
 from master.planning.home.asked import home_asked
+from master.workers.asking import ask
 from master.workers.cluster import Cluster
 from master.workers.dial import Dial
 from scheduler.model.machine import LAPTOP

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from master.deployment.numbering import numbered_for
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.profiling import numbering
 from master.profiling.measure import profile_model
 from master.profiling.numbering import Numbering
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.demand.records import reader
 from scheduler.demand.records.stats import RecordStats
 from tests.support.cluster.inprocess import in_process_deployment
@@ -27,10 +27,10 @@ from tests.support.weights.trained import TEXT
 from tpi.errors import WeightsError
 from tpi.kernels import open_kernels
 from tpi.pack.library.hold import Hold
-from tpi.pack.library.numbered import numbered_path, open_numbered
 from tpi.pack.reader import Pack
 from tpi.progress import silent
 from tpi.sparsity.files import NAME, load_predictors, save_predictors
+from tpi.sparsity.numbered import numbered_path, open_numbered
 from tpi.sparsity.predictor import Predictor
 from tpi.sparsity.renumber import window
 from tpi.sparsity.replay import I32, chunks

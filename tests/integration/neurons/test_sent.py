@@ -7,7 +7,7 @@ import pytest
 
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
-from master.deployment.predictors import SentPredictors
+from master.workers.predictors import SentPredictors
 from tests.support.devices.predicted import exact_predictors
 from tests.support.weights.regular import NeuronUse, write_regular
 from tests.support.weights.shapes import LLAMA_1B

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from master.deployment.predictors import predictors_for
 from master.options import RunOptions, Sparsity
+from master.workers.predictors import predictors_for
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.offloading import answers, prompts
 from tests.support.devices.predicted import all_predictors, exact_predictors
@@ -110,7 +110,7 @@ def test_auto_decides_by_turns(relu_pack: Callable[[str], Pack], tmp_path: Path)
 def test_without_predictors_it_says_how_to_make_them(
     mode: Sparsity, relu_pack: Callable[[str], Pack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("master.deployment.predictors.load_predictors", lambda path: {})
+    monkeypatch.setattr("master.workers.predictors.load_predictors", lambda path: {})
     with pytest.raises(UsageError, match=r"tpi profile -m mine --text FILE --predictors$"):
         predictors_for(RunOptions("mine", sparsity=mode), relu_pack("q8"))
     other = RunOptions("my own", sparsity=mode, dtype="q8", cache=Path("/else where"))

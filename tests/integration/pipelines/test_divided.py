@@ -21,7 +21,7 @@ from tests.support.models import make_model
 from tpi.devices.choose import open_device
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
-from tpi.kv import KvDtype
+from tpi.kernels.kv import KvDtype
 from tpi.net.fields import GroupBatch
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack

@@ -12,7 +12,7 @@ from tests.support.devices.offloading import answers, batched, offloaded, prompt
 from tests.support.kernels.pairwise import pairwise
 from tpi.devices.choose import open_device
 from tpi.devices.options import KvPlace, OffloadOptions
-from tpi.kv import KvDtype
+from tpi.kernels.kv import KvDtype
 from tpi.pack.reader import Pack
 
 SMALL: dict[str, Any] = {"context": 64, "pool": 96, "chunk": 32}  # tokens, pages

@@ -15,9 +15,9 @@ from master.batch.source import BatchSource
 from master.deployment.batching import longest_step
 from master.generation.engine import Engine
 from master.generation.request import Request
-from master.generation.sampler import Sampler
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler
 from scheduler.model.machine import LAPTOP
 from scheduler.model.roofline.policy import BatchWork
 from tests.support.devices.grouping import alone

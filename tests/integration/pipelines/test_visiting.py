@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from master.generation.engine import Engine
 from master.generation.request import Request
-from master.generation.sampler import Sampler
+from master.vocabulary.sampler import Sampler
 from scheduler.transfer.queue import TransferQueue
 from tests.support.devices.offloading import GREEDY, answers, batched, offloaded, prompts
 from tests.support.devices.shuffled import Shuffled
@@ -22,8 +22,8 @@ from tests.support.kernels.kernel_cases import native
 from tpi.devices.base import Pending
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import Bytes
+from tpi.kernels.kv import KvPages, pages_for
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
-from tpi.kv import KvPages, pages_for
 from tpi.pack.reader import Pack
 from worker.pipelines.longhold import LongHold
 from worker.pipelines.visiting import PageRoom, VisitingPages, page_numbers

@@ -9,7 +9,7 @@ import pytest
 
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.generating import generate
 from tests.support.models import VOCAB

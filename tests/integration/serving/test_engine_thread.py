@@ -9,9 +9,9 @@ import pytest
 from master.generation.answer import AnswerLimits, answer
 from master.generation.engine import Engine
 from master.generation.request import Sampled
-from master.generation.sampler import F32, Sampler, Sampling
 from master.generation.thread import EngineRequest, EngineThread, FixedNodes, Ticket, Wanted
 from master.text.tokenizer import Tokenizer
+from master.vocabulary.sampler import F32, Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_engine
 from tpi.errors import BusyError, NodeLost, TpiError, UsageError
 from tpi.pack.reader import Pack

@@ -13,13 +13,13 @@ from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
 from master.deployment.deployment import Capacity, Deployment, Stage
 from master.deployment.planner import deal_shards, units_of
-from master.deployment.predictors import SentPredictors
-from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
+from master.workers.predictors import SentPredictors
+from master.workers.weights import own_blocks
 from scheduler.storage.disk import Disk
 from tpi.devices.host import HostDevice
-from tpi.kv import KvDtype, pages_for
+from tpi.kernels.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
 from tpi.pack.reader import Pack
 from tpi.partition import Range

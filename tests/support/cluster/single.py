@@ -14,15 +14,15 @@ from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
 from master.deployment.deployment import Capacity, Deployment, Stage
 from master.deployment.planner import deal_shards, units_of
-from master.deployment.weights import own_blocks
 from master.generation.engine import Engine
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
+from master.workers.weights import own_blocks
 from scheduler.storage.disk import Disk
 from tests.support.cluster.inprocess import ThreadedWorkers
 from tests.support.generating import generate
 from tpi.config import default_cache
-from tpi.kv import pages_for
+from tpi.kernels.kv import pages_for
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from tpi.partition import Range

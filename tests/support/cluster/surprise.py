@@ -7,7 +7,7 @@ import numpy as np
 from master.deployment.deployment import Deployment
 from master.generation.engine import Engine
 from master.generation.request import Request
-from master.generation.sampler import Logprobs, Sampler, Sampling
+from master.vocabulary.sampler import Logprobs, Sampler, Sampling
 from tpi.sparsity.replay import F32
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from master.deployment.deployment import Deployment
 from scheduler.model.roofline.search import best_policy
-from tpi.kv import page_bytes
+from tpi.kernels.kv import page_bytes
 from worker.node.node import Node
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.plan.case import Candidate, Case

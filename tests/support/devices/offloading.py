@@ -12,7 +12,7 @@ import numpy as np
 from master.deployment.deployment import Deployment
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
-from master.generation.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.model.machine import LAPTOP, laptop_gpu
 from tests.support.cluster.inprocess import in_process_deployment
 from tpi.devices.base import Device

@@ -18,8 +18,8 @@ from tpi.devices.owned import OwnedKernels
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import DeviceError
 from tpi.kernels import Kernels
+from tpi.kernels.kv import KvPages
 from tpi.kernels.spec import U8, KvArray
-from tpi.kv import KvPages
 
 T = TypeVar("T")
 

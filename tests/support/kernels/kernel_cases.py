@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tpi.config import Activation, Format, Norm
+from tpi.kernels.kv import KvDtype, KvPages
 from tpi.kernels.native import NativeKernels
 from tpi.kernels.paged import decode_kv, encode_kv
 from tpi.kernels.reference import ReferenceKernels
 from tpi.kernels.spec import F32, PAGE_TOKENS, U8, AttentionSpec, Batch, FfnSpec, KvArray, NormSpec
-from tpi.kv import KvDtype, KvPages
 from tpi.pack.builder.quantise import assemble, encode_part
 from tpi.pack.layout import Layout, Part, RunLayout, RunName
 

@@ -11,8 +11,8 @@ from tpi.block import residual
 from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
+from tpi.kernels.kv import KvPages, pages_for
 from tpi.kernels.spec import Batch, NormSpec
-from tpi.kv import KvPages, pages_for
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
 from tpi.partition import Shard

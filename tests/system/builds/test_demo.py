@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from master.generation.answer import AnswerLimits
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.generating import answer_in
 from tests.support.paths import ROOT
 from tpi.config import default_cache

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from allreduce import measure
 from master.generation.answer import AnswerLimits
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.cluster_helpers import announced
 from tests.support.generating import answer_in
 from tests.support.models import TinyModel

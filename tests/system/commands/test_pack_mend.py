@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import pytest
 
-from master.deployment.weights import PackSource
+from master.workers.weights import PackSource
 from tests.support.commands import run_json, tpi
 from tests.support.models import TinyModel
 from tests.support.weights.packs import quiet

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 from master import commands
 from master.generation.answer import AnswerLimits
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.reporting.timeline import write_timeline
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import Vocabulary, table_block_bytes
 from master.workers.cluster import Cluster
 from scheduler.model.steady import judge_streaming

@@ -20,7 +20,7 @@ from master.text.tokenizer import Tokenizer
 from tests.support.cluster.inprocess import in_process_engine
 from tests.support.paths import DATA
 from tests.support.weights.floats import as_floats, shuffled
-from tpi.kv import KvDtype
+from tpi.kernels.kv import KvDtype
 from tpi.pack.builder.build import Opened, pack_model
 from tpi.pack.reader import Pack
 

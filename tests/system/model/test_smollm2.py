@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from master.generation.answer import AnswerLimits
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.generating import answer_in
 from tpi.pack.reader import Pack
 

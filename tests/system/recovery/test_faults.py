@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from master.deployment import deploy
-from master.joining.asking import ask
 from master.options import RunOptions
 from master.session import Session
+from master.workers.asking import ask
 from master.workers.remote import RemoteWorker
 from tests.support.commands import TPI, clean
 from tests.support.house import Laptop, house, speak

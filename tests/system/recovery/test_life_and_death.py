@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from master.joining.asking import ask
 from master.options import RunOptions
 from master.session import Session
+from master.workers.asking import ask
 from master.workers.remote import RemoteWorker
 from tests.support.commands import TPI, clean
 from tests.support.figures import assert_figures

@@ -6,10 +6,10 @@ from pathlib import Path
 from threading import Event
 
 from master.generation.request import Sampled
-from master.generation.sampler import Sampler
 from master.generation.thread import EngineRequest, Ticket
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler
 from tests.support.house import GREEDY, amid, house, speak, until
 from tests.support.models import TinyModel
 from tpi.errors import TpiError

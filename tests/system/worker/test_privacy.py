@@ -11,9 +11,9 @@ import pytest
 from allreduce import transport
 from allreduce._mailbox import Mailbox
 from master.generation.answer import AnswerLimits
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.generating import answer_in
 from tests.support.models import TinyModel
 from tpi.net.codec import Buffer, decode

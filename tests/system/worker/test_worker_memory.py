@@ -5,9 +5,9 @@ from pathlib import Path
 
 import psutil
 
-from master.generation.sampler import Sampler, Sampling
 from master.options import RunOptions
 from master.session import Session
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.cluster_helpers import real_worker
 from tests.support.generating import generate
 from tests.support.models import TinyModel

@@ -10,9 +10,9 @@ from master.api.answers.shape import Shape
 from master.api.openai.common import chat_logprobs, text_logprobs
 from master.generation.answer import AnswerLimits
 from master.generation.request import Sampled
-from master.generation.sampler import Logprobs
 from master.text.replay import Replay
 from master.text.tokenizer import Tokenizer
+from master.vocabulary.sampler import Logprobs
 from tests.support.vocabularies import byte_level, llama_style
 
 EMOJI = "\U0001f600".encode()

@@ -5,7 +5,7 @@ import pytest
 from master.chat.conversation import Conversation, Turn
 from master.chat.remote import ServerChatBackend
 from master.generation.answer import Answer
-from master.generation.sampler import Sampling
+from master.vocabulary.sampler import Sampling
 from tests.support.chat import ShownScreen, Thinker
 from tpi.errors import UsageError
 

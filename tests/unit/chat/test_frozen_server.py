@@ -15,7 +15,7 @@ from master.chat.client import ChatServer
 from master.chat.conversation import Conversation, Turn
 from master.chat.loop import Chat
 from master.chat.remote import ServerChatBackend
-from master.generation.sampler import Sampling
+from master.vocabulary.sampler import Sampling
 from tests.support.chat import MODELS, ShownScreen, Thinker, reply, server, talk_to
 from tpi.errors import NodeError, NodeLost
 

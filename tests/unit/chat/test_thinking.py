@@ -7,8 +7,8 @@ from master.chat.conversation import Conversation, Turn
 from master.chat.remote import ServerChatBackend
 from master.chat.talk import said_in
 from master.generation.answer import Answer
-from master.generation.sampler import Sampling
 from master.text.channels import ShownChannels
+from master.vocabulary.sampler import Sampling
 from tests.support.chat import ShownScreen, Thinker
 
 THOUGHT = "<think>\nOne and one\n</think>\n\n"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from master.deployment.pages import PagePool
 from master.generation.admission import Admission
-from master.generation.pages import PagePool
 from master.generation.request import Request, Sampled
-from master.generation.sampler import Sampler, Sampling
 from master.generation.sequence import Sequence
+from master.vocabulary.sampler import Sampler, Sampling
 
 POOL = 8  # pages of 32 tokens
 Heard = Callable[[Sampled], bool]

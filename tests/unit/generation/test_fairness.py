@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from master.deployment.pages import PagePool
 from master.generation.admission import Admission
 from master.generation.batcher import Batcher
 from master.generation.client import Client
 from master.generation.fairness import SLICE_S
-from master.generation.pages import PagePool
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
 from master.generation.sequence import Sequence
+from master.vocabulary.sampler import Sampler, Sampling
 
 PAGE = 32
 PLACES = 16

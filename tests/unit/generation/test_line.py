@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from master.generation.client import Client
 from master.generation.line import WaitingQueue
 from master.generation.request import Request
-from master.generation.sampler import Sampler, Sampling
 from master.generation.sequence import Sequence
+from master.vocabulary.sampler import Sampler, Sampling
 
 
 def request(client: str | Client, number: int) -> Request:

@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from master.deployment.pages import PagePool
+from master.deployment.prefixindex import BEGINNING, Key, chain
 from master.generation.batcher import Batcher
-from master.generation.pages import PagePool
-from master.generation.prefixindex import BEGINNING, Key, chain
 from master.generation.sequence import Sequence
 from tpi.errors import PlanError
 from tpi.kernels.spec import PAGE_TOKENS

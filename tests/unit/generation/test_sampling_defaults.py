@@ -19,8 +19,8 @@ from master.chat.conversation import Conversation
 from master.chat.remote import ServerChatBackend
 from master.generation.client import Client
 from master.generation.defaults import SamplingDefaults
-from master.generation.sampler import Sampling
 from master.options import sampling_options, take_sampling
+from master.vocabulary.sampler import Sampling
 from tests.support.chat import ShownScreen, Thinker
 from tests.support.models import TinyModel
 from tests.support.weights.gguf_models import byte_level_vocabulary, write_gguf

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from master.joining.asking import link_from
 from master.planning.home.members import described_home, home_in_file, meeting_at_master
+from master.workers.asking import link_from
 from scheduler.free import less_margin
 from scheduler.model.machine import LAPTOP
 from tpi.errors import UsageError

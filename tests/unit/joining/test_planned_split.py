@@ -10,7 +10,6 @@ import pytest
 
 from master.deployment.planner import Split
 from master.joining import split
-from master.joining.asking import Asked
 from master.joining.measured import MeasuredWorkers
 from master.joining.shares import SharesLater
 from master.joining.split import PlannedSplit, plan_split
@@ -18,6 +17,7 @@ from master.options import RunOptions
 from master.planning.home import asked
 from master.planning.home.asked import Neighbour, neighbours_at
 from master.planning.shapes import model_shape
+from master.workers.asking import Asked
 from master.workers.places import WorkerId
 from scheduler.model.home.problem import Dealing
 from scheduler.model.machine import LAPTOP

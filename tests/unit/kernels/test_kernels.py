@@ -21,8 +21,8 @@ from tests.support.kernels.kernel_cases import (
     reference,
 )
 from tpi.config import Activation, Format, Norm
+from tpi.kernels.kv import KvDtype
 from tpi.kernels.spec import F32, NormSpec
-from tpi.kv import KvDtype
 from tpi.pack.layout import Layout, Part
 
 FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]

@@ -10,8 +10,8 @@ from tests.support.kernels.isas import each_isa, over_isas
 from tests.support.kernels.kernel_cases import attention_case, ffn_case, native, normal, pack, reference
 from tpi.config import Format
 from tpi.errors import KernelError
+from tpi.kernels.kv import KvDtype
 from tpi.kernels.spec import F32, ExpertPiece, FfnSpec
-from tpi.kv import KvDtype
 from tpi.pack.layout import Part
 
 pytestmark = pytest.mark.usefixtures("isa")

@@ -12,9 +12,9 @@ from hypothesis.extra.numpy import arrays
 from tests.support.kernels.isas import each_isa, over_isas
 from tests.support.kernels.kernel_cases import AttentionCase, attention_case, native, reference
 from tpi.errors import KernelError
+from tpi.kernels.kv import KV_DTYPES, KvDtype, KvPages, kv_dtype_of, page_bytes, vector_bytes
 from tpi.kernels.paged import decode_kv, encode_kv, spread
 from tpi.kernels.spec import F32, KV_GROUP, Projected
-from tpi.kv import KV_DTYPES, KvDtype, KvPages, kv_dtype_of, page_bytes, vector_bytes
 
 pytestmark = pytest.mark.usefixtures("isa")
 HEAD_DIMS = [1, 10, 18, 32, 40, 64, 80, 96, 128]

@@ -19,8 +19,8 @@ from tests.support.kernels.kernel_cases import (
 )
 from tpi.config import Format
 from tpi.errors import KernelError
+from tpi.kernels.kv import KvArray, KvDtype
 from tpi.kernels.spec import F32, LatentSpec
-from tpi.kv import KvArray, KvDtype
 from tpi.pack.layout import Layout, Part, is_quantised
 
 Lengths: TypeAlias = tuple[tuple[int, int], ...]

@@ -20,8 +20,8 @@ from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
+from tpi.kernels.kv import KvDtype
 from tpi.kernels.spec import F32, Input, Projected
-from tpi.kv import KvDtype
 from tpi.pack.layout import Layout
 
 FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernels.kernel_cases import attention_case, native
-from tpi.kv import KV_DTYPES, KvDtype
+from tpi.kernels.kv import KV_DTYPES, KvDtype
 from tpi.partition import Range
 from worker.node.heads import concatenate_heads, some_heads
 

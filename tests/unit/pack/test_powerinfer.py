@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
-from master.deployment.predictors import predictors_for
 from master.options import RunOptions
+from master.workers.predictors import predictors_for
 from tests.support.models import SIZES, TOKENS, TinyModel, forward
 from tests.support.weights.gguf_models import byte_level_vocabulary, encoded
 from tests.support.weights.packs import part

@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.budget import (
-    LONGEST_CHUNK,
-    TILE,
     Demand,
     affordable_pages,
     budget_with_head,
@@ -20,6 +18,7 @@ from scheduler.budget import (
 )
 from scheduler.free import _group_limits, default_budget
 from scheduler.model.placement import place_window
+from scheduler.model.sizes import LONGEST_CHUNK, TILE
 from tests.support.weights.configs import tiny_config
 from tpi.devices.pages import PAGE
 from tpi.errors import PlanError

@@ -18,8 +18,8 @@ from tpi.devices.base import Event, Finished, Pending
 from tpi.devices.host import open_host
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
+from tpi.kernels.kv import KV_DTYPES
 from tpi.kernels.spec import Batch
-from tpi.kv import KV_DTYPES
 from worker.equipment import measured
 from worker.measure import machine, remembered, speed
 from worker.measure.attention import AttentionSample, Heads

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from master.deployment.pages import PagePool
 from master.generation.batcher import Batcher
-from master.generation.pages import PagePool
 from master.generation.sequence import Sequence
 from tpi.errors import PlanError
 from tpi.kernels.spec import PAGE_TOKENS

@@ -14,10 +14,10 @@ from master.api.tools.families import SPELLED as SEEN
 from master.api.tools.harmony import HarmonyParser
 from master.api.tools.parser import NoTools
 from master.generation.answer import AnswerLimits, answer
-from master.generation.sampler import Sampler, Sampling
 from master.generation.thread import EngineThread
 from master.text.channels import SPELLED, ShownChannels, has_channels
 from master.text.tokenizer import Tokenizer
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support import models
 from tests.support.generating import ScriptedThread
 from tpi.pack.builder.tokens import from_directory

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 
 from master.generation.answer import AnswerLimits, answer
-from master.generation.sampler import Sampler, Sampling
 from master.generation.thread import EngineThread
 from master.text.tokenizer import Tokenizer, TokenStream
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.generating import ScriptedThread
 from tests.support.models import SPECIAL
 from tests.support.vocabularies import byte_fallback, byte_level

@@ -21,8 +21,8 @@ from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tpi.devices.base import Pending
 from tpi.devices.pages import PAGE, Bytes
+from tpi.kernels.kv import KvPages
 from tpi.kernels.spec import PAGE_TOKENS, Batch
-from tpi.kv import KvPages
 
 SEEDS = range(200)
 SEGMENTS, POOL = 7, 6

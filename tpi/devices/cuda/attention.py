@@ -13,8 +13,8 @@ from tpi.devices.cuda.backend import Tensor, launch, power
 from tpi.devices.cuda.programs import attend as attending
 from tpi.devices.cuda.programs import heads
 from tpi.devices.cuda.programs import pages as storing
+from tpi.kernels.kv import KvDtype
 from tpi.kernels.spec import I32, KV_GROUP, PAGE_TOKENS, AttentionSpec, Batch
-from tpi.kv import KvDtype
 
 _BLOCK = 16  # tokens that attend together: the fewest that `tl.dot` takes
 _PROGRAMS = 512  # programs of attention at once: a long context is split until there are about so many

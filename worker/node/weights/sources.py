@@ -13,7 +13,7 @@ from scheduler.window.load import Verify
 from scheduler.window.switched import SwitchedWindow
 from scheduler.window.window import MemoryWindow, Resident, Window
 from tpi.devices.base import Device, Pending
-from tpi.kv import KvPages
+from tpi.kernels.kv import KvPages
 from tpi.progress import Progress
 from tpi.trace import NoTrace
 from worker.node.placed import Placed

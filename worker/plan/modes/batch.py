@@ -12,7 +12,7 @@ A node without an accelerator whose group computes a batch holds all its weights
 
 from dataclasses import dataclass, replace
 
-from scheduler.budget import LONGEST_CHUNK, Budget, sufficient_budget
+from scheduler.budget import Budget, sufficient_budget
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs
 from scheduler.model.offload.work import KvTier, Offload, Place, Tier
@@ -20,10 +20,11 @@ from scheduler.model.roofline.latency import without_partial_ffn
 from scheduler.model.roofline.layer import layer_shape
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, BatchWork, PolicyLimits
 from scheduler.model.roofline.search import best_policy
+from scheduler.model.sizes import LONGEST_CHUNK
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
-from tpi.kv import page_bytes, pages_for
+from tpi.kernels.kv import page_bytes, pages_for
 from tpi.net.fields import GroupBatch
 from worker.plan.case import Candidate, Case, head_work, layer_pages_bytes
 from worker.plan.chunks import Chunking, pieces_of

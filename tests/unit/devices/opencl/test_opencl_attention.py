@@ -13,8 +13,8 @@ from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format, Norm
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.errors import DeviceError, KernelError
+from tpi.kernels.kv import KV_DTYPES, KvDtype
 from tpi.kernels.spec import F32, KvArray
-from tpi.kv import KV_DTYPES, KvDtype
 from tpi.pack.layout import Layout
 
 Lengths = tuple[tuple[int, int], ...]

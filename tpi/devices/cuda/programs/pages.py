@@ -1,6 +1,6 @@
 """The formats of keys and values in pages, `[pages, kv_heads, 32 tokens, vector]`; no other Triton code knows them.
 
-FORMAT is a `tpi.kv.KvDtype`; `tpi.kv.KvPages` says how each stores a vector.
+FORMAT is a `tpi.kernels.kv.KvDtype`; `tpi.kernels.kv.KvPages` says how each stores a vector.
 """
 
 import triton

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from master.generation.prefixindex import BEGINNING, Key, PrefixIndex, Tail, chain
+from master.deployment.prefixindex import BEGINNING, Key, PrefixIndex, Tail, chain
 from tpi.errors import PlanError
+from tpi.kernels.kv import pages_for
 from tpi.kernels.spec import PAGE_TOKENS
-from tpi.kv import pages_for
 
 
 @dataclass(frozen=True)

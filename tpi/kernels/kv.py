@@ -1,6 +1,6 @@
 """The paged KV cache of one node: keys and values of its own heads, for every token of every sequence.
 
-The master alone assigns pages to tokens (`master.generation.pages`), and page tables are equal on every node. So a node
+The master alone assigns pages to tokens (`master.deployment.pages`), and page tables are equal on every node. So a node
 only stores the bytes.
 """
 

@@ -1,6 +1,6 @@
 """The prefix cache's index: full pages by a hash of all tokens up to their end, and unfinished last pages.
 
-This module knows only what each page contains; `master.generation.pages.PagePool` knows which sequences hold it.
+This module knows only what each page contains; `master.deployment.pages.PagePool` knows which sequences hold it.
 """
 
 from collections.abc import Iterator

@@ -9,8 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from master.deployment.assignments import vectors_bytes
-from master.deployment.predictors import SentPredictors
+from master.workers.predictors import SentPredictors
 from scheduler.storage.extent import Extent
 from tpi.errors import TpiError, WeightsError
 from tpi.net.channel import Channel, UnreachableError
@@ -223,3 +222,9 @@ def _pieces_in_pack(plan: ImagePlan, block: PackBlock) -> Sequence[Piece]:
     units = [piece for piece in plan.pieces if piece.run != "vectors"]
     offsets = [block.extent(piece.run, piece.unit, piece.unit + 1).offset for piece in units]
     return [replace(piece, offset=offset) for piece, offset in zip(units, offsets, strict=True)]
+
+
+def vectors_bytes(block: PackBlock) -> bytes:
+    """Return the vectors of a block back to back, in the order of its shape."""
+    vectors = block.vectors()
+    return b"".join(vectors[name].tobytes() for name, _ in block.shape.vectors)

@@ -39,10 +39,13 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(params=[PHONE, DESKTOP], ids=["phone", "desktop"])
 def page(request: pytest.FixtureRequest, window: Browser, page_url: str) -> Browser:
-    """The page with its key given and no conversation yet."""
+    """The page with its key given and no conversation yet; its answers are greedy, so that short ones end."""
     window.size(*request.param)
     window.open(f"{page_url}/page/icon.svg")  # of the same origin, and does nothing
-    window.run("localStorage.clear(); localStorage.setItem('tpi.settings', arguments[0])", f'{{"key": "{KEY}"}}')
+    window.run(
+        "localStorage.clear(); localStorage.setItem('tpi.settings', arguments[0])",
+        f'{{"key": "{KEY}", "temperature": "0"}}',
+    )
     window.open(f"{page_url}/")
     window.wait(f"document.getElementById('model').textContent === '{MODEL}'")
     window.complaints()

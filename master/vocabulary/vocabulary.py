@@ -115,5 +115,4 @@ def table_block_bytes(block: PackBlock) -> int:
 
 
 def _extent(block: PackBlock) -> Extent:
-    found = block.extent("row")
-    return Extent(found.path, found.offset, found.nbytes)
+    return Extent(block.path, block.offset("row"), block.run("row").nbytes)

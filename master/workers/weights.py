@@ -209,18 +209,18 @@ def _in_memory(plan: ImagePlan, pack: Pack, sent: Mapping[bytes, dict[str, F32]]
 
 def _in_place(plan: ImagePlan, block: PackBlock, cache: ShardCache) -> HeldBlock | None:
     """Return the block in place in the pack, with its units checked; None if its units are not one byte range."""
-    extents = [block.extent(run.layout.name, run.first, run.last) for run in plan.runs if run.nbytes]
-    if not extents or any(a.offset + a.nbytes != b.offset for a, b in pairwise(extents)):
+    ranges = [(block.offset(run.layout.name, run.first), run.nbytes) for run in plan.runs if run.nbytes]
+    if not ranges or any(offset + nbytes != after for (offset, nbytes), (after, _) in pairwise(ranges)):
         return None
     if not cache.sound(block.path, _pieces_in_pack(plan, block), plan.token):
         raise block.damaged(_WRONG)
-    extent = Extent(block.path, extents[0].offset, sum(extent.nbytes for extent in extents))
+    extent = Extent(block.path, ranges[0][0], plan.data_bytes)
     return HeldBlock(plan.block.id, extent, block.vectors(), remedy="start again to have it made anew")
 
 
 def _pieces_in_pack(plan: ImagePlan, block: PackBlock) -> Sequence[Piece]:
     units = [piece for piece in plan.pieces if piece.run != "vectors"]
-    offsets = [block.extent(piece.run, piece.unit, piece.unit + 1).offset for piece in units]
+    offsets = [block.offset(piece.run, piece.unit) for piece in units]
     return [replace(piece, offset=offset) for piece, offset in zip(units, offsets, strict=True)]
 
 

@@ -86,6 +86,11 @@ class RunLayout:
         """Size of one unit in bytes."""
         return self.width * self.record_bytes
 
+    @property
+    def nbytes(self) -> int:
+        """Size of all units in bytes."""
+        return self.units * self.unit_bytes
+
     def part_offset(self, name: str) -> int:
         """Return the offset in bytes of the part's first vector (`record`) or first tile (`tiled`) inside a unit.
 

@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ F32 = npt.NDArray[np.float32]
 
 _VERIFY_BYTES = 16 << 20  # bytes of units checked at a time
 _FORGOTTEN_BYTES = 256 << 10  # reads of at least this size are dropped from the page cache: weights are read once
-
-
-@dataclass(frozen=True)
-class ByteRange:
-    """A byte range of a file."""
-
-    path: Path
-    offset: int
-    nbytes: int
 
 
 class PackBlock:
@@ -55,33 +45,31 @@ class PackBlock:
         """
         return self.shape.run(name)
 
-    def extent(self, run: str, first: int = 0, last: int | None = None) -> ByteRange:
-        """Return the byte range of units `[first, last)` of a run; by default of the whole run.
+    def offset(self, run: str, unit: int = 0) -> int:
+        """Return the offset in the file, in bytes, of a unit of a run; by default of the first one.
 
         Raises:
-            WeightsError: if the run does not have these units.
+            KeyError: if the block has no such run.
         """
-        layout = self.shape.run(run)
-        last = layout.units if last is None else last
-        if not 0 <= first <= last <= layout.units:
-            raise WeightsError(f"units {first} to {last} of {run} do not exist in {self.path}; it has {layout.units}")
-        offset = self.shape.ranges[run][0] + first * layout.unit_bytes
-        return ByteRange(self.path, offset, (last - first) * layout.unit_bytes)
+        return self.shape.ranges[run][0] + unit * self.run(run).unit_bytes
 
     def read_units(self, run: str, first: int, last: int, out: Bytes | None = None, check: bool = False) -> Bytes:
         """Read units `[first, last)` of a run as uint8 `[last - first, unit_bytes]`, into `out` if given.
 
         Raises:
-            WeightsError: if the file is missing or too short, or its header is wrong; if `out` has the wrong size; if
-                `check` is True and a unit does not match its hash.
+            WeightsError: if the run does not have these units; if the file is missing or too short, or its header is
+                wrong; if `out` has the wrong size; if `check` is True and a unit does not match its hash.
         """
-        shape = (last - first, self.shape.run(run).unit_bytes)
-        extent = self.extent(run, first, last)
+        layout = self.run(run)
+        if not 0 <= first <= last <= layout.units:
+            raise WeightsError(f"units {first} to {last} of {run} do not exist in {self.path}; it has {layout.units}")
+        shape = (last - first, layout.unit_bytes)
+        needed = shape[0] * shape[1]
         if out is None:
             out = np.empty(shape, np.uint8)
-        elif out.nbytes != extent.nbytes or out.dtype != np.uint8:
-            raise WeightsError(f"the buffer for {run} has {out.nbytes} bytes, {extent.nbytes} are needed")
-        self._read(extent.offset, out)
+        elif out.nbytes != needed or out.dtype != np.uint8:
+            raise WeightsError(f"the buffer for {run} has {out.nbytes} bytes, {needed} are needed")
+        self._read(self.offset(run, first), out)
         units = out.reshape(shape)
         if check:
             self._compare(run, first, units, self._vectors_and_hashes())

@@ -50,4 +50,4 @@ class NearbyPacks:
 
 def _units(block: "PackBlock") -> Iterator[StoredUnits]:
     for run in block.shape.runs:
-        yield StoredUnits(run.name, 0, run.units, block.extent(run.name).offset, run.unit_bytes)
+        yield StoredUnits(run.name, 0, run.units, block.offset(run.name), run.unit_bytes)

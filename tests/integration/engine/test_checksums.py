@@ -127,7 +127,7 @@ def test_every_tile_is_compared_with_its_own_units(
 
 def test_a_table_in_memory_is_compared(copy: Pack, tmp_path: Path) -> None:
     for block in (copy.head, copy.embedding):
-        at = block.extent("row").offset + 7
+        at = block.offset("row") + 7
         flip(block.path, at)
         wrong = rf"{block.path} is damaged: unit 0 of row does not match its hash"
         with pytest.raises(WeightsError, match=wrong), single_node(copy, KEPT, cache=tmp_path):
@@ -147,7 +147,7 @@ def test_a_table_on_the_disk_is_compared_when_it_is_read(copy: Pack, tmp_path: P
         assert vocabulary.head(x).shape == (2, copy.config.vocab)
     for block in (copy.head, copy.embedding):
         last = block.run("row").units - 1
-        flip(block.path, block.extent("row", last).offset)
+        flip(block.path, block.offset("row", last))
     with Vocabulary(copy, budget, verify=True) as vocabulary:
         vocabulary.embedding([1], [0])
         with pytest.raises(WeightsError, match=rf"{copy.embedding.path} is damaged: unit {last} of row"):

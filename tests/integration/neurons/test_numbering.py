@@ -237,7 +237,7 @@ def test_what_is_damaged_is_not_used_and_made_again(
     made = profiled(pack, tokens, [1], tmp_path)
     block = open_numbered(pack, made.path, tmp_path).layers[2][1]
     with block.path.open("r+b") as file:
-        file.seek(block.extent("neuron").offset)
+        file.seek(block.offset("neuron"))
         file.write(b"\x00\xff" * 20)
     assert numbered_for("static", pack, [1], tmp_path).path == pack.path
     assert "is damaged; make it again with tpi profile" in capsys.readouterr().err

@@ -162,7 +162,7 @@ def test_damage_in_transit_is_named_and_mended_at_the_next_start(
     need = Need(bytes.fromhex(block.id), "query", 0, block.run("query").units)
     good = bytes(source.read(need))
     with block.path.open("r+b") as file:
-        file.seek(block.extent("query").offset)
+        file.seek(block.offset("query"))
         file.write(bytes([good[0] ^ 1]))
     found = block.path.stat()
     with pytest.raises(WeightsError, match=rf"{block.path} is damaged: unit 0 of query .*; run the command again"):

@@ -91,7 +91,7 @@ def test_a_damaged_block_is_not_copied(tiny_model: Tiny, tmp_path: Path) -> None
     old = packed(tiny_model, tmp_path)
     block = old.layers[1][1]
     with block.path.open("r+b") as file:
-        file.seek(block.extent("neuron").offset + 5)
+        file.seek(block.offset("neuron") + 5)
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))

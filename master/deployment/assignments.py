@@ -31,15 +31,16 @@ def assignments(
     `predictors` are for nodes that compute only active neurons: each node gets the rows of its own neurons.
     """
     experts = pack.config.mixture.experts if pack.config.mixture else 1
-    hashed = {block.id: _HashedBlock(block, experts) for block in pack.walk()}
-    layouts = list(dict.fromkeys(run for block in hashed.values() for run in block.block.shape.runs))
-    index = {identity: number for number, identity in enumerate(hashed)}
+    distinct = list({block.id: block for block in pack.walk()}.values())
+    layouts = list(dict.fromkeys(run for block in distinct for run in block.shape.runs))
+    index = {block.id: number for number, block in enumerate(distinct)}
+    plans = [_block_plans(block, shards, layouts, experts) for block in distinct]
     everyone = tuple(range(len(shards)))
     routing = _routing(pack)
     layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
     sent = predictors or SentPredictors({})
     sent.vectors = {}  # a source that still sends an earlier plan's keeps the old dictionary alive
-    foretold = [sent.plans(shard, len(hashed)) for shard in shards]
+    foretold = [sent.plans(shard, len(distinct)) for shard in shards]
     return [
         Assign(
             session=session,
@@ -48,7 +49,7 @@ def assignments(
             size=len(shards),
             config=pack.config.for_context(options.context),
             layouts=tuple(layouts),
-            blocks=(*(block.plan(shard, layouts) for block in hashed.values()), *foretold[rank][0]),
+            blocks=(*(plan[rank] for plan in plans), *foretold[rank][0]),
             layers=layers,
             peers=tuple(peers),
             collective=collective,
@@ -72,23 +73,19 @@ def _routing(pack: Pack) -> bytes:
         return b""
 
 
-class _HashedBlock:
-    """The hashes and vectors of one distinct block, read once for all ranks."""
+def _block_plans(
+    block: PackBlock, shards: Sequence[Shard], layouts: Sequence[RunLayout], experts: int
+) -> list[BlockPlan]:
+    """Return a block's plan for the node of each shard. Read the block's hashes and vectors once for all of them."""
+    hashes = {run.name: block.unit_hashes(run.name) for run in block.shape.runs}
+    vectors = tuple(VectorPlan(name, length) for name, length in block.shape.vectors)
+    digest = sha256(vectors_bytes(block)).digest()
 
-    def __init__(self, block: PackBlock, experts: int) -> None:
-        self.block = block
-        self._experts = experts
-        self._hashes = {run.name: block.unit_hashes(run.name) for run in block.shape.runs}
-        self._vectors = sha256(vectors_bytes(block)).digest()
+    def runs(shard: Shard) -> Iterator[RunPlan]:
+        for run, part in held_units(block.shape, shard, experts):
+            yield RunPlan(layouts.index(run), part.first, part.last, hashes[run.name][part.first : part.last].tobytes())
 
-    def plan(self, shard: Shard, layouts: Sequence[RunLayout]) -> BlockPlan:
-        """Return the plan of this block for the node that has `shard`."""
-        runs = []
-        for run, part in held_units(self.block.shape, shard, self._experts):
-            hashes = self._hashes[run.name][part.first : part.last].tobytes()
-            runs.append(RunPlan(layouts.index(run), part.first, part.last, hashes))
-        vectors = tuple(VectorPlan(name, length) for name, length in self.block.shape.vectors)
-        return BlockPlan(bytes.fromhex(self.block.id), self.block.kind, tuple(runs), vectors, self._vectors)
+    return [BlockPlan(bytes.fromhex(block.id), block.kind, tuple(runs(shard)), vectors, digest) for shard in shards]
 
 
 def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[RunLayout, Range]]:

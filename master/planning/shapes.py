@@ -8,7 +8,7 @@ from pathlib import Path
 from tpi.config import ModelConfig
 from tpi.families.base import Model
 from tpi.families.gguf.reader import from_gguf
-from tpi.families.huggingface.described import from_config
+from tpi.families.huggingface.configonly import from_config
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.builder.plan import PackPlan, plan_pack

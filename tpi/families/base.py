@@ -6,7 +6,7 @@ Tensor names are templates. `{i}` is the layer, `{e}` the routed expert. After t
 - `[expert]`: the rows of one expert in a stack of experts.
 - `[expert.gate]`, `[expert.up]`: the rows of that part of one expert, where gate and up are fused.
 - `[expert.even]`, `[expert.odd]`: every other row of one expert.
-- `[expert.turned]`: the rows of one expert in a stack in which each expert is transposed.
+- `[expert.transposed]`: the rows of one expert in a stack in which each expert is transposed.
 - `[even]`, `[odd]`: every other value of a vector.
 - `?`: some models of the family lack this vector.
 - `?field`: the vector exists exactly if `field` of the configuration is true.
@@ -32,7 +32,7 @@ class Ref:
     tensor: str
     rows: tuple[int, int] | None = None  # its rows in a fused tensor; None: all
     add: float = 0.0  # is added to each value
-    turned: bool = False  # the tensor is the transpose of the matrix
+    transposed: bool = False  # the tensor is the transpose of the matrix
     step: tuple[int, int] = (0, 1)  # (first, step) of its vectors among those of the tensor
     heads: HeadOrder | None = None  # the vectors that it takes from each head, in its order; None: all
 
@@ -69,8 +69,8 @@ class Model:
     final: BlockRefs
     notes: tuple[str, ...] = ()  # sentences to show to the user
     predictors: tuple["PredictorRefs", ...] = ()  # of PowerInfer's files
-    marks: Path | None = None  # a GGUF file of PowerInfer that marks the neurons for a GPU; it may be the source
-    accounted: tuple[str, ...] = ()  # fnmatch patterns of tensors that may go unused (tpi.pack.builder.claims)
+    gpu_marks_file: Path | None = None  # a GGUF file that marks the neurons PowerInfer puts on a GPU; may be the source
+    ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of tensors that may go unused (tpi.pack.builder.claims)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Names:
     head: str  # may be preceded by "language_model."
     positions: str | None = None
     prefixes: tuple[str, ...] = ("",)  # common prefixes; the first for which the embedding exists is used
-    accounted: tuple[str, ...] = ()  # fnmatch patterns of whole names of tensors that may go unused
+    ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of whole names of tensors that may go unused
     experts: Mapping[str, str] | None = None  # replaces `ffn` in layers with experts; `shared.` marks shared experts
 
 
@@ -101,11 +101,11 @@ class Family:
         defaults: fields that are read of a config.json, with their defaults (`tpi.families.huggingface.defaults`).
         settings: returns the ModelConfig fields that differ from Llama's, from the fields of a config.json.
         gguf_settings: does the same from the metadata of a GGUF file.
-        fold: is added to norm weights: Gemma stores w and uses 1 + w.
-        interleaved: True if GGUF files of the family store the two values of a rotary pair next to each other.
-        arranged: adapts the references of a Hugging Face directory where templates do not suffice.
-        gguf_arranged: does the same for a GGUF file; it also receives a function that tells if a tensor exists.
-        dense: returns the numbers of the layers without experts, in a family with experts.
+        norm_offset: is added to norm weights: Gemma stores w and uses 1 + w.
+        interleaved_rope: True if GGUF files of the family store the two values of a rotary pair next to each other.
+        adapt_refs: adapts the references of a Hugging Face directory where templates do not suffice.
+        adapt_gguf_refs: does the same for a GGUF file; it also receives a function that tells if a tensor exists.
+        dense_layers: returns the numbers of the layers without experts, in a family with experts.
         flatten: converts a config.json with nested objects or other field names; None if not needed.
     """
 
@@ -117,11 +117,11 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
     gguf_settings: Callable[[Fields], dict[str, Any]] = lambda fields: {}
-    fold: float = 0.0
-    interleaved: bool = False
-    arranged: Callable[[Model, Fields], Model] = lambda model, fields: model
-    gguf_arranged: Callable[[Model, Callable[[str], bool]], Model] = lambda model, has: model
-    dense: Callable[[Fields], Collection[int]] = lambda fields: ()
+    norm_offset: float = 0.0
+    interleaved_rope: bool = False
+    adapt_refs: Callable[[Model, Fields], Model] = lambda model, fields: model
+    adapt_gguf_refs: Callable[[Model, Callable[[str], bool]], Model] = lambda model, has: model
+    dense_layers: Callable[[Fields], Collection[int]] = lambda fields: ()
     flatten: Callable[[Fields], Fields] | None = None
 
 
@@ -143,10 +143,10 @@ def map_tensors(
     config: ModelConfig,
     names: Names,
     has: Callable[[str], bool],
-    fold: float = 0.0,
-    interleaved: bool = False,
+    norm_offset: float = 0.0,
+    interleaved_rope: bool = False,
     fields: Fields = MappingProxyType({}),
-    dense: Collection[int] | None = (),
+    dense_layers: Collection[int] | None = (),
 ) -> Model:
     """Return the model whose references are the filled-in templates of `names`.
 
@@ -157,27 +157,27 @@ def map_tensors(
         config: the model's configuration.
         names: the templates.
         has: returns True if the source has a tensor of the given name.
-        fold: is added to norm weights.
-        interleaved: True if the values of a rotary pair are next to each other in q and k.
+        norm_offset: is added to norm weights.
+        interleaved_rope: True if the values of a rotary pair are next to each other in q and k.
         fields: the fields of a config.json, which say whether optional vectors exist.
-        dense: the numbers of the layers without experts; None: the layers without a router.
+        dense_layers: the numbers of the layers without experts; None: the layers without a router.
     """
     prefix = next((prefix for prefix in names.prefixes if has(prefix + names.embedding)), names.prefixes[0])
     head = next((found for found in (names.head, f"language_model.{names.head}") if has(found)), None)
     if head and config.tied:
         config = replace(config, tied=False)
-    resolve = _Resolver(config, prefix, has, fold, interleaved, fields)
+    resolve = _Resolver(config, prefix, has, norm_offset, interleaved_rope, fields)
     return Model(
         config=config,
         layers=tuple(
-            (resolve.block("attention", names.attention, layer), resolve.feed_forward(names, layer, dense))
+            (resolve.block("attention", names.attention, layer), resolve.feed_forward(names, layer, dense_layers))
             for layer in range(config.layers)
         ),
         embedding=Ref(prefix + names.embedding),
         head=None if config.tied else Ref(head or names.head),
         positions=Ref(prefix + names.positions) if names.positions else None,
         final=resolve.block("vectors", names.final, 0),
-        accounted=names.accounted,
+        ignored_tensors=names.ignored_tensors,
     )
 
 
@@ -189,18 +189,18 @@ class _Resolver:
         config: ModelConfig,
         prefix: str,
         has: Callable[[str], bool],
-        fold: float,
-        interleaved: bool,
+        norm_offset: float,
+        interleaved_rope: bool,
         fields: Fields,
     ) -> None:
-        self._prefix, self._has, self._fold, self._fields = prefix, has, fold, fields
+        self._prefix, self._has, self._norm_offset, self._fields = prefix, has, norm_offset, fields
         self._config = config
         query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self._rows = {
             "q": (0, query), "k": (query, query + kv), "v": (query + kv, query + 2 * kv),
             "gate": (0, config.intermediate), "up": (config.intermediate, 2 * config.intermediate),
         }  # fmt: skip
-        self._heads = dict.fromkeys(("q", "k"), HeadOrder.halved(config.head_dim)) if interleaved else {}
+        self._heads = dict.fromkeys(("q", "k"), HeadOrder.from_interleaved(config.head_dim)) if interleaved_rope else {}
 
     def block(self, kind: BlockKind, templates: Mapping[str, str], layer: int) -> BlockRefs:
         """Return the references of one block."""
@@ -213,12 +213,12 @@ class _Resolver:
             vectors=tuple((name, ref) for name, ref in present.items() if name not in parts),
         )
 
-    def feed_forward(self, names: Names, layer: int, dense: Collection[int] | None) -> BlockRefs:
+    def feed_forward(self, names: Names, layer: int, dense_layers: Collection[int] | None) -> BlockRefs:
         """Return the references of a layer's feed-forward block, or of its block of experts."""
         if names.experts is None or self._config.mixture is None:
             return self.block("ffn", names.ffn, layer)
         router = self._prefix + names.experts["router"].format(i=layer)
-        if layer in dense if dense is not None else not self._has(router):
+        if layer in dense_layers if dense_layers is not None else not self._has(router):
             return self.block("ffn", names.ffn, layer)
         return self._experts(names.experts, layer, self._config.mixture.experts)
 
@@ -249,10 +249,10 @@ class _Resolver:
         if optional and not (self._fields[flag] if flag else self._has(tensor)):
             return None
         rows = self._rows_of(name, fused.rstrip("]"), expert) if fused.rstrip("]") not in ("", *_STEPS) else None
-        add = self._fold if name in _NORMS else 0.0
-        turned = fused == "expert.turned]"
+        add = self._norm_offset if name in _NORMS else 0.0
+        transposed = fused == "expert.transposed]"
         step = _STEPS.get(fused.rstrip("]").removeprefix("expert."), (0, 1))
-        return Ref(tensor, rows, add, turned, step, self._heads.get(name.removesuffix(".bias")))
+        return Ref(tensor, rows, add, transposed, step, self._heads.get(name.removesuffix(".bias")))
 
     def _rows_of(self, name: str, which: str, expert: int) -> tuple[int, int]:
         """Return the range of rows of a part in a fused or stacked tensor. `which` is the text in brackets."""
@@ -265,11 +265,11 @@ class _Resolver:
         if which in ("expert.gate", "expert.up"):
             begin = 2 * expert * width + (width if which == "expert.up" else 0)
             return begin, begin + width
-        size = self._config.hidden if name == "down" and which != "expert.turned" else width
+        size = self._config.hidden if name == "down" and which != "expert.transposed" else width
         return expert * size, (expert + 1) * size
 
 
-def whole(fields: Fields, key: str, default: int | None = None) -> int:
+def int_field(fields: Fields, key: str, default: int | None = None) -> int:
     """Return the whole number `key` of the fields, or `default` if it is missing or null.
 
     Raises:
@@ -282,19 +282,19 @@ def whole(fields: Fields, key: str, default: int | None = None) -> int:
     return value
 
 
-def count(fields: Fields, key: str, default: int | None = None) -> int:
+def size_field(fields: Fields, key: str, default: int | None = None) -> int:
     """Return the size `key` of the fields, from 1 to 2^24, or `default` if it is missing or null.
 
     Raises:
         ModelError: if it is missing and there is no default, or if it is not a whole number in this range.
     """
-    value = whole(fields, key, default)
+    value = int_field(fields, key, default)
     if not 1 <= value <= 1 << 24:
         raise ModelError(f"{key} is {value} in the model's configuration; a number from 1 to {1 << 24} is expected")
     return value
 
 
-def number(fields: Fields, key: str, default: float | None = None) -> float:
+def float_field(fields: Fields, key: str, default: float | None = None) -> float:
     """Return the number `key` of the fields as a float, or `default` if it is missing or null.
 
     Raises:

@@ -56,7 +56,7 @@ DBRX_EXPERTS = {
     "router": "blocks.{i}.ffn.router.layer.weight",
     "gate": "blocks.{i}.ffn.experts.mlp.w1[expert]",
     "up": "blocks.{i}.ffn.experts.mlp.v1[expert]",
-    "down": "blocks.{i}.ffn.experts.mlp.w2[expert.turned]",
+    "down": "blocks.{i}.ffn.experts.mlp.w2[expert.transposed]",
 }
 GGUF_OLMOE_ATTENTION = {
     name.replace("_norm", "_norm.whole"): text for name, text in (GGUF_ATTENTION | GGUF_HEAD_NORMS).items()

@@ -7,15 +7,15 @@ from typing import Any
 from tpi.config import Mixture
 from tpi.errors import ModelError
 from tpi.families import settings
-from tpi.families.base import BlockRefs, Fields, Model, Ref, count, number, whole
+from tpi.families.base import BlockRefs, Fields, Model, Ref, float_field, int_field, size_field
 from tpi.families.huggingface import rope as hfrope
 from tpi.families.huggingface.expertdefaults import MICROSCALED
-from tpi.families.settings import flag, layers, sliding_layers, windows_of
+from tpi.families.settings import bool_field, layer_range, sliding_layers, windows_of
 
 
 def mixtral(fields: Fields) -> dict[str, Any]:
     """Return Mixtral's fields: softmax over the selected experts; sliding windows in all layers or none."""
-    mixture = Mixture(_experts(fields), _used(fields), count(fields, "intermediate_size"), normalised=True)
+    mixture = Mixture(_experts(fields), _used(fields), size_field(fields, "intermediate_size"), normalised=True)
     return settings.mistral(fields) | {"mixture": mixture}
 
 
@@ -28,17 +28,17 @@ def qwen2(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if `layer_types` lists sliding layers although sliding windows are disabled.
     """
-    first, slides = whole(fields, "max_window_layers"), flag(fields, "use_sliding_window")
-    sliding = sliding_layers(fields, [slides and layer % 2 == 0 and layer < first for layer in layers(fields)])
+    first, slides = int_field(fields, "max_window_layers"), bool_field(fields, "use_sliding_window")
+    sliding = sliding_layers(fields, [slides and layer % 2 == 0 and layer < first for layer in layer_range(fields)])
     if any(sliding) and not slides:
         raise ModelError("layer_types lists sliding layers, but use_sliding_window is false")
-    mixture = _qwen(fields, shared=count(fields, "shared_expert_intermediate_size"))
+    mixture = _qwen(fields, shared=size_field(fields, "shared_expert_intermediate_size"))
     return windows_of(fields, sliding) | {"mixture": mixture}
 
 
 def qwen3(fields: Fields) -> dict[str, Any]:
     """Return the fields of Qwen3-MoE: sliding windows in all layers or none."""
-    windows = settings.mistral(fields) if flag(fields, "use_sliding_window") else {}
+    windows = settings.mistral(fields) if bool_field(fields, "use_sliding_window") else {}
     return windows | {"mixture": _qwen(fields)}
 
 
@@ -47,15 +47,15 @@ def olmoe(fields: Fields) -> dict[str, Any]:
     mixture = Mixture(
         _experts(fields),
         _used(fields),
-        count(fields, "intermediate_size"),
-        normalised=flag(fields, "norm_topk_prob"),
+        size_field(fields, "intermediate_size"),
+        normalised=bool_field(fields, "norm_topk_prob"),
     )
     return {"mixture": mixture, "whole_norms": True, "attention_clip": _clip(fields)}
 
 
 def granite(fields: Fields) -> dict[str, Any]:
     """Return the fields of Granite with experts: softmax over the selected experts, and Granite's multipliers."""
-    mixture = Mixture(_experts(fields), _used(fields), count(fields, "intermediate_size"), normalised=True)
+    mixture = Mixture(_experts(fields), _used(fields), size_field(fields, "intermediate_size"), normalised=True)
     return settings.granite(fields) | {"mixture": mixture}
 
 
@@ -70,7 +70,7 @@ def dbrx(fields: Fields) -> dict[str, Any]:
     power = fields["moe_normalize_expert_weights"]
     if power not in (None, 1):
         raise ModelError(f"moe_normalize_expert_weights is {power!r}; 1 or null is supported")
-    width = count(fields, "intermediate_size")
+    width = size_field(fields, "intermediate_size")
     return {
         "norm": "layer",
         "norm_eps": 1e-5,
@@ -87,13 +87,13 @@ def gpt_oss(fields: Fields) -> dict[str, Any]:
     """
     if fields["rope_parameters"] is None and fields["rope_scaling"] is None:
         fields = {**fields, "rope_parameters": _GPT_OSS_ROPE}
-    rope = hfrope.flat(fields, settings.head_size(fields), count(fields, "max_position_embeddings"))
-    sliding = sliding_layers(fields, [layer % 2 == 0 for layer in layers(fields)])
+    rope = hfrope.flat(fields, settings.head_size(fields), size_field(fields, "max_position_embeddings"))
+    sliding = sliding_layers(fields, [layer % 2 == 0 for layer in layer_range(fields)])
     return {
-        "mixture": Mixture(_experts(fields), _used(fields), count(fields, "intermediate_size"), normalised=True),
+        "mixture": Mixture(_experts(fields), _used(fields), size_field(fields, "intermediate_size"), normalised=True),
         "activation": "swiglu_clamped",
-        "activation_threshold": number(fields, "swiglu_limit"),
-        "activation_slope": number(fields, "swiglu_alpha"),
+        "activation_threshold": float_field(fields, "swiglu_limit"),
+        "activation_slope": float_field(fields, "swiglu_alpha"),
         **rope.fields(),
         **windows_of(fields, sliding),
     }
@@ -105,7 +105,7 @@ _GPT_OSS_ROPE = {
 }  # fmt: skip
 
 
-def plain_gpt_oss(model: Model, fields: Fields) -> Model:
+def unquantised_gpt_oss(model: Model, fields: Fields) -> Model:
     """Adapt the references to experts that are not in MXFP4.
 
     These are stored transposed, with gate and up in alternate columns.
@@ -114,15 +114,15 @@ def plain_gpt_oss(model: Model, fields: Fields) -> Model:
         return model
     config, width = model.config, model.config.mixture.width if model.config.mixture else 0
 
-    def turned(expert: int, name: str, ref: Ref) -> Ref:
+    def transposed(expert: int, name: str, ref: Ref) -> Ref:
         size = width if name == "down" else config.hidden
         rows = (expert * size, (expert + 1) * size)
-        return replace(ref, tensor=ref.tensor.removesuffix("_blocks"), rows=rows, turned=True)
+        return replace(ref, tensor=ref.tensor.removesuffix("_blocks"), rows=rows, transposed=True)
 
     def block(refs: BlockRefs) -> BlockRefs:
         parts = enumerate(refs.experts)
         return replace(
-            refs, experts=tuple(tuple((name, turned(at, name, ref)) for name, ref in part) for at, part in parts)
+            refs, experts=tuple(tuple((name, transposed(at, name, ref)) for name, ref in part) for at, part in parts)
         )
 
     return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
@@ -130,38 +130,38 @@ def plain_gpt_oss(model: Model, fields: Fields) -> Model:
 
 def dense_qwen(fields: Fields) -> Collection[int]:
     """Return the numbers of the layers without experts in a Qwen model."""
-    step, listed = whole(fields, "decoder_sparse_step"), fields["mlp_only_layers"]
+    step, listed = int_field(fields, "decoder_sparse_step"), fields["mlp_only_layers"]
     if step < 1:
         raise ModelError(f"decoder_sparse_step is {step}; it must be at least 1")
     if listed is not None and not (isinstance(listed, list) and all(type(layer) is int for layer in listed)):
         raise ModelError("mlp_only_layers is not a list of layer numbers")
-    return [layer for layer in layers(fields) if (layer + 1) % step or layer in (listed or ())]
+    return [layer for layer in layer_range(fields) if (layer + 1) % step or layer in (listed or ())]
 
 
 def _qwen(fields: Fields, shared: int = 0) -> Mixture:
     return Mixture(
         _experts(fields),
         _used(fields),
-        count(fields, "moe_intermediate_size"),
+        size_field(fields, "moe_intermediate_size"),
         shared,
-        normalised=flag(fields, "norm_topk_prob"),
+        normalised=bool_field(fields, "norm_topk_prob"),
     )
 
 
 def _experts(fields: Fields) -> int:
     """Return the number of experts. Families call the field `num_experts` or `num_local_experts`."""
-    return count(fields, "num_experts" if "num_experts" in fields else "num_local_experts")
+    return size_field(fields, "num_experts" if "num_experts" in fields else "num_local_experts")
 
 
 def _used(fields: Fields) -> int:
-    return count(fields, "num_experts_per_tok")
+    return size_field(fields, "num_experts_per_tok")
 
 
 def _clip(fields: Fields) -> float:
     """Return the magnitude to which queries, keys and values are clipped; 0 for no clipping."""
     if fields["clip_qkv"] is None:
         return 0.0
-    clip = number(fields, "clip_qkv")
+    clip = float_field(fields, "clip_qkv")
     if clip <= 0:
         raise ModelError(f"clip_qkv is {clip}; a positive number is expected")
     return clip

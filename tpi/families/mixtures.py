@@ -31,7 +31,7 @@ from tpi.families.names import (
     MISTRAL_FFN,
     QWEN3_ATTENTION,
 )
-from tpi.families.naming import gguf_names, llama_names
+from tpi.families.sharednames import gguf_names, llama_names
 
 MIXTURES = (
     Family(
@@ -51,7 +51,7 @@ MIXTURES = (
         defaults=expertdefaults.QWEN2,
         settings=experts.qwen2,
         gguf_settings=ggufexperts.qwen2,
-        dense=experts.dense_qwen,
+        dense_layers=experts.dense_qwen,
     ),
     Family(
         "qwen3moe",
@@ -63,7 +63,7 @@ MIXTURES = (
         settings=experts.qwen3,
         flatten=expertdefaults.num_experts,
         gguf_settings=ggufexperts.qwen3,
-        dense=experts.dense_qwen,
+        dense_layers=experts.dense_qwen,
     ),
     Family(
         "granitemoe",
@@ -74,7 +74,7 @@ MIXTURES = (
         defaults=expertdefaults.GRANITE,
         settings=experts.granite,
         gguf_settings=ggufexperts.granite,
-        interleaved=True,
+        interleaved_rope=True,
     ),
     Family(
         "olmoe",
@@ -97,7 +97,7 @@ MIXTURES = (
         settings=experts.gpt_oss,
         flatten=expertdefaults.gpt_oss,
         gguf_settings=ggufexperts.gpt_oss,
-        arranged=experts.plain_gpt_oss,
+        adapt_refs=experts.unquantised_gpt_oss,
     ),
     Family(
         "dbrx",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.errors import ModelError
-from tpi.families.base import Fields, number, whole
+from tpi.families.base import Fields, float_field, int_field
 
 F32 = npt.NDArray[np.float32]
 
@@ -77,7 +77,7 @@ def _scaled(kind: object, base: F32, theta: float, scaling: Fields, context: int
     if kind in ("default", "dynamic"):  # dynamic scaling begins beyond the model's context, which TPI never exceeds
         return plain(base)
     if kind == "linear":
-        return plain(base / np.float32(number(scaling, "factor")))
+        return plain(base / np.float32(float_field(scaling, "factor")))
     if kind == "llama3":
         return plain(llama3(base, scaling, context))
     if kind == "yarn":
@@ -98,8 +98,8 @@ def llama3(base: F32, scaling: Fields, context: int) -> F32:
     Raises:
         ModelError: if a parameter is missing or out of range.
     """
-    factor, low, high = (number(scaling, f"{name}factor") for name in ("", "low_freq_", "high_freq_"))
-    old = number(scaling, "original_max_position_embeddings", context)
+    factor, low, high = (float_field(scaling, f"{name}factor") for name in ("", "low_freq_", "high_freq_"))
+    old = float_field(scaling, "original_max_position_embeddings", context)
     if not 0 < low < high or factor <= 0 or old <= 0:
         raise ModelError(f"rope scaling llama3 with factors {factor}, {low}, {high} is not possible")
     turns = np.float32(old) * base / np.float32(2 * math.pi)
@@ -115,8 +115,8 @@ def yarn(base: F32, theta: float, scaling: Fields, context: int) -> Rope:
     Raises:
         ModelError: if a parameter is missing or out of range.
     """
-    old = number(scaling, "original_max_position_embeddings", context)
-    factor, rotary = number(scaling, "factor", context / old if old > 0 else 0), 2 * len(base)
+    old = float_field(scaling, "original_max_position_embeddings", context)
+    factor, rotary = float_field(scaling, "factor", context / old if old > 0 else 0), 2 * len(base)
     if factor <= 0 or old <= 0 or theta <= 1:
         raise ModelError(f"rope scaling yarn with a factor of {factor} is not possible")
 
@@ -124,7 +124,7 @@ def yarn(base: F32, theta: float, scaling: Fields, context: int) -> Rope:
         """Return the index (a real number) of the pair that turns this often over the original context."""
         return rotary * math.log(old / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    turns = [number(scaling, name, 0) or default for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))]
+    turns = [float_field(scaling, name, 0) or default for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))]
     if min(turns) <= 0:
         raise ModelError(f"rope scaling yarn between {turns[0]} and {turns[1]} turns is not possible")
     first, last = map(dimension, turns)
@@ -142,9 +142,9 @@ def _yarn_scale(factor: float, scaling: Fields) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     if scaling.get("attention_factor") is not None:
-        return number(scaling, "attention_factor")
+        return float_field(scaling, "attention_factor")
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return grow(number(scaling, "mscale")) / grow(number(scaling, "mscale_all_dim"))
+        return grow(float_field(scaling, "mscale")) / grow(float_field(scaling, "mscale_all_dim"))
     return grow(1.0)
 
 
@@ -156,12 +156,12 @@ def longrope(base: F32, fields: Fields, context: int) -> Rope:
     Raises:
         ModelError: if the short or long factors are missing, or a parameter is out of range.
     """
-    old = whole(fields, "original_max_position_embeddings", context)
-    stretch = number(fields, "factor", context / max(old, 1))
+    old = int_field(fields, "original_max_position_embeddings", context)
+    stretch = float_field(fields, "factor", context / max(old, 1))
     if stretch > 1 and old <= 1:
         raise ModelError(f"rope scaling longrope from a context of {old} is not possible")
     scale = math.sqrt(1 + math.log(stretch) / math.log(old)) if stretch > 1 else 1.0
-    rope = divided(base, fields.get("short_factor"), number(fields, "attention_factor", scale))
+    rope = divided(base, fields.get("short_factor"), float_field(fields, "attention_factor", scale))
     long = divided(base, fields.get("long_factor")).inv_freq
     return replace(rope, long=long, original=max(old, 1))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpi.errors import ModelError
-from tpi.families.base import Fields, activation, count, number, whole
+from tpi.families.base import Fields, activation, float_field, int_field, size_field
 from tpi.families.huggingface import rope as hfrope
 
 _KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}
@@ -20,7 +20,7 @@ def windows_of(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
     """
     if fields["sliding_window"] is None or not any(sliding):
         return {}
-    window = count(fields, "sliding_window")
+    window = size_field(fields, "sliding_window")
     return {"windows": tuple(window if slides else 0 for slides in sliding)}
 
 
@@ -40,12 +40,12 @@ def sliding_layers(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
     return [_KINDS[str(kind)] for kind in kinds]
 
 
-def layers(fields: Fields) -> range:
+def layer_range(fields: Fields) -> range:
     """Return the numbers of a model's layers, at most 4096."""
-    return range(min(count(fields, "num_hidden_layers"), 1 << 12))
+    return range(min(size_field(fields, "num_hidden_layers"), 1 << 12))
 
 
-def flag(fields: Fields, key: str) -> bool:
+def bool_field(fields: Fields, key: str) -> bool:
     """Return the truth value `key` of the fields.
 
     Raises:
@@ -58,32 +58,32 @@ def flag(fields: Fields, key: str) -> bool:
 
 def mistral(fields: Fields) -> dict[str, Any]:
     """Return Mistral's fields: sliding windows in all layers or none."""
-    return windows_of(fields, [True for _ in layers(fields)])
+    return windows_of(fields, [True for _ in layer_range(fields)])
 
 
 def ministral(fields: Fields) -> dict[str, Any]:
     """Return Ministral's fields: sliding windows in the layers that `layer_types` lists, or else in all layers."""
-    return windows_of(fields, sliding_layers(fields, [True for _ in layers(fields)]))
+    return windows_of(fields, sliding_layers(fields, [True for _ in layer_range(fields)]))
 
 
 def qwen2(fields: Fields) -> dict[str, Any]:
     """Return the fields of Qwen2 and Qwen3: sliding windows, if used, in the listed layers or else in the last ones."""
-    first = whole(fields, "max_window_layers")
-    sliding = sliding_layers(fields, [layer >= first for layer in layers(fields)])
-    return windows_of(fields, sliding) if flag(fields, "use_sliding_window") else {}
+    first = int_field(fields, "max_window_layers")
+    sliding = sliding_layers(fields, [layer >= first for layer in layer_range(fields)])
+    return windows_of(fields, sliding) if bool_field(fields, "use_sliding_window") else {}
 
 
 def phi3(fields: Fields) -> dict[str, Any]:
     """Return Phi-3's fields: sliding windows in all layers or none; RoPE may rotate a part of each head."""
-    head_dim, context = head_size(fields), count(fields, "max_position_embeddings")
+    head_dim, context = head_size(fields), size_field(fields, "max_position_embeddings")
     rope = hfrope.flat(fields, head_dim, context, partial=True)
-    return rope.fields() | windows_of(fields, [True for _ in layers(fields)])
+    return rope.fields() | windows_of(fields, [True for _ in layer_range(fields)])
 
 
 def gemma2(fields: Fields) -> dict[str, Any]:
     """Return Gemma 2's fields: sliding windows in every other layer, caps on scores and logits, a scaled embedding."""
-    sliding = sliding_layers(fields, [layer % 2 == 0 for layer in layers(fields)])
-    return _gemma(fields, sliding) | {"attention_softcap": number(fields, "attn_logit_softcapping", 0)}
+    sliding = sliding_layers(fields, [layer % 2 == 0 for layer in layer_range(fields)])
+    return _gemma(fields, sliding) | {"attention_softcap": float_field(fields, "attn_logit_softcapping", 0)}
 
 
 def gemma3(fields: Fields) -> dict[str, Any]:
@@ -91,11 +91,11 @@ def gemma3(fields: Fields) -> dict[str, Any]:
 
     The cap on attention scores is ignored, as in transformers.
     """
-    pattern = whole(fields, "sliding_window_pattern")
+    pattern = int_field(fields, "sliding_window_pattern")
     if pattern < 1:
         raise ModelError(f"sliding_window_pattern is {pattern}; it must be at least 1")
-    sliding = sliding_layers(fields, [(layer + 1) % pattern != 0 for layer in layers(fields)])
-    full, local = hfrope.per_kind(fields, head_size(fields), count(fields, "max_position_embeddings"))
+    sliding = sliding_layers(fields, [(layer + 1) % pattern != 0 for layer in layer_range(fields)])
+    full, local = hfrope.per_kind(fields, head_size(fields), size_field(fields, "max_position_embeddings"))
     if full.long or local.long:
         raise ModelError("rope scaling 'longrope' is not supported for this family")
     return _gemma(fields, sliding) | {
@@ -108,28 +108,32 @@ def gemma3(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
-    scalar = number(fields, "query_pre_attn_scalar")
+    scalar = float_field(fields, "query_pre_attn_scalar")
     if scalar <= 0:
         raise ModelError(f"query_pre_attn_scalar is {scalar}; a positive number is expected")
     return {
         "activation": activation(fields["hidden_activation"]),
         "attention_scale": scalar**-0.5,
-        "logit_softcap": number(fields, "final_logit_softcapping", 0),
-        "embed_scale": count(fields, "hidden_size") ** 0.5,
+        "logit_softcap": float_field(fields, "final_logit_softcapping", 0),
+        "embed_scale": size_field(fields, "hidden_size") ** 0.5,
         **windows_of(fields, sliding),
     }
 
 
 def smollm3(fields: Fields) -> dict[str, Any]:
     """Return SmolLM3's fields: every fourth layer has no RoPE, and has a sliding window if these are used."""
-    interval, rotates, every = whole(fields, "no_rope_layer_interval"), fields["no_rope_layers"], layers(fields)
+    interval, rotates, every = (
+        int_field(fields, "no_rope_layer_interval"),
+        fields["no_rope_layers"],
+        layer_range(fields),
+    )
     if rotates is None and interval < 1:
         raise ModelError(f"no_rope_layer_interval is {interval}; it must be at least 1")
     kinds = [int((layer + 1) % interval != 0) for layer in every] if rotates is None else rotates
     if not isinstance(kinds, list) or len(kinds) < len(every) or any(kind not in (0, 1) for kind in kinds):
         raise ModelError("no_rope_layers is not a list of 0 or 1 for each layer")
     kinds = [int(kind) for kind in kinds[: len(every)]]
-    slides = flag(fields, "use_sliding_window")
+    slides = bool_field(fields, "use_sliding_window")
     sliding = sliding_layers(fields, [slides and not kind for kind in kinds])
     return {"rope_kinds": tuple(kinds)} | windows_of(fields, sliding)
 
@@ -144,13 +148,13 @@ def granite(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if the residual multiplier or the scaling of the logits is out of range.
     """
-    m, scaling = number(fields, "residual_multiplier"), number(fields, "logits_scaling")
+    m, scaling = float_field(fields, "residual_multiplier"), float_field(fields, "logits_scaling")
     if not 1e-6 < m < 1e6 or not 1e-9 < abs(scaling) < 1e9:
         raise ModelError(f"residual_multiplier {m} or logits_scaling {scaling} is not supported")
     return {
-        "embed_scale": number(fields, "embedding_multiplier") / m,
-        "norm_eps": number(fields, "rms_norm_eps") / m**2,
-        "attention_scale": number(fields, "attention_multiplier"),
+        "embed_scale": float_field(fields, "embedding_multiplier") / m,
+        "norm_eps": float_field(fields, "rms_norm_eps") / m**2,
+        "attention_scale": float_field(fields, "attention_multiplier"),
         "logit_scale": 1 / scaling,
     }
 
@@ -170,7 +174,7 @@ def opt(fields: Fields) -> dict[str, Any]:
         "norm_eps": 1e-5,
         "gated": False,
         "activation": activation(fields["activation_function"]),
-        "intermediate": count(fields, "ffn_dim"),
+        "intermediate": size_field(fields, "ffn_dim"),
         "inv_freq": (),
         "position_offset": 2,
     }
@@ -178,5 +182,5 @@ def opt(fields: Fields) -> dict[str, Any]:
 
 def head_size(fields: Fields) -> int:
     """Return the number of values of a head: `head_dim`, or else the hidden size divided by the number of heads."""
-    hidden, heads = count(fields, "hidden_size"), count(fields, "num_attention_heads")
-    return count({"head_dim": fields.get("head_dim")}, "head_dim", max(hidden // heads, 1))
+    hidden, heads = size_field(fields, "hidden_size"), size_field(fields, "num_attention_heads")
+    return size_field({"head_dim": fields.get("head_dim")}, "head_dim", max(hidden // heads, 1))

@@ -30,9 +30,9 @@ from tpi.families.names import (
     QWEN2_ATTENTION,
     QWEN3_ATTENTION,
 )
-from tpi.families.naming import gguf_names, llama_names
 from tpi.families.relu.settings import llama_activation
 from tpi.families.relu.table import RELU
+from tpi.families.sharednames import gguf_names, llama_names
 
 FAMILIES = (
     Family(
@@ -44,7 +44,7 @@ FAMILIES = (
         gguf_settings=ggufexperts.llama,
         defaults=defaults.LLAMA | {"hidden_act_param": None},
         settings=llama_activation,
-        interleaved=True,
+        interleaved_rope=True,
     ),
     Family(
         "mistral",
@@ -66,7 +66,7 @@ FAMILIES = (
         gguf="smollm3",
         gguf_names=gguf_names(GGUF_ATTENTION, GGUF_FFN),
         gguf_settings=ggufsettings.smollm3,
-        interleaved=True,
+        interleaved_rope=True,
         names=llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         defaults=defaults.SMOLLM3,
         settings=settings.smollm3,
@@ -77,7 +77,7 @@ FAMILIES = (
         gguf="granite",
         gguf_names=gguf_names(GGUF_ATTENTION, GGUF_FFN),
         gguf_settings=ggufsettings.granite,
-        interleaved=True,
+        interleaved_rope=True,
         names=llama_names(LLAMA_ATTENTION, LLAMA_FFN),
         defaults=defaults.GRANITE,
         settings=settings.granite,
@@ -91,7 +91,7 @@ FAMILIES = (
         names=llama_names(GEMMA3_ATTENTION, GEMMA2_FFN),
         defaults=defaults.GEMMA3,
         settings=settings.gemma3,
-        fold=1.0,
+        norm_offset=1.0,
     ),
     Family(
         "qwen2",
@@ -134,7 +134,7 @@ FAMILIES = (
         defaults=defaults.GEMMA2,
         settings=settings.gemma2,
         gguf_settings=ggufsettings.gemma2,
-        fold=1.0,
+        norm_offset=1.0,
     ),
     Family(
         "opt",

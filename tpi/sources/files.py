@@ -16,7 +16,7 @@ _MAX_CONTAINERS = 3 << 15  # objects and arrays
 _MAX_VALUES = 8 << 15  # commas
 
 
-def inside(directory: Path, name: str) -> Path:
+def resolve_inside(directory: Path, name: str) -> Path:
     """Return the real path of the file `name` in `directory`.
 
     A link is accepted only if it leads to a file in the same directory, or from a Hugging Face hub snapshot to the
@@ -52,7 +52,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     Raises:
         ModelError: if the file is missing, too large, or not a JSON object.
     """
-    path = inside(directory, name)
+    path = resolve_inside(directory, name)
     try:
         found = parse_json(_read(path, _MAX_JSON))
     except (ValueError, RecursionError) as error:
@@ -95,7 +95,7 @@ def read_text(directory: Path, name: str) -> str:
     Raises:
         ModelError: if the file is missing, larger than 1 MiB, or not UTF-8.
     """
-    path = inside(directory, name)
+    path = resolve_inside(directory, name)
     try:
         return _read(path, _MAX_TEXT).decode()
     except UnicodeDecodeError as error:

@@ -20,11 +20,11 @@ class HeadOrder:
     order: tuple[int, ...]  # indices of the vectors taken; -1 is a vector of zeros
 
     @classmethod
-    def halved(cls, size: int) -> "HeadOrder":
+    def from_interleaved(cls, size: int) -> "HeadOrder":
         """Return the order for interleaved rotary pairs: the first vector of every pair, then every second vector."""
         return cls(size, (*range(0, size, 2), *range(1, size, 2)))
 
-    def grouped(self, group: int) -> "HeadOrder | None":
+    def in_groups(self, group: int) -> "HeadOrder | None":
         """Return the same order in terms of groups of `group` consecutive vectors.
 
         Return None if the order splits a group.
@@ -34,7 +34,7 @@ class HeadOrder:
             return None
         return HeadOrder(self.size // group, tuple(_first(chunk, group) or 0 for chunk in chunks))
 
-    def picked(self, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    def reorder(self, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Reorder the vectors of each head: uint8 `[heads * size, bytes]` to `[heads * len(order), bytes]`."""
         heads = values.reshape(-1, self.size, values.shape[-1])
         taken = heads[:, self.order]
@@ -58,7 +58,7 @@ def read_rows(source: Source, tensor: SourceTensor, order: HeadOrder, heads: ran
         ModelError: if the file cannot be read.
     """
     rows = (heads.start * order.size, heads.stop * order.size)
-    return order.picked(source.read(tensor, rows, (0, tensor.columns)))
+    return order.reorder(source.read(tensor, rows, (0, tensor.columns)))
 
 
 def read_columns(source: Source, tensor: SourceTensor, order: HeadOrder, heads: range) -> tuple[Bytes, Element]:
@@ -72,17 +72,17 @@ def read_columns(source: Source, tensor: SourceTensor, order: HeadOrder, heads: 
     element, first, last = tensor.element, heads.start * order.size, heads.stop * order.size
     begin, end = first // element.group * element.group, -(-last // element.group) * element.group
     raw = source.read(tensor, (0, tensor.rows), (begin, end))
-    of_groups = order.grouped(element.group)
+    of_groups = order.in_groups(element.group)
     if of_groups is None:
         values = np.ascontiguousarray(decode(element, raw)[:, first - begin : last - begin])
         raw, element, of_groups = values.view(np.uint8), _FLOATS, order
     groups = raw.reshape(tensor.rows, -1, element.group_bytes).swapaxes(0, 1)
-    wide = of_groups.picked(np.ascontiguousarray(groups).reshape(groups.shape[0], -1))
+    wide = of_groups.reorder(np.ascontiguousarray(groups).reshape(groups.shape[0], -1))
     picked = wide.reshape(-1, tensor.rows, element.group_bytes).swapaxes(0, 1)
     return np.ascontiguousarray(picked).reshape(tensor.rows, -1), element
 
 
-def read_turned(source: Source, tensor: SourceTensor, order: HeadOrder, heads: range) -> tuple[Bytes, Element]:
+def read_transposed(source: Source, tensor: SourceTensor, order: HeadOrder, heads: range) -> tuple[Bytes, Element]:
     """Read the rows of these heads from a tensor that stores each head transposed, one head after the other.
 
     Return uint8 `[rows, bytes]` in the pack's order, and its coding, which is F32.
@@ -94,4 +94,4 @@ def read_turned(source: Source, tensor: SourceTensor, order: HeadOrder, heads: r
     raw = source.read(tensor, (heads.start * each, heads.stop * each), (0, tensor.columns))
     values = decode(tensor.element, raw).reshape(len(heads), each, tensor.columns).swapaxes(1, 2)
     rows = np.ascontiguousarray(values).reshape(-1, each).view(np.uint8)
-    return order.picked(rows), _FLOATS
+    return order.reorder(rows), _FLOATS

@@ -20,7 +20,7 @@ MXFP4 = Element("MXFP4", 32, 17)
 _CODES = 16  # bytes of the codes of a group
 
 
-def microscaled(source: Source) -> Source:
+def join_scales(source: Source) -> Source:
     """Return `source` with each pair of blocks and scales joined into one tensor; `source` itself if it has none.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 from tpi.errors import ModelError
 from tpi.sources.base import FileSource, SourceTensor
 from tpi.sources.elements import Element
-from tpi.sources.files import inside, parse_json, read_json
+from tpi.sources.files import parse_json, read_json, resolve_inside
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -34,7 +34,7 @@ def open_safetensors(directory: Path) -> FileSource:
     if (directory / INDEX).exists():
         files = _indexed(directory)
     elif (directory / SINGLE).exists():
-        files = [inside(directory, SINGLE)]
+        files = [resolve_inside(directory, SINGLE)]
     else:
         raise ModelError(_missing(directory))
     tensors: dict[str, SourceTensor] = {}
@@ -124,7 +124,7 @@ def _indexed(directory: Path) -> list[Path]:
     shards = sorted(set(names.values()))
     if len(shards) > _MAX_SHARDS:
         raise ModelError(f"{directory / INDEX} lists {len(shards)} files, more than {_MAX_SHARDS}")
-    return [inside(directory, name) for name in shards]
+    return [resolve_inside(directory, name) for name in shards]
 
 
 def _missing(directory: Path) -> str:

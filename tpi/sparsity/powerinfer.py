@@ -29,8 +29,8 @@ def keep_beside(model: Model, source: Source, directory: Path) -> None:
     """
     if model.predictors:
         save_predictors(directory / NAME, [_predictor(model, source, refs) for refs in model.predictors], "powerinfer")
-    if model.marks:
-        save_marks(directory / MARKED, read_split(model.marks, model))
+    if model.gpu_marks_file:
+        save_marks(directory / MARKED, read_split(model.gpu_marks_file, model))
 
 
 def read_split(path: Path, model: Model) -> Active:

@@ -79,7 +79,7 @@ def test_a_vision_tower_is_left_out_and_said_to_be() -> None:
     model = model_of(GEMMA3, lambda name: name.startswith("language_model.model."))
     assert model.embedding.tensor == "language_model.model.embed_tokens.weight"
     assert any("images are not supported" in note for note in model.notes)
-    assert "vision_tower.*" in model.accounted
+    assert "vision_tower.*" in model.ignored_tensors
 
 
 def test_a_wrapper_computes_what_its_text_model_does(tiny_model: Tiny, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_each_documented_byte_level_family_has_its_words() -> None:
     ("name", "whole", "bos"), [("llama-bpe", True, True), ("tekken", True, True), ("dbrx", False, False)]
 )
 def test_what_else_follows_from_the_name(name: str, whole: bool, bos: bool) -> None:
-    assert (WORDS[name].whole, WORDS[name].bos) == (whole, bos)
+    assert (WORDS[name].tokens_first, WORDS[name].bos) == (whole, bos)
 
 
 def packed(path: Path, tiny: TinyModel, vocabulary: Callable[[GGUFWriter], None], values: dict[str, Any]) -> Pack:

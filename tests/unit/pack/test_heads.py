@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tpi.sources.base import SourceTensor
 from tpi.sources.elements import Element
-from tpi.sources.heads import HeadOrder, read_columns, read_rows, read_turned
+from tpi.sources.heads import HeadOrder, read_columns, read_rows, read_transposed
 
 
 class Memory:
@@ -47,11 +47,11 @@ def test_heads_come_in_any_order(data: st.DataObject, heads: int, size: int, oth
     assert element.name == "F32"
     np.testing.assert_array_equal(found.view(np.float32).T, expected)
     turned = Memory(values.swapaxes(1, 2).copy())
-    np.testing.assert_array_equal(read_turned(turned, turned.tensor, how, wanted)[0].view(np.float32), expected)
+    np.testing.assert_array_equal(read_transposed(turned, turned.tensor, how, wanted)[0].view(np.float32), expected)
 
 
 def test_whole_groups_stay_groups() -> None:
-    assert HeadOrder(64, (*range(32, 64), *(-1 for _ in range(32)))).grouped(32) == HeadOrder(2, (1, -1))
-    assert HeadOrder(64, (*range(1, 33), *range(32))).grouped(32) is None
-    assert HeadOrder(48, tuple(range(32))).grouped(32) is None
-    assert HeadOrder.halved(6).order == (0, 2, 4, 1, 3, 5)
+    assert HeadOrder(64, (*range(32, 64), *(-1 for _ in range(32)))).in_groups(32) == HeadOrder(2, (1, -1))
+    assert HeadOrder(64, (*range(1, 33), *range(32))).in_groups(32) is None
+    assert HeadOrder(48, tuple(range(32))).in_groups(32) is None
+    assert HeadOrder.from_interleaved(6).order == (0, 2, 4, 1, 3, 5)

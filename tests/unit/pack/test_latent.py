@@ -88,8 +88,8 @@ def test_variants_that_cannot_be_are_refused_by_name(fields: dict[str, Any], wor
 
 def test_layers_that_guess_ahead_are_left_out() -> None:
     model = from_huggingface(V3 | {"num_nextn_predict_layers": 1}, lambda name: name.startswith("model."), "test")
-    assert "model.layers.2.*" in model.accounted
-    assert "model.layers.3.*" not in model.accounted
+    assert "model.layers.2.*" in model.ignored_tensors
+    assert "model.layers.3.*" not in model.ignored_tensors
 
 
 def test_a_damaged_latent_is_seen(tiny_model: Models, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_layers_of_one_source_are_written_once(
 ) -> None:
     opened = open_source(tiny_model("llama").directory)
     model = replace(opened.model, config=replace(opened.model.config, layers=80), layers=(opened.model.layers[1],) * 80)
-    model = replace(model, accounted=("*",))  # layer 0 is left out on purpose
+    model = replace(model, ignored_tensors=("*",))  # layer 0 is left out on purpose
     reads: list[str] = []
     read = base.FileSource.read
 

@@ -13,7 +13,7 @@ from scheduler.model.machine import LAPTOP
 from tests.support.models import TinyModel
 from tests.support.paths import ROOT
 from tpi.errors import ModelError, UsageError
-from tpi.families.huggingface.described import from_config
+from tpi.families.huggingface.configonly import from_config
 from tpi.pack.reader import Pack
 from tpi.sources.files import read_json
 from worker.plan.segments import whole_blocks

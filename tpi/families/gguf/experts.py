@@ -8,10 +8,10 @@ from typing import Any
 
 from tpi.config import Mixture
 from tpi.errors import ModelError
-from tpi.families.base import Fields, count, number, whole
+from tpi.families.base import Fields, float_field, int_field, size_field
 from tpi.families.gguf import settings
 
-NOT_SAID, SOFTMAX, SIGMOID, OF_THOSE_CHOSEN = range(4)  # llama.cpp's values of expert_gating_func
+UNSPECIFIED, SOFTMAX, SIGMOID, SOFTMAX_OF_SELECTED = range(4)  # llama.cpp's values of expert_gating_func
 
 
 def llama(fields: Fields) -> dict[str, Any]:
@@ -28,9 +28,9 @@ def qwen2(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if the file records another number of shared experts.
     """
-    if (experts := whole(fields, "expert_shared_count", 1)) != 1:
+    if (experts := int_field(fields, "expert_shared_count", 1)) != 1:
         raise ModelError(f"expert_shared_count is {experts}; this architecture has 1")
-    shared = whole(fields, "expert_shared_feed_forward_length", 0) or count(fields, "feed_forward_length")
+    shared = int_field(fields, "expert_shared_feed_forward_length", 0) or size_field(fields, "feed_forward_length")
     return {"mixture": mixture(fields, normalised=False, width=_share(fields), shared=shared)}
 
 
@@ -41,7 +41,7 @@ def qwen3(fields: Fields) -> dict[str, Any]:
 
 def olmoe(fields: Fields) -> dict[str, Any]:
     """Return OLMoE's fields: softmax over all experts; queries, keys and values may be clipped."""
-    clip = number(fields, "attention.clamp_kqv", 0.0)
+    clip = float_field(fields, "attention.clamp_kqv", 0.0)
     return {"mixture": mixture(fields, normalised=False), "whole_norms": True, "attention_clip": clip}
 
 
@@ -69,8 +69,8 @@ def dbrx(fields: Fields) -> dict[str, Any]:
     """Return DBRX's fields: LayerNorm without a bias; queries, keys and values are clipped."""
     return {
         "norm": "layer",
-        "norm_eps": number(fields, "attention.layer_norm_epsilon"),
-        "attention_clip": number(fields, "attention.clamp_kqv", 0.0),
+        "norm_eps": float_field(fields, "attention.layer_norm_epsilon"),
+        "attention_clip": float_field(fields, "attention.clamp_kqv", 0.0),
         "mixture": mixture(fields, normalised=True),
     }
 
@@ -87,19 +87,19 @@ def mixture(fields: Fields, normalised: bool, width: int | None = None, shared: 
     Raises:
         ModelError: if the scores or the groups of experts are of a kind that is not supported.
     """
-    width = whole(fields, "expert_feed_forward_length", 0) or width or count(fields, "feed_forward_length")
-    gating = whole(fields, "expert_gating_func", NOT_SAID)
-    if gating not in (NOT_SAID, SOFTMAX, SIGMOID, OF_THOSE_CHOSEN):
+    width = int_field(fields, "expert_feed_forward_length", 0) or width or size_field(fields, "feed_forward_length")
+    gating = int_field(fields, "expert_gating_func", UNSPECIFIED)
+    if gating not in (UNSPECIFIED, SOFTMAX, SIGMOID, SOFTMAX_OF_SELECTED):
         raise ModelError(f"expert_gating_func is {gating}; softmax and sigmoid are supported")
     groups, used = _groups(fields, gating)
     return Mixture(
-        count(fields, "expert_count"),
-        count(fields, "expert_used_count"),
+        size_field(fields, "expert_count"),
+        size_field(fields, "expert_used_count"),
         width,
         shared,
         scores="sigmoid" if gating == SIGMOID else "softmax",
-        normalised=_flag(fields, "expert_weights_norm", normalised) or gating == OF_THOSE_CHOSEN,
-        scale=number(fields, "expert_weights_scale", 1.0) or 1.0,
+        normalised=_flag(fields, "expert_weights_norm", normalised) or gating == SOFTMAX_OF_SELECTED,
+        scale=float_field(fields, "expert_weights_scale", 1.0) or 1.0,
         groups=groups,
         groups_used=used,
         group_best=2 if groups > 1 else 1,
@@ -115,7 +115,7 @@ def _groups(fields: Fields, gating: int) -> tuple[int, int]:
         ModelError: if only some groups are used and scores are not a sigmoid. DeepSeek-V2 ranks such groups by their
             best score, unlike llama.cpp.
     """
-    groups, used = whole(fields, "expert_group_count", 0) or 1, whole(fields, "expert_group_used_count", 0) or 1
+    groups, used = int_field(fields, "expert_group_count", 0) or 1, int_field(fields, "expert_group_used_count", 0) or 1
     if groups == 1 or groups == used:
         return 1, 1
     if gating != SIGMOID:
@@ -127,7 +127,7 @@ def _groups(fields: Fields, gating: int) -> tuple[int, int]:
 
 def _share(fields: Fields) -> int:
     """Return the neurons of an expert from the total of all experts that a token uses, as in older files of Qwen."""
-    return max(count(fields, "feed_forward_length") // count(fields, "expert_used_count"), 1)
+    return max(size_field(fields, "feed_forward_length") // size_field(fields, "expert_used_count"), 1)
 
 
 def _flag(fields: Fields, key: str, default: bool) -> bool:

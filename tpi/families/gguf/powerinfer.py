@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tpi.config import SPARSE, ModelConfig
 from tpi.errors import ModelError
-from tpi.families.base import BlockRefs, Family, Model, PredictorRefs, map_tensors, number
+from tpi.families.base import BlockRefs, Family, Model, PredictorRefs, float_field, map_tensors
 from tpi.sources.gguf import GgufSource
 
 DOWN = "blk.{i}.ffn_down_t.weight"
@@ -26,7 +26,7 @@ _MARKS = ("blk.*.gpu_idx", "blk.*.gpu_bucket")
 _SPLIT = ".generated.gpuidx"  # after the name of the model's file
 
 
-def rectified(config: ModelConfig) -> ModelConfig:
+def with_relu(config: ModelConfig) -> ModelConfig:
     """Return the configuration with ReLU as its activation, unless it already has a sparse activation."""
     return config if config.activation in SPARSE else replace(config, activation="relu")
 
@@ -41,26 +41,27 @@ def for_powerinfer(config: ModelConfig, family: Family, source: GgufSource) -> M
     assert names is not None
     names = replace(names, ffn={**names.ffn, "down": DOWN})
     has = source.tensors.__contains__
-    model = family.gguf_arranged(map_tensors(config, names, has, interleaved=family.interleaved), has)
+    model = family.adapt_gguf_refs(map_tensors(config, names, has, interleaved_rope=family.interleaved_rope), has)
     return replace(
         model,
-        layers=tuple(tuple(map(_turned, blocks)) for blocks in model.layers),
+        layers=tuple(tuple(map(_with_transposed_down, blocks)) for blocks in model.layers),
         predictors=_predictors(config, source),
-        marks=_marks(config, source),
-        accounted=(*model.accounted, *PREDICTORS, *_MARKS),
+        gpu_marks_file=_marks_file(config, source),
+        ignored_tensors=(*model.ignored_tensors, *PREDICTORS, *_MARKS),
     )
 
 
-def _turned(block: BlockRefs) -> BlockRefs:
+def _with_transposed_down(block: BlockRefs) -> BlockRefs:
     """Return the block with its reference to down marked as transposed."""
     if block.kind != "ffn":
         return block
     return replace(
-        block, parts=tuple((name, replace(ref, turned=True) if name == "down" else ref) for name, ref in block.parts)
+        block,
+        parts=tuple((name, replace(ref, transposed=True) if name == "down" else ref) for name, ref in block.parts),
     )
 
 
-def _marks(config: ModelConfig, source: GgufSource) -> Path | None:
+def _marks_file(config: ModelConfig, source: GgufSource) -> Path | None:
     if any(MARKS.format(i=layer) in source.tensors for layer in range(config.layers)):
         return source.path
     split = source.path.with_name(source.path.name + _SPLIT)
@@ -68,7 +69,7 @@ def _marks(config: ModelConfig, source: GgufSource) -> Path | None:
 
 
 def _predictors(config: ModelConfig, source: GgufSource) -> tuple[PredictorRefs, ...]:
-    threshold = number(source.metadata, THRESHOLD, 0.0)
+    threshold = float_field(source.metadata, THRESHOLD, 0.0)
     found = []
     for layer in range(config.layers):
         first, second = (f"blk.{layer}.fc{number}.weight" for number in (1, 2))

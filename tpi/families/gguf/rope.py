@@ -7,7 +7,7 @@ import numpy as np
 
 from tpi.errors import ModelError
 from tpi.families import rope
-from tpi.families.base import Fields, number, whole
+from tpi.families.base import Fields, float_field, int_field
 from tpi.sources.base import Source, read_vector
 
 _TYPES = ("none", "linear", "yarn", "longrope")
@@ -24,11 +24,11 @@ def from_metadata(fields: Fields, head_dim: int, context: int, source: Source) -
         ModelError: if the type of scaling is not known, or a number is out of range.
     """
     kind, factor = _kind(fields), factor_of(fields)
-    theta = number(fields, "rope.freq_base", 10000.0)
-    base = rope.frequencies(theta, whole(fields, "rope.dimension_count", head_dim))
+    theta = float_field(fields, "rope.freq_base", 10000.0)
+    base = rope.frequencies(theta, int_field(fields, "rope.dimension_count", head_dim))
     ramp = _extrapolation(fields, kind)
     attention = _attention(fields, factor, ramp)
-    original = whole(fields, "rope.scaling.original_context_length", context) or context
+    original = int_field(fields, "rope.scaling.original_context_length", context) or context
     kept = np.float32(ramp) * _kept(fields, len(base), theta, original) if ramp else np.float32(0)
 
     def resolved(name: str) -> rope.Rope:
@@ -63,8 +63,8 @@ def factor_of(fields: Fields) -> float:
     Raises:
         ModelError: if the type of scaling is not known, or the factor is not a positive number.
     """
-    older = number(fields, "rope.scale_linear", 0.0)
-    factor = number(fields, "rope.scaling.factor", older) or 1.0
+    older = float_field(fields, "rope.scale_linear", 0.0)
+    factor = float_field(fields, "rope.scaling.factor", older) or 1.0
     if not (math.isfinite(factor) and factor > 0):
         raise ModelError(f"rope.scaling.factor is {factor}; a positive number is expected")
     return 1.0 if _kind(fields) == "none" else factor
@@ -77,7 +77,7 @@ def extrapolates(fields: Fields) -> bool:
 
 def _extrapolation(fields: Fields, kind: object) -> float:
     """Return the share of YaRN's ramp that is used: that in the file, or else 1 for YaRN and 0 for other types."""
-    given = number(fields, "rope.scaling.yarn_ext_factor", -1.0)
+    given = float_field(fields, "rope.scaling.yarn_ext_factor", -1.0)
     return given if given >= 0 else float(kind == "yarn")
 
 
@@ -87,9 +87,9 @@ def _attention(fields: Fields, factor: float, ramp: float) -> float:
     Raises:
         ModelError: if the file has `yarn_attn_factor` with YaRN, since programs interpret it differently.
     """
-    given = number(fields, "rope.scaling.attn_factor", 1.0)
-    own = number(fields, "rope.scaling.yarn_attn_factor", 1.0)
-    weight = number(fields, "rope.scaling.yarn_log_multiplier", 0.0)
+    given = float_field(fields, "rope.scaling.attn_factor", 1.0)
+    own = float_field(fields, "rope.scaling.yarn_attn_factor", 1.0)
+    weight = float_field(fields, "rope.scaling.yarn_log_multiplier", 0.0)
     if not ramp:
         return given * own
     if own != 1:
@@ -113,8 +113,8 @@ def _kept(fields: Fields, pairs: int, theta: float, original: int) -> rope.F32:
     Raises:
         ModelError: if a parameter is out of range.
     """
-    fast = number(fields, "rope.scaling.yarn_beta_fast", 32.0)
-    slow = number(fields, "rope.scaling.yarn_beta_slow", 1.0)
+    fast = float_field(fields, "rope.scaling.yarn_beta_fast", 32.0)
+    slow = float_field(fields, "rope.scaling.yarn_beta_slow", 1.0)
     if not (fast > 0 and slow > 0 and math.isfinite(fast) and math.isfinite(slow) and theta > 1 and original > 0):
         raise ModelError(f"rope scaling yarn from {slow} to {fast} turns on a base of {theta} is not possible")
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from tpi.errors import ModelError
 from tpi.families import rope
-from tpi.families.base import Fields, count, number, whole
+from tpi.families.base import Fields, float_field, int_field, size_field
 
 
 def every_layer_slides(fields: Fields) -> dict[str, Any]:
     """Return sliding windows for all layers or none, as in Phi-3 and in Mistral, whose architecture is Llama's."""
-    window = whole(fields, "attention.sliding_window", 0)
+    window = int_field(fields, "attention.sliding_window", 0)
     return {"windows": (window,) * _layers(fields)} if window else {}
 
 
@@ -19,8 +19,8 @@ def no_layer_slides(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if the window is shorter than the context, since the file does not say which layers slide.
     """
-    window = whole(fields, "attention.sliding_window", 0)
-    if 0 < window < count(fields, "context_length"):
+    window = int_field(fields, "attention.sliding_window", 0)
+    if 0 < window < size_field(fields, "context_length"):
         raise ModelError(
             f"attention.sliding_window is {window}, but the file does not say for which layers; convert the model "
             "without it"
@@ -30,21 +30,21 @@ def no_layer_slides(fields: Fields) -> dict[str, Any]:
 
 def every_other_slides(fields: Fields) -> dict[str, Any]:
     """Return sliding windows for the layers of the file's pattern, or else for the first of every two (gpt-oss)."""
-    window = whole(fields, "attention.sliding_window", 0)
+    window = int_field(fields, "attention.sliding_window", 0)
     sliding = _pattern(fields, 2)
     return {"windows": tuple(window if slides else 0 for slides in sliding)} if window else {}
 
 
 def check_local_base(fields: Fields) -> None:
     """Raise a ModelError if sliding layers have another rotary base than the others."""
-    base = number(fields, "rope.freq_base", 10000.0)
-    if number(fields, "rope.freq_base_swa", base) != base:
+    base = float_field(fields, "rope.freq_base", 10000.0)
+    if float_field(fields, "rope.freq_base_swa", base) != base:
         raise ModelError("rope.freq_base_swa differs from rope.freq_base, which is not supported")
 
 
 def gemma2(fields: Fields) -> dict[str, Any]:
     """Return Gemma 2's fields: sliding windows by a pattern, caps on scores and logits, a scaled embedding."""
-    window = whole(fields, "attention.sliding_window", 4096)
+    window = int_field(fields, "attention.sliding_window", 4096)
     check_local_base(fields)
     return _gemma(fields, largest=46) | {
         "attention_softcap": _cap(fields, "attn_logit_softcapping", 50.0),
@@ -62,15 +62,15 @@ def gemma3(fields: Fields) -> dict[str, Any]:
         ModelError: if the file uses YaRN with sliding windows.
     """
     found = _gemma(fields, largest=62) | {"logit_softcap": _cap(fields, "final_logit_softcapping", 0.0)}
-    window, base = whole(fields, "attention.sliding_window", 0), number(fields, "rope.freq_base_swa", 10000.0)
+    window, base = int_field(fields, "attention.sliding_window", 0), float_field(fields, "rope.freq_base_swa", 10000.0)
     sliding = _pattern(fields, 6)
     if not window:
         return found
-    if fields.get("rope.scaling.type") == "yarn" or number(fields, "rope.scaling.yarn_ext_factor", -1.0) > 0:
+    if fields.get("rope.scaling.type") == "yarn" or float_field(fields, "rope.scaling.yarn_ext_factor", -1.0) > 0:
         raise ModelError("rope scaling yarn is not supported for this architecture; convert the model without it")
-    factors = [number(fields, f"rope.scaling.{name}attn_factor", 1.0) for name in ("", "yarn_")]
-    size = count(fields, "attention.key_length", max(_share(fields), 1))
-    local = rope.frequencies(base, whole(fields, "rope.dimension_count", size))
+    factors = [float_field(fields, f"rope.scaling.{name}attn_factor", 1.0) for name in ("", "yarn_")]
+    size = size_field(fields, "attention.key_length", max(_share(fields), 1))
+    local = rope.frequencies(base, int_field(fields, "rope.dimension_count", size))
     return found | {
         "windows": tuple(window if slides else 0 for slides in sliding),
         "rope_kinds": tuple(2 if slides else 1 for slides in sliding),
@@ -85,7 +85,7 @@ def _gemma(fields: Fields, largest: int) -> dict[str, Any]:
     The 27B model scales queries by (hidden / heads) ** -0.5. GGUF does not record this, so it is recognised by its
     number of layers.
     """
-    found = {"activation": "gelu_tanh", "embed_scale": count(fields, "embedding_length") ** 0.5}
+    found = {"activation": "gelu_tanh", "embed_scale": size_field(fields, "embedding_length") ** 0.5}
     return found | ({"attention_scale": _share(fields) ** -0.5} if _layers(fields) == largest else {})
 
 
@@ -102,14 +102,14 @@ def granite(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if a scale is out of range, or that of the logits is missing.
     """
-    m = number(fields, "residual_scale", 1.0) or 1.0
-    embedding, logits = number(fields, "embedding_scale", 1.0) or 1.0, number(fields, "logit_scale")
+    m = float_field(fields, "residual_scale", 1.0) or 1.0
+    embedding, logits = float_field(fields, "embedding_scale", 1.0) or 1.0, float_field(fields, "logit_scale")
     if not 1e-6 < m < 1e6 or not 1e-9 < abs(logits) < 1e9:
         raise ModelError(f"a residual_scale of {m} or a logit_scale of {logits} is not supported")
     rotates = {} if fields.get("rope.scaling.finetuned", True) else {"inv_freq": (), "long_inv_freq": ()}
     return {
         "embed_scale": embedding / m,
-        "norm_eps": number(fields, "attention.layer_norm_rms_epsilon") / m**2,
+        "norm_eps": float_field(fields, "attention.layer_norm_rms_epsilon") / m**2,
         "logit_scale": 1 / logits,
         **rotates,
     }
@@ -117,7 +117,7 @@ def granite(fields: Fields) -> dict[str, Any]:
 
 def _share(fields: Fields) -> int:
     """Return the hidden size divided by the number of heads."""
-    return count(fields, "embedding_length") // count(fields, "attention.head_count")
+    return size_field(fields, "embedding_length") // size_field(fields, "attention.head_count")
 
 
 def _pattern(fields: Fields, default: int) -> list[bool]:
@@ -132,7 +132,7 @@ def _pattern(fields: Fields, default: int) -> list[bool]:
     found, layers = fields.get("attention.sliding_window_pattern"), _layers(fields)
     if isinstance(found, list) and len(found) == layers and all(type(slides) is bool for slides in found):
         return found
-    period = whole(fields, "attention.sliding_window_pattern", default)
+    period = int_field(fields, "attention.sliding_window_pattern", default)
     if period < 0:
         raise ModelError(f"attention.sliding_window_pattern is {period}; a period, or a list of layers, is expected")
     return [not period or layer % period < period - 1 for layer in range(layers)]
@@ -144,11 +144,11 @@ def _cap(fields: Fields, key: str, default: float) -> float:
     Raises:
         ModelError: if it is negative.
     """
-    value = number(fields, key, default)
+    value = float_field(fields, key, default)
     if value < 0:
         raise ModelError(f"{key} is {value}; it must not be negative")
     return value
 
 
 def _layers(fields: Fields) -> int:
-    return min(count(fields, "block_count"), 1 << 12)
+    return min(size_field(fields, "block_count"), 1 << 12)

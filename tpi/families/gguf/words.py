@@ -49,13 +49,13 @@ def _by_case(of: str, contractions: str) -> str:
 
 
 @dataclass(frozen=True)
-class Words:
+class WordRules:
     """One way of splitting text into words."""
 
     patterns: tuple[str, ...] = ()  # each splits the pieces that the one before has left; empty: GPT-2's pattern
     digits: bool = False  # each digit is a word
-    whole: bool = False  # a word that is a token becomes that token without merges
-    composed: bool = False  # text is normalised to NFC first
+    tokens_first: bool = False  # a word that is a token becomes that token without merges
+    nfc: bool = False  # text is normalised to NFC first
     bos: bool = False  # default of add_bos_token: a text begins with the beginning-of-sequence token
 
     def splitter(self) -> Any:
@@ -76,37 +76,43 @@ _OF_GPT4O = (  # tiktoken's o200k_base
 _OF_DEEPSEEK = (
     r"\p{N}{1,3}", _one_of(_KANA) + "+", _MARKS + r"| ?[\p{P}\p{S}]+[\r\n]*" + _LINES,
 )  # fmt: skip
-_GROUPS: tuple[tuple[str, Words], ...] = (
-    ("default", Words((r"[\p{P}\$\+<=>\^~\|]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
-    ("falcon", Words((r"[\p{P}\$\+<=>\^~\|`]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
-    ("gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 trillion granite-docling", Words()),
-    ("olmo mpt", Words(composed=True)),  # GPT-NeoX's
-    ("smollm starcoder refact codeshell exaone minerva-7b mellum2", Words(digits=True)),
-    ("command-r", Words(digits=True, composed=True)),
-    ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2", Words((_OF_GPT4,), whole=True, bos=True)),
-    ("dbrx smaug-bpe chatglm-bpe glm4", Words((_OF_GPT4,))),
-    ("minicpm5", Words((r"\p{N}{1,3}", _LETTERS + r"|\p{N}+" + _REST), whole=True)),
-    ("qwen2", Words((_OF_QWEN,), composed=True)),
-    ("deepseek-r1-qwen megrez kormo f2llmv2 stablelm2 hunyuan solar-open grok-2", Words((_OF_QWEN,))),
+_GROUPS: tuple[tuple[str, WordRules], ...] = (
+    ("default", WordRules((r"[\p{P}\$\+<=>\^~\|]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
+    ("falcon", WordRules((r"[\p{P}\$\+<=>\^~\|`]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
+    ("gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 trillion granite-docling", WordRules()),
+    ("olmo mpt", WordRules(nfc=True)),  # GPT-NeoX's
+    ("smollm starcoder refact codeshell exaone minerva-7b mellum2", WordRules(digits=True)),
+    ("command-r", WordRules(digits=True, nfc=True)),
+    (
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+        WordRules((_OF_GPT4,), tokens_first=True, bos=True),
+    ),
+    ("dbrx smaug-bpe chatglm-bpe glm4", WordRules((_OF_GPT4,))),
+    ("minicpm5", WordRules((r"\p{N}{1,3}", _LETTERS + r"|\p{N}+" + _REST), tokens_first=True)),
+    ("qwen2", WordRules((_OF_QWEN,), nfc=True)),
+    ("deepseek-r1-qwen megrez kormo f2llmv2 stablelm2 hunyuan solar-open grok-2", WordRules((_OF_QWEN,))),
     (
         "qwen35",
-        Words(
+        WordRules(
             (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _LINES,),
-            composed=True,
+            nfc=True,
         ),
     ),
-    ("seed-coder", Words((_LETTERS + r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _LINES,))),
-    ("tekken", Words((_by_case("", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _LINES,), whole=True, bos=True)),
-    ("gpt-4o llama4 kanana2 minimax-m2", Words((_OF_GPT4O,))),
+    ("seed-coder", WordRules((_LETTERS + r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _LINES,))),
+    (
+        "tekken",
+        WordRules((_by_case("", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _LINES,), tokens_first=True, bos=True),
+    ),
+    ("gpt-4o llama4 kanana2 minimax-m2", WordRules((_OF_GPT4O,))),
     (
         "kimi-k2",  # ideographs are separate from other letters
-        Words((r"[\p{Han}]+|" + _by_case(r"&&[^\p{Han}]", _CONTRACTIONS + "?") + r"|\p{N}{1,3}" + _REST,)),
+        WordRules((r"[\p{Han}]+|" + _by_case(r"&&[^\p{Han}]", _CONTRACTIONS + "?") + r"|\p{N}{1,3}" + _REST,)),
     ),
     (
         "deepseek-llm",
-        Words((r"[\r\n]", rf"\s?{_one_of(_CASED)}+", rf"\s?{_one_of(_PUNCTUATION)}+", r"\s+$", _CJK), digits=True),
+        WordRules((r"[\r\n]", rf"\s?{_one_of(_CASED)}+", rf"\s?{_one_of(_PUNCTUATION)}+", r"\s+$", _CJK), digits=True),
     ),
-    ("deepseek-coder", Words((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK), digits=True)),
-    ("deepseek-v3 hunyuan-dense joyai-llm", Words(_OF_DEEPSEEK)),
+    ("deepseek-coder", WordRules((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK), digits=True)),
+    ("deepseek-v3 hunyuan-dense joyai-llm", WordRules(_OF_DEEPSEEK)),
 )
 WORDS = {name: words for names, words in _GROUPS for name in names.split()}

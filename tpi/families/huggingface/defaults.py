@@ -110,7 +110,7 @@ _NULLABLE = frozenset(
 )
 
 
-def complete(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(fields: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are in `defaults`, with its value for each that is missing.
 
     A null value is kept where it stands for "none".

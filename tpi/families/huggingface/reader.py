@@ -6,11 +6,11 @@ from typing import Any
 
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
-from tpi.families.base import Family, Fields, Model, activation, count, map_tensors, number
+from tpi.families.base import Family, Fields, Model, activation, float_field, map_tensors, size_field
 from tpi.families.checks import check_config
 from tpi.families.huggingface import rope as hfrope
-from tpi.families.huggingface.defaults import complete, unread
-from tpi.families.huggingface.wrappers import TOWERS, reason, unwrap, wraps
+from tpi.families.huggingface.defaults import unread, with_defaults
+from tpi.families.huggingface.wrappers import VISION_TENSORS, has_other_parts, unwrap, why_unsupported
 from tpi.families.settings import head_size
 from tpi.families.table import FAMILIES
 
@@ -32,19 +32,21 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
         text, names = unwrap(fields)
         family = _family(names)
         text = text if family.flatten is None else family.flatten(text)
-        read = complete(text, family.defaults)
+        read = with_defaults(text, family.defaults)
         config = _config(family, read)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
     check_config(config, where)
     assert family.names is not None
-    model = map_tensors(config, family.names, has, family.fold, fields=read, dense=family.dense(read))
-    model = family.arranged(model, read)
+    model = map_tensors(
+        config, family.names, has, family.norm_offset, fields=read, dense_layers=family.dense_layers(read)
+    )
+    model = family.adapt_refs(model, read)
     notes = _notes(text, family)
-    if not wraps(fields):
+    if not has_other_parts(fields):
         return replace(model, notes=notes)
     left = "images are not supported: the model's text part is used, its vision part is left out"
-    return replace(model, notes=(*notes, left), accounted=(*model.accounted, *TOWERS))
+    return replace(model, notes=(*notes, left), ignored_tensors=(*model.ignored_tensors, *VISION_TENSORS))
 
 
 def _unreadable(quantised: object) -> bool:
@@ -60,7 +62,7 @@ def _family(wanted: list[str]) -> Family:
         if any(name in family.architectures for name in wanted):
             return family
     supported = ", ".join(name for family in FAMILIES for name in family.architectures)
-    why = next((f" ({text})" for text in map(reason, wanted) if text), "")
+    why = next((f" ({text})" for text in map(why_unsupported, wanted) if text), "")
     raise ModelError(f"the architecture {', '.join(wanted) or 'none'} is not supported{why}; supported are {supported}")
 
 
@@ -77,15 +79,17 @@ def _notes(fields: Fields, family: Family) -> tuple[str, ...]:
 def _config(family: Family, fields: Fields) -> ModelConfig:
     """Return the configuration for complete `fields`, in which missing ones have their defaults."""
     settings, head_dim = family.settings(fields), head_size(fields)
-    heads, context = count(fields, "num_attention_heads"), count(fields, "max_position_embeddings")
+    heads, context = size_field(fields, "num_attention_heads"), size_field(fields, "max_position_embeddings")
     found: dict[str, Any] = {
         "family": family.name,
-        "hidden": count(fields, "hidden_size"),
-        "layers": count(fields, "num_hidden_layers"),
+        "hidden": size_field(fields, "hidden_size"),
+        "layers": size_field(fields, "num_hidden_layers"),
         "heads": heads,
-        "kv_heads": count({"num_key_value_heads": fields.get("num_key_value_heads")}, "num_key_value_heads", heads),
+        "kv_heads": size_field(
+            {"num_key_value_heads": fields.get("num_key_value_heads")}, "num_key_value_heads", heads
+        ),
         "head_dim": head_dim,
-        "vocab": count(fields, "vocab_size"),
+        "vocab": size_field(fields, "vocab_size"),
         "context": context,
         "norm": "rms",
         "gated": True,
@@ -93,9 +97,9 @@ def _config(family: Family, fields: Fields) -> ModelConfig:
         "tied": bool(fields["tie_word_embeddings"]),
     }
     if "intermediate" not in settings:
-        found["intermediate"] = count(fields, "intermediate_size")
+        found["intermediate"] = size_field(fields, "intermediate_size")
     if "norm_eps" not in settings:
-        found["norm_eps"] = number(fields, "rms_norm_eps")
+        found["norm_eps"] = float_field(fields, "rms_norm_eps")
     if "activation" not in settings:
         found["activation"] = activation(fields["hidden_act"])
     if "inv_freq" not in settings:

@@ -8,7 +8,7 @@ precedence even over the value in an object.
 from typing import Any
 
 from tpi.errors import ModelError
-from tpi.families.base import Fields, number
+from tpi.families.base import Fields, float_field
 from tpi.families.rope import Rope, frequencies, scaled
 
 _SCALED = ("llama3", "yarn", "longrope")  # kinds of scaling that have an original context
@@ -78,10 +78,10 @@ def _resolve(found: Fields, fields: Fields, head_dim: int, context: int, partial
     kind = found.get("rope_type", found.get("type", "default"))
     if kind in ("su", "yarn") and partial:
         kind = "longrope"  # older files of Phi-3 use these names for it
-    theta, rotary = number(found, "rope_theta"), head_dim
+    theta, rotary = float_field(found, "rope_theta"), head_dim
     share = found.get("partial_rotary_factor", fields["partial_rotary_factor"])
     if share not in (None, 1) and partial:
-        rotary = int(head_dim * number({"partial_rotary_factor": share}, "partial_rotary_factor"))
+        rotary = int(head_dim * float_field({"partial_rotary_factor": share}, "partial_rotary_factor"))
     elif share not in (None, 1) and kind != "default":  # without scaling, these families ignore the factor
         raise ModelError(f"partial_rotary_factor {share} with rope scaling {kind!r} is not possible for this family")
     if kind in _SCALED and found.get("original_max_position_embeddings") is None:

@@ -11,7 +11,7 @@ _WRAPPERS: dict[str, dict[str | None, str]] = {
     "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral": "MinistralForCausalLM"},
 }
 # Tensors of the other parts.
-TOWERS = ("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*")
+VISION_TENSORS = ("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*")
 _AFTER = "it normalises the outputs of its blocks instead of their inputs; use OLMoE, or another family"
 _REASONS = {
     "Olmo2ForCausalLM": _AFTER,
@@ -44,12 +44,12 @@ def unwrap(fields: Fields) -> tuple[Fields, list[str]]:
     return {**text, **tied}, [kinds[kind]]
 
 
-def wraps(fields: Fields) -> bool:
+def has_other_parts(fields: Fields) -> bool:
     """Return True if these fields describe a text model together with other parts."""
     listed = fields.get("architectures")
     return isinstance(listed, list) and any(str(name)[:80] in _WRAPPERS for name in listed[:8])
 
 
-def reason(architecture: str) -> str:
+def why_unsupported(architecture: str) -> str:
     """Return the reason why a known architecture is not supported; an empty string for other architectures."""
     return _REASONS.get(architecture, "")

@@ -7,10 +7,10 @@ from typing import Any
 
 from tpi.config import Mixture
 from tpi.errors import ModelError
-from tpi.families.base import Fields, Model, count, number, whole
+from tpi.families.base import Fields, Model, float_field, int_field, size_field
 from tpi.families.gguf import rope
-from tpi.families.gguf.experts import OF_THOSE_CHOSEN, mixture
-from tpi.families.latent.heads import HeadSizes, ordered, split_apart
+from tpi.families.gguf.experts import SOFTMAX_OF_SELECTED, mixture
+from tpi.families.latent.heads import HeadSizes, with_head_orders, with_separate_kv
 from tpi.families.latent.settings import WITHOUT_QUERY_LATENT
 
 
@@ -20,24 +20,26 @@ def gguf_settings(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if queries come from a latent vector too, or sizes or scaling are not supported.
     """
-    if whole(fields, "attention.q_lora_rank", 0):
+    if int_field(fields, "attention.q_lora_rank", 0):
         raise ModelError(f"attention.q_lora_rank is {fields['attention.q_lora_rank']}: {WITHOUT_QUERY_LATENT}")
     fields.get("leading_dense_block_count")  # mark as read: the tensors say which layers have experts
-    sizes, heads = _sizes(fields), count(fields, "attention.head_count")
-    eps = number(fields, "attention.layer_norm_rms_epsilon")
+    sizes, heads = _sizes(fields), size_field(fields, "attention.head_count")
+    eps = float_field(fields, "attention.layer_norm_rms_epsilon")
     found = sizes.fields(eps, _sharpened(fields)) | {"kv_heads": heads, "mixture": _mixture(fields)}
     return found | ({"rope_scale": 1.0} if fields.get("rope.scaling.type") == "yarn" else {})
 
 
-def gguf_arranged(model: Model, has: Callable[[str], bool]) -> Model:
+def adapt_gguf_refs(model: Model, has: Callable[[str], bool]) -> Model:
     """Return the model with its references adapted to the order of vectors in the heads.
 
     In older files, keys and values are in one tensor; in newer files, each has its own.
     """
-    found = ordered(model, HeadSizes.of(model.config).orders(paired=True))
+    found = with_head_orders(model, HeadSizes.of(model.config).orders(paired=True))
     if has("blk.0.attn_kv_b.weight"):
-        return replace(found, accounted=(*found.accounted, "blk.*.attn_k_b.weight", "blk.*.attn_v_b.weight"))
-    return split_apart(found)
+        return replace(
+            found, ignored_tensors=(*found.ignored_tensors, "blk.*.attn_k_b.weight", "blk.*.attn_v_b.weight")
+        )
+    return with_separate_kv(found)
 
 
 def _sizes(fields: Fields) -> HeadSizes:
@@ -49,9 +51,9 @@ def _sizes(fields: Fields) -> HeadSizes:
     Raises:
         ModelError: if the sizes do not fit each other.
     """
-    rank, rope = count(fields, "attention.kv_lora_rank"), count(fields, "rope.dimension_count")
-    heads, kv_heads = count(fields, "attention.head_count"), count(fields, "attention.head_count_kv")
-    key, value = count(fields, "attention.key_length"), count(fields, "attention.value_length")
+    rank, rope = size_field(fields, "attention.kv_lora_rank"), size_field(fields, "rope.dimension_count")
+    heads, kv_heads = size_field(fields, "attention.head_count"), size_field(fields, "attention.head_count_kv")
+    key, value = size_field(fields, "attention.key_length"), size_field(fields, "attention.value_length")
     absorbed = "attention.key_length_mla" in fields
     wanted = (1, rank + rope, rank) if absorbed else (heads, key, value)
     if (kv_heads, key, value) != wanted or key <= rope:
@@ -60,7 +62,7 @@ def _sizes(fields: Fields) -> HeadSizes:
             f"a shared key of {rope}"
         )
     if absorbed:
-        key, value = count(fields, "attention.key_length_mla"), count(fields, "attention.value_length_mla")
+        key, value = size_field(fields, "attention.key_length_mla"), size_field(fields, "attention.value_length_mla")
     return HeadSizes(max(key - rope, 0), rope, value, rank)
 
 
@@ -75,9 +77,9 @@ def _sharpened(fields: Fields) -> float:
             which programs interpret differently.
     """
     for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
-        if number(fields, key, 1.0) != 1:
+        if float_field(fields, key, 1.0) != 1:
             raise ModelError(f"{key} is {fields[key]}, which is not supported for this architecture")
-    weight, factor = number(fields, "rope.scaling.yarn_log_multiplier", 0.0), rope.factor_of(fields)
+    weight, factor = float_field(fields, "rope.scaling.yarn_log_multiplier", 0.0), rope.factor_of(fields)
     if factor == 1:
         return 1.0
     if fields.get("rope.scaling.type") != "yarn" or not weight or factor < 1 or not rope.extrapolates(fields):
@@ -89,7 +91,9 @@ def _sharpened(fields: Fields) -> float:
 
 
 def _mixture(fields: Fields) -> Mixture:
-    if fields.get("expert_gating_func") == OF_THOSE_CHOSEN:  # does not fit a correction that is added for the selection
-        raise ModelError(f"expert_gating_func is {OF_THOSE_CHOSEN}; softmax and sigmoid are supported")
-    width = count(fields, "expert_feed_forward_length")
-    return mixture(fields, normalised=False, width=width, shared=width * count(fields, "expert_shared_count"))
+    if (
+        fields.get("expert_gating_func") == SOFTMAX_OF_SELECTED
+    ):  # does not fit a correction that is added for the selection
+        raise ModelError(f"expert_gating_func is {SOFTMAX_OF_SELECTED}; softmax and sigmoid are supported")
+    width = size_field(fields, "expert_feed_forward_length")
+    return mixture(fields, normalised=False, width=width, shared=width * size_field(fields, "expert_shared_count"))

@@ -18,13 +18,13 @@ class HeadSizes:
     """The numbers of values in the parts of a head.
 
     Attributes:
-        own: values of its query and key that are not rotated.
+        unrotated: values of its query and key that are not rotated.
         rope: values of its query and key that are rotated.
         value: values of its value vector.
         rank: values of the latent vector from which keys and values are computed.
     """
 
-    own: int
+    unrotated: int
     rope: int
     value: int
     rank: int
@@ -38,7 +38,7 @@ class HeadSizes:
 
     def fields(self, norm_eps: float, scale: float) -> dict[str, Any]:
         """Return the ModelConfig fields for these sizes. `scale` multiplies the usual scale of attention scores."""
-        size = self.own + self.rope
+        size = self.unrotated + self.rope
         return {
             "head_dim": size,
             "attention_scale": scale * size**-0.5,
@@ -50,18 +50,18 @@ class HeadSizes:
 
         `paired` is True if the two vectors of a rotary pair are next to each other in the source.
         """
-        size, width, both = self.own + self.rope, max(self.own, self.value), self.own + self.value
-        turned = HeadOrder.halved(self.rope).order if paired else tuple(range(self.rope))
+        size, width, both = self.unrotated + self.rope, max(self.unrotated, self.value), self.unrotated + self.value
+        turned = HeadOrder.from_interleaved(self.rope).order if paired else tuple(range(self.rope))
         return {
-            "q": HeadOrder(size, (*(self.own + at for at in turned), *range(self.own))),
+            "q": HeadOrder(size, (*(self.unrotated + at for at in turned), *range(self.unrotated))),
             "o": HeadOrder(self.value, _filled(range(self.value), size)),
-            "k": HeadOrder(both, _filled(range(self.own), width)),
-            "v": HeadOrder(both, _filled(range(self.own, both), width)),
+            "k": HeadOrder(both, _filled(range(self.unrotated), width)),
+            "v": HeadOrder(both, _filled(range(self.unrotated, both), width)),
             "latent": HeadOrder(self.rank + self.rope, (*range(self.rank), *(self.rank + at for at in turned))),
         }
 
 
-def ordered(model: Model, orders: dict[str, HeadOrder]) -> Model:
+def with_head_orders(model: Model, orders: dict[str, HeadOrder]) -> Model:
     """Return the model with `orders` (by part name) set in the references of its attention blocks."""
 
     def one(name: str, ref: Ref) -> tuple[str, Ref]:
@@ -76,17 +76,17 @@ def ordered(model: Model, orders: dict[str, HeadOrder]) -> Model:
     return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
 
 
-def split_apart(model: Model) -> Model:
+def with_separate_kv(model: Model) -> Model:
     """Return the model adapted to GGUF files with separate tensors for keys (transposed) and values."""
     sizes, width = HeadSizes.of(model.config), model.config.kv_width
-    apart = {"k": ("attn_k_b", sizes.own, True), "v": ("attn_v_b", sizes.value, False)}
+    apart = {"k": ("attn_k_b", sizes.unrotated, True), "v": ("attn_v_b", sizes.value, False)}
 
     def one(name: str, ref: Ref) -> tuple[str, Ref]:
         if name not in apart:
             return name, ref
-        tensor, size, turned = apart[name]
+        tensor, size, transposed = apart[name]
         order = HeadOrder(size, _filled(range(size), width))
-        return name, replace(ref, tensor=ref.tensor.replace("attn_kv_b", tensor), turned=turned, heads=order)
+        return name, replace(ref, tensor=ref.tensor.replace("attn_kv_b", tensor), transposed=transposed, heads=order)
 
     def block(refs: BlockRefs) -> BlockRefs:
         return replace(refs, parts=tuple(one(*part) for part in refs.parts)) if refs.kind == "attention" else refs

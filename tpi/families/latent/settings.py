@@ -7,10 +7,10 @@ from typing import Any
 
 from tpi.config import Mixture
 from tpi.errors import ModelError
-from tpi.families.base import Fields, Model, count, number, whole
+from tpi.families.base import Fields, Model, float_field, int_field, size_field
 from tpi.families.huggingface import rope as hfrope
-from tpi.families.latent.heads import HeadSizes, ordered
-from tpi.families.settings import flag, layers
+from tpi.families.latent.heads import HeadSizes, with_head_orders
+from tpi.families.settings import bool_field, layer_range
 
 _NORM_EPS = 1e-6  # epsilon of the latent vector's norm, independent of that of the other norms
 WITHOUT_QUERY_LATENT = (
@@ -30,7 +30,7 @@ def v2(fields: Fields) -> dict[str, Any]:
     """
     if fields["norm_topk_prob"]:
         raise ModelError("norm_topk_prob is true, which programs interpret differently; false is supported")
-    if flag(fields, "mlp_bias"):
+    if bool_field(fields, "mlp_bias"):
         raise ModelError("mlp_bias is true: experts with biases are not supported for this architecture")
     method = fields["topk_method"]
     if method not in ("greedy", "group_limited_greedy"):
@@ -38,7 +38,7 @@ def v2(fields: Fields) -> dict[str, Any]:
     _expect(fields, scoring_func="softmax")
     if method == "greedy":
         return _attention(fields) | {"mixture": _mixture(fields)}
-    groups, used = count(fields, "n_group"), count(fields, "topk_group")
+    groups, used = size_field(fields, "n_group"), size_field(fields, "topk_group")
     return _attention(fields) | {"mixture": _mixture(fields, groups=groups, groups_used=used)}
 
 
@@ -55,9 +55,9 @@ def v3(fields: Fields) -> dict[str, Any]:
     mixture = _mixture(
         fields,
         scores="sigmoid",
-        normalised=flag(fields, "norm_topk_prob"),
-        groups=count(fields, "n_group"),
-        groups_used=count(fields, "topk_group"),
+        normalised=bool_field(fields, "norm_topk_prob"),
+        groups=size_field(fields, "n_group"),
+        groups_used=size_field(fields, "topk_group"),
         group_best=2,
     )
     return _attention(fields) | {"mixture": mixture}
@@ -65,23 +65,23 @@ def v3(fields: Fields) -> dict[str, Any]:
 
 def dense(fields: Fields) -> Collection[int]:
     """Return the numbers of the layers without experts: the first ones."""
-    first = whole(fields, "first_k_dense_replace")
+    first = int_field(fields, "first_k_dense_replace")
     if first < 0:
         raise ModelError(f"first_k_dense_replace is {first}; it must not be negative")
-    return range(min(first, len(layers(fields))))
+    return range(min(first, len(layer_range(fields))))
 
 
-def arranged(model: Model, fields: Fields) -> Model:
+def adapt_refs(model: Model, fields: Fields) -> Model:
     """Return the model with its references adapted to the order of vectors in the heads.
 
     The multi-token prediction layers, which follow the last layer, may go unused.
     """
-    paired = flag(fields, "rope_interleave") if "rope_interleave" in fields else True
-    ahead = range(whole(fields, "num_mtp_layers", 0))
+    paired = bool_field(fields, "rope_interleave") if "rope_interleave" in fields else True
+    ahead = range(int_field(fields, "num_mtp_layers", 0))
     prefix = model.embedding.tensor.removesuffix("embed_tokens.weight")
     left = tuple(f"{prefix}layers.{model.config.layers + number}.*" for number in ahead[:16])
-    found = ordered(model, HeadSizes.of(model.config).orders(paired))
-    return replace(found, accounted=(*found.accounted, *left))
+    found = with_head_orders(model, HeadSizes.of(model.config).orders(paired))
+    return replace(found, ignored_tensors=(*found.ignored_tensors, *left))
 
 
 def _attention(fields: Fields) -> dict[str, Any]:
@@ -93,17 +93,17 @@ def _attention(fields: Fields) -> dict[str, Any]:
     if fields["q_lora_rank"] is not None:
         raise ModelError(f"q_lora_rank is {str(fields['q_lora_rank'])[:80]}: {WITHOUT_QUERY_LATENT}")
     _expect(fields, moe_layer_freq=1)
-    heads = count(fields, "num_attention_heads")
+    heads = size_field(fields, "num_attention_heads")
     if fields["num_key_value_heads"] not in (None, heads):
         raise ModelError(
             f"num_key_value_heads is {str(fields['num_key_value_heads'])[:80]}; it must be {heads}, the number of "
             "heads, since each head has its own keys"
         )
-    sizes = HeadSizes(*(count(fields, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    sizes = HeadSizes(*(size_field(fields, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
                                                          "kv_lora_rank")))  # fmt: skip
-    if sizes.value > sizes.own + sizes.rope:
+    if sizes.value > sizes.unrotated + sizes.rope:
         raise ModelError(f"v_head_dim is {sizes.value}: values longer than keys are not supported")
-    rope = hfrope.flat(fields, sizes.rope, count(fields, "max_position_embeddings"))
+    rope = hfrope.flat(fields, sizes.rope, size_field(fields, "max_position_embeddings"))
     return sizes.fields(_NORM_EPS, _sharpened(fields)) | rope.fields() | {"kv_heads": heads}
 
 
@@ -114,23 +114,23 @@ def _sharpened(fields: Fields) -> float:
         ModelError: if another kind of scaling has `mscale_all_dim`.
     """
     scaling, kind = hfrope.scaling(fields), hfrope.scaling_kind(fields)
-    weight = number(scaling, "mscale_all_dim", 0.0)
+    weight = float_field(scaling, "mscale_all_dim", 0.0)
     if not weight or kind == "default":
         return 1.0
     if kind != "yarn":
         raise ModelError(f"mscale_all_dim is {weight} with the rope scaling {kind!r}; it is supported with yarn")
-    factor = number(scaling, "factor")
+    factor = float_field(scaling, "factor")
     return (0.1 * weight * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
 
 
 def _mixture(fields: Fields, **settings: Any) -> Mixture:
-    width = count(fields, "moe_intermediate_size")
+    width = size_field(fields, "moe_intermediate_size")
     return Mixture(
-        count(fields, "n_routed_experts"),
-        count(fields, "num_experts_per_tok"),
+        size_field(fields, "n_routed_experts"),
+        size_field(fields, "num_experts_per_tok"),
         width,
-        shared=width * count(fields, "n_shared_experts"),
-        scale=number(fields, "routed_scaling_factor"),
+        shared=width * size_field(fields, "n_shared_experts"),
+        scale=float_field(fields, "routed_scaling_factor"),
         **settings,
     )
 

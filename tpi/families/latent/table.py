@@ -3,9 +3,9 @@
 from tpi.families.base import Family
 from tpi.families.expertnames import GGUF_EXPERTS, GGUF_SHARED, QWEN_EXPERTS
 from tpi.families.latent import defaults, settings
-from tpi.families.latent.ggufsettings import gguf_arranged, gguf_settings
+from tpi.families.latent.ggufsettings import adapt_gguf_refs, gguf_settings
 from tpi.families.names import GGUF_ATTENTION, GGUF_FFN, MISTRAL_ATTENTION, MISTRAL_FFN
-from tpi.families.naming import gguf_names, llama_names
+from tpi.families.sharednames import gguf_names, llama_names
 
 ATTENTION = MISTRAL_ATTENTION | {
     "latent": "layers.{i}.self_attn.kv_a_proj_with_mqa.weight",
@@ -37,10 +37,10 @@ LATENT = (
         defaults=defaults.V2,
         settings=settings.v2,
         flatten=defaults.v2,
-        dense=settings.dense,
-        arranged=settings.arranged,
+        dense_layers=settings.dense,
+        adapt_refs=settings.adapt_refs,
         gguf_settings=gguf_settings,
-        gguf_arranged=gguf_arranged,
+        adapt_gguf_refs=adapt_gguf_refs,
     ),
     Family(
         "deepseek3",
@@ -49,7 +49,7 @@ LATENT = (
         defaults=defaults.V3,
         settings=settings.v3,
         flatten=defaults.v3,
-        dense=settings.dense,
-        arranged=settings.arranged,
+        dense_layers=settings.dense,
+        adapt_refs=settings.adapt_refs,
     ),
 )

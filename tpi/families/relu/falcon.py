@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpi.errors import ModelError
-from tpi.families.base import BlockRefs, Family, Fields, Model, Names, Ref, activation, count, number
+from tpi.families.base import BlockRefs, Family, Fields, Model, Names, Ref, activation, float_field, size_field
 from tpi.families.huggingface import rope as hfrope
 from tpi.families.settings import head_size
 from tpi.sources.heads import HeadOrder
@@ -71,16 +71,16 @@ def _settings(fields: Fields) -> dict[str, Any]:
         raise ModelError("bias is true with parallel_attn in the model's configuration, which is not supported")
     if fields["n_embed"] not in (None, fields["hidden_size"]):
         raise ModelError("n_embed differs from hidden_size in the model's configuration")
-    heads, hidden = count(fields, "num_attention_heads"), count(fields, "hidden_size")
+    heads, hidden = size_field(fields, "num_attention_heads"), size_field(fields, "hidden_size")
     if hidden % heads:
         raise ModelError(f"hidden_size is {hidden}, not a multiple of {heads} heads")
-    rope = hfrope.flat(fields, head_size(fields), count(fields, "max_position_embeddings"))
+    rope = hfrope.flat(fields, head_size(fields), size_field(fields, "max_position_embeddings"))
     given = {"ffn_hidden_size": fields["ffn_hidden_size"]}
     return rope.fields() | {
         "kv_heads": _kv_heads(fields, heads, newer),
-        "intermediate": count(given, "ffn_hidden_size", 4 * hidden),
+        "intermediate": size_field(given, "ffn_hidden_size", 4 * hidden),
         "norm": "layer",
-        "norm_eps": number(fields, "layer_norm_epsilon"),
+        "norm_eps": float_field(fields, "layer_norm_epsilon"),
         "gated": False,
         "activation": activation(fields["activation"]),
         "parallel": parallel,
@@ -88,7 +88,7 @@ def _settings(fields: Fields) -> dict[str, Any]:
 
 
 def _kv_heads(fields: Fields, heads: int, newer: bool) -> int:
-    given = count({"num_kv_heads": fields["num_kv_heads"]}, "num_kv_heads", heads)
+    given = size_field({"num_kv_heads": fields["num_kv_heads"]}, "num_kv_heads", heads)
     if newer:
         return given
     if not fields["multi_query"] and given != heads:
@@ -99,10 +99,10 @@ def _kv_heads(fields: Fields, heads: int, newer: bool) -> int:
 def _norms(fields: Fields) -> int:
     """Return the number of norms of a layer with parallel blocks."""
     default = 2 if fields["new_decoder_architecture"] else 1
-    return count({"num": fields["num_ln_in_parallel_attn"]}, "num", default)
+    return size_field({"num": fields["num_ln_in_parallel_attn"]}, "num", default)
 
 
-def _arranged(model: Model, fields: Fields) -> Model:
+def _adapt_refs(model: Model, fields: Fields) -> Model:
     """Return the model with the names of its norms and the rows of queries, keys and values set in its references."""
     norms = {"attention": "input_layernorm", "ffn": "post_attention_layernorm"}
     if model.config.parallel:
@@ -147,14 +147,14 @@ def _gguf_settings(fields: Fields) -> dict[str, Any]:
     """Return the fields of a Falcon in a GGUF file: blocks are always parallel."""
     return {
         "norm": "layer",
-        "norm_eps": number(fields, "attention.layer_norm_epsilon"),
+        "norm_eps": float_field(fields, "attention.layer_norm_epsilon"),
         "gated": False,
         "activation": "gelu_tanh",  # llama.cpp's gelu
         "parallel": True,
     }
 
 
-def _gguf_arranged(model: Model, has: Callable[[str], bool]) -> Model:
+def _adapt_gguf_refs(model: Model, has: Callable[[str], bool]) -> Model:
     """Return the model with the second norm of a layer, if it exists, as the norm of its attention."""
 
     def block(layer: int, refs: BlockRefs) -> BlockRefs:
@@ -179,7 +179,7 @@ FALCON = Family(
         {"norm": "ln_f.weight", "norm.bias": "ln_f.bias"},
         "lm_head.weight",
         prefixes=("transformer.", ""),
-        accounted=("*.rotary_emb.inv_freq",),
+        ignored_tensors=("*.rotary_emb.inv_freq",),
     ),
     gguf="falcon",
     gguf_names=Names(
@@ -190,8 +190,8 @@ FALCON = Family(
         "output.weight",
     ),
     gguf_settings=_gguf_settings,
-    gguf_arranged=_gguf_arranged,
+    adapt_gguf_refs=_adapt_gguf_refs,
     defaults=DEFAULTS,
     settings=_settings,
-    arranged=_arranged,
+    adapt_refs=_adapt_refs,
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tpi.errors import ModelError
-from tpi.families.base import Fields, activation, count, number
+from tpi.families.base import Fields, activation, float_field, size_field
 from tpi.families.huggingface import rope as hfrope
 from tpi.families.settings import head_size, mistral
 
@@ -14,7 +14,7 @@ def llama_activation(fields: Fields) -> dict[str, Any]:
     """Return the fields of Llama: its activation may be FATReLU (ProSparse), whose threshold is `hidden_act_param`."""
     if fields["hidden_act"] != "fatrelu":
         return {}
-    return {"activation": "fatrelu", "activation_threshold": number(fields, "hidden_act_param")}
+    return {"activation": "fatrelu", "activation_threshold": float_field(fields, "hidden_act_param")}
 
 
 def prosparse(fields: Fields) -> dict[str, Any]:
@@ -47,10 +47,10 @@ def nemotron(fields: Fields) -> dict[str, Any]:
     """
     if (kind := hfrope.scaling_kind(fields)) not in _ROTATES_A_PART:
         raise ModelError(f"rope scaling {kind!r} is not supported for a part of each head")
-    rope = hfrope.flat(fields, head_size(fields), count(fields, "max_position_embeddings"), partial=True)
+    rope = hfrope.flat(fields, head_size(fields), size_field(fields, "max_position_embeddings"), partial=True)
     return rope.fields() | {
         "norm": "layer",
-        "norm_eps": number(fields, "norm_eps"),
+        "norm_eps": float_field(fields, "norm_eps"),
         "gated": False,
         "activation": activation(fields["hidden_act"]),
     }

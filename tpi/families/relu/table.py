@@ -31,7 +31,7 @@ def _names(attention: Mapping[str, str], ffn: Mapping[str, str], bias: bool = Fa
         final,
         "lm_head.weight",
         prefixes=("model.", ""),
-        accounted=("*.rotary_emb.inv_freq",),
+        ignored_tensors=("*.rotary_emb.inv_freq",),
     )
 
 
@@ -49,10 +49,10 @@ RELU = (
             GGUF_FFN,
             {"norm": "output_norm.weight"},
             "output.weight",
-            accounted=(FREQS,),
+            ignored_tensors=(FREQS,),
         ),
         gguf_settings=lambda fields: {"activation": "drelu"},
-        interleaved=True,
+        interleaved_rope=True,
     ),
     Family(
         "prosparse",
@@ -67,7 +67,7 @@ RELU = (
         names=_names(NEMOTRON_ATTENTION, NEMOTRON_FFN, bias=True),
         defaults=defaults.NEMOTRON,
         settings=settings.nemotron,
-        fold=1.0,
+        norm_offset=1.0,
     ),
     FALCON,
 )

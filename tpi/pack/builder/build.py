@@ -23,7 +23,7 @@ from tpi.sources.base import Source
 from tpi.sources.files import read_json
 from tpi.sources.gguf import open_gguf
 from tpi.sources.ggufparts import gguf_name
-from tpi.sources.microscaled import microscaled
+from tpi.sources.microscaled import join_scales
 from tpi.sources.safetensors import open_safetensors
 
 _SPARE = 64 << 20  # bytes of disk to leave free
@@ -48,7 +48,7 @@ def open_source(path: Path) -> Opened:
     """
     if path.is_dir():
         fields = read_json(path, "config.json")
-        tensors = microscaled(open_safetensors(path))
+        tensors = join_scales(open_safetensors(path))
         model = from_huggingface(fields, tensors.tensors.__contains__, str(path))
         vocab = model.config.vocab
         return Opened(path.resolve().name, model, tensors, lambda out: tokens.from_directory(path, fields, vocab, out))
@@ -157,7 +157,7 @@ def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress:
         sys.stderr.write(f"tpi: {opened.name}: {loss}\n")
     with progress(f"converting the tokenizer of {opened.name}"):
         metadata = opened.tokenizer(directory)
-    if opened.model.predictors or opened.model.marks:
+    if opened.model.predictors or opened.model.gpu_marks_file:
         from tpi.sparsity.powerinfer import keep_beside
 
         keep_beside(opened.model, opened.source, directory)

@@ -1,8 +1,8 @@
 """Check that the model uses every tensor of its source.
 
 The `Ref`s of a `Model` claim tensors. A `Ref` claims a whole tensor, or some rows of a fused one; then all rows of that
-tensor must be claimed. `Model.accounted` lists `fnmatch` patterns of tensors that need not be in a block: those already
-read for the configuration (`rope_freqs.weight` of a GGUF file), and those that can be computed
+tensor must be claimed. `Model.ignored_tensors` lists `fnmatch` patterns of tensors that need not be in a block: those
+already read for the configuration (`rope_freqs.weight` of a GGUF file), and those that can be computed
 (`*.rotary_emb.inv_freq`). Any other tensor means that this variant of the architecture is not supported. Without the
 tensor the answers would be wrong without any error, so the model is refused.
 """
@@ -22,7 +22,7 @@ def check_claims(model: Model, source: Source) -> None:
     claims: dict[str, list[Ref]] = {}
     for ref in references(model):
         claims.setdefault(ref.tensor, []).append(ref)
-    left = [text for tensor in source.tensors.values() for text in _left(tensor, claims, model.accounted)]
+    left = [text for tensor in source.tensors.values() for text in _left(tensor, claims, model.ignored_tensors)]
     if left:
         names = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
         raise ModelError(
@@ -40,11 +40,11 @@ def references(model: Model) -> Iterator[Ref]:
     yield from (ref for ref in (model.head, model.positions) if ref)
 
 
-def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], accounted: tuple[str, ...]) -> list[str]:
+def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], ignored_tensors: tuple[str, ...]) -> list[str]:
     """Describe the parts of `tensor` that no reference claims; return an empty list if all of it is claimed."""
     refs = claims.get(tensor.name)
     if refs is None:
-        return [] if any(fnmatchcase(tensor.name, pattern) for pattern in accounted) else [tensor.name[:80]]
+        return [] if any(fnmatchcase(tensor.name, pattern) for pattern in ignored_tensors) else [tensor.name[:80]]
     if any(ref.rows is None and ref.heads is None for ref in refs):
         return []
     if orders := [ref.heads for ref in refs if ref.heads]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from tpi.errors import ModelError
-from tpi.families.gguf.words import WORDS, Words
+from tpi.families.gguf.words import WORDS, WordRules
 from tpi.sources.gguf import GgufSource
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # token types
@@ -44,7 +44,7 @@ def convert(source: GgufSource) -> Tokenizer:
     return tokenizer
 
 
-def check_vocabulary(source: GgufSource) -> Words | None:
+def check_vocabulary(source: GgufSource) -> WordRules | None:
     """Return how a byte-level vocabulary splits text into words; None for SentencePiece. Reads only the metadata.
 
     Raises:
@@ -80,16 +80,16 @@ def _check_tokens(tokens: Sequence[str]) -> None:
         raise ValueError(f"the token {twice[:80]!r} is listed twice")
 
 
-def _byte_level(source: GgufSource, tokens: Sequence[str], words: Words) -> Tokenizer:
+def _byte_level(source: GgufSource, tokens: Sequence[str], words: WordRules) -> Tokenizer:
     """Return a byte-level BPE tokenizer (GPT-2 and similar), with merges in order of rank."""
     merges = [tuple(merge.split(" ", 1)) for merge in source.array("tokenizer.ggml.merges")]
     if not merges:
         raise ValueError("it has no merges")
     vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=words.whole))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=words.tokens_first))
     tokenizer.pre_tokenizer = words.splitter()
     tokenizer.decoder = decoders.ByteLevel()
-    if words.composed:
+    if words.nfc:
         tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 

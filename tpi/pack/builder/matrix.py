@@ -11,7 +11,7 @@ from tpi.families.base import Ref
 from tpi.pack.layout import Axis
 from tpi.sources.base import Source, SourceTensor, find, read_vector
 from tpi.sources.elements import Element, decode
-from tpi.sources.heads import HeadOrder, read_columns, read_rows, read_turned
+from tpi.sources.heads import HeadOrder, read_columns, read_rows, read_transposed
 
 Bytes = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -68,7 +68,7 @@ class Matrix:
     vectors: int
     first_row: int  # first row of the matrix in the tensor
     last_row: int  # end of its rows in the tensor, exclusive
-    turned: bool  # the tensor holds the matrix transposed
+    transposed: bool  # the tensor holds the matrix transposed
     step: tuple[int, int] = (0, 1)  # start and stride: which vectors of the tensor belong to the matrix
     heads: HeadOrder | None = None  # which vectors of each head in the tensor belong to the matrix
 
@@ -89,7 +89,7 @@ class Matrix:
         if self.heads:
             return self._load_heads(self.heads, first, last)
         at, every = self.step
-        if _by_rows(self.axis, self.turned):
+        if _by_rows(self.axis, self.transposed):
             rows = (self.first_row + first * every, self.first_row + last * every)
             raw = self.source.read(self.tensor, rows, (0, self.tensor.columns))[at::every]
             return Slab("row", self.element, raw, first, last - first)
@@ -105,8 +105,8 @@ class Matrix:
         """Read the vectors of all heads that overlap `[first, last)`."""
         each = len(order.order)
         heads, element = range(first // each, -(-last // each)), self.element
-        if self.turned:
-            raw, element = read_turned(self.source, self.tensor, order, heads)
+        if self.transposed:
+            raw, element = read_transposed(self.source, self.tensor, order, heads)
         elif self.axis == "row":
             raw = read_rows(self.source, self.tensor, order, heads)
         else:
@@ -121,7 +121,7 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
         ModelError: if the tensor is missing or has another shape; the message names it.
     """
     tensor = find(source, ref.tensor)
-    by_rows, every = _by_rows(axis, ref.turned), ref.step[1]
+    by_rows, every = _by_rows(axis, ref.transposed), ref.step[1]
     rows, columns = (vectors * every, hidden) if by_rows else (hidden, vectors * every)
     if every > 1 and not by_rows and tensor.element.quantised:
         raise ModelError(
@@ -137,12 +137,12 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
             f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
             f"{[last, columns] if ref.rows else [rows, columns]}"
         )
-    return Matrix(source, tensor, axis, vectors, first, last, ref.turned, ref.step)
+    return Matrix(source, tensor, axis, vectors, first, last, ref.transposed, ref.step)
 
 
-def _by_rows(axis: Axis, turned: bool) -> bool:
+def _by_rows(axis: Axis, transposed: bool) -> bool:
     """Return True if the vectors of a matrix are rows of its tensor."""
-    return (axis == "row") is not turned
+    return (axis == "row") is not transposed
 
 
 def _of_heads(
@@ -150,14 +150,14 @@ def _of_heads(
 ) -> Matrix:
     heads = vectors // len(order.order)
     wanted = (heads * order.size, hidden) if axis == "row" else (hidden, heads * order.size)
-    if ref.turned:
+    if ref.transposed:
         wanted = (heads * hidden, order.size)
-    if (tensor.rows, tensor.columns) != wanted or (ref.turned and tensor.shape[:-1] != (heads, hidden)):
+    if (tensor.rows, tensor.columns) != wanted or (ref.transposed and tensor.shape[:-1] != (heads, hidden)):
         raise ModelError(
             f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
             f"{list(wanted)}"
         )
-    return Matrix(source, tensor, axis, vectors, 0, tensor.rows, ref.turned, heads=order)
+    return Matrix(source, tensor, axis, vectors, 0, tensor.rows, ref.transposed, heads=order)
 
 
 def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
@@ -171,7 +171,7 @@ def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
         values = values[slice(*ref.rows)]
     values = values[ref.step[0] :: ref.step[1]]
     if ref.heads and len(values) % ref.heads.size == 0:  # otherwise the caller reports the wrong length
-        values = ref.heads.picked(values.reshape(-1, 1).view(np.uint8)).view(np.float32).reshape(-1)
+        values = ref.heads.reorder(values.reshape(-1, 1).view(np.uint8)).view(np.float32).reshape(-1)
     return values + np.float32(ref.add) if ref.add else values
 
 

@@ -10,7 +10,7 @@ from tpi.errors import ModelError
 from tpi.pack.builder.ggufvocab import check_vocabulary, convert
 from tpi.pack.builder.sampling import sampling_of_directory, sampling_of_gguf
 from tpi.pack.library.store import write_synced
-from tpi.sources.files import inside, read_json_if_there, read_text
+from tpi.sources.files import read_json_if_there, read_text, resolve_inside
 from tpi.sources.gguf import GgufSource
 
 TOKENIZER = "tokenizer.json"
@@ -89,7 +89,7 @@ def _said(sampling: dict[str, Any]) -> dict[str, Any]:
 
 def _load_directory(directory: Path) -> Tokenizer | None:
     if (directory / TOKENIZER).exists():
-        path = inside(directory, TOKENIZER)
+        path = resolve_inside(directory, TOKENIZER)
         if path.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{path} is larger than {_MAX_BYTES} bytes; refused")
         try:

@@ -22,7 +22,7 @@ def llama_names(
             "language_model.model.",
             "model.language_model.",
         ),  # the last two if there is a vision tower
-        accounted=("*.rotary_emb.inv_freq",),
+        ignored_tensors=("*.rotary_emb.inv_freq",),
         experts=experts,
     )
 
@@ -40,6 +40,6 @@ def gguf_names(
         ffn,
         {"norm": "output_norm.weight"},
         "output.weight",
-        accounted=factors,
+        ignored_tensors=factors,
         experts=experts,
     )

@@ -23,7 +23,7 @@ from tpi.paths import DIRECTORY, FILE
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_CONTEXT = 4096
-NOBODY = "none"  # accepted by --workers
+NO_WORKERS = "none"  # accepted by --workers
 Sparsity = Literal["auto", "off", "static", "dynamic"]
 SPARSITIES: tuple[Sparsity, ...] = ("auto", "off", "static", "dynamic")
 _MOST_CONTEXT = 1 << 24  # no model was made for more tokens
@@ -38,7 +38,7 @@ class RunOptions:
     local: int = 0
     workers: tuple[str, ...] = ()
     discover: bool = False  # use the paired workers that are found, if none are named
-    later: tuple[str, ...] = ()  # paired workers that serve another master now and may join when they are free
+    busy_workers: tuple[str, ...] = ()  # paired workers that serve another master now and may join when they are free
     split: str | None = None
     dtype: str = "auto"
     context: int | None = None
@@ -74,7 +74,7 @@ class RunOptions:
                 written.
         """
         named = flags.pop("workers")
-        workers = worker_addresses(() if named == (NOBODY,) else named)
+        workers = worker_addresses(() if named == (NO_WORKERS,) else named)
         local = flags.pop("local")
         if workers and local:
             raise UsageError("--local and --workers exclude each other; give one of them")

@@ -12,7 +12,7 @@ from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
 from master.generation.defaults import SamplingDefaults
 from master.generation.engine import MOST_RUNNING, Engine
-from master.generation.thread import EngineThread, Wanted
+from master.generation.thread import EngineThread, StillWanted
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.discoverythread import DiscoveryThread
 from master.joining.measured import MeasuredWorkers
@@ -171,11 +171,11 @@ class Session:
         finally:
             thread.stop()
 
-    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+    def welcome(self, fresh: bool, wanted: StillWanted) -> None:
         """Take in workers that have joined; implements `master.generation.thread.Nodes`."""
         self._membership.welcome(fresh, wanted)
 
-    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+    def recover(self, error: TpiError, wanted: StillWanted) -> bool:
         """Recover from a failed step, without the lost worker or failed graphics chip; return False if it is neither.
 
         Raises:
@@ -221,7 +221,7 @@ class Session:
         addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
         net, without = Net(self._tap, door), partial(say_without, warn) if found else None
         self._cluster = stack.enter_context(Cluster.connect(addresses, net, without=without))
-        for address in placement.later:
+        for address in placement.busy_workers:
             self._cluster.seek(address)
         asked = Shares.of(shares, self._cluster.places.known)
         workers = [worker.id for worker in self._cluster.workers]

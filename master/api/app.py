@@ -34,7 +34,7 @@ def make_app(state: ApiState, access: Access, origins: Sequence[str] = ()) -> Fa
     app = FastAPI(title="TPI", version=__version__, docs_url=None, redoc_url=None)
     for routes in (chat_routes, completion_routes, response_routes, embedding_routes, model_routes, message_routes):
         app.include_router(routes(state))
-    app.include_router(page_routes(state.house))
+    app.include_router(page_routes(state.panel))
     _add_figures(app, state)
     _add_errors(app, state)
     app.add_middleware(HeadAsGet)

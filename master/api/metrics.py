@@ -54,14 +54,14 @@ class ServerMetrics:
     def over(self, ticket: Ticket, prompt_tokens: int, ended: Ended | None) -> None:
         """Count the end of a request, with its tokens and times."""
         self._ended.labels(self._model, ended.reason if ended else "error").inc()
-        if ended is None or ticket.begun is None:
+        if ended is None or ticket.first_admitted is None:
             return
         self._prompt.inc(prompt_tokens)
         self._queries.inc(prompt_tokens)
         self._hits.inc(ended.cached)
         self._generated.inc(ended.completion_tokens)
-        self._queue.observe(ticket.begun - ticket.at)
-        seconds = ticket.begun - ticket.at + ended.timings.prompt_s + ended.timings.predicted_s
+        self._queue.observe(ticket.first_admitted - ticket.at)
+        seconds = ticket.first_admitted - ticket.at + ended.timings.prompt_s + ended.timings.predicted_s
         self._whole.observe(seconds)
         self._mean_s += 0.1 * (seconds - self._mean_s)
 

@@ -10,7 +10,7 @@ from master.api.app import make_app
 from master.api.guard import Access
 from master.api.listening import Listening
 from master.api.metrics import ServerMetrics
-from master.api.page.house import House
+from master.api.page.nodepanel import NodePanel
 from master.api.server import ApiServer
 from master.api.state import ApiState, ServeLimits
 from master.session import Session
@@ -33,9 +33,9 @@ def run_server(
         metrics.watch(engine)
         service = stack.enter_context(closing(Service(engine, session.tokenizer, session.pack.config.vocab, metrics)))
         service.warm_up()
-        house = House(engine, lambda: session.figures, model)
+        panel = NodePanel(engine, lambda: session.figures, model)
         session.sampler(Sampling.of({}))  # prints the sampling settings of the model's files
-        server = ApiServer(make_app(ApiState(service, tuple(models), metrics, limits, house), access, origins), engine)
+        server = ApiServer(make_app(ApiState(service, tuple(models), metrics, limits, panel), access, origins), engine)
         click.echo(welcome(model, listening.urls(), service.context, bool(access.keys)))
         server.run(sockets=list(listening.sockets))
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from master.api.answers.service import Service
 from master.api.failures import RequestError
 from master.api.metrics import ServerMetrics
-from master.api.page.house import House
+from master.api.page.nodepanel import NodePanel
 from master.api.senders import Sender
 from master.api.unsupported_tools import UnsupportedToolReports
 from master.generation.client import Client
@@ -34,7 +34,7 @@ class ApiState:
     models: tuple[str, ...]  # all names of the model; the first is the default
     metrics: ServerMetrics
     limits: ServeLimits = ServeLimits()
-    house: House | None = None  # the nodes' figures for the page
+    panel: NodePanel | None = None  # the nodes' figures for the page
     left_out: UnsupportedToolReports = field(default_factory=UnsupportedToolReports)
     created: int = field(default_factory=lambda: int(time.time()))
 

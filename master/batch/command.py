@@ -100,7 +100,7 @@ def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None)
 
     The roofline model then chooses the number of requests at once, up to `parallel`, or up to all of them.
     """
-    from master.batch.usual import usual_request
+    from master.batch.estimate import usual_request
 
     devices = placement.devices
     return replace(

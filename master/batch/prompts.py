@@ -37,7 +37,7 @@ class ReadyLine:
     def lengths(self) -> Lengths:
         """Tokens of all prompts, and the limit of all answers."""
         prompt = sum(len(ready.tokens) for _, ready in self.prompts)
-        return Lengths(prompt, sum(ready.limit * ask.wanted.count for ask, ready in self.prompts))
+        return Lengths(prompt, sum(ready.limit * ask.options.count for ask, ready in self.prompts))
 
     async def answer(self, service: Service, model: str) -> dict[str, Any]:
         """Generate the answers and return OpenAI's object, with the model's name of the line, or else `model`.
@@ -49,7 +49,7 @@ class ReadyLine:
         answers: list[PendingAnswer] = []
         try:
             for ask, ready in self.prompts:
-                answers += await service.begin(ready, ask.wanted, ask.client)
+                answers += await service.begin(ready, ask.options, ask.client)
             return self._whole(await collected(answers), [one.echo for one in answers], self.form.model or model)
         finally:
             for one in answers:

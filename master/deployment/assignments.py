@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
-from master.workers.predictors import SentPredictors
+from master.workers.predictors import PredictorSource
 from master.workers.weights import vectors_bytes
 from tpi.errors import ModelError
 from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
@@ -24,7 +24,7 @@ def assignments(
     epoch: int,
     collective: str = "star",
     wire: str = "f32",
-    predictors: SentPredictors | None = None,
+    predictors: PredictorSource | None = None,
 ) -> list[Assign]:
     """Return one `Assign` per shard, in rank order; rank 0 is the master. None includes embedding, head or final norm.
 
@@ -38,7 +38,7 @@ def assignments(
     everyone = tuple(range(len(shards)))
     routing = _routing(pack)
     layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
-    sent = predictors or SentPredictors({})
+    sent = predictors or PredictorSource({})
     sent.vectors = {}  # a source that still sends an earlier plan's keeps the old dictionary alive
     foretold = [sent.plans(shard, len(distinct)) for shard in shards]
     return [

@@ -15,7 +15,7 @@ from master.deployment.planner import Split, deal_shards, most_that_fit, units_o
 from master.options import RunOptions
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from master.workers.cluster import Cluster
-from master.workers.predictors import SentPredictors, predictors_for
+from master.workers.predictors import PredictorSource, predictors_for
 from master.workers.weights import PackSource, own_blocks
 from scheduler.free import default_budget
 from scheduler.model.sizes import LONGEST_CHUNK
@@ -59,7 +59,7 @@ class Deployer:
         return self.equipment.able(self.pack.config)
 
     @cached_property
-    def predictors(self) -> SentPredictors | None:
+    def predictors(self) -> PredictorSource | None:
         """The predictors of active neurons that are sent to the nodes; None if none are used."""
         return predictors_for(self.options, self.pack)
 

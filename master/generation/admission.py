@@ -69,7 +69,7 @@ class Admission:
         """
         if sequence.announced:
             self.released.append(sequence.id)
-        sequence.leave(self._pages)
+        sequence.release_pages(self._pages)
 
     def _candidates(self, now: float) -> Iterator[Request]:
         """Yield the requests to try, in turn, until one of them is admitted.
@@ -100,7 +100,7 @@ class Admission:
             self._preempt(giver)
         self.running.append(request)
         self._pages.append(sequence.table, len(sequence.tokens))
-        request.begun, request.admitted, request.blocked = request.begun or now, now, None
+        request.first_admitted, request.admitted, request.blocked = request.first_admitted or now, now, None
         return True
 
     def _givers(self, request: Request, now: float) -> list[Request] | None:

@@ -54,7 +54,7 @@ class Request:
     follows: "Request | None" = None
     logprobs: int | None = None  # how many of the best tokens are reported with each drawn token
     made: int = 0
-    begun: float | None = None  # when it was first admitted, `perf_counter` seconds
+    first_admitted: float | None = None  # when it was first admitted, `perf_counter` seconds
     admitted: float = 0.0  # when it was last admitted
     blocked: float | None = None  # since when it has waited for pages or a place although it was its client's turn
     finished: bool = False

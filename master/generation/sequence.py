@@ -51,7 +51,7 @@ class Sequence:
         self.announced = min(self.announced, len(self.table))
         del self.keys[self.computed // PAGE_TOKENS :]
 
-    def leave(self, pages: PagePool) -> None:
+    def release_pages(self, pages: PagePool) -> None:
         """Give all pages back.
 
         Their contents can be found by a sequence with the same tokens until the pages are reused.

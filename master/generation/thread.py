@@ -27,27 +27,27 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-Wanted = Callable[[], bool]
+StillWanted = Callable[[], bool]
 """A function that is called several times a second while workers are awaited; it returns False if no request waits."""
 
 
 class Nodes(Protocol):
     """The nodes that compute. They may change between two steps."""
 
-    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+    def welcome(self, fresh: bool, wanted: StillWanted) -> None:
         """Let new workers join before a step. `fresh` is True if a request is about to begin."""
 
-    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+    def recover(self, error: TpiError, wanted: StillWanted) -> bool:
         """Replace the deployment after a step that failed; return False if the requests cannot continue."""
 
 
 class FixedNodes:
     """Nodes that never change: a failed step ends its requests."""
 
-    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+    def welcome(self, fresh: bool, wanted: StillWanted) -> None:
         """Do nothing."""
 
-    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+    def recover(self, error: TpiError, wanted: StillWanted) -> bool:
         """Return False."""
         return False
 
@@ -90,9 +90,9 @@ class Ticket:
     turned_away: bool = False
 
     @property
-    def begun(self) -> float | None:
+    def first_admitted(self) -> float | None:
         """Time of its first admission; None if it was not admitted yet."""
-        return self.request.begun if self.request else None
+        return self.request.first_admitted if self.request else None
 
     @property
     def computed(self) -> bool:
@@ -281,7 +281,7 @@ class EngineThread:
     def _turn_away(self, client: str) -> None:
         """End the latest request of a client, preferring one that has not begun. Its place is taken already."""
         own = [each for each in reversed(self._live) if each.asked.client.name == client and not each.turned_away]
-        ticket = next((each for each in own if each.begun is None), own[0] if own else None)
+        ticket = next((each for each in own if each.first_admitted is None), own[0] if own else None)
         if ticket is None:  # all of them have ended by themselves meanwhile
             with self._lock:
                 self._count(client, 1)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from master.workers.asking import Asked, ask
+from master.workers.asking import WorkerInquiry, ask
 from scheduler.free import default_budget
 from tpi import __version__
 from tpi.errors import UsageError
@@ -83,7 +83,7 @@ def _own_key(door: KeyPolicy) -> Observation:
     return Observation("key", f"{short_key(mine.public)}, paired with {others}")
 
 
-def _worker(one: Asked, said: Condition) -> Iterator[Observation]:
+def _worker(one: WorkerInquiry, said: Condition) -> Iterator[Observation]:
     use = f"used by {said.used_by} for {said.used_s:.0f} s" if said.used_by else "free"
     yield Observation("answer", f"{one.name} after {one.round_trip * 1e3:.0f} ms, {use}")
     yield Observation("version", f"{said.version}, and {__version__} on this machine: they speak the same protocol")

@@ -136,7 +136,7 @@ def with_found(
     if not asked.discover or not asked.keys:
         return asked
     later: list[str] = []
-    return replace(asked, workers=tuple(willing_at_home(door, say, later.append, using)), later=tuple(later))
+    return replace(asked, workers=tuple(willing_at_home(door, say, later.append, using)), busy_workers=tuple(later))
 
 
 def say_without(say: Callable[[str], None], error: NodeError) -> None:

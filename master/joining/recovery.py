@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from master.deployment.planner import Split
-from master.generation.thread import Wanted
+from master.generation.thread import StillWanted
 from master.joining.discoverythread import DiscoveryThread
 from master.joining.probe import WorkerProbe
 from master.joining.shares import Sharing
@@ -53,7 +53,7 @@ class Membership:
             elif not optional or not self._left_out(error):
                 raise error
 
-    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+    def recover(self, error: TpiError, wanted: StillWanted) -> bool:
         """Go on without a worker that is lost or failed; return False if `error` does not name one.
 
         Raises:
@@ -65,7 +65,7 @@ class Membership:
         self._redeploy(wanted)
         return True
 
-    def renew(self, wanted: Wanted) -> None:
+    def renew(self, wanted: StillWanted) -> None:
         """Deploy again over the present nodes, because this node has changed.
 
         Raises:
@@ -73,7 +73,7 @@ class Membership:
         """
         self._redeploy(wanted)
 
-    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+    def welcome(self, fresh: bool, wanted: StillWanted) -> None:
         """Take in workers that have joined, if a request is to begin (`fresh`) or `rebalance` is set.
 
         Called between two steps.
@@ -106,7 +106,7 @@ class Membership:
         if not self.scout.keeps(address, key):
             self.cluster.try_announced(address, key)
 
-    def _redeploy(self, wanted: Wanted) -> None:
+    def _redeploy(self, wanted: StillWanted) -> None:
         """Deploy over the present nodes, again and again until a deployment works."""
         self.standing, awake = False, Awake()
         while not self._deployed(awake, wanted):
@@ -115,7 +115,7 @@ class Membership:
         self._reconsider()
         self.warn(f"planned anew; {self.cluster.weights_sent / 1e6:.1f} MB of weights were sent")
 
-    def _deployed(self, awake: Awake, wanted: Wanted) -> bool:
+    def _deployed(self, awake: Awake, wanted: StillWanted) -> bool:
         """Try to deploy; return False if that failed and the members have changed."""
         try:
             self._deploy_once()
@@ -153,7 +153,7 @@ class Membership:
             raise error
         self._say_goodbye(error, gone)
 
-    def _await(self, error: PlanError, awake: Awake, wanted: Wanted) -> None:
+    def _await(self, error: PlanError, awake: Awake, wanted: StillWanted) -> None:
         """Wait for workers, as the model does not fit without them."""
         self.warn(f"{error}. Waiting {self.patience_s:.10g} s for workers to come back; no tokens are lost")
         for one in self.scout.kept:

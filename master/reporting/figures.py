@@ -120,7 +120,7 @@ class RunFigures:
             def watch(ticket: Ticket) -> None:
                 if ticket.computed:
                     stack.close()
-                elif ticket.begun is not None:
+                elif ticket.first_admitted is not None:
                     chunks = -(-(len(ticket.asked.tokens) - ticket.cached) // chunk)
                     report(loop.progress - begun, chunks * len(loop.blocks))
 

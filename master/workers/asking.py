@@ -27,7 +27,7 @@ _BURST = 32  # messages that are sent to measure the rate of a link
 
 
 @dataclass
-class Asked:
+class WorkerInquiry:
     """One worker that is asked: its answer, or why there is none. Times are in seconds."""
 
     address: str
@@ -159,7 +159,7 @@ def ask(
     seconds: float = ANSWER_S,
     links: bool = False,
     wanted: Callable[[], bool] = lambda: True,
-) -> list[Asked]:
+) -> list[WorkerInquiry]:
     """Ask the workers at `addresses`, all at once; return their answers in that order.
 
     Args:
@@ -168,7 +168,7 @@ def ask(
         links: also measure the link to each worker, one after the other.
         wanted: stop early once this returns False.
     """
-    asked = [Asked(address, (reach or {}).get(address, ())) for address in addresses]
+    asked = [WorkerInquiry(address, (reach or {}).get(address, ())) for address in addresses]
     going_on = _within(seconds, wanted)
     with ExitStack() as stack:
         for one in asked:

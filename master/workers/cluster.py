@@ -390,7 +390,7 @@ class Cluster:
         """Wait until all workers have answered; return the error of the first that does not, or None."""
         with meeting(self.workers) as first_words:
             try:
-                self._wait(lambda: first_words.met(awake()), seconds, first_words.nobody)
+                self._wait(lambda: first_words.met(awake()), seconds, first_words.no_answer)
             except NodeError as error:
                 return error
         return None

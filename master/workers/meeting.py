@@ -35,7 +35,7 @@ class Meeting:
                 raise NodeRefused(worker.address, obstacle)
         return all(worker.hello for worker in self._workers)
 
-    def nobody(self) -> NodeLost:
+    def no_answer(self) -> NodeLost:
         """Return the error for the first worker that has not answered in time."""
         worker = next(worker for worker in self._workers if not worker.hello)
         found = "something that is not a tpi worker answers" if worker.connected else "no worker answers"

@@ -21,7 +21,7 @@ from tpi.sparsity.usage import NAME as PROFILE
 F64 = npt.NDArray[np.float64]
 
 
-class SentPredictors:
+class PredictorSource:
     """A model's predictors by layer, and the vectors of every block made from them, by block id."""
 
     def __init__(
@@ -79,7 +79,7 @@ def _as_values(stored: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     return (np.pad(raw, (0, more)) if more else raw).view(np.float32)
 
 
-def predictors_for(asked: RunOptions, pack: Pack) -> SentPredictors | None:
+def predictors_for(asked: RunOptions, pack: Pack) -> PredictorSource | None:
     """Return the predictors that `--sparsity` asks for; None if all neurons are computed.
 
     Raises:
@@ -93,7 +93,7 @@ def predictors_for(asked: RunOptions, pack: Pack) -> SentPredictors | None:
     if found:
         config = pack.config
         marks = load_marks(pack.path / MARKED, config.layers, config.intermediate)
-        return SentPredictors(found, _frequency(pack), marks)
+        return PredictorSource(found, _frequency(pack), marks)
     if sparsity == "auto":
         return None
     if not has_records(pack):

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from master.workers.predictors import SentPredictors
+from master.workers.predictors import PredictorSource
 from scheduler.storage.extent import Extent
 from tpi.errors import TpiError, WeightsError
 from tpi.net.channel import Channel, UnreachableError
@@ -47,7 +47,7 @@ class UnitSource(Protocol):
 class PackSource:
     """The layers of a pack, and predictors sent in addition to them; never its embedding, head or final norm."""
 
-    def __init__(self, pack: Pack, sent: SentPredictors | None = None) -> None:
+    def __init__(self, pack: Pack, sent: PredictorSource | None = None) -> None:
         self._sent = sent.vectors if sent is not None else {}
         self.blocks: Mapping[bytes, PackBlock] = {bytes.fromhex(block.id): block for block in pack.walk()}
         self._verifiers: dict[tuple[bytes, str], Callable[[int, Bytes], None]] = {}
@@ -171,7 +171,7 @@ def own_blocks(
     assign: Assign,
     cache: ShardCache,
     progress: Progress = silent,
-    sent: SentPredictors | None = None,
+    sent: PredictorSource | None = None,
 ) -> list[HeldBlock]:
     """Return rank 0's blocks in the order of `assign.blocks`.
 

@@ -27,7 +27,7 @@ _NOTES = (
 _MOST_STEPS = 200_000  # parts looked at for one schema; objects beyond that stay open
 
 
-def closed(schema: Any) -> Any:
+def close_objects(schema: Any) -> Any:
     """Return `schema` with each of its objects closed where that is sound.
 
     The properties of one object may be spread over `properties`, `allOf`, `anyOf`, `oneOf` and `$ref`; they count

@@ -59,7 +59,7 @@ class Collector:
         self._tokenizer, self._prepared, self._replay, self._meter = tokenizer, prepared, replay, meter
         self._deliver = deliver
         self._text = AnswerText(tokenizer, limits, prepared.spelled)
-        self._parser = prepared.shape.parser()
+        self._parser = prepared.answer_format.parser()
         self._tokens: list[int] = []
         self._said, self._calls = "", list[str]()
         self._cut = False  # text came after the only call that is allowed
@@ -106,7 +106,7 @@ class Collector:
     @property
     def _enough(self) -> bool:
         """True if the answer may have only one call, and has it."""
-        return self._prepared.shape.one_call and bool(self._calls)
+        return self._prepared.answer_format.one_call and bool(self._calls)
 
     def _events(self, pieces: list[Piece]) -> list[Event]:
         """Return the events of `pieces`: calls get an id, texts their log probabilities.
@@ -151,7 +151,7 @@ class Collector:
         self._last = at
 
     def _ended(self, reason: Reason) -> Ended:
-        begun = self.ticket.begun or perf_counter()
+        begun = self.ticket.first_admitted or perf_counter()
         timings = Timings(max(0.0, self._first - begun), self._last - self._first)
         prompt = len(self._prepared.tokens)
         return Ended(

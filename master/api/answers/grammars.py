@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from master.api.answers.closing import closed
+from master.api.answers.closing import close_objects
 from master.api.tools.families import ToolFamily
 from master.text.channels import CHANNEL, ENDS, KIND, MESSAGE, START, TOOL
 
@@ -27,7 +27,7 @@ Literal = Callable[[str], str]
 
 def of_schema(schema: Any) -> str:
     """Return a grammar of JSON that matches `schema`. Objects that do not say that they are open are closed."""
-    return f"answer: %json {_json(closed(schema))}"
+    return f"answer: %json {_json(close_objects(schema))}"
 
 
 def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
     parameters = tool.get("parameters") or ANY_OBJECT
     kind = parameters.get("type", "object")
     known = isinstance(kind, list) and "object" in kind
-    found: dict[str, Any] = closed({**parameters, "type": "object" if known else kind})
+    found: dict[str, Any] = close_objects({**parameters, "type": "object" if known else kind})
     return found
 
 

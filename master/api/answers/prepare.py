@@ -4,8 +4,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from master.api.answers.requests import ChatRequest, TextRequest, Wanted
-from master.api.answers.shape import Shape, Shapes
+from master.api.answers.formats import AnswerFormat, AnswerFormats
+from master.api.answers.requests import ChatRequest, GenerationOptions, TextRequest
 from master.api.failures import RequestError
 from master.api.tools.families import SPELLED
 from master.text.replay import Replay
@@ -26,7 +26,7 @@ class PreparedRequest:
 
     tokens: Sequence[int]
     limit: int
-    shape: Shape
+    answer_format: AnswerFormat
     spelled: frozenset[int] = frozenset()
     replayable: bool = False
     echo: str = ""  # text that the answer begins with
@@ -38,21 +38,21 @@ class Preparer:
     def __init__(self, tokenizer: Tokenizer, context: int) -> None:
         self.replay = Replay()
         self._tokenizer, self._context = tokenizer, context
-        self._shapes = Shapes(tokenizer)
+        self._formats = AnswerFormats(tokenizer)
         self._spelled = frozenset(token for text in SPELLED if (token := tokenizer.control(text)) is not None)
 
     @property
     def own_grammars(self) -> frozenset[str]:
         """The grammars of answers that may be any JSON object. They do not depend on the request."""
-        return self._shapes.of_objects
+        return self._formats.any_object
 
     def chat(self, ask: ChatRequest) -> PreparedRequest:
         """Return a conversation as a prompt; raise RequestError that names the field if it cannot be answered."""
         tokens = self.encode(ask)
-        begun, shape = self._begun(ask, tokens), self._shapes.of_chat
-        replayable = not (begun or ask.continued or self._shapes.channels)
+        begun = self._begun(ask, tokens)
+        replayable = not (begun or ask.continued or self._formats.channels)
         return PreparedRequest(
-            *self._sized(tokens, ask.wanted, ask.where), shape(ask, begun), self._spelled, replayable
+            *self._sized(tokens, ask.options, ask.where), self._formats.for_chat(ask, begun), self._spelled, replayable
         )
 
     def text(self, ask: TextRequest) -> PreparedRequest:
@@ -63,8 +63,8 @@ class Preparer:
             tokens = encode(ask.prompt)
         else:
             tokens = list(ask.prompt)
-        sized = self._sized(tokens, ask.wanted, ask.field)
-        return PreparedRequest(*sized, self._shapes.of_text(ask.wanted), echo=self._echo(ask))
+        sized = self._sized(tokens, ask.options, ask.field)
+        return PreparedRequest(*sized, self._formats.for_text(ask.options), echo=self._echo(ask))
 
     def encode(self, ask: ChatRequest) -> list[int]:
         """Return the token ids of a conversation with its tools; raise RequestError if it is too long or is refused."""
@@ -88,7 +88,7 @@ class Preparer:
     def untold(self, ask: ChatRequest) -> tuple[str, ...]:
         """Return the settings (`effort`, `thinking`) that were asked for and that the model cannot be told."""
         read = self._read(ask) if (ask.effort, ask.thinking) != (None, None) else frozenset()
-        thinks, switched = self._shapes.thinking is not None, bool(read & {*SWITCHES})
+        thinks, switched = self._formats.thinking is not None, bool(read & {*SWITCHES})
         effort = ask.effort is not None and not (EFFORT in read or (switched and ask.thinking is None))
         thinking = ask.thinking is not None and not switched and ask.thinking is not thinks
         return ("effort",) * effort + ("thinking",) * thinking
@@ -108,7 +108,7 @@ class Preparer:
                 found[name] = thinks
             elif ask.effort is not None:
                 found[name] = ask.effort
-        if not found and ask.effort_field and not (ask.effort == "none" and self._shapes.thinking is None):
+        if not found and ask.effort_field and not (ask.effort == "none" and self._formats.thinking is None):
             said = f"{ask.effort_field}: this model cannot be told how much to think; leave it out"
             raise RequestError(said, ask.effort_field, "unsupported_parameter")
         return found
@@ -117,7 +117,7 @@ class Preparer:
         """Refuse variables that the template does not read, unless they ask for what the model does anyway."""
         given = {name: value for name, value in ask.template.items() if name != "add_generation_prompt"}
         unread = given.keys() - self._tokenizer.names_read(bool(ask.use.tools)) if given else ()
-        thinks = self._shapes.thinking is not None
+        thinks = self._formats.thinking is not None
         for name in sorted(unread):
             if (name in SWITCHES and given[name] is thinks) or (
                 name == EFFORT and given[name] == "none" and not thinks
@@ -130,7 +130,7 @@ class Preparer:
     def _read(self, ask: ChatRequest) -> frozenset[str]:
         return self._tokenizer.traits(bool(ask.use.tools)).switches
 
-    def _sized(self, tokens: list[int], wanted: Wanted, field: str) -> tuple[Sequence[int], int]:
+    def _sized(self, tokens: list[int], wanted: GenerationOptions, field: str) -> tuple[Sequence[int], int]:
         """Return the prompt, and the limit of tokens for its answer."""
         if not tokens:
             raise RequestError("the prompt is empty", field)
@@ -164,10 +164,10 @@ class Preparer:
 
     def _begun(self, ask: ChatRequest, tokens: Sequence[int]) -> bool:
         """Return True if the prompt ends inside the model's reasoning."""
-        if self._shapes.thinking is None:
+        if self._formats.thinking is None:
             return False
         if ask.continued and ask.messages[-1]["content"]:
-            opening, closing = self._shapes.thinking
+            opening, closing = self._formats.thinking
             _, begun, rest = ask.messages[-1]["content"].rpartition(opening)
             return bool(begun) and closing not in rest
-        return self._tokenizer.spelling(tokens[-_TAIL:]).rstrip().endswith(self._shapes.thinking[0])
+        return self._tokenizer.spelling(tokens[-_TAIL:]).rstrip().endswith(self._formats.thinking[0])

@@ -10,7 +10,7 @@ from master.vocabulary.sampler import Sampling
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GenerationOptions:
     """How to generate an answer, and how many. `tokens` None: up to the end of the context."""
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -51,7 +51,7 @@ class ChatRequest:
     """
 
     messages: tuple[Message, ...]
-    wanted: Wanted
+    options: GenerationOptions
     use: ToolOptions = ToolOptions()
     template: Mapping[str, Any] = field(default_factory=dict)
     client: Client = field(default_factory=Client)
@@ -70,7 +70,7 @@ class TextRequest:
     """
 
     prompt: str | tuple[int, ...]
-    wanted: Wanted
+    options: GenerationOptions
     client: Client = field(default_factory=Client)
     field: str = "prompt"
     echo: bool = False  # whether the answer begins with the prompt

@@ -15,7 +15,7 @@ from master.api.answers.answering import PendingAnswer
 from master.api.answers.collector import AnswerMeter, Collector
 from master.api.answers.constraint import AT_ONCE, GrammarConstraint, Grammars
 from master.api.answers.prepare import PreparedRequest, Preparer
-from master.api.answers.requests import ChatRequest, TextRequest, Wanted
+from master.api.answers.requests import ChatRequest, GenerationOptions, TextRequest
 from master.api.answers.turns import FairExecutor
 from master.api.failures import RequestError
 from master.generation.answer import AnswerLimits
@@ -49,21 +49,21 @@ class Service:
         self._grammar.submit(self._grammars.prepare, self._preparer.own_grammars)
 
     async def chat(self, ask: ChatRequest) -> list[PendingAnswer]:
-        """Start `ask.wanted.count` answers to a conversation and return them.
+        """Start `ask.options.count` answers to a conversation and return them.
 
         Raises:
             RequestError: if the conversation cannot be answered.
             BusyError: if too many requests wait.
         """
-        return await self.begin(await self.prepare(ask), ask.wanted, ask.client)
+        return await self.begin(await self.prepare(ask), ask.options, ask.client)
 
     async def text(self, ask: TextRequest) -> list[PendingAnswer]:
-        """Start `ask.wanted.count` answers that continue a text; raise the errors of `chat`."""
-        return await self.begin(await self.prepare(ask), ask.wanted, ask.client)
+        """Start `ask.options.count` answers that continue a text; raise the errors of `chat`."""
+        return await self.begin(await self.prepare(ask), ask.options, ask.client)
 
     async def prepare(self, ask: ChatRequest | TextRequest) -> PreparedRequest:
         """Prepare a request for `begin`; raise RequestError if it cannot be answered."""
-        self._check_bias(ask.wanted.sampling)
+        self._check_bias(ask.options.sampling)
         if isinstance(ask, ChatRequest):
             prepared = await self._text.run(ask.client.name, lambda: self._preparer.chat(ask))
         else:
@@ -120,7 +120,7 @@ class Service:
         self._tokenizer.close()
         self._grammars.close()
 
-    async def begin(self, prepared: PreparedRequest, wanted: Wanted, client: Client) -> list[PendingAnswer]:
+    async def begin(self, prepared: PreparedRequest, wanted: GenerationOptions, client: Client) -> list[PendingAnswer]:
         """Start `wanted.count` answers to a prepared request; raise BusyError if too many requests wait."""
         constraints = await self._constraints(prepared, wanted.count, client)
         samplers = [_sampler(constraint, wanted, index, self._defaults) for index, constraint in enumerate(constraints)]
@@ -153,7 +153,7 @@ class Service:
         Raises:
             RequestError: if the grammar is not valid, or takes too much time or memory.
         """
-        grammar, field = prepared.shape.grammar, prepared.shape.field
+        grammar, field = prepared.answer_format.grammar, prepared.answer_format.field
         if grammar is None:
             return [None] * count
 
@@ -161,7 +161,7 @@ class Service:
             try:
                 return self._grammars.compiled(grammar, field)
             except RequestError:
-                self._blame(prepared.shape.parts, field)
+                self._blame(prepared.answer_format.parts, field)
                 raise
 
         compiled = self._grammars.kept(grammar)
@@ -216,7 +216,9 @@ async def _within(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(thread, function)
 
 
-def _sampler(constraint: GrammarConstraint | None, wanted: Wanted, index: int, defaults: SamplingDefaults) -> Sampler:
+def _sampler(
+    constraint: GrammarConstraint | None, wanted: GenerationOptions, index: int, defaults: SamplingDefaults
+) -> Sampler:
     """Return the sampler of one answer. With a seed, each answer draws different but repeatable tokens."""
     sampling, seed = defaults.under(wanted.sampling), wanted.sampling.seed
     if index and seed not in (None, RANDOM_SEED):

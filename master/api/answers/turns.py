@@ -20,7 +20,7 @@ class FairExecutor:
     def __init__(self, name: str, most: int = MOST_WAITING) -> None:
         """Start the thread; at most `most` calls wait for their turn."""
         self._thread = ThreadPoolExecutor(1, name)
-        self._turns = Turns(most)
+        self._turns = FairLock(most)
 
     async def run(self, client: str, function: Callable[[], T]) -> T:
         """Return the result of `function`, called on the thread. If cancelled before its turn, never call it.
@@ -36,7 +36,7 @@ class FairExecutor:
         self._thread.shutdown(cancel_futures=True)
 
 
-class Turns:
+class FairLock:
     """Admits one task at a time. If several clients wait, they take turns."""
 
     def __init__(self, most: int) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from master.api.answers import grammars
-from master.api.answers.requests import ChatRequest, Wanted
+from master.api.answers.requests import ChatRequest, GenerationOptions
 from master.api.failures import RequestError
 from master.api.forms import Body, FormPart
 from master.api.openai.chat_form import ToolName, check_continued, tool_use
@@ -132,7 +132,7 @@ class CountForm(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
-    def asked(self, wanted: Wanted, client: Client) -> ChatRequest:
+    def asked(self, wanted: GenerationOptions, client: Client) -> ChatRequest:
         """Return the conversation; raise RequestError that names the field."""
         said: list[Message] = []
         if self.system is not None:
@@ -182,7 +182,9 @@ class MessagesForm(CountForm):
     def ask(self, client: Client) -> ChatRequest:
         """Return the conversation with its sampling settings; raise RequestError that names the field."""
         own = {"temperature": self.temperature, **nucleus(self.top_p, self.top_k)}
-        return self.asked(Wanted(Sampling.of(own), self.max_tokens, tuple(self.stop_sequences or ())), client)
+        return self.asked(
+            GenerationOptions(Sampling.of(own), self.max_tokens, tuple(self.stop_sequences or ())), client
+        )
 
 
 def _tool(tool: AnthropicTool) -> dict[str, Any]:

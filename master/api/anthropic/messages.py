@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from master.api.answers.events import Ended, Event, ReasoningPiece, TextPiece, ToolCall
-from master.api.answers.requests import Wanted
+from master.api.answers.requests import GenerationOptions
 from master.api.anthropic.form import CountForm, MessagesForm
 from master.api.failures import ApiFailure, anthropic_form
 from master.api.state import ApiState
@@ -42,7 +42,7 @@ def message_routes(state: ApiState) -> APIRouter:
     @router.post("/v1/messages/count_tokens", summary="Count the tokens of a conversation (Anthropic)")
     async def count_tokens(form: CountForm, request: Request) -> Response:
         state.named(form.model)
-        ask = form.asked(Wanted(), state.client(request))
+        ask = form.asked(GenerationOptions(), state.client(request))
         count = await cancel_on_disconnect(request, state.service.count(ask), Deadline(state.limits.answer_s))
         return JSONResponse({"input_tokens": count}, headers=state.left_out.headers(ask.use))
 

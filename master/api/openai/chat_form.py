@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from master.api.answers.requests import ChatRequest, ToolOptions, Wanted
+from master.api.answers.requests import ChatRequest, GenerationOptions, ToolOptions
 from master.api.failures import RequestError
 from master.api.forms import FormPart, call_arguments
 from master.api.openai.fields import (
@@ -162,7 +162,7 @@ class ChatForm(CommonFields):
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
         grammar, field = grammar_of(self.response_format)
-        wanted = Wanted(
+        wanted = GenerationOptions(
             self.sampling(),
             limit_of(one_of(self, "max_completion_tokens", "max_tokens")),
             self.stops(),

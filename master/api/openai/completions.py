@@ -9,7 +9,7 @@ from pydantic import Field
 
 from master.api.answers.answering import PendingAnswer
 from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob
-from master.api.answers.requests import TextRequest, Wanted
+from master.api.answers.requests import GenerationOptions, TextRequest
 from master.api.failures import RequestError
 from master.api.openai.common import DONE, failed, identity, text_logprobs, timings, usage
 from master.api.openai.fields import CommonFields, ResponseFormat, TokenLimit, grammar_of, limit_of
@@ -43,7 +43,7 @@ class CompletionForm(CommonFields):
                 "echo cannot be combined with logprobs, because prompts have none; remove one of them", "echo"
             )
         grammar, field = grammar_of(self.response_format)
-        wanted = Wanted(
+        wanted = GenerationOptions(
             self.sampling(), limit_of(self.max_tokens), self.stops(), self.logprobs, self.n or 1, bool(self.ignore_eos),
             grammar, field,
         )  # fmt: skip

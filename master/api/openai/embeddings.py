@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from master.api.answers.requests import TextRequest, Wanted
+from master.api.answers.requests import GenerationOptions, TextRequest
 from master.api.failures import RequestError
 from master.api.forms import Body
 from master.api.openai.completions import Ids, prompts_of
@@ -75,7 +75,7 @@ async def _all(state: ApiState, form: EmbeddingForm, model: str, request: Reques
     found, tokens = [], 0
     for index, prompt in enumerate(prompts_of(form.input)):
         vector, count = await state.service.embed(
-            TextRequest(prompt, Wanted(), state.client(request), "input", literal=True)
+            TextRequest(prompt, GenerationOptions(), state.client(request), "input", literal=True)
         )
         raw = vector.astype("<f4")
         shown = (

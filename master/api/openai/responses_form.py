@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from master.api.answers import grammars
-from master.api.answers.requests import ChatRequest, ToolOptions, Wanted
+from master.api.answers.requests import ChatRequest, GenerationOptions, ToolOptions
 from master.api.failures import RequestError
 from master.api.forms import FormPart
 from master.api.openai.chat_form import ToolName, tool_use
@@ -146,7 +146,7 @@ class ResponsesForm(SamplingFields):
             said.insert(0, {"role": "system", "content": self.instructions})
         grammar, field = self._grammar()
         best = (self.top_logprobs or 0) if self.with_logprobs else None
-        wanted = Wanted(
+        wanted = GenerationOptions(
             self.sampling(), limit_of(self.max_output_tokens), logprobs=best, grammar=grammar, grammar_field=field
         )
         effort = self.reasoning.effort if self.reasoning else None

@@ -6,7 +6,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from master.api.page.house import House
+from master.api.page.nodepanel import NodePanel
 
 FILES = Path(__file__).parent / "files"
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
@@ -31,15 +31,15 @@ def page_paths() -> dict[str, Path]:
     return {"/": FILES / "index.html"} | named
 
 
-def page_routes(house: House | None) -> APIRouter:
-    """Return the page's routes; without a `house` it shows no nodes."""
+def page_routes(panel: NodePanel | None) -> APIRouter:
+    """Return the page's routes; without a `panel` it shows no nodes."""
     router = APIRouter()
     for path, file in page_paths().items():
         _add_file(router, path, file.read_bytes(), {"Content-Type": _TYPES[file.suffix]} | _HEADERS)
 
     @router.get("/house", summary="Show the nodes, with the share and the time per token of each")
     async def read_house() -> Response:
-        shown = {"nodes": []} if house is None else await house.read()
+        shown = {"nodes": []} if panel is None else await panel.read()
         return JSONResponse(shown, headers={"Cache-Control": "no-store"})
 
     return router

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from master.planning.home.members import Home, meeting_at_master
-from master.workers.asking import Asked, ask
+from master.workers.asking import WorkerInquiry, ask
 from master.workers.places import WorkerId
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from scheduler.model.nodefigures import machine_from_message
@@ -82,7 +82,7 @@ def home_asked(addresses: Sequence[str], own: NodeMachine, door: KeyPolicy | Non
     return home_of_neighbours(own, [_neighbour(one) for one in asked if one not in others])
 
 
-def _neighbour(one: Asked) -> Neighbour:
+def _neighbour(one: WorkerInquiry) -> Neighbour:
     if one.condition is None:
         raise NodeLost(one.address, one.problem)
     profile, who = one.condition.profile, with_address(one.name, one.address)

@@ -19,7 +19,7 @@ from master.planning.home import asked
 from master.planning.home import flags as home_flags
 from master.planning.home.flags import home_of
 from master.planning.node import NodeFlags
-from master.workers.asking import _BURST, Asked, ask
+from master.workers.asking import _BURST, WorkerInquiry, ask
 from master.workers.cluster import Cluster
 from scheduler.model.machine import LAPTOP
 from tests.support.cluster.cluster_helpers import fake_workers
@@ -254,7 +254,7 @@ def test_a_worker_announced_wrongly_is_sought_where_paired(tmp_path: Path, monke
 def test_ps_doctor_and_plan_ask_with_keys_or_without(no_keys: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     doors: list[bool] = []
 
-    def nobody(net: Net, *_: object, **more: object) -> list[Asked]:
+    def nobody(net: Net, *_: object, **more: object) -> list[WorkerInquiry]:
         doors.append(net.door.locked)
         return []
 

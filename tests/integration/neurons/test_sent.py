@@ -7,7 +7,7 @@ import pytest
 
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
-from master.workers.predictors import SentPredictors
+from master.workers.predictors import PredictorSource
 from tests.support.devices.predicted import exact_predictors
 from tests.support.weights.regular import NeuronUse, write_regular
 from tests.support.weights.shapes import LLAMA_1B
@@ -32,7 +32,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 def plan(pack: Pack) -> Assign:
     options = NodeOptions(64, 4, "f32", 16, sparsity="static")
     shards = deal_shards(pack.config, units_of(pack), [2.0, 1.0])
-    sent = SentPredictors(exact_predictors(pack))
+    sent = PredictorSource(exact_predictors(pack))
     return assignments(pack, shards, PEERS, options, 1, 1, predictors=sent)[1]
 
 
@@ -72,7 +72,7 @@ def test_matrices_of_other_sizes_are_refused(plan: Assign) -> None:
 
 def test_of_every_plan_only_the_last_ones_vectors_are_kept(pack: Pack) -> None:
     """Or a master would have all predictors once more with every worker that is lost or joins."""
-    sent, options = SentPredictors(exact_predictors(pack)), NodeOptions(64, 4, "f32", 16, sparsity="static")
+    sent, options = PredictorSource(exact_predictors(pack)), NodeOptions(64, 4, "f32", 16, sparsity="static")
     for epoch, shares in enumerate([[2.0, 1.0], [1.0, 1.0], [1.0, 2.0]], 1):
         shards = deal_shards(pack.config, units_of(pack), shares)
         plans = assignments(pack, shards, PEERS, options, 1, epoch, predictors=sent)

@@ -9,7 +9,7 @@ import pytest
 from master.generation.answer import AnswerLimits, answer
 from master.generation.engine import Engine
 from master.generation.request import Sampled
-from master.generation.thread import EngineRequest, EngineThread, FixedNodes, Ticket, Wanted
+from master.generation.thread import EngineRequest, EngineThread, FixedNodes, StillWanted, Ticket
 from master.text.tokenizer import Tokenizer
 from master.vocabulary.sampler import F32, Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_engine
@@ -196,7 +196,7 @@ class _Mended(FixedNodes):
     def __init__(self, recovers: bool) -> None:
         self._recovers = recovers
 
-    def recover(self, error: TpiError, wanted: Wanted) -> bool:
+    def recover(self, error: TpiError, wanted: StillWanted) -> bool:
         return self._recovers
 
 
@@ -206,7 +206,7 @@ class _Waiting(FixedNodes):
     def __init__(self, begun: Event) -> None:
         self.begun = begun
 
-    def welcome(self, fresh: bool, wanted: Wanted) -> None:
+    def welcome(self, fresh: bool, wanted: StillWanted) -> None:
         while wanted():
             self.begun.set()
             Event().wait(0.01)

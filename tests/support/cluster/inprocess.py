@@ -15,7 +15,7 @@ from master.deployment.deployment import Capacity, Deployment, Stage
 from master.deployment.planner import deal_shards, units_of
 from master.generation.engine import Engine
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
-from master.workers.predictors import SentPredictors
+from master.workers.predictors import PredictorSource
 from master.workers.weights import own_blocks
 from scheduler.storage.disk import Disk
 from tpi.devices.host import HostDevice
@@ -93,7 +93,7 @@ def in_process_deployment(
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk, **more)
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
     shards = deal_shards(pack.config, units_of(pack), shares)
-    sent = SentPredictors(predictors) if predictors is not None else None
+    sent = PredictorSource(predictors) if predictors is not None else None
     plans = assignments(pack, shards, peers, options, session=1, epoch=epoch, collective="loopback", predictors=sent)
     endpoints = Endpoints(board=Board(len(shares)))
     with ExitStack() as stack:

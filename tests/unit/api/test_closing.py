@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from master.api.answers import grammars
-from master.api.answers.closing import closed
+from master.api.answers.closing import close_objects
 from tests.support.models import write_tokenizer
 
 S: dict[str, Any] = {"type": "string"}
@@ -103,10 +103,10 @@ def test_an_object_has_the_properties_that_are_named(case: str, tokenizer: LLTok
 
 def test_names_that_look_like_keywords_and_data_stay(tokenizer: LLTokenizer) -> None:
     data = {"type": "object", "properties": {"a": {"const": A}, "properties": {"enum": [A]}}}
-    found = closed(data)
+    found = close_objects(data)
     assert found == {**data, "additionalProperties": False}
-    assert closed(True) is True
-    assert closed({**A, "$ref": "elsewhere.json"}) == {**A, "$ref": "elsewhere.json"}
+    assert close_objects(True) is True
+    assert close_objects({**A, "$ref": "elsewhere.json"}) == {**A, "$ref": "elsewhere.json"}
 
 
 def test_arguments_are_an_object(tokenizer: LLTokenizer) -> None:
@@ -121,4 +121,4 @@ def test_arguments_are_an_object(tokenizer: LLTokenizer) -> None:
 def test_a_schema_of_references_that_double_takes_no_time() -> None:
     defs = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(2000)}
     schema = {"$defs": {**defs, "d2000": A}, "properties": {f"p{n}": {"$ref": "#/$defs/d0"} for n in range(2000)}}
-    assert closed(schema)["additionalProperties"] is False
+    assert close_objects(schema)["additionalProperties"] is False

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from master.api.answers.prepare import Preparer
-from master.api.answers.requests import ChatRequest, Wanted
+from master.api.answers.requests import ChatRequest, GenerationOptions
 from master.api.anthropic.form import CountForm
 from master.api.failures import RequestError
 from master.api.openai.chat_form import ChatForm
@@ -54,7 +54,7 @@ def response(effort: str) -> ChatRequest:
 
 
 def claude(**more: Any) -> ChatRequest:
-    return CountForm.model_validate({"model": "m", "messages": [USER], **more}).asked(Wanted(), CLIENT)
+    return CountForm.model_validate({"model": "m", "messages": [USER], **more}).asked(GenerationOptions(), CLIENT)
 
 
 EFFORTS: list[tuple[ChatRequest, str, str]] = [

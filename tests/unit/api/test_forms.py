@@ -60,7 +60,7 @@ def test_a_call_without_a_type_is_of_a_function(type_: dict[str, Any]) -> None:
 
 def test_no_logprobs_may_have_no_best_tokens() -> None:
     asked = {"messages": [MESSAGE], "logprobs": False, "top_logprobs": 0}
-    assert ChatForm.model_validate(asked).ask(Client()).wanted.logprobs is None
+    assert ChatForm.model_validate(asked).ask(Client()).options.logprobs is None
 
 
 def test_as_many_as_there_may_be_are_taken() -> None:

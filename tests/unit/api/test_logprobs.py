@@ -5,8 +5,8 @@ from typing import Any
 
 from master.api.answers.collector import Collector
 from master.api.answers.events import Ended, Event, TextPiece, TokenLogprob
+from master.api.answers.formats import AnswerFormat
 from master.api.answers.prepare import PreparedRequest
-from master.api.answers.shape import Shape
 from master.api.openai.common import chat_logprobs, text_logprobs
 from master.generation.answer import AnswerLimits
 from master.generation.request import Sampled
@@ -22,13 +22,13 @@ METER: Any = SimpleNamespace(first_token=lambda s: None, next_token=lambda s: No
 def said(tokenizer: Tokenizer, tokens: list[int]) -> tuple[str, list[TokenLogprob]]:
     """The text of an answer of these tokens, and their logarithms; each beats the next number by one."""
     events: list[Event] = []
-    prepared = PreparedRequest([1], len(tokens), Shape())
+    prepared = PreparedRequest([1], len(tokens), AnswerFormat())
 
     def deliver(what: Any) -> None:
         events.extend(what)
 
     heard = Collector(tokenizer, prepared, AnswerLimits(len(tokens)), Replay(), METER, deliver)
-    heard.ticket = SimpleNamespace(at=0.0, begun=0.0, cached=0)  # type: ignore[assignment]
+    heard.ticket = SimpleNamespace(at=0.0, first_admitted=0.0, cached=0)  # type: ignore[assignment]
     for token in tokens:
         heard.token(Sampled(None, token, 0.0, Logprobs(-1.0, ((token, -1.0), (token ^ 1, -2.0)))))  # type: ignore[arg-type]
     heard.ended(None)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from master.api.answers.turns import FairExecutor, Turns
+from master.api.answers.turns import FairExecutor, FairLock
 from master.api.failures import RequestError
 from master.api.openai.store import ResponseStore
 from master.api.senders import network_of, sender_of
@@ -73,7 +73,7 @@ def test_an_owner_of_many_responses_loses_its_own(most: int, characters: int) ->
     assert len(kept.of(b"b").known) == len(kept.of(b"b"))
 
 
-async def _order(turns: Turns, clients: str) -> list[str]:
+async def _order(turns: FairLock, clients: str) -> list[str]:
     """The clients in the order of their turns, where all ask at once and one has the turn."""
     came = list[str]()
 
@@ -87,13 +87,13 @@ async def _order(turns: Turns, clients: str) -> list[str]:
 
 
 def test_clients_take_turns_on_a_thread() -> None:
-    assert asyncio.run(_order(Turns(100), "aaaaabbc")) == list("aabcabaa")
-    assert sorted(asyncio.run(_order(Turns(3), "aaaaaab"))) == list("aaab")  # the others are told to come back
+    assert asyncio.run(_order(FairLock(100), "aaaaabbc")) == list("aabcabaa")
+    assert sorted(asyncio.run(_order(FairLock(3), "aaaaaab"))) == list("aaab")  # the others are told to come back
 
 
 def test_a_call_that_is_given_up_passes_its_turn_on() -> None:
     async def run() -> list[object]:
-        turns, thread = Turns(100), FairExecutor("test", 1)
+        turns, thread = FairLock(100), FairExecutor("test", 1)
         first, second, third = (asyncio.ensure_future(_order(turns, client)) for client in "abc")
         await asyncio.sleep(0)
         second.cancel()
@@ -110,7 +110,7 @@ def test_calls_that_are_given_up_leave_their_places() -> None:
     """Neither do they count among those that wait, nor does turning one away fail, nor are there two turns at once."""
 
     async def run() -> list[str]:
-        turns, came, go = Turns(3), list[str](), asyncio.Event()
+        turns, came, go = FairLock(3), list[str](), asyncio.Event()
         inside = most = 0
 
         async def ask(client: str) -> None:

@@ -78,13 +78,13 @@ class PrefixPages(RuleBasedStateMachine):
 
     @rule(sequence=consumes(sequences))
     def leave(self, sequence: Sequence) -> None:
-        sequence.leave(self.pool)
+        sequence.release_pages(self.pool)
         self.released.append(sequence.id)
         self.live.remove(sequence)
 
     @rule(sequence=sequences)
     def preempt(self, sequence: Sequence) -> None:
-        sequence.leave(self.pool)
+        sequence.release_pages(self.pool)
         self.released.append(sequence.id)
         sequence.begin(self.pool)
 
@@ -130,7 +130,7 @@ def test_the_beginning_of_what_was_left_first_goes_last() -> None:
     batcher = Batcher(pool, 200)
     first = Sequence(0, [1] * 97)
     batcher.commit(batcher.pick([first]))
-    first.leave(pool)
+    first.release_pages(pool)
     table = pool.append([], 33)  # two of four pages go to another sequence
     assert len(table) == 2
     again = Sequence(1, [1] * 97, reuse=True)

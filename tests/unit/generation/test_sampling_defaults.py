@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from gguf import GGUFWriter
 
-from master.api.answers.requests import Wanted
+from master.api.answers.requests import GenerationOptions
 from master.api.answers.service import _sampler
 from master.api.anthropic.form import MessagesForm
 from master.api.openai.chat_form import ChatForm
@@ -106,7 +106,7 @@ def test_a_server_fills_in_what_a_request_leaves_out(body: dict[str, Any], tempe
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "model": "m", **body}
     defaults = SamplingDefaults.of({"sampling": SAID})
     for form in (ChatForm, MessagesForm):
-        wanted: Wanted = form.model_validate(asked).ask(Client()).wanted
+        wanted: GenerationOptions = form.model_validate(asked).ask(Client()).options
         used = _sampler(None, wanted, 0, defaults).sampling
         assert (used.temperature, used.top_p, used.top_k) == (temperature, top_p, 20)
 

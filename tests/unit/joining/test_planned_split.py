@@ -17,7 +17,7 @@ from master.options import RunOptions
 from master.planning.home import asked
 from master.planning.home.asked import Neighbour, neighbours_at
 from master.planning.shapes import model_shape
-from master.workers.asking import Asked
+from master.workers.asking import WorkerInquiry
 from master.workers.places import WorkerId
 from scheduler.model.home.problem import Dealing
 from scheduler.model.machine import LAPTOP
@@ -79,22 +79,25 @@ def test_a_joining_worker_is_measured_once_and_planned_with(planned: PlannedSpli
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (Asked("laptop:1", problem="no worker answers at laptop:1"), "no worker answers at laptop:1"),
-        (Asked("laptop:1", condition=CONDITION, name="laptop"), "laptop (laptop:1) does not say how fast it is; start"),
+        (WorkerInquiry("laptop:1", problem="no worker answers at laptop:1"), "no worker answers at laptop:1"),
         (
-            Asked("laptop:1", condition=replace(CONDITION, profile=MEASURED), name="laptop"),
+            WorkerInquiry("laptop:1", condition=CONDITION, name="laptop"),
+            "laptop (laptop:1) does not say how fast it is; start",
+        ),
+        (
+            WorkerInquiry("laptop:1", condition=replace(CONDITION, profile=MEASURED), name="laptop"),
             "laptop (laptop:1) echoed too little in time to tell how fast the link to it is",
         ),
     ],
     ids=["it is silent", "it says nothing of itself", "the link to it"],
 )
 def test_an_unmeasurable_worker_is_named_once_with_the_reason(
-    found: Asked, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    found: WorkerInquiry, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Equal shares for all, the slow ones too, are not to be a riddle."""
-    fine = Asked("fast:1", condition=replace(CONDITION, profile=MEASURED), name="fast", link=Link(0.001, 1e8))
+    fine = WorkerInquiry("fast:1", condition=replace(CONDITION, profile=MEASURED), name="fast", link=Link(0.001, 1e8))
 
-    def answers(net: object, addresses: Sequence[str], **more: object) -> list[Asked]:
+    def answers(net: object, addresses: Sequence[str], **more: object) -> list[WorkerInquiry]:
         return [{"fast:1": fine, "laptop:1": found}[one] for one in addresses]
 
     monkeypatch.setattr(asked, "ask", answers)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from master.api.answers import grammars
-from master.api.answers.requests import ChatRequest, ToolOptions, Wanted
+from master.api.answers.requests import ChatRequest, GenerationOptions, ToolOptions
 from master.api.tools.either import CallsOrTextParser
 from master.api.tools.families import ToolFamily, family_of, reasoning_tags
 from master.api.tools.harmony import HarmonyParser
@@ -17,7 +17,7 @@ from master.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Shape:
+class AnswerFormat:
     """The form of an answer.
 
     Attributes:
@@ -35,7 +35,7 @@ class Shape:
     parts: tuple[tuple[str, str], ...] = ()
 
 
-class Shapes:
+class AnswerFormats:
     """The forms of one model's answers, as its chat template determines them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -52,20 +52,20 @@ class Shapes:
         return family_of(self._tokenizer.tool_template if told else None)
 
     @property
-    def of_objects(self) -> frozenset[str]:
+    def any_object(self) -> frozenset[str]:
         """The grammars of answers that may be any JSON object."""
         answer = grammars.of_schema(grammars.ANY_OBJECT)
         ways = ((None, False), (self.thinking, False), (self.thinking, True))
         return frozenset(grammars.whole(answer, thinking, begun, self._literal) for thinking, begun in ways)
 
-    def of_text(self, wanted: Wanted) -> Shape:
+    def for_text(self, wanted: GenerationOptions) -> AnswerFormat:
         """Return the form of an answer that continues a text."""
         if wanted.grammar is None:
-            return Shape()
+            return AnswerFormat()
         grammar = grammars.whole(wanted.grammar, None, False, self._literal)
-        return Shape(NoTools, grammar, wanted.grammar_field)
+        return AnswerFormat(NoTools, grammar, wanted.grammar_field)
 
-    def of_chat(self, ask: ChatRequest, begun: bool) -> Shape:
+    def for_chat(self, ask: ChatRequest, begun: bool) -> AnswerFormat:
         """Return the form of an answer to a conversation; `begun`: the prompt ends with the opening tag."""
         answer, field = self._grammar(ask)
         grammar = None if answer is None else grammars.whole(answer, self.thinking, begun, self._literal)
@@ -77,11 +77,11 @@ class Shapes:
             return ReasoningParser(self.thinking, begun, inner) if self.thinking else inner
 
         parts = _parts(ask.use) if grammar is not None else ()
-        return Shape(parser, grammar, field, bool(ask.use.tools) and not ask.use.several, parts)
+        return AnswerFormat(parser, grammar, field, bool(ask.use.tools) and not ask.use.several, parts)
 
     def _grammar(self, ask: ChatRequest) -> tuple[str | None, str]:
         """Return the grammar of the answer without its reasoning, and the request field that it comes from."""
-        use, wanted = ask.use, ask.wanted
+        use, wanted = ask.use, ask.options
         tools = [dict(tool) for tool in use.tools if use.only in (None, tool["name"])]
         if use.forced:
             return grammars.of_calls(self.family, tools, use.several, self._literal), "tools"
@@ -97,7 +97,7 @@ class Shapes:
     def _reader(self, ask: ChatRequest) -> ToolParser:
         names = [tool["name"] for tool in ask.use.tools]
         calls = self.family.parser(names) if names else NoTools()
-        if names and ask.wanted.grammar is not None and not ask.use.forced:
+        if names and ask.options.grammar is not None and not ask.use.forced:
             return CallsOrTextParser(self.family.beginnings(names), calls)
         return calls
 

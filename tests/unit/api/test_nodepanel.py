@@ -1,4 +1,4 @@
-"""The figures of the house: read between two steps, seldom, and of this deployment alone."""
+"""The figures of the node panel: read between two steps, seldom, and of this deployment alone."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from master.api.page import house as module
-from master.api.page.house import House
+from master.api.page import nodepanel as module
+from master.api.page.nodepanel import NodePanel
 from master.reporting.live import LiveFigures, since, whole_model
 from master.reporting.report import NodeShare, node_report
 from tests.support.weights.configs import tiny_config
@@ -92,9 +92,9 @@ Read = Callable[[], dict[str, Any]]
 @pytest.fixture
 def read(nodes: _Nodes, thread: _Thread) -> Iterator[Read]:
     engine: Any = thread
-    house, loop = House(engine, lambda: nodes, "tiny"), asyncio.new_event_loop()
+    panel, loop = NodePanel(engine, lambda: nodes, "tiny"), asyncio.new_event_loop()
     try:
-        yield lambda: loop.run_until_complete(house.read())
+        yield lambda: loop.run_until_complete(panel.read())
     finally:
         loop.close()
 

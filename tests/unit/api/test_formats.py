@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from master.api.answers.collector import Collector
 from master.api.answers.constraint import Grammars
 from master.api.answers.events import Ended, Event, Piece, ReasoningPiece, TextPiece, ToolCall
+from master.api.answers.formats import AnswerFormat, AnswerFormats
 from master.api.answers.prepare import PreparedRequest
-from master.api.answers.shape import Shape, Shapes
 from master.api.openai.chat_form import ChatForm
 from master.generation.answer import AnswerLimits
 from master.generation.client import Client
@@ -85,9 +85,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer
     return make
 
 
-def shape_of(tokenizer: Tokenizer, **more: Any) -> Shape:
+def shape_of(tokenizer: Tokenizer, **more: Any) -> AnswerFormat:
     form = ChatForm.model_validate({"messages": MESSAGES, "tools": TOOLS, **more})
-    return Shapes(tokenizer).of_chat(form.ask(Client()), begun=False)
+    return AnswerFormats(tokenizer).for_chat(form.ask(Client()), begun=False)
 
 
 @cache
@@ -96,7 +96,7 @@ def grammars_of(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, VOCAB + len(SPELLED))
 
 
-def allowed(tokenizer: Tokenizer, shape: Shape, text: str) -> bool:
+def allowed(tokenizer: Tokenizer, shape: AnswerFormat, text: str) -> bool:
     """Whether an answer may be `text`, and end there."""
     assert shape.grammar
     constraint = grammars_of(tokenizer).compiled(shape.grammar, shape.field).copy()
@@ -108,7 +108,7 @@ def allowed(tokenizer: Tokenizer, shape: Shape, text: str) -> bool:
     return True
 
 
-def read(shape: Shape, text: str, size: int) -> list[Piece]:
+def read(shape: AnswerFormat, text: str, size: int) -> list[Piece]:
     parser = shape.parser()
     pieces = [piece for at in range(0, len(text), size) for piece in parser.push(text[at : at + size])]
     return joined([*pieces, *parser.flush()])
@@ -139,7 +139,7 @@ def test_strict_arguments_are_held_to_their_schema_beside_text(family: str, mode
     for arguments in ('{"x": "a"}', "{}", '{"x": 5, "y": 1}', "[]"):
         assert not allowed(tokenizer, shape, write(ToolCall("look", arguments)))
     assert not allowed(tokenizer, shape, write(ToolCall("other", "{}")))
-    if Shapes(tokenizer).family.marker:
+    if AnswerFormats(tokenizer).family.marker:
         assert allowed(tokenizer, shape, f"Hello {write(LOOK)}")
         assert not allowed(tokenizer, shape, f"Hello {write(ToolCall('look', '{}'))}")
     else:
@@ -204,7 +204,7 @@ def test_what_is_cut_off_before_it_is_known_is_text(model: Callable[[str], Token
 class Heard:
     """An answer whose tokens come one by one, as the engine's thread hands them over."""
 
-    def __init__(self, tokenizer: Tokenizer, shape: Shape) -> None:
+    def __init__(self, tokenizer: Tokenizer, shape: AnswerFormat) -> None:
         self.events: list[Event] = []
         self.replay = Replay()
         meter: Any = SimpleNamespace(first_token=lambda s: None, next_token=lambda s: None, over=lambda *a: None)
@@ -212,7 +212,7 @@ class Heard:
         deliver: Any = self.events.extend
         self._collector = Collector(tokenizer, prepared, AnswerLimits(500), self.replay, meter, deliver)
         asked: Any = SimpleNamespace(client=Client())
-        self._collector.ticket = SimpleNamespace(at=0.0, begun=0.0, cached=0, asked=asked)  # type: ignore[assignment]
+        self._collector.ticket = SimpleNamespace(at=0.0, first_admitted=0.0, cached=0, asked=asked)  # type: ignore[assignment]
 
     def run(self, tokens: list[int]) -> int:
         """How many were taken before it was over."""

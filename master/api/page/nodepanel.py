@@ -30,7 +30,7 @@ class LiveSource(Protocol):
         """Return the position of each node's memory window. Safe during a step."""
 
 
-class House:
+class NodePanel:
     """The nodes of the present deployment. Call all methods but `_take` on the server's event loop."""
 
     def __init__(self, engine: EngineThread, source: Callable[[], LiveSource], model: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from master.batch.estimate import usual_request
 from master.batch.source import BatchSource
-from master.batch.usual import usual_request
 from tpi.errors import UsageError
 from tpi.net.fields import UsualRequest
 

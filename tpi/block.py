@@ -9,6 +9,7 @@ import numpy.typing as npt
 from tpi.config import Mixture, ModelConfig
 from tpi.kernels.spec import (
     AttentionSpec,
+    DeltaSpec,
     ExpertPiece,
     ExpertsSpec,
     FfnSpec,
@@ -66,6 +67,45 @@ def attention_spec(
         whole=_whole_norms(config, vectors, heads, kv_heads),
         sinks=_cut(vectors.get("sinks"), heads, 1),
         latent=None if latent is None else _latent(config, latent, vectors, bool(len(query_units))),
+        output_gate=config.output_gate,
+    )
+
+
+def delta_spec(
+    config: ModelConfig, values: RunLayout, keys: RunLayout, vectors: Vectors, value_units: Range, key_units: Range
+) -> DeltaSpec:
+    """Return the spec of some units of a DeltaNet block. The layouts are those of the whole block.
+
+    `key_units` must hold the key head of every value head of `value_units`.
+    """
+    delta = config.delta
+    assert delta is not None  # a model with blocks of this kind has these settings
+    heads = value_units.scaled(values.width // delta.value, delta.heads)
+    key_heads = key_units.scaled(keys.width // delta.key, delta.key_heads)
+    group = delta.heads // delta.key_heads
+    log = vectors.get("decay.log")
+
+    def cut(vector: F32, part: Range, width: int) -> F32:
+        return np.ascontiguousarray(vector[part.first * width : part.last * width])
+
+    return DeltaSpec(
+        values=replace(values, units=len(value_units)),
+        keys=replace(keys, units=len(key_units)),
+        heads=len(heads),
+        key_heads=len(key_heads),
+        key=delta.key,
+        value=delta.value,
+        taps=delta.taps,
+        key_index=np.arange(heads.first, heads.last, dtype=np.int32) // group - key_heads.first,
+        norm=_norm(config, vectors),
+        a=cut(vectors["a"], heads, config.hidden).reshape(-1, config.hidden),
+        b=cut(vectors["b"], heads, config.hidden).reshape(-1, config.hidden),
+        decay=cut(vectors["decay"] if log is None else -np.exp(log), heads, 1),
+        decay_bias=cut(vectors["decay.bias"], heads, 1),
+        conv_q=cut(vectors["conv.q"], key_heads, delta.key * delta.taps).reshape(-1, delta.taps),
+        conv_k=cut(vectors["conv.k"], key_heads, delta.key * delta.taps).reshape(-1, delta.taps),
+        conv_v=cut(vectors["conv.v"], heads, delta.value * delta.taps).reshape(-1, delta.taps),
+        out_norm=vectors["out_norm"],
     )
 
 
@@ -164,7 +204,7 @@ def _of_pieces(bias: F32 | None, mixture: Mixture, each: int, pieces: Sequence[t
 
 def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual:
     """Return the operations after the sum of a block of this kind: its bias and its norm."""
-    bias = "o.bias" if kind == "attention" else "down.bias"
+    bias = "o.bias" if kind in ("attention", "delta") else "down.bias"
     weight = vectors.get("post_norm")
     return Residual(vectors.get(bias), None if weight is None else NormSpec("rms", config.norm_eps, weight))
 

@@ -16,7 +16,7 @@ from tpi.paths import directory_of
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu", "swiglu_clamped"]
 SPARSE: frozenset[Activation] = frozenset({"relu", "relu2", "fatrelu", "drelu"})  # exactly 0 for most neurons
 Norm = Literal["rms", "layer"]
-BlockKind = Literal["attention", "ffn", "experts", "table", "vectors"]
+BlockKind = Literal["attention", "delta", "ffn", "experts", "table", "vectors"]
 Scores = Literal["softmax", "sigmoid"]
 Format = Literal["f32", "bf16", "q8", "q4", "q4s", "mxfp4"]
 
@@ -54,6 +54,21 @@ class Latent:
     rope: int  # number of rotated values; the first `rope` values of a head's query are rotated too
     value: int  # length of a head's value vector; zeros follow up to `head_dim`
     norm_eps: float
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Settings of gated DeltaNet blocks, which take the place of attention in some layers (Qwen3-Next, Qwen3.5).
+
+    Each value head has a state, a matrix `[key, value]` that every token changes. Queries, keys and values first pass a
+    causal convolution over time, separately in each channel (Yang et al. 2024, Gated Delta Networks, section 3).
+    """
+
+    heads: int  # value heads
+    key_heads: int  # heads of queries and keys; `heads / key_heads` neighbouring value heads share one
+    key: int  # values of a query, and of a key
+    value: int  # values of a value head
+    taps: int  # tokens that the convolution sees, the token itself included
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,9 @@ class ModelConfig:
     attention_clip: float = 0.0  # limit of the magnitude of queries, keys and values, before RoPE; 0: no limit
     mixture: Mixture | None = None  # settings of blocks of kind `experts`; None: there are none
     latent: Latent | None = None  # latent attention; None: keys and values come from the block's input
+    output_gate: bool = False  # the sigmoid of a product of the input multiplies what the heads attend to (Qwen3.5)
+    delta: Delta | None = None  # settings of blocks of kind `delta`; None: there are none
+    recurrent: tuple[int, ...] = ()  # per layer 1: its first block is of kind `delta`; empty: none is
 
     @property
     def kv_width(self) -> int:
@@ -133,6 +151,15 @@ class ModelConfig:
         """Return the sliding window of `layer` in tokens, 0 for full attention."""
         return self.windows[layer] if self.windows else 0
 
+    def is_recurrent(self, layer: int) -> bool:
+        """Return True if `layer` has a state in place of keys and values."""
+        return bool(self.recurrent and self.recurrent[layer])
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers with keys and values."""
+        return tuple(layer for layer in range(self.layers) if not self.is_recurrent(layer))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain types for JSON and msgpack."""
         return asdict(self)
@@ -147,10 +174,9 @@ class ModelConfig:
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
-        if plain.get("mixture") is not None:
-            plain["mixture"] = Mixture(**plain["mixture"])
-        if plain.get("latent") is not None:
-            plain["latent"] = Latent(**plain["latent"])
+        for name, settings in (("mixture", Mixture), ("latent", Latent), ("delta", Delta)):
+            if plain.get(name) is not None:
+                plain[name] = settings(**plain[name])
         return cls(**plain)
 
 

@@ -17,6 +17,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -100,6 +101,10 @@ class OwnedKernels:
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
         """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         return self._inner.output(spec, self._own("weights", data), mixed)
+
+    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Return a segment's share of a DeltaNet block, `[tokens, hidden]`. Write the states."""
+        return self._inner.delta(spec, self._own("weights", data), self._taken(x), states, batch)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""

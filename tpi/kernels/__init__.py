@@ -20,6 +20,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -90,6 +91,13 @@ class Kernels(Protocol):
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
         """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
+
+    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Return a segment's share of a DeltaNet block, `[tokens, hidden]`, before the residual.
+
+        `data` holds the value units, then the key units. `states` is one layer of `tpi.kernels.kv.States`. The tokens
+        of a sequence must be neighbours in `batch`, in order; its state after the last one is written.
+        """
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's share of a feed-forward block, `[tokens, hidden]`.

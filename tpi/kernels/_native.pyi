@@ -36,7 +36,7 @@ class Prepared:
     def shape(self) -> tuple[int, int]: ...
     def copy(self, out: F32) -> None: ...
 
-Heads = tuple[F32, F32, F32]
+Heads = tuple[F32, F32, F32, F32 | None]
 
 class AttentionPlan:
     def __init__(
@@ -67,6 +67,19 @@ class AttentionPlan:
         self, projected: Heads, keys: KvArray, values: KvArray, positions: I32, sequence: I32, tables: I32, out: F32
     ) -> None: ...
     def output(self, data: U8, mixed: F32, out: F32) -> None: ...
+
+class DeltaPlan:
+    def __init__(
+        self,
+        values: RunFields,
+        keys: RunFields,
+        norm: NormFields,
+        shape: tuple[int, int, int, int, int],
+        key_index: I32,
+        vectors: tuple[F32, ...],
+    ) -> None: ...
+    def run(self, data: U8, x: F32 | Prepared, states: F32, sequence: I32, slots: I32, out: F32) -> None: ...
+    def prepare(self, x: F32, normed: bool, into: Prepared) -> None: ...
 
 class FfnPlan:
     def __init__(
@@ -127,9 +140,19 @@ class Chain:
     def attention(
         self, plan: AttentionPlan, data: U8, keys: KvArray | None, values: KvArray | None, residual: ResidualFields
     ) -> None: ...
+    def delta(self, plan: DeltaPlan, data: U8, states: F32 | None, residual: ResidualFields) -> None: ...
     def ffn(self, plan: FfnPlan, data: U8, residual: ResidualFields) -> None: ...
     def experts(self, plan: ExpertsPlan, data: U8, residual: ResidualFields) -> None: ...
-    def run(self, x: F32, positions: I32, sequence: I32, tables: I32, partial: F32, ended: I64 | None) -> None: ...
+    def run(
+        self,
+        x: F32,
+        positions: I32,
+        sequence: I32,
+        tables: I32,
+        slots: I32 | None,
+        partial: F32,
+        ended: I64 | None,
+    ) -> None: ...
 
 class RunPlan:
     def __init__(self, run: RunFields) -> None: ...

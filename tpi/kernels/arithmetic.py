@@ -67,6 +67,11 @@ def columns(run: RunLayout, data: U8, name: str, inner: F32) -> F32:
     return np.asarray(inner @ dequantise(run, data, name), np.float32)
 
 
+def sigmoid(x: F32) -> F32:
+    """Return `1 / (1 + exp(-x))` of each value."""
+    return np.asarray(1 / (1 + np.exp(-np.clip(x, -88, 88))), np.float32)
+
+
 def biased(values: F32, bias: F32 | None) -> F32:
     """Return `values` plus the bias, if there is one."""
     return values if bias is None else values + bias

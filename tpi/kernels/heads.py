@@ -80,7 +80,8 @@ def finished(spec: AttentionSpec, projected: Projected, positions: I32, sums: F3
     if spec.clip:
         queries, keys, values = (np.clip(heads, -spec.clip, spec.clip) for heads in (queries, keys, values))
     queries, keys = (rope(spec, heads, positions) for heads in (queries, keys))
-    return Projected(*(np.ascontiguousarray(heads, np.float32) for heads in (queries, keys, values)))
+    queries, keys, values = (np.ascontiguousarray(heads, np.float32) for heads in (queries, keys, values))
+    return Projected(queries, keys, values, projected.gate)
 
 
 def from_latent(spec: AttentionSpec, latent: LatentSpec, latent_data: U8, kv_data: U8, normed: F32) -> tuple[F32, F32]:

@@ -4,7 +4,7 @@ The master alone assigns pages to tokens (`master.deployment.pages`), and page t
 only stores the bytes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
@@ -107,3 +107,30 @@ class KvPages:
         They are always in memory, so there is nothing to wait for.
         """
         return nullcontext((self.keys[layer], self.values[layer]))
+
+
+LEAST_STATES: Final = 4
+PAGES_PER_STATE: Final = 16
+
+
+def states_for(pages: int) -> int:
+    """Return the number of states that a node of a recurrent model has beside `pages` pages."""
+    return LEAST_STATES + pages // PAGES_PER_STATE
+
+
+@dataclass(frozen=True)
+class States:
+    """The states of the recurrent layers of one node: an array `[slots, values]` of each layer, float32.
+
+    A slot holds one sequence's state after some token. As with pages, the master alone assigns slots
+    (`master.deployment.states`). A step reads one slot of a sequence and may write another, so a slot that is kept for
+    other sequences is never changed.
+    """
+
+    slots: int
+    layers: dict[int, npt.NDArray[np.float32]] = field(repr=False)
+
+    @classmethod
+    def allocate(cls, sizes: Mapping[int, int], slots: int) -> "States":
+        """Return zeroed storage for `slots` slots of each layer; `sizes` has the values of a state, by layer."""
+        return cls(slots, {layer: np.zeros((slots, size), np.float32) for layer, size in sizes.items()})

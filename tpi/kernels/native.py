@@ -16,6 +16,7 @@ import numpy as np
 from tpi.errors import KernelError
 from tpi.kernels import _native
 from tpi.kernels.constants import THREADS_MOST
+from tpi.kernels.delta import slots
 from tpi.kernels.heads import needs_sums, raw, refuse_sums
 from tpi.kernels.spec import (
     F32,
@@ -27,6 +28,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -117,13 +119,14 @@ class NativeKernels:
             spec = raw(spec)
         queries = np.empty((x.shape[0], spec.heads, spec.head_dim), np.float32)
         keys, values = (np.empty((x.shape[0], spec.kv_heads, spec.head_dim), np.float32) for _ in range(2))
-        _plan_attention(spec).project(data, _given(x), positions, (queries, keys, values))
-        return Projected(queries, keys, values)
+        gate = np.empty((x.shape[0], spec.heads * spec.head_dim), np.float32) if spec.output_gate else None
+        _plan_attention(spec).project(data, _given(x), positions, (queries, keys, values, gate))
+        return Projected(queries, keys, values, gate)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
         out = np.empty((len(batch.positions), spec.heads * spec.head_dim), np.float32)
-        heads = (projected.queries, projected.keys, projected.values)
+        heads = (projected.queries, projected.keys, projected.values, projected.gate)
         _plan_attention(spec).attend(heads, keys, values, batch.positions, batch.sequence, batch.tables, out)
         return out
 
@@ -131,6 +134,12 @@ class NativeKernels:
         """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         out = np.empty((len(mixed), spec.hidden), np.float32)
         _plan_attention(spec).output(data, mixed, out)
+        return out
+
+    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Return a segment's share of a DeltaNet block, `[tokens, hidden]`. Write the states."""
+        out = np.empty(x.shape, np.float32)
+        _plan_delta(spec).run(data, _given(x), states, batch.sequence, slots(batch), out)
         return out
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
@@ -234,13 +243,15 @@ class NativeChain:
                 self._native.ffn(_plan_ffn(block.spec), block.data, residual)
             elif isinstance(block.spec, ExpertsSpec):
                 self._native.experts(_plan_experts(block.spec), block.data, residual)
+            elif isinstance(block.spec, DeltaSpec):
+                self._native.delta(_plan_delta(block.spec), block.data, block.states, residual)
             else:
                 self._native.attention(_plan_attention(block.spec), block.data, block.keys, block.values, residual)
 
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
         """Return `x`, `[tokens, hidden]`, after all blocks and their residual connections."""
         out: F32 = x.copy()
-        self._native.run(out, batch.positions, batch.sequence, batch.tables, np.empty_like(out), ended)
+        self._native.run(out, batch.positions, batch.sequence, batch.tables, batch.states, np.empty_like(out), ended)
         return out
 
 
@@ -288,6 +299,21 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
     return plan
 
 
+def _plan_delta(spec: DeltaSpec) -> _native.DeltaPlan:
+    plan: _native.DeltaPlan | None = vars(spec).get(_PLAN)
+    if plan is None:
+        matrices = (spec.a, spec.b, spec.decay, spec.decay_bias, spec.conv_q, spec.conv_k, spec.conv_v)
+        plan = vars(spec)[_PLAN] = _native.DeltaPlan(
+            _fields(spec.values),
+            _fields(spec.keys),
+            _norm(spec.norm),
+            (spec.heads, spec.key_heads, spec.key, spec.value, spec.taps),
+            spec.key_index,
+            (*(np.ascontiguousarray(matrix).reshape(-1) for matrix in matrices), spec.out_norm),
+        )
+    return plan
+
+
 def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
     plan: _native.FfnPlan | None = vars(spec).get(_PLAN)
     if plan is None:
@@ -304,9 +330,11 @@ def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
     return plan
 
 
-def _plan(spec: BlockSpec) -> _native.AttentionPlan | _native.FfnPlan | _native.ExpertsPlan:
+def _plan(spec: BlockSpec) -> _native.AttentionPlan | _native.DeltaPlan | _native.FfnPlan | _native.ExpertsPlan:
     if isinstance(spec, ExpertsSpec):
         return _plan_experts(spec)
+    if isinstance(spec, DeltaSpec):
+        return _plan_delta(spec)
     return _plan_ffn(spec) if isinstance(spec, FfnSpec) else _plan_attention(spec)
 
 

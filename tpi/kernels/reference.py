@@ -22,8 +22,10 @@ from tpi.kernels.arithmetic import (
     columns,
     dequantise,
     rows,
+    sigmoid,
 )
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.delta import mix
 from tpi.kernels.heads import finished, from_latent, needs_sums, refuse_sums
 from tpi.kernels.kv import kv_dtype_of
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
@@ -36,6 +38,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -91,7 +94,10 @@ class ReferenceKernels:
         else:
             k = heads_of(rows(spec.kv, kv_data, "k", normed), spec.k_bias, spec.kv_heads, spec.head_dim)
             v = heads_of(rows(spec.kv, kv_data, "v", normed), spec.v_bias, spec.kv_heads, spec.head_dim)
-        heads = Projected(q, k, v)
+        gate = None
+        if spec.output_gate:
+            gate = np.ascontiguousarray(rows(spec.query, query_data, "gate", normed)[:, : spec.heads * spec.head_dim])
+        heads = Projected(q, k, v, gate)
         return heads if needs_sums(spec) else finished(spec, heads, positions)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
@@ -100,7 +106,8 @@ class ReferenceKernels:
         append(keys, met(projected.keys), batch)
         append(values, projected.values, batch)
         mixed = attend(spec, met(projected.queries), keys, values, batch)
-        return mixed.reshape(len(mixed), spec.heads * spec.head_dim)
+        mixed = mixed.reshape(len(mixed), spec.heads * spec.head_dim)
+        return mixed if projected.gate is None else mixed * sigmoid(projected.gate)
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
         """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
@@ -108,6 +115,18 @@ class ReferenceKernels:
         padded = np.zeros((tokens, spec.query.units * spec.query.width), np.float32)
         padded[:, : spec.heads * spec.head_dim] = mixed
         return columns(spec.query, _runs(spec, data)[1], "o", padded)
+
+    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Return a segment's share of a DeltaNet block, `[tokens, hidden]`. Write the states."""
+        normed, end = _normed(spec, x), spec.values.units * spec.values.unit_bytes
+        check_data(data, end + spec.keys.units * spec.keys.unit_bytes)
+        values, keys = data[:end], data[end:]
+        width, wide = spec.key_heads * spec.key, spec.heads * spec.value
+        parts = [rows(spec.keys, keys, part, normed)[:, :width] for part in ("q", "k")]
+        v, gate = (rows(spec.values, values, part, normed)[:, :wide] for part in ("v", "gate"))
+        padded = np.zeros((len(normed), spec.values.units * spec.values.width), np.float32)
+        padded[:, :wide] = mix(spec, np.concatenate([*parts, v], axis=1), normed, gate, states, batch)
+        return columns(spec.values, values, "o", padded)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""

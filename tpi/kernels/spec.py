@@ -28,6 +28,7 @@ __all__ = [
     "Batch",
     "BlockSpec",
     "ChainBlock",
+    "DeltaSpec",
     "ExpertPiece",
     "ExpertsSpec",
     "FfnSpec",
@@ -132,6 +133,8 @@ class AttentionSpec:
         whole: norms of all heads at once, in place of `q_norm` and `k_norm`.
         sinks: `[heads]` or None: a score of each head that takes part in its softmax without a value (gpt-oss).
         latent: source of keys and values in place of the block's input, or None.
+        output_gate: True if the query run has a part `gate` (rows) beside q: the sigmoid of its product with the input
+            multiplies what a head attends to, before o.
     """
 
     query: RunLayout
@@ -155,11 +158,74 @@ class AttentionSpec:
     whole: WholeNorms | None = None
     sinks: F32 | None = None
     latent: LatentSpec | None = None
+    output_gate: bool = False
 
     @property
     def hidden(self) -> int:
         """Number of values of a token's hidden state."""
         return self.query.hidden
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaSpec:
+    """The value heads of this node in one layer's gated DeltaNet (Yang et al. 2024, arXiv:2412.06464, section 3).
+
+    Queries, keys and values of all tokens pass a causal convolution and SiLU; queries and keys are scaled to length 1,
+    queries also by `key ** -0.5`. A token then changes the state S, `[key, value]`, of each value head, and reads it:
+
+        S = exp(g) S;  S = S + k (beta (v - k S));  out = q S
+        g = decay * softplus(a x + decay_bias);  beta = sigmoid(b x)
+
+    The block's output is `o` times the RMS norm of `out` (over a head) times SiLU(gate).
+
+    Attributes:
+        values: layout of the run with the parts `v`, `gate` (rows) and `o` (columns) of the value heads.
+        keys: layout of the run with the parts `q` and `k` (rows) of the key heads.
+        heads, key_heads: local value heads and key heads.
+        key, value: length of a key, and of a value.
+        taps: tokens that the convolution sees, the token itself included.
+        key_index: `[heads]` int32, the local key head of each local value head.
+        norm: norm of the input; its eps is also that of `out_norm`.
+        a, b: `[heads, hidden]`.
+        decay, decay_bias: `[heads]`; `decay` is negative.
+        conv_q, conv_k: `[key_heads * key, taps]`; conv_v: `[heads * value, taps]`; the last tap is the token's own.
+        out_norm: `[value]`.
+    """
+
+    values: RunLayout
+    keys: RunLayout
+    heads: int
+    key_heads: int
+    key: int
+    value: int
+    taps: int
+    key_index: I32
+    norm: NormSpec
+    a: F32
+    b: F32
+    decay: F32
+    decay_bias: F32
+    conv_q: F32
+    conv_k: F32
+    conv_v: F32
+    out_norm: F32
+
+    @property
+    def hidden(self) -> int:
+        """Number of values of a token's hidden state."""
+        return self.values.hidden
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the convolution: all queries, all keys, all values."""
+        return 2 * self.key_heads * self.key + self.heads * self.value
+
+    @property
+    def state_values(self) -> int:
+        """Number of float32 values of a sequence's state: every head's S, then the last `taps - 1` inputs of the
+        convolution, `[taps - 1, channels]`.
+        """
+        return self.heads * self.key * self.value + (self.taps - 1) * self.channels
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +338,7 @@ class ExpertsSpec:
         return self.routed.neuron.units + (self.shared.neuron.units if self.shared else 0)
 
 
-BlockSpec = AttentionSpec | FfnSpec | ExpertsSpec
+BlockSpec = AttentionSpec | DeltaSpec | FfnSpec | ExpertsSpec
 
 
 class Prepared(Protocol):
@@ -299,11 +365,13 @@ class Projected:
     Attributes:
         queries: `[tokens, heads, head_dim]`.
         keys, values: `[tokens, kv_heads, head_dim]`, not yet in any cache.
+        gate: `[tokens, heads * head_dim]`, of heads with an output gate (before the sigmoid); else None.
     """
 
     queries: F32
     keys: F32
     values: F32
+    gate: F32 | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,6 +394,7 @@ class ChainBlock:
     Attributes:
         data: the block's weights, which must stay where they are.
         keys, values: one layer of `tpi.kernels.kv.KvPages`; None for a block that does not attend.
+        states: one layer of `tpi.kernels.kv.States`; None for a block without a state.
     """
 
     spec: BlockSpec
@@ -333,6 +402,7 @@ class ChainBlock:
     residual: Residual
     keys: KvArray | None = None
     values: KvArray | None = None
+    states: F32 | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,15 +414,22 @@ class Batch:
         sequence: `[tokens]` int32, each token's row of `tables`.
         tables: `[sequences, max_blocks]` int32, page ids in order; entries past a sequence's end are not read. Pages
             that a sequence's new tokens are written to may not occur in another row.
+        states: `[sequences, 2]` int32, for models with recurrent layers: the state that each sequence continues from
+            (-1: zeros), and the state that the step writes, which no other row may read or write.
     """
 
     positions: I32
     sequence: I32
     tables: I32
+    states: I32 | None = None
 
     def cut(self, tokens: slice) -> "Batch":
-        """Return the batch of some of its tokens; earlier tokens that they attend to must have been computed."""
-        return Batch(self.positions[tokens], self.sequence[tokens], self.tables)
+        """Return the batch of some of its tokens; earlier tokens of their sequences must have been computed."""
+        states = self.states
+        if states is not None:
+            begun = np.isin(np.arange(len(states)), self.sequence[: tokens.start or 0])
+            states = np.where(begun[:, None], states[:, 1:], states)
+        return Batch(self.positions[tokens], self.sequence[tokens], self.tables, states)
 
 
 NO_TOKENS = Batch(np.empty(0, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32))

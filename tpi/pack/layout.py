@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tpi.config import BlockKind as BlockKind
-from tpi.config import Format, ModelConfig
+from tpi.config import Delta, Format, ModelConfig
 from tpi.errors import ModelError
 from tpi.partition import FFN_UNIT
 
@@ -29,7 +29,7 @@ GROUP_BYTES: dict[Format, int] = {
     "mxfp4": GROUP // 2 + 1,  # e2m1 values, e8m0 scale (a power of two); `tiled` only (OCP Microscaling 1.0)
 }
 
-RunName = Literal["latent", "query", "kv", "neuron", "shared", "row"]
+RunName = Literal["latent", "query", "kv", "value", "key", "neuron", "shared", "row"]
 Layout = Literal["record", "tiled"]
 Axis = Literal["row", "column"]
 
@@ -146,14 +146,40 @@ def attention_shapes(config: ModelConfig) -> dict[RunName, RunShape]:
     return {"latent": RunShape(config.latent_values, FFN_UNIT, config.hidden), "query": own, "kv": kv}
 
 
+def delta_shapes(config: ModelConfig) -> dict[RunName, RunShape]:
+    """Return the shape of each run of the model's DeltaNet blocks, by name, in the order in which they are stored."""
+    delta = config.delta
+    if delta is None:
+        return {}
+    return {
+        "value": RunShape(delta.heads * delta.value, delta.value, config.hidden),
+        "key": RunShape(delta.key_heads * delta.key, delta.key, config.hidden),
+    }
+
+
+def delta_vectors(delta: Delta, hidden: int) -> dict[str, int]:
+    """Return the length of each vector, by name, that a DeltaNet block has in addition to the norm of its input."""
+    return {
+        "a": delta.heads * hidden,
+        "b": delta.heads * hidden,
+        "decay": delta.heads,
+        "decay.log": delta.heads,
+        "decay.bias": delta.heads,
+        "conv.q": delta.key_heads * delta.key * delta.taps,
+        "conv.k": delta.key_heads * delta.key * delta.taps,
+        "conv.v": delta.heads * delta.value * delta.taps,
+        "out_norm": delta.value,
+    }
+
+
 def query_unit_heads(config: ModelConfig, quantised: bool) -> int:
     """Return the number of query heads in a unit. If quantised, the o columns must fill whole groups of 32."""
-    return _fewest_heads(config.head_dim, GROUP) if quantised else 1
+    return fewest_heads(config.head_dim, GROUP) if quantised else 1
 
 
 def kv_unit_heads(config: ModelConfig, quantised: bool) -> int:
     """Return the number of KV heads in a unit. If quantised, the k and v rows must fill whole tiles of 8."""
-    return _fewest_heads(config.kv_width, TILE_OUTPUTS) if quantised else 1
+    return fewest_heads(config.kv_width, TILE_OUTPUTS) if quantised else 1
 
 
 def ffn_units(neurons: int) -> int:
@@ -161,7 +187,8 @@ def ffn_units(neurons: int) -> int:
     return -(-neurons // FFN_UNIT)
 
 
-def _fewest_heads(head_dim: int, multiple: int) -> int:
+def fewest_heads(head_dim: int, multiple: int) -> int:
+    """Return the smallest power of two of heads whose vectors are together a multiple of `multiple`."""
     heads = 1
     while heads * head_dim % multiple:
         heads *= 2

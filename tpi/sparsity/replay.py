@@ -6,12 +6,12 @@ callback returns the output of each feed-forward network.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from tpi.block import attention_spec, experts_spec, ffn_spec, residual
+from tpi.block import attention_spec, delta_spec, experts_spec, ffn_spec, residual
 from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
@@ -95,6 +95,8 @@ def replay(
             x = np.ascontiguousarray(x, np.float32)
             if block.kind == "attention":
                 total = _attend(config, layer, block, x, batch, kernels)
+            elif block.kind == "delta":
+                total = _recur(config, block, x, batch, kernels)
             elif block.kind == "ffn":
                 weights = read_ffn(config, block, kernels)
                 total = feed_forward(layer, weights, kernels.norm(weights.spec.norm, x))
@@ -160,6 +162,15 @@ def _attend(config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Ba
     pages = KvPages.allocate([layer], batch.tables.size, config.kv_heads, config.head_dim, "f32")
     data = np.concatenate([_units(block, run) for run in block.shape.runs])
     return kernels.attention(spec, data, x, pages.keys[layer], pages.values[layer], batch)
+
+
+def _recur(config: ModelConfig, block: PackBlock, x: F32, batch: Batch, kernels: Kernels) -> F32:
+    values, keys = block.shape.runs
+    spec = delta_spec(config, values, keys, block.vectors(), Range(0, values.units), Range(0, keys.units))
+    count = len(batch.tables)
+    slots = np.stack([np.full(count, -1, np.int32), np.arange(count, dtype=np.int32)], axis=1)
+    data = np.concatenate([_units(block, run) for run in block.shape.runs])
+    return kernels.delta(spec, data, x, np.zeros((count, spec.state_values), np.float32), replace(batch, states=slots))
 
 
 def _units(block: PackBlock, run: RunLayout) -> U8:

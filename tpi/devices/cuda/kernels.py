@@ -25,6 +25,7 @@ from tpi.devices.failures import close_all, explained
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import apply_norm, biased, check_input
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.delta import refused
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
 from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host, pieces_by_ffn
 from tpi.kernels.spec import (
@@ -35,6 +36,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -134,6 +136,10 @@ class CudaKernels:
         check_array("heads", mixed, np.float32, (len(mixed), spec.heads * spec.head_dim))
         with self._working():
             return to_host(output(spec, self._memory.runs(spec, data)[0], self._vectors.bring(mixed)))
+
+    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Raise KernelError: no accelerator computes DeltaNet blocks."""
+        raise refused("CUDA")
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""

@@ -9,6 +9,7 @@ from tpi.devices.emulated import work
 from tpi.devices.emulated.lane import TimedLane
 from tpi.devices.emulated.work import KernelWork, Roofline, product
 from tpi.kernels import Chain, Kernels
+from tpi.kernels.delta import refused
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -18,6 +19,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -91,6 +93,10 @@ class TimedKernels:
         """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         todo = product(spec.query, len(mixed), "o") + KernelWork(down=_F32 * len(mixed) * spec.hidden)
         return self._run("output", todo, lambda: self._inner.output(spec, data, mixed))
+
+    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Raise KernelError: no accelerator computes DeltaNet blocks."""
+        raise refused(self._inner.isa())
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""

@@ -56,6 +56,15 @@ inline void multiply_output(const OutputJob& job, uint8_t* scratch, Team& team, 
     multiply_columns(call.o, inner, call.tokens, job.slices, scratch, team, call.out);
 }
 
+// Multiply what the heads of a token attended to with the sigmoid of its gate.
+inline void apply_gate(const AttentionCall& call, const float* gate, float* mixed) {
+    size_t width = call.heads * call.head_dim;
+    for (size_t i = 0; i < width; i += 8) {
+        F8 weight = splat(1.0f) / (splat(1.0f) + exp(splat(0.0f) - load_some(gate + i, width - i)));
+        store_some(mixed + i, load_some(mixed + i, width - i) * weight, width - i);
+    }
+}
+
 // ---- in one call ----
 
 struct AttentionJob {
@@ -71,7 +80,12 @@ inline void attention_job(const AttentionJob& job, Team& team) {
     team.sync();
     attend_all(job.attending, scratch, team);
     team.sync();
-    multiply_output(job.output, scratch, team, [&](size_t token, float* to) { merge_heads(job.attending, token, to); });
+    const float* gate = job.projection.call.gate.units ? job.projection.gate : nullptr;
+    size_t stride = job.projection.call.gate.vectors();
+    multiply_output(job.output, scratch, team, [&](size_t token, float* to) {
+        merge_heads(job.attending, token, to);
+        if (gate) apply_gate(job.output.call, gate + token * stride, to);
+    });
 }
 
 inline void attention(const AttentionCall& call, Pool& pool) {
@@ -114,7 +128,11 @@ inline void attend(const AttentionCall& call, Pool& pool) {
             attend_all(j.attending, j.scratch.of(team), team);
             team.sync();
             const AttentionCall& c = j.attending.call;
-            team.each(c.tokens, [&](size_t t) { merge_heads(j.attending, t, c.out + t * c.heads * c.head_dim); });
+            size_t width = c.heads * c.head_dim;
+            team.each(c.tokens, [&](size_t t) {
+                merge_heads(j.attending, t, c.out + t * width);
+                if (c.projected.gate) apply_gate(c, c.projected.gate + t * width, c.out + t * width);
+            });
         },
         job);
 }

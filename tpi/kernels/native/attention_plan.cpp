@@ -48,7 +48,9 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
     if (query_.vectors() < heads_ * head_dim_ || kv_.vectors() < kv_heads_ * kv_width())
         throw KernelError("the runs hold fewer vectors than the heads need");
     AttentionCall all = call(nullptr);  // throws unless all parts are there
+    if (gated() && latent_) throw KernelError("an output gate cannot be combined with a latent vector");
     forms_ = latent_ ? RowForms{&all.q, &all.latent.matrix} : RowForms{&all.q, &all.k, &all.v};
+    if (gated()) forms_ = forms_ | RowForms{&all.gate};
 }
 
 void AttentionPlan::check_latent() const {
@@ -70,6 +72,7 @@ AttentionCall AttentionPlan::call(const uint8_t* data) const {
     const uint8_t* kv_data = data ? data + query_.bytes() : nullptr;
     call.q = query_.matrix("q", data);
     call.o = query_.matrix("o", data);
+    if (gated()) call.gate = query_.matrix("gate", data);
     call.k = kv_.matrix("k", kv_data);
     call.v = kv_.matrix("v", kv_data);
     call.norm = norm_.view();
@@ -136,10 +139,12 @@ BatchArrays::BatchArrays(nb::handle positions_, nb::handle sequence_, nb::handle
       tables(tables_, "tables", "i", {kAny, kAny}) {}
 
 ProjectedArrays::ProjectedArrays(nb::tuple arrays, Py_ssize_t tokens, Py_ssize_t heads, Py_ssize_t kv_heads,
-                                 Py_ssize_t dim, bool writable)
+                                 Py_ssize_t dim, bool gated, bool writable)
     : queries(arrays[0], "the queries", "f", {tokens, heads, dim}, writable),
       keys(arrays[1], "the keys", "f", {tokens, kv_heads, dim}, writable),
-      values(arrays[2], "the values", "f", {tokens, kv_heads, dim}, writable) {}
+      values(arrays[2], "the values", "f", {tokens, kv_heads, dim}, writable) {
+    if (gated) gate.emplace(arrays[3], "the gate", "f", std::initializer_list{tokens, heads * dim}, writable);
+}
 
 void AttentionPlan::check_batch(const BatchArrays& batch, const Array& keys, const Array& values) const {
     check_indices(batch.sequence, "sequence", batch.tables.size(0));
@@ -199,7 +204,7 @@ void AttentionPlan::prepare(nb::handle x, bool normed, PreparedInput& into) cons
 }
 
 ProjectedArrays AttentionPlan::heads_of(nb::tuple projected, size_t tokens, bool writable) const {
-    return {projected, length(tokens), length(heads_), length(kv_heads_), length(head_dim_), writable};
+    return {projected, length(tokens), length(heads_), length(kv_heads_), length(head_dim_), gated(), writable};
 }
 
 void AttentionPlan::project(nb::handle data, nb::handle x, nb::handle positions, nb::tuple projected) const {

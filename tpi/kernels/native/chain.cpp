@@ -38,7 +38,7 @@ Residual Chain::keep_residual(nb::tuple residual) const {
 void Chain::attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual) {
     const auto* kernel = nb::cast<const AttentionPlan*>(plan);
     check_plan(*kernel, hidden_);
-    stages_.push_back({std::move(plan), kernel, nullptr, nullptr, kernel->weights(data),
+    stages_.push_back({std::move(plan), kernel, nullptr, nullptr, nullptr, kernel->weights(data),
                        kernel->cache(keys, "the key cache"), kernel->cache(values, "the value cache"),
                        keep_residual(residual)});
 }
@@ -46,27 +46,36 @@ void Chain::attention(nb::object plan, nb::handle data, nb::handle keys, nb::han
 void Chain::ffn(nb::object plan, nb::handle data, nb::tuple residual) {
     const auto* kernel = nb::cast<const FfnPlan*>(plan);
     check_plan(*kernel, hidden_);
-    stages_.push_back({std::move(plan), nullptr, kernel, nullptr, kernel->weights(data), nullptr, nullptr,
+    stages_.push_back({std::move(plan), nullptr, kernel, nullptr, nullptr, kernel->weights(data), nullptr, nullptr,
                        keep_residual(residual)});
+}
+
+void Chain::delta(nb::object plan, nb::handle data, nb::handle states, nb::tuple residual) {
+    const auto* kernel = nb::cast<const DeltaPlan*>(plan);
+    check_plan(*kernel, hidden_);
+    stages_.push_back({std::move(plan), nullptr, nullptr, nullptr, kernel, kernel->weights(data), nullptr, nullptr,
+                       keep_residual(residual), kernel->states(states)});
 }
 
 void Chain::experts(nb::object plan, nb::handle data, nb::tuple residual) {
     const auto* kernel = nb::cast<const ExpertsPlan*>(plan);
     check_plan(*kernel, hidden_);
-    stages_.push_back({std::move(plan), nullptr, nullptr, kernel, kernel->weights(data), nullptr, nullptr,
+    stages_.push_back({std::move(plan), nullptr, nullptr, kernel, nullptr, kernel->weights(data), nullptr, nullptr,
                        keep_residual(residual)});
 }
 
-void Chain::compute(const Stage& stage, const BatchArrays& batch, size_t tokens, const float* in, float* out) const {
+void Chain::compute(const Stage& stage, const BatchArrays& batch, const StepStates* states, size_t tokens,
+                    const float* in, float* out) const {
     if (stage.experts) return stage.experts->whole(*stage.data, tokens, in, out, prepared_);
+    if (stage.delta) return run_alone(kernels().delta, stage.delta->call(*stage.data, *states, tokens, in, out));
     if (stage.attention)
         run_alone(kernels().attention, stage.attention->call(*stage.data, *stage.keys, *stage.values, batch, in, out));
     else
         run_alone(kernels().ffn, stage.ffn->call(*stage.data, tokens, in, out));
 }
 
-void Chain::run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial,
-                nb::handle ended) const {
+void Chain::run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle slots,
+                nb::handle partial, nb::handle ended) const {
     Array values(x, "x", "f", {kAny, length(hidden_)}, true);
     size_t tokens = values.size(0);
     Array between(partial, "partial", "f", {length(tokens), length(hidden_)}, true);
@@ -75,14 +84,18 @@ void Chain::run(nb::handle x, nb::handle positions, nb::handle sequence, nb::han
     if (!ended.is_none()) ends.emplace(ended, "ended", "lq", std::initializer_list{length(stages_.size())}, true);
     for (const Stage& stage : stages_)
         if (stage.attention) stage.attention->check_batch(batch, *stage.keys, *stage.values);
+    std::vector<StepStates> states;  // of each DeltaNet block, in order
+    for (const Stage& stage : stages_)
+        if (stage.delta) states.push_back(stage.delta->place(*stage.states, sequence, slots, tokens));
     if (!tokens) return;
+    const StepStates* next = states.data();
     auto *in = values.as<float>(), *out = between.as<float>();
     auto* end = ends ? ends->as<int64_t>() : nullptr;
     nb::gil_scoped_release unlocked;
     const auto began = Clock::now();
     auto heeded = began;
     for (const Stage& stage : stages_) {
-        compute(stage, batch, tokens, in, out);
+        compute(stage, batch, stage.delta ? next++ : nullptr, tokens, in, out);
         stage.residual.add(in, out, tokens, hidden_);
         auto now = Clock::now();
         if (end) *end++ = std::chrono::nanoseconds(now - began).count();

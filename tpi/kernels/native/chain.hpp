@@ -24,12 +24,14 @@ public:
     Chain(const Chain&) = delete;
     // Append a block; the chain keeps its plan and its arrays. `residual` is (bias, norm); either may be None.
     void attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual);
+    void delta(nb::object plan, nb::handle data, nb::handle states, nb::tuple residual);
     void ffn(nb::object plan, nb::handle data, nb::tuple residual);
     void experts(nb::object plan, nb::handle data, nb::tuple residual);
     // Run all blocks on x, in place; `partial` has the same size and is overwritten. `ended` is None or [blocks] int64,
     // which is set to the nanoseconds from the beginning of the first block to the end of each.
-    void run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle partial,
-             nb::handle ended) const;
+    // `slots` has the pairs of states of each sequence; None if no block has states.
+    void run(nb::handle x, nb::handle positions, nb::handle sequence, nb::handle tables, nb::handle slots,
+             nb::handle partial, nb::handle ended) const;
 
 private:
     struct Stage {
@@ -37,10 +39,13 @@ private:
         const AttentionPlan* attention;  // or null
         const FfnPlan* ffn;              // or null
         const ExpertsPlan* experts;      // or null
+        const DeltaPlan* delta;          // or null
         std::unique_ptr<Array> data, keys, values;
         Residual residual;
+        std::unique_ptr<Array> states{};  // of a DeltaNet block
     };
-    void compute(const Stage& stage, const BatchArrays& batch, size_t tokens, const float* in, float* out) const;
+    void compute(const Stage& stage, const BatchArrays& batch, const StepStates* states, size_t tokens, const float* in,
+                 float* out) const;
     Residual keep_residual(nb::tuple residual) const;
 
     size_t hidden_;

@@ -12,21 +12,22 @@ namespace {
 struct Projection {
     const AttentionCall& call;
     Input in, ranked;                     // the block's input; the input of k and v, if they have another
-    float *q, *k, *v, *latent;            // [tokens, vectors of the part]
+    float *q, *k, *v, *latent, *gate;     // [tokens, vectors of the part]
     float *cosine, *sine;                 // [tokens, half_rotary]
 };
 
 inline Projection take_projection(const AttentionCall& call, Pool& pool) {
     Arena& arena = pool.arena();
-    const Matrix *rows[] = {&call.q, &call.k, &call.v}, *first[] = {&call.q, &call.latent.matrix};
-    bool latent = call.latent.is_there();
+    const Matrix *rows[] = {&call.q, &call.k, &call.v, &call.gate}, *first[] = {&call.q, &call.latent.matrix};
+    bool latent = call.latent.is_there(), gated = call.gate.units;
     return {call,
-            take_input(pool, call.tokens, call.hidden, latent ? first : rows, latent ? 2 : 3, call.prepared),
+            take_input(pool, call.tokens, call.hidden, latent ? first : rows, latent ? 2 : gated ? 4 : 3, call.prepared),
             latent ? take_input(pool, call.tokens, call.latent.rank, rows + 1, 2) : Input{},
             arena.take<float>(call.tokens * call.q.vectors()),
             arena.take<float>(call.tokens * call.k.vectors()),
             arena.take<float>(call.tokens * call.v.vectors()),
             arena.take<float>(latent ? call.tokens * call.latent.matrix.vectors() : 0),
+            arena.take<float>(gated ? call.tokens * call.gate.vectors() : 0),
             arena.take<float>(call.tokens * call.half_rotary),
             arena.take<float>(call.tokens * call.half_rotary)};
 }
@@ -71,6 +72,8 @@ inline void multiply_heads(const Projection& job, uint8_t* scratch, Team& team) 
     const AttentionCall& call = job.call;
     team.each(call.tokens, [&](size_t token) { rotation_of(job, token); });
     const Prepared& in = prepare(job.in, call.norm, call.x, call.hidden, team);
+    if (call.gate.units)
+        return multiply_rows<4>({&call.q, &call.k, &call.v, &call.gate}, {job.q, job.k, job.v, job.gate}, in, scratch, team);
     if (!call.latent.is_there())
         return multiply_rows<3>({&call.q, &call.k, &call.v}, {job.q, job.k, job.v}, in, scratch, team);
     multiply_rows<2>({&call.latent.matrix, &call.q}, {job.latent, job.q}, in, scratch, team);
@@ -164,10 +167,15 @@ inline float* head_of(float* values, size_t token, size_t head, size_t heads, si
     return values + (token * heads + head) * dim;
 }
 
-// Write all heads to `call.projected`.
+// Write all heads, and the output gate, to `call.projected`.
 inline void finish_heads(const Projection& job, Team& team) {
     const AttentionCall& call = job.call;
     const Projected& to = call.projected;
+    size_t width = call.heads * call.head_dim;
+    if (to.gate)
+        team.each(call.tokens, [&](size_t token) {
+            std::memcpy(to.gate + token * width, job.gate + token * call.gate.vectors(), width * sizeof(float));
+        });
     each_head(call, team, [&](size_t token, size_t head) {
         size_t dim = call.head_dim;
         if (head < call.heads) return query_head(job, token, head, head_of(to.queries, token, head, call.heads, dim));

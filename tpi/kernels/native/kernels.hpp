@@ -3,7 +3,7 @@
 // compiled for one instruction set in place of another's.
 #pragma once
 
-#include "attention.hpp"
+#include "delta.hpp"
 #include "experts.hpp"
 #include "isa.hpp"
 
@@ -75,7 +75,7 @@ inline void read(const ReadCall& call, Pool& pool) {
     run_on(pool, read_job, with_sums);
 }
 
-constexpr Kernels kTable{kIsaName, prepare_all, attention,   project,        attend, output, ffn,
+constexpr Kernels kTable{kIsaName, prepare_all, attention,   project,        attend, output, delta, ffn,
                          experts,  rows,        decode_rows, decode_columns, norm,   read};
 
 }  // namespace

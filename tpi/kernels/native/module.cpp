@@ -65,6 +65,11 @@ NB_MODULE(_native, m) {
         .def("project", &AttentionPlan::project)
         .def("attend", &AttentionPlan::attend)
         .def("output", &AttentionPlan::output);
+    nb::class_<DeltaPlan>(m, "DeltaPlan")
+        .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple>(), nb::arg("values"),
+             nb::arg("keys"), nb::arg("norm"), nb::arg("shape"), nb::arg("key_index"), nb::arg("vectors"))
+        .def("run", &DeltaPlan::run)
+        .def("prepare", &DeltaPlan::prepare);
     nb::class_<FfnPlan>(m, "FfnPlan")
         .def(nb::init<nb::tuple, nb::tuple, const std::string&, bool, nb::object, nb::object, float, float>(),
              nb::arg("neuron"), nb::arg("norm"), nb::arg("activation"), nb::arg("gated"), nb::arg("gate_bias").none(),
@@ -92,10 +97,11 @@ NB_MODULE(_native, m) {
         .def(nb::init<size_t>())
         .def("attention", &Chain::attention, nb::arg("plan"), nb::arg("data"), nb::arg("keys").none(),
              nb::arg("values").none(), nb::arg("residual"))
+        .def("delta", &Chain::delta)
         .def("ffn", &Chain::ffn)
         .def("experts", &Chain::experts)
         .def("run", &Chain::run, nb::arg("x"), nb::arg("positions"), nb::arg("sequence"), nb::arg("tables"),
-             nb::arg("partial"), nb::arg("ended").none());
+             nb::arg("slots").none(), nb::arg("partial"), nb::arg("ended").none());
     nb::class_<RunPlan>(m, "RunPlan")
         .def(nb::init<nb::tuple>())
         .def("rows", &RunPlan::rows)

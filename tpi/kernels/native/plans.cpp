@@ -74,6 +74,12 @@ const Run::Part& Run::part(const std::string& name) const {
     throw KernelError("the run of units has no part called " + name);
 }
 
+bool Run::has(const std::string& name) const {
+    for (const Part& part : parts_)
+        if (part.name == name) return true;
+    return false;
+}
+
 bool Run::is_column(const std::string& name) const { return part(name).column; }
 
 Matrix Run::matrix(const std::string& name, const uint8_t* data) const {

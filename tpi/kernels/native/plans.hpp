@@ -30,6 +30,7 @@ public:
     Matrix matrix(const std::string& name, const uint8_t* data, size_t first, size_t units) const;
     size_t width() const { return width_; }
     bool is_column(const std::string& name) const;
+    bool has(const std::string& name) const;
     const std::string& first_part() const { return parts_.front().name; }
 
 private:
@@ -67,10 +68,13 @@ struct BatchArrays {
 // Heads of the tokens of a step (tpi.kernels.spec.Projected).
 struct ProjectedArrays {
     ProjectedArrays(nb::tuple arrays, Py_ssize_t tokens, Py_ssize_t heads, Py_ssize_t kv_heads, Py_ssize_t dim,
-                    bool writable);
-    Projected view() const { return {queries.as<float>(), keys.as<float>(), values.as<float>()}; }
+                    bool gated, bool writable);
+    Projected view() const {
+        return {queries.as<float>(), keys.as<float>(), values.as<float>(), gate ? gate->as<float>() : nullptr};
+    }
 
     Array queries, keys, values;
+    std::optional<Array> gate;
 };
 
 // The latent vector of keys and values: (run, norm, rope, width, bias or None). Its units come first in the weights.
@@ -112,6 +116,7 @@ private:
     void place(AttentionCall& call, const Array& keys, const Array& values, const BatchArrays& batch) const;
     ProjectedArrays heads_of(nb::tuple projected, size_t tokens, bool writable) const;
     void check_latent() const;
+    bool gated() const { return query_.has("gate"); }
     size_t latent_bytes() const { return latent_ ? latent_->run.bytes() : 0; }
     size_t kv_width() const { return latent_ ? latent_->width : head_dim_; }
 
@@ -125,6 +130,41 @@ private:
     size_t window_;
     float clip_;
     bool whole_norms_;
+    RowForms forms_{};
+};
+
+// The sequences of a step with their states.
+struct StepStates {
+    std::vector<SequenceStates> sequences;
+    std::vector<uint32_t> of_token;
+};
+
+class DeltaPlan {
+public:
+    // vectors: (a, b, decay, decay_bias, conv_q, conv_k, conv_v, out_norm)
+    DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index, nb::tuple vectors);
+    void run(nb::handle data, nb::handle x, nb::handle states, nb::handle sequence, nb::handle slots,
+             nb::handle out) const;
+    void prepare(nb::handle x, bool normed, PreparedInput& into) const;
+
+    // The parts of `run`, as in AttentionPlan.
+    size_t hidden() const { return values_.hidden(); }
+    bool empty() const { return !heads_; }
+    std::unique_ptr<Array> weights(nb::handle data) const;
+    std::unique_ptr<Array> states(nb::handle array) const;
+    // Check the rows `sequence` of the tokens, and the pairs `slots` of states to read (-1: none) and to write.
+    StepStates place(const Array& states, nb::handle sequence, nb::handle slots, size_t tokens) const;
+    DeltaCall call(const Array& weights, const StepStates& states, size_t tokens, const float* x, float* out) const;
+
+private:
+    static constexpr size_t kVectors = 8;
+    DeltaCall call(const uint8_t* data) const;
+
+    Run values_, keys_;
+    NormPlan norm_;
+    size_t heads_, key_heads_, key_, value_, taps_;
+    std::vector<int32_t> key_index_;
+    std::vector<float> vectors_[kVectors];
     RowForms forms_{};
 };
 

@@ -133,6 +133,7 @@ struct Kv {
 struct Projected {
     float* queries;         // [tokens, heads, head_dim]
     float *keys, *values;   // [tokens, kv_heads, head_dim]
+    float* gate;            // [tokens, heads * head_dim], before the sigmoid; null without an output gate
 };
 
 // The latent vector of keys and values: products of the input. The first `rank` values are normed and multiplied with k
@@ -151,6 +152,7 @@ struct Latent {
 // writes [tokens, heads * head_dim] to `out`; the output step takes that as `x`.
 struct AttentionCall {
     Matrix q, o, k, v;
+    Matrix gate;                                                // of the output, beside q; no units if there is none
     Norm norm;
     Latent latent;
     size_t heads, kv_heads, head_dim, tokens, hidden;
@@ -170,6 +172,37 @@ struct AttentionCall {
     Kv keys, values;
     const int32_t *positions, *sequence, *tables;
     size_t table_width;
+};
+
+// The tokens of one sequence in a step, and its states: the one to continue from (null: zeros), and the one to write,
+// which may be the same.
+struct SequenceStates {
+    size_t first, count;
+    const float* read;
+    float* write;
+};
+
+// A gated DeltaNet block (tpi/kernels/delta.py).
+struct DeltaCall {
+    Matrix q, k, v, gate, o;
+    Norm norm;                                         // of the input; its eps is that of `out_norm`, too
+    size_t heads, key_heads, key, value, taps;         // heads: value heads
+    size_t tokens, hidden;
+    const int32_t* key_index;                          // [heads]
+    const float *a, *b;                                // [heads, hidden]
+    const float *decay, *decay_bias;                   // [heads]
+    const float *conv_q, *conv_k, *conv_v, *out_norm;  // [channels, taps]; [value]
+    const float* x;                                    // [tokens, hidden]
+    const Prepared* prepared;                          // x, prepared earlier; or null
+    float* out;                                        // [tokens, hidden]
+    const SequenceStates* sequences;
+    size_t sequence_count;
+    const uint32_t* of_token;                          // [tokens], the sequence of each
+
+    size_t channels() const { return 2 * key_heads * key + heads * value; }
+    // Values of the heads' states; the last inputs of the convolution follow them, [taps - 1, channels].
+    size_t state_size() const { return heads * key * value; }
+    size_t state_values() const { return state_size() + (taps - 1) * channels(); }
 };
 
 struct FfnCall {

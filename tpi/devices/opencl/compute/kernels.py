@@ -20,6 +20,7 @@ from tpi.devices.opencl.programs import Program
 from tpi.kernels import Chain
 from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input
 from tpi.kernels.chain import PlainChain
+from tpi.kernels.delta import refused
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
 from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host, pieces_by_ffn
 from tpi.kernels.spec import (
@@ -30,6 +31,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -139,6 +141,10 @@ class OpenClKernels:
         with self._card.working():
             out = self._kept.attention(spec).output(spec, data, self._card.upload(padded), tokens)
             return self._card.download(out, tokens, spec.hidden)
+
+    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Raise KernelError: no accelerator computes DeltaNet blocks."""
+        raise refused("OpenCL")
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""

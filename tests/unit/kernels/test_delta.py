@@ -1,0 +1,139 @@
+"""Gated DeltaNet blocks: native against reference kernels, one piece against several, and the states that are kept."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from tests.support.kernels.kernel_cases import layout_of, native, norm_spec, normal, pack, reference
+from tpi.config import Format
+from tpi.errors import KernelError
+from tpi.kernels.spec import F32, U8, Batch, DeltaSpec
+from tpi.pack.layout import Part
+
+SLOTS = 6
+
+
+@dataclass(frozen=True)
+class DeltaCase:
+    spec: DeltaSpec
+    data: U8
+    x: F32
+    states: F32
+    batch: Batch
+
+
+def delta_case(
+    random: np.random.Generator,
+    *,
+    format: Format = "f32",
+    hidden: int = 64,
+    heads: int = 4,
+    key_heads: int = 2,
+    key: int = 16,
+    value: int = 32,
+    taps: int = 4,
+    lengths: tuple[int, ...] = (5,),
+    slots: tuple[tuple[int, int], ...] = ((-1, 0),),
+) -> DeltaCase:
+    """A random block: `lengths` are the tokens of each sequence in the step, `slots` their states."""
+    parts = [Part("v", format, "row"), Part("gate", format, "row"), Part("o", format, "column")]
+    values, value_data = pack(random, "value", layout_of(format), parts, value, hidden, heads)
+    keys, key_data = pack(
+        random, "key", layout_of(format), [Part(p, format, "row") for p in ("q", "k")], key, hidden, key_heads
+    )
+    spec = DeltaSpec(
+        values=values,
+        keys=keys,
+        heads=heads,
+        key_heads=key_heads,
+        key=key,
+        value=value,
+        taps=taps,
+        key_index=np.arange(heads, dtype=np.int32) * key_heads // heads,
+        norm=norm_spec(random, "rms", hidden),
+        a=normal(random, heads, hidden, scale=hidden**-0.5),
+        b=normal(random, heads, hidden, scale=hidden**-0.5),
+        decay=-np.exp(normal(random, heads)),
+        decay_bias=normal(random, heads),
+        conv_q=normal(random, key_heads * key, taps),
+        conv_k=normal(random, key_heads * key, taps),
+        conv_v=normal(random, heads * value, taps),
+        out_norm=normal(random, value),
+    )
+    rows = np.repeat(np.arange(len(lengths)), lengths).astype(np.int32)
+    batch = Batch(np.zeros(len(rows), np.int32), rows, np.zeros((len(lengths), 1), np.int32), np.array(slots, np.int32))
+    states = normal(random, SLOTS, spec.state_values)
+    return DeltaCase(spec, np.concatenate([value_data, key_data]), normal(random, len(rows), hidden), states, batch)
+
+
+@pytest.mark.parametrize("format", ["f32", "bf16", "q8", "q4"])
+@pytest.mark.parametrize(
+    ("lengths", "slots"),
+    [((5,), ((-1, 0),)), ((1, 1, 1), ((0, 0), (-1, 2), (1, 3))), ((40, 1, 2), ((4, 4), (0, 5), (0, 1)))],
+)
+def test_native_equals_reference(format: Format, lengths: tuple[int, ...], slots: tuple[tuple[int, int], ...]) -> None:
+    random = np.random.default_rng(3)
+    case = delta_case(random, format=format, lengths=lengths, slots=slots)
+    mine, theirs = case.states.copy(), case.states.copy()
+    found = native.delta(case.spec, case.data, case.x, mine, case.batch)
+    wanted = reference.delta(case.spec, case.data, case.x, theirs, case.batch)
+    np.testing.assert_allclose(found, wanted, atol=2e-4 if format in ("f32", "bf16") else 2e-2)
+    np.testing.assert_allclose(mine, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 8, 8, 2), (6, 3, 20, 12, 3), (3, 3, 5, 7, 6), (8, 2, 128, 128, 4)])
+def test_odd_shapes(shape: tuple[int, int, int, int, int]) -> None:
+    heads, key_heads, key, value, taps = shape
+    random = np.random.default_rng(4)
+    case = delta_case(
+        random,
+        heads=heads,
+        key_heads=key_heads,
+        key=key,
+        value=value,
+        taps=taps,
+        lengths=(3, 7),
+        slots=((-1, 0), (1, 1)),
+    )
+    mine, theirs = case.states.copy(), case.states.copy()
+    found = native.delta(case.spec, case.data, case.x, mine, case.batch)
+    np.testing.assert_allclose(found, reference.delta(case.spec, case.data, case.x, theirs, case.batch), atol=1e-3)
+    np.testing.assert_allclose(mine, theirs, atol=1e-3)
+
+
+@pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+@pytest.mark.parametrize("cuts", [(1,), (2, 3), (1, 2, 3, 4, 5, 6, 7, 8)])
+def test_a_prompt_in_pieces_ends_in_the_same_state(kernels: object, cuts: tuple[int, ...]) -> None:
+    case = delta_case(np.random.default_rng(5), lengths=(9,), slots=((-1, 0),))
+    whole, states = kernels.delta(case.spec, case.data, case.x, case.states, case.batch), case.states.copy()  # type: ignore[attr-defined]
+    pieces, read = [], -1
+    for first, last in zip((0, *cuts), (*cuts, 9), strict=True):
+        batch = replace(case.batch.cut(slice(first, last)), states=np.array([[read, 3]], np.int32))
+        pieces.append(kernels.delta(case.spec, case.data, case.x[first:last], states, batch))  # type: ignore[attr-defined]
+        read = 3
+    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-5)
+    np.testing.assert_allclose(states[3], case.states[0], atol=1e-5)
+
+
+def test_a_state_that_is_read_stays_as_it_was() -> None:
+    case = delta_case(np.random.default_rng(6), slots=((2, 4),))
+    before = case.states.copy()
+    native.delta(case.spec, case.data, case.x, case.states, case.batch)
+    changed = [slot for slot in range(SLOTS) if not np.array_equal(before[slot], case.states[slot])]
+    assert changed == [4]
+
+
+def test_a_cut_batch_continues_from_the_state_that_its_first_part_wrote() -> None:
+    case = delta_case(np.random.default_rng(7), lengths=(4, 4), slots=((2, 0), (-1, 1)))
+    assert case.batch.cut(slice(0, 2)).states.tolist() == [[2, 0], [-1, 1]]  # type: ignore[union-attr]
+    assert case.batch.cut(slice(2, 6)).states.tolist() == [[0, 0], [-1, 1]]  # type: ignore[union-attr]
+    assert case.batch.cut(slice(6, 8)).states.tolist() == [[0, 0], [1, 1]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("pair", [(-2, 0), (SLOTS, 0), (0, -1), (0, SLOTS)])
+@pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+def test_states_outside_the_memory_are_refused(kernels: object, pair: tuple[int, int]) -> None:
+    case = delta_case(np.random.default_rng(8), slots=(pair,))
+    with pytest.raises(KernelError, match="state"):
+        kernels.delta(case.spec, case.data, case.x, case.states, case.batch)  # type: ignore[attr-defined]

@@ -1,0 +1,255 @@
+// A gated DeltaNet block in one call: products, convolution over time, the states of the value heads, gated norm, o.
+// The team syncs between the phases. tpi/kernels/delta.py has the formulas.
+#pragma once
+
+#include <cmath>
+
+#include "attention.hpp"
+
+namespace tpi {
+namespace {
+
+constexpr size_t kStateColumns = 32;  // columns of a state that one task updates: they stay in the first cache
+
+struct DeltaJob {
+    const DeltaCall& call;
+    Input in;
+    float *q, *k, *v, *gate;       // products, [tokens, vectors of the part]
+    float *queries, *keys;         // after the convolution, scaled; [tokens, key_heads, key]
+    float *values, *read;          // after the convolution, and what the heads read; [tokens, heads, value]
+    float *decay, *beta;           // [tokens, heads]
+    OutputJob output;
+    Scratch scratch;
+};
+
+inline AttentionCall output_of(const DeltaCall& call) {
+    AttentionCall out{};
+    out.o = call.o;
+    out.heads = call.heads;
+    out.head_dim = call.value;
+    out.tokens = call.tokens;
+    out.hidden = call.hidden;
+    out.out = call.out;
+    return out;
+}
+
+inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
+
+inline float dot(const float* a, const float* b, size_t count) {
+    F8 total = splat(0.0f);
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8) total = fma(load(a + i), load(b + i), total);
+    float result = sum(total);
+    for (; i < count; ++i) result += a[i] * b[i];
+    return result;
+}
+
+// The factor of a head's state, and the strength of its change.
+inline void set_gates(const DeltaJob& job, const Prepared& in, size_t token, size_t head) {
+    const DeltaCall& call = job.call;
+    const float* x = in.x + token * in.stride;
+    float a = dot(call.a + head * call.hidden, x, call.hidden) + call.decay_bias[head];
+    float b = dot(call.b + head * call.hidden, x, call.hidden);
+    float softplus = a > 20.0f ? a : std::log1p(std::exp(a));
+    job.decay[token * call.heads + head] = std::exp(call.decay[head] * softplus);
+    job.beta[token * call.heads + head] = 1.0f / (1.0f + std::exp(-b));
+}
+
+// ---- the convolution over time ----
+
+// The inputs of some channels: those of this step, and the last ones of the sequence before it (or null).
+struct Channels {
+    const float* values;  // [tokens, stride]
+    size_t stride;
+    const float* before;  // [taps - 1, all channels], or null: zeros
+    const float* weights; // [channels, taps]
+};
+
+// Set to[c] = silu(sum over the taps), for `count` channels of one token of a sequence that begins at token `first`.
+inline void convolve(const DeltaCall& call, const Channels& from, size_t first, size_t token, size_t count, float* to) {
+    size_t taps = call.taps, channels = call.channels();
+    for (size_t c = 0; c < count; ++c) to[c] = 0.0f;
+    for (size_t tap = 0; tap < taps; ++tap) {
+        size_t back = taps - 1 - tap;  // tokens before this one
+        const float* inputs;
+        if (token - first >= back) inputs = from.values + (token - back) * from.stride;
+        else if (from.before) inputs = from.before + (token - first + tap) * channels;
+        else continue;
+        for (size_t c = 0; c < count; ++c) to[c] += inputs[c] * from.weights[c * taps + tap];
+    }
+    for (size_t c = 0; c < count; ++c) to[c] = silu(to[c]);
+}
+
+inline void scale_to(float* x, size_t count, float length) {
+    float factor = length / std::sqrt(dot(x, x, count) + 1e-6f);
+    for (size_t i = 0; i < count; ++i) x[i] *= factor;
+}
+
+// Convolve all channels of one token.
+inline void convolve_token(const DeltaJob& job, const SequenceStates& sequence, size_t token) {
+    const DeltaCall& call = job.call;
+    size_t keys = call.key_heads * call.key, values = call.heads * call.value;
+    const float* before = sequence.read ? sequence.read + call.state_size() : nullptr;
+    auto part = [&](const float* from, const Matrix& matrix, const float* weights, size_t first) {
+        return Channels{from, matrix.vectors(), before ? before + first : nullptr, weights};
+    };
+    float *q = job.queries + token * keys, *k = job.keys + token * keys;
+    convolve(call, part(job.q, call.q, call.conv_q, 0), sequence.first, token, keys, q);
+    convolve(call, part(job.k, call.k, call.conv_k, keys), sequence.first, token, keys, k);
+    convolve(call, part(job.v, call.v, call.conv_v, 2 * keys), sequence.first, token, values,
+             job.values + token * values);
+    float length = 1.0f / std::sqrt(static_cast<float>(call.key));
+    for (size_t head = 0; head < call.key_heads; ++head) {
+        scale_to(q + head * call.key, call.key, length);
+        scale_to(k + head * call.key, call.key, 1.0f);
+    }
+}
+
+// Keep the last inputs of the convolution. `write` may be `read`: a row is read before it is written.
+inline void keep_inputs(const DeltaJob& job, const SequenceStates& sequence) {
+    const DeltaCall& call = job.call;
+    size_t keys = call.key_heads * call.key, channels = call.channels(), last = sequence.first + sequence.count;
+    for (size_t row = 0; row + 1 < call.taps; ++row) {
+        float* to = sequence.write + call.state_size() + row * channels;
+        size_t back = call.taps - 1 - row;  // tokens before the end of the step
+        if (sequence.count < back) {
+            size_t earlier = row + sequence.count;
+            if (sequence.read) std::memmove(to, sequence.read + call.state_size() + earlier * channels, channels * sizeof(float));
+            else std::memset(to, 0, channels * sizeof(float));
+            continue;
+        }
+        size_t token = last - back;
+        std::memcpy(to, job.q + token * call.q.vectors(), keys * sizeof(float));
+        std::memcpy(to + keys, job.k + token * call.k.vectors(), keys * sizeof(float));
+        std::memcpy(to + 2 * keys, job.v + token * call.v.vectors(), call.heads * call.value * sizeof(float));
+    }
+}
+
+// ---- the states ----
+
+// Update `Lanes` * 8 columns of a state for one token, and write what the head reads.
+template <size_t Lanes>
+inline void update_columns(float* state, size_t stride, size_t rows, const float* q, const float* k, const float* v,
+                           float decay, float beta, float* out) {
+    F8 seen[Lanes], read[Lanes];
+    for (size_t l = 0; l < Lanes; ++l) seen[l] = read[l] = splat(0.0f);
+    F8 factor = splat(decay);
+    for (size_t i = 0; i < rows; ++i) {
+        float* row = state + i * stride;
+        F8 weight = splat(k[i]);
+        for (size_t l = 0; l < Lanes; ++l) {
+            F8 value = load(row + 8 * l) * factor;
+            seen[l] = fma(weight, value, seen[l]);
+            store(row + 8 * l, value);
+        }
+    }
+    F8 strength = splat(beta);
+    for (size_t l = 0; l < Lanes; ++l) seen[l] = strength * (load(v + 8 * l) - seen[l]);
+    for (size_t i = 0; i < rows; ++i) {
+        float* row = state + i * stride;
+        F8 weight = splat(k[i]), query = splat(q[i]);
+        for (size_t l = 0; l < Lanes; ++l) {
+            F8 value = fma(weight, seen[l], load(row + 8 * l));
+            read[l] = fma(query, value, read[l]);
+            store(row + 8 * l, value);
+        }
+    }
+    for (size_t l = 0; l < Lanes; ++l) store(out + 8 * l, read[l]);
+}
+
+// The same for one column.
+inline void update_column(float* state, size_t stride, size_t rows, const float* q, const float* k, float v,
+                          float decay, float beta, float* out) {
+    float seen = 0.0f, read = 0.0f;
+    for (size_t i = 0; i < rows; ++i) seen += k[i] * (state[i * stride] *= decay);
+    float change = beta * (v - seen);
+    for (size_t i = 0; i < rows; ++i) read += q[i] * (state[i * stride] += k[i] * change);
+    *out = read;
+}
+
+// All tokens of a sequence, for some columns of one head's state.
+inline void update_state(const DeltaJob& job, const SequenceStates& sequence, size_t head, size_t first, size_t count) {
+    const DeltaCall& call = job.call;
+    size_t size = call.key * call.value, key_head = static_cast<size_t>(call.key_index[head]);
+    float* state = sequence.write + head * size + first;
+    if (sequence.read != sequence.write) {
+        const float* from = sequence.read ? sequence.read + head * size + first : nullptr;
+        for (size_t i = 0; i < call.key; ++i) {
+            if (from) std::memcpy(state + i * call.value, from + i * call.value, count * sizeof(float));
+            else std::memset(state + i * call.value, 0, count * sizeof(float));
+        }
+    }
+    for (size_t token = sequence.first; token < sequence.first + sequence.count; ++token) {
+        const float* q = job.queries + (token * call.key_heads + key_head) * call.key;
+        const float* k = job.keys + (token * call.key_heads + key_head) * call.key;
+        size_t at = token * call.heads + head;
+        const float* v = job.values + at * call.value + first;
+        float *out = job.read + at * call.value + first, decay = job.decay[at], beta = job.beta[at];
+        size_t c = 0;
+        for (; c + 32 <= count; c += 32) update_columns<4>(state + c, call.value, call.key, q, k, v + c, decay, beta, out + c);
+        for (; c + 8 <= count; c += 8) update_columns<1>(state + c, call.value, call.key, q, k, v + c, decay, beta, out + c);
+        for (; c < count; ++c) update_column(state + c, call.value, call.key, q, k, v[c], decay, beta, out + c);
+    }
+}
+
+// ---- the block ----
+
+// Write what the heads read, normed and gated: [heads * value].
+inline void finish_token(const DeltaJob& job, size_t token, float* to) {
+    const DeltaCall& call = job.call;
+    size_t width = call.heads * call.value;
+    const float* gate = job.gate + token * call.gate.vectors();
+    for (size_t head = 0; head < call.heads; ++head) {
+        size_t at = head * call.value;
+        normalise(Norm{true, call.norm.eps, call.out_norm, nullptr}, job.read + token * width + at, call.value, to + at);
+        for (size_t i = 0; i < call.value; ++i) to[at + i] *= silu(gate[at + i]);
+    }
+}
+
+inline void delta_job(const DeltaJob& job, Team& team) {
+    const DeltaCall& call = job.call;
+    uint8_t* scratch = job.scratch.of(team);
+    const Prepared& in = prepare(job.in, call.norm, call.x, call.hidden, team);
+    team.each(call.tokens, [&](size_t token) {
+        for (size_t head = 0; head < call.heads; ++head) set_gates(job, in, token, head);
+    });
+    multiply_rows<4>({&call.q, &call.k, &call.v, &call.gate}, {job.q, job.k, job.v, job.gate}, in, scratch, team);
+    team.sync();
+    team.each(call.tokens, [&](size_t token) { convolve_token(job, call.sequences[call.of_token[token]], token); });
+    team.sync();
+    size_t pieces = (call.value + kStateColumns - 1) / kStateColumns;
+    team.each(call.sequence_count * call.heads * pieces, [&](size_t task) {
+        const SequenceStates& sequence = call.sequences[task / (call.heads * pieces)];
+        size_t first = task % pieces * kStateColumns;
+        size_t count = call.value - first < kStateColumns ? call.value - first : kStateColumns;
+        update_state(job, sequence, task / pieces % call.heads, first, count);
+    });
+    team.each(call.sequence_count, [&](size_t s) { keep_inputs(job, call.sequences[s]); });
+    team.sync();
+    multiply_output(job.output, scratch, team, [&](size_t token, float* to) { finish_token(job, token, to); });
+}
+
+inline void delta(const DeltaCall& call, Pool& pool) {
+    Arena& arena = pool.arena();
+    const Matrix* rows[] = {&call.q, &call.k, &call.v, &call.gate};
+    size_t tokens = call.tokens, keys = tokens * call.key_heads * call.key, values = tokens * call.heads * call.value;
+    AttentionCall out = output_of(call);
+    DeltaJob job{call,
+                 take_input(pool, tokens, call.hidden, rows, 4, call.prepared),
+                 arena.take<float>(tokens * call.q.vectors()),
+                 arena.take<float>(tokens * call.k.vectors()),
+                 arena.take<float>(tokens * call.v.vectors()),
+                 arena.take<float>(tokens * call.gate.vectors()),
+                 arena.take<float>(keys),
+                 arena.take<float>(keys),
+                 arena.take<float>(values),
+                 arena.take<float>(values),
+                 arena.take<float>(tokens * call.heads),
+                 arena.take<float>(tokens * call.heads),
+                 take_output(out, pool),
+                 take_scratch(pool, thread_bytes(call.o))};
+    run_on(pool, delta_job, job);
+}
+
+}  // namespace
+}  // namespace tpi

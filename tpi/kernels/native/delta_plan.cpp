@@ -1,0 +1,111 @@
+#include "plans.hpp"
+
+namespace tpi {
+
+DeltaPlan::DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index,
+                     nb::tuple vectors)
+    : values_(values),
+      keys_(keys),
+      norm_(norm, values_.hidden()),
+      heads_(field<size_t>(shape, 0)),
+      key_heads_(field<size_t>(shape, 1)),
+      key_(field<size_t>(shape, 2)),
+      value_(field<size_t>(shape, 3)),
+      taps_(field<size_t>(shape, 4)) {
+    if (taps_ < 2) throw KernelError("a convolution over time needs two taps or more");
+    size_t hidden = values_.hidden(), keys_all = key_heads_ * key_, values_all = heads_ * value_;
+    Array index(key_index, "key_index", "i", {length(heads_)});
+    check_indices(index, "key head", key_heads_);
+    key_index_.assign(index.as<int32_t>(), index.as<int32_t>() + heads_);
+    const struct { const char* name; size_t count; } wanted[] = {
+        {"a", heads_ * hidden}, {"b", heads_ * hidden}, {"decay", heads_}, {"decay_bias", heads_},
+        {"conv_q", keys_all * taps_}, {"conv_k", keys_all * taps_}, {"conv_v", values_all * taps_}, {"out_norm", value_}};
+    for (size_t i = 0; i < kVectors; ++i) vectors_[i] = keep_vector(vectors[i], wanted[i].name, wanted[i].count);
+    if (keys_.hidden() != hidden) throw KernelError("the value and key runs differ in hidden size");
+    if (values_.vectors() < values_all || keys_.vectors() < keys_all)
+        throw KernelError("the runs hold fewer vectors than the heads need");
+    DeltaCall all = call(nullptr);  // throws unless all parts are there
+    forms_ = RowForms{&all.q, &all.k, &all.v, &all.gate};
+}
+
+DeltaCall DeltaPlan::call(const uint8_t* data) const {
+    DeltaCall call{};
+    const uint8_t* key_data = data ? data + values_.bytes() : nullptr;
+    call.v = values_.matrix("v", data);
+    call.gate = values_.matrix("gate", data);
+    call.o = values_.matrix("o", data);
+    call.q = keys_.matrix("q", key_data);
+    call.k = keys_.matrix("k", key_data);
+    call.norm = norm_.view();
+    call.heads = heads_;
+    call.key_heads = key_heads_;
+    call.key = key_;
+    call.value = value_;
+    call.taps = taps_;
+    call.hidden = hidden();
+    call.key_index = key_index_.data();
+    const float** to[kVectors] = {&call.a, &call.b, &call.decay, &call.decay_bias,
+                                  &call.conv_q, &call.conv_k, &call.conv_v, &call.out_norm};
+    for (size_t i = 0; i < kVectors; ++i) *to[i] = vectors_[i].data();
+    return call;
+}
+
+std::unique_ptr<Array> DeltaPlan::weights(nb::handle data) const {
+    return keep_array(data, "the weights", "B", {length(values_.bytes() + keys_.bytes())});
+}
+
+std::unique_ptr<Array> DeltaPlan::states(nb::handle array) const {
+    return keep_array(array, "the states", "f", {kAny, length(call(nullptr).state_values())}, true);
+}
+
+StepStates DeltaPlan::place(const Array& states, nb::handle sequence, nb::handle slots, size_t tokens) const {
+    Array rows(sequence, "sequence", "i", {length(tokens)}), pairs(slots, "the states' numbers", "i", {kAny, 2});
+    check_indices(rows, "sequence", pairs.size(0));
+    const auto *row = rows.as<int32_t>(), *pair = pairs.as<int32_t>();
+    auto count = static_cast<int32_t>(states.size(0));
+    StepStates found;
+    for (size_t t = 0; t < tokens; ++t) {
+        if (!t || row[t] != row[t - 1]) {
+            int32_t read = pair[2 * row[t]], write = pair[2 * row[t] + 1];
+            if (read < -1 || read >= count || write < 0 || write >= count)
+                throw KernelError("a state is outside the " + std::to_string(count) + " of this node");
+            auto* all = states.as<float>();
+            size_t width = states.size(1);
+            found.sequences.push_back({t, 0, read < 0 ? nullptr : all + static_cast<size_t>(read) * width,
+                                       all + static_cast<size_t>(write) * width});
+        }
+        ++found.sequences.back().count;
+        found.of_token.push_back(static_cast<uint32_t>(found.sequences.size() - 1));
+    }
+    return found;
+}
+
+void DeltaPlan::prepare(nb::handle x, bool normed, PreparedInput& into) const {
+    run_prepare(normed ? Norm{} : norm_.view(), x, hidden(), forms_, into);
+}
+
+DeltaCall DeltaPlan::call(const Array& weights, const StepStates& states, size_t tokens, const float* x,
+                          float* out) const {
+    DeltaCall call = this->call(weights.as<uint8_t>());
+    call.tokens = tokens;
+    call.x = x;
+    call.out = out;
+    call.sequences = states.sequences.data();
+    call.sequence_count = states.sequences.size();
+    call.of_token = states.of_token.data();
+    return call;
+}
+
+void DeltaPlan::run(nb::handle data, nb::handle x, nb::handle states, nb::handle sequence, nb::handle slots,
+                    nb::handle out) const {
+    auto held = weights(data), held_states = this->states(states);
+    BlockInput input(x, hidden(), forms_);
+    StepStates step = place(*held_states, sequence, slots, input.tokens());
+    Array result(out, "out", "f", {length(input.tokens()), length(hidden())}, true);
+    if (!heads_ || !result.total()) return zero(result);
+    DeltaCall call = this->call(*held, step, input.tokens(), input.x(), result.as<float>());
+    call.prepared = input.prepared();
+    launch(kernels().delta, call);
+}
+
+}  // namespace tpi

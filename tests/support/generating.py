@@ -12,7 +12,7 @@ from master.generation.sequence import Sequence
 from master.generation.thread import EngineThread, Ticket
 from master.session import Session
 from master.text.tokenizer import Tokenizer
-from master.vocabulary.sampler import Sampler
+from master.vocabulary.sampler import Sampler, Sampling
 
 
 def generate(engine: Engine, sequence: Sequence, sampler: Sampler, limit: int) -> Iterator[Sampled]:
@@ -34,6 +34,16 @@ def generate(engine: Engine, sequence: Sequence, sampler: Sampler, limit: int) -
             raise request.error
     finally:
         engine.withdraw(request)
+
+
+def together(engine: Engine, prompts: list[list[int]], length: int) -> list[list[int]]:
+    """Greedy answers to several prompts at once, until each sequence is `length` tokens long."""
+    greedy, sequences = Sampler(Sampling(temperature=0)), [engine.admit(prompt) for prompt in prompts]
+    for sequence in sequences:
+        engine.submit(Request(sequence, greedy, length - len(sequence.tokens), lambda sampled: True))
+    while engine.requests:
+        engine.step()
+    return [list(sequence.tokens) for sequence in sequences]
 
 
 def answer_in(session: Session, tokens: SequenceOf[int], sampler: Sampler, limits: AnswerLimits, **more: Any) -> Answer:

@@ -38,6 +38,10 @@ LATENT: dict[str, Any] = SIZES | {
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3,
     "moe_intermediate_size": 100, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+DELTA: dict[str, Any] = {
+    "linear_num_value_heads": 6, "linear_num_key_heads": 2, "linear_key_head_dim": 20, "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.5,
     "mscale_all_dim": 0.5,
@@ -124,6 +128,15 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
         "deepseek3": lambda: transformers.DeepseekV3Config(
             **LATENT, n_group=4, topk_group=2, norm_topk_prob=True,
         ),
+        "qwen35": lambda: transformers.Qwen3_5TextConfig(**SIZES, **DELTA, head_dim=32),
+        "qwen35moe": lambda: transformers.Qwen3_5MoeTextConfig(
+            **odd, **DELTA, head_dim=32, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=100,
+            shared_expert_intermediate_size=172,
+        ),
+        "qwen3next": lambda: transformers.Qwen3NextConfig(
+            **SIZES, **DELTA, head_dim=32, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=100,
+            shared_expert_intermediate_size=172, mlp_only_layers=[0], norm_topk_prob=True,
+        ),
         "gptoss": lambda: transformers.GptOssConfig(
             **odd, head_dim=32, num_local_experts=5, num_experts_per_tok=2, sliding_window=12,
             rope_parameters={
@@ -133,11 +146,13 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
+RECURRENT = ("qwen35", "qwen3next", "qwen35moe")
 MIXTURES = (
     "mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss", "deepseek2", "deepseek3",
 )  # fmt: skip
 MODELS = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES,
+    *RECURRENT,
 )  # fmt: skip
 
 
@@ -211,7 +226,9 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
     blocks = pages_for(len(tokens))
     kv = KvPages.allocate(range(config.layers), blocks, config.kv_heads, config.head_dim, "f32")
-    batch = Batch(positions, np.zeros_like(positions), np.arange(blocks, dtype=np.int32)[None])
+    batch = Batch(
+        positions, np.zeros_like(positions), np.arange(blocks, dtype=np.int32)[None], np.array([[-1, 0]], np.int32)
+    )
     for layer, halves in enumerate(pack.layers):
         for half in halves:
             data = np.concatenate([half.read_units(run.name, 0, run.units).reshape(-1) for run in half.shape.runs])
@@ -228,12 +245,28 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     return np.tanh(logits / config.logit_softcap) * config.logit_softcap if config.logit_softcap else logits
 
 
+def reference_logits(model: TinyModel, tokens: list[int]) -> F32:
+    """The logits of transformers after each of `tokens`, `[tokens, vocab]`."""
+    import torch
+
+    with torch.no_grad():
+        return np.asarray(model.reference(torch.tensor([tokens])).logits[0].float().numpy())
+
+
 def _table(block: PackBlock) -> tuple[RunLayout, npt.NDArray[np.uint8]]:
     run = block.run("row")
     return run, block.read_units("row", 0, run.units).reshape(-1)
 
 
 def whole(config: ModelConfig, layer: int, block: PackBlock, pages: KvPages, kernels: Kernels) -> Segment:
-    """A block of a pack as one segment."""
+    """A block of a pack as one segment; a recurrent one has a single state."""
     runs = [(run, Range(0, run.units)) for run in block.shape.runs]
-    return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), pages)
+    states = np.zeros((1, _state_values(config)), np.float32) if block.kind == "delta" else None
+    return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), pages, states=states)
+
+
+def _state_values(config: ModelConfig) -> int:
+    delta = config.delta
+    assert delta is not None
+    channels = 2 * delta.key_heads * delta.key + delta.heads * delta.value
+    return delta.heads * delta.key * delta.value + (delta.taps - 1) * channels

@@ -10,6 +10,7 @@ Tensor names are templates. `{i}` is the layer, `{e}` the routed expert. After t
 - `[even]`, `[odd]`: every other value of a vector.
 - `?`: some models of the family lack this vector.
 - `?field`: the vector exists exactly if `field` of the configuration is true.
+- `|`: another template follows, which applies if the source lacks the tensor of this one.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -86,6 +87,7 @@ class Names:
     prefixes: tuple[str, ...] = ("",)  # common prefixes; the first for which the embedding exists is used
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of whole names of tensors that may go unused
     experts: Mapping[str, str] | None = None  # replaces `ffn` in layers with experts; `shared.` marks shared experts
+    delta: Mapping[str, str] = field(default_factory=dict)  # replaces `attention` in recurrent layers
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,10 @@ _ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 _LARGEST = 1e300  # larger whole numbers cannot be converted to float
 _FFN = ("gate", "up", "down")
-_ATTENTION = ("q", "o", "k", "v", "latent")
-PARTS: Mapping[BlockKind, tuple[str, ...]] = {"attention": _ATTENTION, "ffn": _FFN, "experts": _FFN}
+_ATTENTION = ("q", "gate", "o", "k", "v", "latent")
+PARTS: Mapping[BlockKind, tuple[str, ...]] = {
+    "attention": _ATTENTION, "delta": ("v", "gate", "o", "q", "k"), "ffn": _FFN, "experts": _FFN
+}  # fmt: skip
 SHARED = "shared."
 _NORMS = ("norm", "post_norm", "q_norm", "k_norm")
 _STEPS = {"even": (0, 2), "odd": (1, 2)}
@@ -170,7 +174,7 @@ def map_tensors(
     return Model(
         config=config,
         layers=tuple(
-            (resolve.block("attention", names.attention, layer), resolve.feed_forward(names, layer, dense_layers))
+            (resolve.mixer(names, layer), resolve.feed_forward(names, layer, dense_layers))
             for layer in range(config.layers)
         ),
         embedding=Ref(prefix + names.embedding),
@@ -213,6 +217,12 @@ class _Resolver:
             vectors=tuple((name, ref) for name, ref in present.items() if name not in parts),
         )
 
+    def mixer(self, names: Names, layer: int) -> BlockRefs:
+        """Return the references of a layer's first block: attention, or DeltaNet in a recurrent layer."""
+        if self._config.is_recurrent(layer):
+            return self.block("delta", names.delta, layer)
+        return self.block("attention", names.attention, layer)
+
     def feed_forward(self, names: Names, layer: int, dense_layers: Collection[int] | None) -> BlockRefs:
         """Return the references of a layer's feed-forward block, or of its block of experts."""
         if names.experts is None or self._config.mixture is None:
@@ -243,7 +253,7 @@ class _Resolver:
         return ref
 
     def _ref(self, name: str, template: str, layer: int, expert: int = 0) -> Ref | None:
-        text, optional, flag = template.partition("?")
+        text, optional, flag = self._present(template, layer, expert).partition("?")
         base, _, fused = text.partition("[")
         tensor = self._prefix + base.format(i=layer, e=expert)
         if optional and not (self._fields[flag] if flag else self._has(tensor)):
@@ -253,6 +263,14 @@ class _Resolver:
         transposed = fused == "expert.transposed]"
         step = _STEPS.get(fused.rstrip("]").removeprefix("expert."), (0, 1))
         return Ref(tensor, rows, add, transposed, step, self._heads.get(name.removesuffix(".bias")))
+
+    def _present(self, template: str, layer: int, expert: int) -> str:
+        """Return the first alternative of a template whose tensor exists, or else the first of all."""
+        first, *others = template.split("|")
+        for text in (first, *others) if others else ():
+            if self._has(self._prefix + text.partition("[")[0].format(i=layer, e=expert)):
+                return text
+        return first
 
     def _rows_of(self, name: str, which: str, expert: int) -> tuple[int, int]:
         """Return the range of rows of a part in a fused or stacked tensor. `which` is the text in brackets."""

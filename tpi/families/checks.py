@@ -36,6 +36,7 @@ def check_config(config: ModelConfig, where: str) -> None:
         check_mixture(config.mixture, where)
     if config.latent is not None:
         check_latent(config.latent, config, where)
+    check_delta(config, where)
     tables = (config.inv_freq, config.long_inv_freq, config.local_inv_freq)
     _check_activation(config, where)
     if any(2 * len(table) > config.head_dim for table in tables):
@@ -84,6 +85,32 @@ def check_mixture(mixture: Mixture, where: str) -> None:
     scaled = isinstance(mixture.scale, int | float) and math.isfinite(mixture.scale)
     if mixture.scores not in get_args(Scores) or not scaled or type(mixture.normalised) is not bool:
         raise ModelError(f"{where}: scores of experts {mixture.scores!r} times {mixture.scale!r} are not supported")
+
+
+def check_delta(config: ModelConfig, where: str) -> None:
+    """Check that the settings of DeltaNet layers are in range, and are there exactly if such layers are.
+
+    Raises:
+        ModelError: if a check fails; the message names the field.
+    """
+    if len(config.recurrent) not in (0, config.layers) or any(kind not in (0, 1) for kind in config.recurrent):
+        raise ModelError(f"{where}: recurrent layers must be 0 or 1 for each layer")
+    if any(config.recurrent) != (config.delta is not None):
+        raise ModelError(f"{where}: its recurrent layers lack their settings")
+    if config.delta is None:
+        return
+    limits = {"heads": 1 << 12, "key_heads": 1 << 12, "key": 1 << 10, "value": 1 << 10, "taps": 64}
+    for name, limit in limits.items():
+        value, least = getattr(config.delta, name), 2 if name == "taps" else 1
+        if type(value) is not int or not least <= value <= limit:
+            raise ModelError(
+                f"{where}: {name} of its DeltaNet layers is {value!r}; a whole number from {least} to {limit} is "
+                "expected"
+            )
+    if config.delta.heads % config.delta.key_heads:
+        raise ModelError(
+            f"{where}: {config.delta.heads} value heads are not a multiple of {config.delta.key_heads} key heads"
+        )
 
 
 def check_latent(latent: Latent, config: ModelConfig, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from tpi.families import settings
 from tpi.families.base import Family, Names
+from tpi.families.delta.table import DELTA
 from tpi.families.expertnames import GGUF_EXPERTS
 from tpi.families.gguf import experts as ggufexperts
 from tpi.families.gguf import settings as ggufsettings
@@ -154,4 +155,5 @@ FAMILIES = (
     *RELU,
     *MIXTURES,
     *LATENT,
+    *DELTA,
 )

@@ -61,10 +61,16 @@ def _serve(node: Node, queue: "SimpleQueue[Step | None]") -> None:
 
 @contextmanager
 def in_process_engine(
-    pack: Pack, shares: Sequence[float], cache: Path, chunk: int = 16, context: int = CONTEXT, kv: KvDtype | None = None
+    pack: Pack,
+    shares: Sequence[float],
+    cache: Path,
+    chunk: int = 16,
+    context: int = CONTEXT,
+    kv: KvDtype | None = None,
+    pool: int | None = None,
 ) -> Iterator[Engine]:
-    """An engine over one node per share, all in this process; `kv` None: as a session chooses."""
-    with closing(in_process_deployment(pack, shares, cache, chunk, context, kv)) as deployment:
+    """An engine over one node per share, all in this process, with `pool` pages; `kv` None: as a session chooses."""
+    with closing(in_process_deployment(pack, shares, cache, chunk, context, kv, pool=pool)) as deployment:
         yield Engine(deployment)
 
 

@@ -61,7 +61,7 @@ def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
         "heads": heads,
         "kv_heads": size_field(fields, "attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate": size_field(fields, "feed_forward_length"),
+        "intermediate": own.get("intermediate") or size_field(fields, "feed_forward_length"),
         "vocab": find(source, "token_embd.weight").rows,
         "context": size_field(fields, "context_length"),
         "norm": "rms",

@@ -97,6 +97,8 @@ def _object(fields: Fields, name: str) -> dict[str, Any]:
 
 
 _KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+# The sections of a multimodal rotary embedding do not matter to text: all positions of a token are equal.
+_SECTIONS = {"mrope_section", "mrope_interleaved"}
 _YARN = {"beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
 _LONG = {"factor", "original_max_position_embeddings"}
 _KEYS_OF: dict[str, set[str]] = {
@@ -130,6 +132,7 @@ def _foreign(found: Fields, fields: Fields, partial: bool) -> list[str]:
     """Return the sorted keys of an object that its kind of scaling lacks, or that a top-level field overrides."""
     kind = str(found.get("rope_type", found.get("type", "default")))
     known = _KEYS | _KEYS_OF["longrope" if partial and kind == "yarn" else kind if kind in _KEYS_OF else "dynamic"]
+    known |= _SECTIONS if partial else set()
     known -= {"factor"} if kind == "default" else set()
     original = fields.get("original_max_position_embeddings")
     if original not in (None, found.get("original_max_position_embeddings", original)):

@@ -1,6 +1,6 @@
 """Plan of a pack: the blocks of a model, the format of every part and the layout of every run. Reads no weights."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -11,12 +11,16 @@ from tpi.pack.blockfile import BlockShape
 from tpi.pack.builder.claims import check_claims
 from tpi.pack.layout import (
     GROUP,
+    TILE_OUTPUTS,
     Axis,
     BlockKind,
     Part,
     RunLayout,
     RunName,
     attention_shapes,
+    delta_shapes,
+    delta_vectors,
+    fewest_heads,
     ffn_units,
     is_quantised,
     kv_unit_heads,
@@ -29,7 +33,8 @@ Dtype = Literal["auto", "f32", "bf16", "q8", "q4", "q4s"]
 DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")
 
 _RUNS: Mapping[BlockKind, Mapping[RunName, tuple[str, ...]]] = {
-    "attention": {"latent": ("latent",), "query": ("q", "o"), "kv": ("k", "v")},
+    "attention": {"latent": ("latent",), "query": ("q", "gate", "o"), "kv": ("k", "v")},
+    "delta": {"value": ("v", "gate", "o"), "key": ("q", "k")},
     "ffn": {"neuron": ("gate", "up", "down")},
     "experts": {"shared": ("gate", "up", "down"), "neuron": ("gate", "up", "down")},
 }
@@ -106,11 +111,8 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
         raise ModelError(f"--dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
     formats = _Formats(model.config, source, dtype)
     layers = [[(refs, formats.runs(refs)) for refs in layer] for layer in model.layers]
-    geometry = _Geometry(
-        model.config,
-        query=any(_any_quantised(runs.get("query", {})) for layer in layers for _, runs in layer),
-        kv=any(_any_quantised(runs.get("kv", {})) for layer in layers for _, runs in layer),
-    )
+    everything = [run for layer in layers for _, runs in layer for run in runs.items()]
+    geometry = _Geometry(model.config, {name for name, formats in everything if _any_quantised(formats)})
     planned = tuple(tuple(geometry.block(refs, runs) for refs, runs in layer) for layer in layers)
     embedding = geometry.table(model.embedding, formats.one(model.embedding, "table"), model.config.vocab)
     head = geometry.table(model.head, formats.one(model.head, "table"), model.config.vocab) if model.head else embedding
@@ -151,22 +153,27 @@ class _Formats:
         if kind == "table":
             return "q8" if self._config.hidden % GROUP == 0 else "f32"
         several = self._config.heads >= 2 * self._config.kv_heads or self._config.latent is not None
-        shared = name in ("k", "v", "latent") and several
+        shared = kind == "attention" and name in ("k", "v", "latent") and several
         return "q8" if shared else cast(Format, self._dtype)
 
 
 class _Geometry:
     """Builder of block recipes, with unit widths that are the same in every layer."""
 
-    def __init__(self, config: ModelConfig, query: bool, kv: bool) -> None:
+    def __init__(self, config: ModelConfig, quantised: Collection[RunName]) -> None:
         self._config = config
-        self._query_heads = query_unit_heads(config, query)
-        self._kv_heads = kv_unit_heads(config, kv)
+        self._query_heads = query_unit_heads(config, "query" in quantised)
+        self._kv_heads = kv_unit_heads(config, "kv" in quantised)
+        if config.delta is not None:
+            self._value_heads = fewest_heads(config.delta.value, GROUP) if "value" in quantised else 1
+            self._key_heads = fewest_heads(config.delta.key, TILE_OUTPUTS) if "key" in quantised else 1
 
     def block(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
         """Return the recipe of a layer's block; `runs` has the formats of each run's parts."""
         if refs.kind == "attention":
             return self.attention(refs, runs)
+        if refs.kind == "delta":
+            return self.delta(refs, runs)
         return self.experts(refs, runs) if refs.kind == "experts" else self.ffn(refs, runs["neuron"])
 
     def attention(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
@@ -182,6 +189,17 @@ class _Geometry:
             for name, shape in attention_shapes(config).items()
         )
         return BlockRecipe("attention", tuple(made), self._vectors(refs))
+
+    def delta(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
+        """Return the recipe of a DeltaNet block: run value with its value heads, and run key with its key heads."""
+        delta = self._config.delta
+        assert delta is not None
+        widths: dict[RunName, int] = {"value": self._value_heads * delta.value, "key": self._key_heads * delta.key}
+        made = (
+            self._run(name, refs, runs[name], widths[name], shape.vectors or 0)
+            for name, shape in delta_shapes(self._config).items()
+        )
+        return BlockRecipe("delta", tuple(made), self._vectors(refs))
 
     def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
         """Return the recipe of a feed-forward block with run neuron.
@@ -235,6 +253,8 @@ class _Geometry:
             "gate.bias": config.intermediate, "up.bias": config.intermediate, "sinks": config.heads,
             "latent.norm": config.kv_hidden, "latent.bias": config.latent_values,
         }  # fmt: skip
+        if config.delta is not None and refs.kind == "delta":
+            lengths = delta_vectors(config.delta, config.hidden)
         if config.mixture is not None and refs.kind == "experts":
             experts, width = config.mixture.experts, config.mixture.width
             lengths = {

@@ -30,6 +30,7 @@ F32 = npt.NDArray[np.float32]
 
 SLAB_BYTES = 32 << 20  # size of a slab: the larger of its bytes in the source and in units, all parts together
 STEP_VALUES = 1 << 19  # weights of a part encoded by one task; temporaries take about 40 bytes for each weight
+_MATRICES = frozenset({"router", "a", "b", "conv.q", "conv.k", "conv.v"})  # stored as vectors, row by row
 
 
 class BlockWriter:
@@ -119,7 +120,7 @@ class BlockWriter:
         return units, b"".join(sha256(unit.data).digest() for unit in units)
 
     def _vector(self, name: str, ref: Ref, length: int) -> bytes:
-        values = vector(self._source, ref, flat=name == "router" or name.endswith(".biases"))
+        values = vector(self._source, ref, flat=name in _MATRICES or name.endswith(".biases"))
         if len(values) != length:
             raise ModelError(f"{self._source.label}: vector {name} has {len(values)} values instead of {length}")
         self._require_finite(values, name)

@@ -1,0 +1,108 @@
+"""Settings of the families with DeltaNet layers from GGUF metadata, and the order of vectors in their tensors."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tpi.config import Delta
+from tpi.errors import ModelError
+from tpi.families.base import BlockRefs, Fields, Model, Ref, int_field, size_field
+from tpi.families.delta.settings import adapt, by_key_head
+from tpi.families.gguf.experts import mixture
+from tpi.sources.heads import HeadOrder
+
+
+def dense(fields: Fields) -> dict[str, Any]:
+    """Return the fields of Qwen3.5. The layers for the prediction of further tokens, the last ones, do not count.
+
+    Raises:
+        ModelError: if sizes contradict each other.
+    """
+    fields.get("rope.dimension_sections")  # all positions of a text token are equal, so the sections do not matter
+    layers = size_field(fields, "block_count") - int_field(fields, "nextn_predict_layers", 0)
+    interval = size_field(fields, "full_attention_interval", 4)
+    heads, inner = size_field(fields, "ssm.time_step_rank"), size_field(fields, "ssm.inner_size")
+    if inner % heads or layers < 1:
+        raise ModelError(f"ssm.inner_size {inner} is not a multiple of {heads} heads, or there are {layers} layers")
+    delta = Delta(
+        heads,
+        size_field(fields, "ssm.group_count"),
+        size_field(fields, "ssm.state_size"),
+        inner // heads,
+        size_field(fields, "ssm.conv_kernel"),
+    )
+    recurrent = tuple(int((layer + 1) % interval != 0) for layer in range(min(layers, 1 << 12)))
+    listed = fields.get("attention.recurrent_layers")
+    if isinstance(listed, list) and len(listed) >= layers:
+        recurrent = tuple(int(bool(each)) for each in listed[:layers])
+    found: dict[str, Any] = {"layers": layers, "output_gate": True}
+    return found | ({"delta": delta, "recurrent": recurrent} if any(recurrent) else {})
+
+
+def experts(fields: Fields) -> dict[str, Any]:
+    """Return the fields of Qwen3.5 with experts: softmax over all experts, and a shared expert with a sigmoid gate."""
+    shared, width = (
+        size_field(fields, f"expert_{name}feed_forward_length") for name in ("shared_", "")
+    )  # fmt: skip
+    given = {} if "feed_forward_length" in fields else {"intermediate": width}
+    return dense(fields) | {"mixture": mixture(fields, normalised=True, width=width, shared=shared)} | given
+
+
+def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
+    """Return the references with the parts of fused tensors, and with value heads in the order of the key heads.
+
+    llama.cpp's converter puts the first value heads of all key heads first, then the second ones, and so on.
+    """
+    delta = model.config.delta
+    found = adapt(model, {}, {})
+    if delta is None:
+        return found
+    group, hidden = delta.heads // delta.key_heads, model.config.hidden
+    places = [head % group * delta.key_heads + head // group for head in range(delta.heads)]
+
+    def order(width: int, before: int = 0) -> HeadOrder:
+        """Return the order of heads of `width` values each, which follow `before` other vectors of the tensor."""
+        begins = (before + place * width for place in places)
+        return HeadOrder(
+            before + delta.heads * width, tuple(at for begin in begins for at in range(begin, begin + width))
+        )
+
+    before = 2 * delta.key_heads * delta.key
+    parts = {"v": order(delta.value, before), "gate": order(delta.value), "o": order(delta.value)}
+    vectors = {
+        "a": order(hidden), "b": order(hidden), "decay": order(1), "decay.bias": order(1),
+        "conv.v": order(delta.value * delta.taps, before * delta.taps),
+    }  # fmt: skip
+
+    def reordered(name: str, ref: Ref, orders: dict[str, HeadOrder]) -> tuple[str, Ref]:
+        return name, replace(ref, heads=orders[name], rows=None) if name in orders else ref
+
+    def block(refs: BlockRefs) -> BlockRefs:
+        if refs.kind != "delta":
+            return refs
+        return replace(
+            refs,
+            parts=tuple(reordered(*one, parts) for one in refs.parts),
+            vectors=tuple(reordered(*one, vectors) for one in refs.vectors),
+        )
+
+    return _without_prediction(replace(found, layers=tuple(tuple(map(block, layer)) for layer in found.layers)))
+
+
+def adapt_next_refs(model: Model, has: Callable[[str], bool]) -> Model:
+    """Return the references of Qwen3-Next, whose heads keep their order; a and b are interleaved by key head."""
+    delta = model.config.delta
+    pair = by_key_head({"b": delta.heads // delta.key_heads, "a": delta.heads // delta.key_heads}) if delta else {}
+    widened = {name: _widened(order, model.config.hidden) for name, order in pair.items()}
+    return _without_prediction(adapt(model, {}, widened))
+
+
+def _widened(order: HeadOrder, width: int) -> HeadOrder:
+    wide = (at for vector in order.order for at in range(vector * width, (vector + 1) * width))
+    return HeadOrder(order.size * width, tuple(wide))
+
+
+def _without_prediction(model: Model) -> Model:
+    """Return the model, in which the layers for the prediction of further tokens may go unused."""
+    last = (f"blk.{model.config.layers + number}.*" for number in range(4))
+    return replace(model, ignored_tensors=(*model.ignored_tensors, *last))

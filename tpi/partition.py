@@ -42,6 +42,8 @@ class Shard:
     shared: Range = Range(0, 0)  # of shared experts
     experts: Range = Range(0, 0)  # numbers of the routed experts
     expert: Range = Range(0, 0)  # units of each of these experts
+    value: Range = Range(0, 0)  # value heads of recurrent layers
+    key: Range = Range(0, 0)  # key heads of recurrent layers
 
 
 def deal(units: int, shares: Sequence[float]) -> list[Range]:

@@ -94,7 +94,10 @@ def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[
     A node's slices of several experts are several ranges. The latent run, from which all heads are computed, belongs to
     every node with a query head.
     """
-    ranges: dict[str, Range] = {"query": shard.query, "kv": shard.kv, "neuron": shard.ffn, "shared": shard.shared}
+    ranges: dict[str, Range] = {
+        "query": shard.query, "kv": shard.kv, "value": shard.value, "key": shard.key, "neuron": shard.ffn,
+        "shared": shard.shared,
+    }  # fmt: skip
     for run in shape.runs:
         if shape.kind == "experts" and run.name == "neuron":
             yield from ((run, part) for part in expert_ranges(shard.experts, shard.expert, run.units // experts))

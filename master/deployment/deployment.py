@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from master.deployment.pages import PagePool
+from master.deployment.states import StatePool
 from master.vocabulary.vocabulary import Vocabulary
+from tpi.kernels.kv import states_for
 from tpi.net.messages import Step, StepEntry
 from tpi.partition import Range, Shard
 from worker.node.node import Node
@@ -103,7 +105,8 @@ class Deployment:
         self.vocabulary = vocabulary
         self.limits = limits
         self.at_once = at_once or Concurrency()
-        self.pages = PagePool(limits.pages)
+        recurrent = any(vocabulary.config.recurrent)
+        self.pages = PagePool(limits.pages, StatePool(states_for(limits.pages)) if recurrent else None)
         self._workers = workers
         self._resources = resources or ExitStack()
         self._steps = count(TUNING + 1)

@@ -14,6 +14,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from master.deployment.prefixindex import BEGINNING, Key, PrefixIndex, Tail, chain
+from master.deployment.states import StatePool
 from tpi.errors import PlanError
 from tpi.kernels.kv import pages_for
 from tpi.kernels.spec import PAGE_TOKENS
@@ -29,10 +30,12 @@ class Found:
 
 
 class PagePool:
-    """The pages of a deployment: as many as the node with the fewest pages has."""
+    """The pages of a deployment: as many as the node with the fewest pages has; and the states of recurrent layers."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, states: StatePool | None = None) -> None:
+        """Create a pool of `total` pages. `states` is None without recurrent layers."""
         self.total = total
+        self.states = states
         self.contents = PrefixIndex()
         self._empty = list(range(total - 1, -1, -1))
         self._left: dict[int, None] = {}  # findable pages that no sequence holds, in the order of their release

@@ -53,12 +53,16 @@ class Units:
     experts: int = 0  # routed experts of a block
     expert: int = 0  # units of each expert
     shared: int = 0  # units of shared experts, which all tokens use
+    value: int = 0  # units of value heads in recurrent layers
+    value_heads: int = 1  # value heads of a unit
+    key_heads: int = 1  # key heads of a unit
 
     @classmethod
     def of(cls, config: ModelConfig, blocks: Iterable[BlockShape]) -> "Units":
         """Count the units in the runs of all blocks of all layers: runs of the same name have equally many."""
         runs = {(block.kind, run.name): run for block in blocks for run in block.runs}
         query, kv = runs["attention", "query"], runs["attention", "kv"]
+        value, key, delta = runs.get(("delta", "value")), runs.get(("delta", "key")), config.delta
         dense, routed, shared = (
             runs[name].units if name in runs else 0
             for name in (("ffn", "neuron"), ("experts", "neuron"), ("experts", "shared"))
@@ -73,6 +77,9 @@ class Units:
             experts=experts,
             expert=routed // max(experts, 1),
             shared=shared,
+            value=value.units if value else 0,
+            value_heads=value.width // delta.value if value and delta else 1,
+            key_heads=key.width // delta.key if key and delta else 1,
         )
 
 
@@ -88,7 +95,18 @@ def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float] | Spl
     shared = _deal("units of shared experts", units.shared, split.shared)
     experts = _deal_experts(units, split.experts)
     kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, config.kv_heads) for part in query]
-    return [Shard(q, k, n, s, *e) for q, k, n, s, e in zip(query, kv, ffn, shared, experts, strict=True)]
+    value = _deal("value-head units", units.value, split.heads)
+    key = [_key_range(config, units, part) for part in value]
+    return [
+        Shard(q, k, n, s, *e, *d) for q, k, n, s, e, *d in zip(query, kv, ffn, shared, experts, value, key, strict=True)
+    ]
+
+
+def _key_range(config: ModelConfig, units: Units, value: Range) -> Range:
+    """Return the key-head units that the value-head units in `value` need."""
+    if config.delta is None:
+        return Range(0, 0)
+    return kv_range(value, units.value_heads, units.key_heads, config.delta.heads, config.delta.key_heads)
 
 
 def units_of(pack: Pack) -> Units:

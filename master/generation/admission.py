@@ -37,6 +37,8 @@ class Admission:
         """Use the pages of `deployment` from now on. Running requests go back to the front of their clients' lines."""
         self._pages = deployment.pages
         self._at_once = min(self.most, deployment.limits.chunk, deployment.limits.pages)
+        if self._pages.states is not None:  # a sequence may read one state and write another
+            self._at_once = min(self._at_once, self._pages.states.total // 2)
         self._room = Room(self._pages.total, self._at_once)
         self.released.clear()
         for request in reversed(self.running):

@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from master.deployment.pages import PagePool
 from master.deployment.prefixindex import chain
+from master.deployment.states import StatePool
 from master.generation.sequence import Sequence
 from tpi.kernels.spec import PAGE_TOKENS
 
@@ -26,7 +27,8 @@ Laws for Neural Language Models, table 1).
 class Work:
     """One sequence's part of a step: run `count` tokens from `position` on.
 
-    The nodes keep the first `kept` pages of its page table and append the pages `appended`.
+    The nodes keep the first `kept` pages of its page table and append the pages `appended`. In models with recurrent
+    layers, the sequence continues from the state in the slot `read` (None: from the beginning) and writes `write`.
     """
 
     sequence: Sequence
@@ -34,6 +36,8 @@ class Work:
     count: int
     kept: int
     appended: tuple[int, ...]
+    read: int | None = None
+    write: int | None = None
 
     @property
     def completes(self) -> bool:
@@ -74,6 +78,8 @@ class Batcher:
             for key in chain(sequence.tokens[: sequence.computed], sequence.keys, sequence.client.salt):
                 self.pages.contents.note(sequence.table[len(sequence.keys)], key)
                 sequence.keys.append(key)
+            if self.pages.states is not None:
+                sequence.advance(self.pages.states, item.count)
 
     def _counts(self, sequences: SequenceOf[Sequence]) -> Iterator[tuple[Sequence, int]]:
         """Yield each sequence that runs, with the number of its tokens."""
@@ -88,8 +94,15 @@ class Batcher:
             for number, each in enumerate(sorted(prompts, key=lambda each: each.pending)):
                 part = -(-share // (len(prompts) - number))
                 count = min(each.pending, self._sooner(each, part) if ready else part)
+                if self.pages.states is not None:
+                    count = self._to_page(each, count)
                 share, room = share - count, room - count
                 yield each, count
+
+    def _to_page(self, sequence: Sequence, count: int) -> int:
+        """Return how many of `count` tokens end with a page, so that the state there can be kept; all if none does."""
+        end = (sequence.computed + count) // PAGE_TOKENS * PAGE_TOKENS
+        return end - sequence.computed if end > sequence.computed and count < sequence.pending else count
 
     def _ready(self, sequences: list[Sequence]) -> list[Sequence]:
         """Choose which of the sequences that lack one token run: those that ran longest ago come first."""
@@ -110,7 +123,16 @@ class Batcher:
     def _work(self, sequence: Sequence, count: int) -> Work:
         self.pages.append(sequence.table, sequence.computed + count)
         kept = min(sequence.announced, len(sequence.table))
-        return Work(sequence, sequence.computed, count, kept, tuple(sequence.table[kept:]))
+        if self.pages.states is not None:
+            self._choose_state(sequence, self.pages.states)
+        appended = tuple(sequence.table[kept:])
+        return Work(sequence, sequence.computed, count, kept, appended, sequence.state, sequence.writing)
+
+    def _choose_state(self, sequence: Sequence, states: StatePool) -> None:
+        """Choose the slot that the step writes: the one that it reads, unless another sequence may read it too."""
+        if sequence.writing is None:
+            own = sequence.state is not None and states.writable(sequence.state)
+            sequence.writing = sequence.state if own else states.take()
 
 
 def _by_client(sequences: Iterable[Sequence]) -> list[list[Sequence]]:

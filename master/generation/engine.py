@@ -141,9 +141,7 @@ class Engine:
         """Return hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
         tokens = [token for item in work for token in item.sequence.tokens[item.position :][: item.count]]
         positions = [position for item in work for position in range(item.position, item.position + item.count)]
-        entries = tuple(
-            StepEntry(item.sequence.id, item.position, item.count, item.kept, item.appended) for item in work
-        )
+        entries = tuple(map(_entry, work))
         released = tuple(self.admission.released)
         self.admission.released.clear()
         x = self.deployment.vocabulary.embedding(tokens, positions)
@@ -166,6 +164,12 @@ class Engine:
         for request in self.admission.running:
             if (row := logits.get(request.sequence.id)) is not None:
                 request.take(row, at, self.context)
+
+
+def _entry(work: Work) -> StepEntry:
+    """Return the message's form of `work`, where states are counted from 1."""
+    read, write = (0 if slot is None else slot + 1 for slot in (work.read, work.write))
+    return StepEntry(work.sequence.id, work.position, work.count, work.kept, work.appended, read, write)
 
 
 def _last_rows(work: SequenceOf[Work], drawing: Container[int]) -> dict[int, int]:

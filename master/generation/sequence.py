@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from master.deployment.pages import PagePool
 from master.deployment.prefixindex import Key
+from master.deployment.states import StatePool
 from master.generation.client import Client
 from tpi.kernels.spec import PAGE_TOKENS
 
@@ -29,6 +30,9 @@ class Sequence:
     cached: int | None = None
     client: Client = field(default_factory=Client)
     turn: int = 0  # set by the batcher: the turn in which it last ran next to other clients
+    state: int | None = None  # the slot with the state of recurrent layers after `computed` tokens
+    writing: int | None = None  # the slot that the next step writes
+    mark: Key | None = None  # the key under which its latest state of an answer is kept
 
     @property
     def pending(self) -> int:
@@ -41,21 +45,58 @@ class Sequence:
             return
         found = pages.find(self.tokens, self.client.salt)
         self.table, self.keys, self.computed = found.table, found.keys, found.tokens
-        self.cached = found.tokens if self.cached is None else self.cached
+        if pages.states is not None:
+            self._return_to_state(pages, pages.states)
+        self.cached = self.computed if self.cached is None else self.cached
 
     def truncate(self, pages: PagePool, tokens: int) -> None:
         """Drop all but the first `tokens` tokens. A shared page that is then not full is computed again."""
         pages.truncate(self.table, tokens)
         del self.tokens[tokens:]
+        behind = self.computed > min(tokens, len(self.table) * PAGE_TOKENS)
         self.computed = min(self.computed, tokens, len(self.table) * PAGE_TOKENS)
         self.announced = min(self.announced, len(self.table))
         del self.keys[self.computed // PAGE_TOKENS :]
+        if pages.states is not None and behind:
+            self._return_to_state(pages, pages.states)
+
+    def advance(self, states: StatePool, tokens: int) -> None:
+        """Take over the state that a step of `tokens` tokens wrote; keep it if the sequence now ends with a page.
+
+        While an answer is decoded, only the latest state of it is kept, so that a long answer leaves room for others.
+        """
+        if self.state is not None and self.state != self.writing:
+            states.release(self.state)
+        self.state, self.writing = self.writing, None
+        if self.state is None or not self.computed or self.computed % PAGE_TOKENS or not self.keys:
+            return
+        if states.keep(self.state, self.keys[-1]) and tokens == 1:
+            if self.mark is not None:
+                states.drop(self.mark)
+            self.mark = self.keys[-1]
+
+    def _return_to_state(self, pages: PagePool, states: StatePool) -> None:
+        """Go back to the latest kept state among the computed tokens; those after it are computed again."""
+        self._release_state(states)
+        count, self.state = states.find(self.keys[: self.computed // PAGE_TOKENS])
+        self.computed = count * PAGE_TOKENS
+        pages.truncate(self.table, self.computed)
+        self.announced = min(self.announced, len(self.table))
+        del self.keys[count:]
+
+    def _release_state(self, states: StatePool) -> None:
+        for slot in {self.state, self.writing}:
+            if slot is not None:
+                states.release(slot)
+        self.state = self.writing = None
 
     def release_pages(self, pages: PagePool) -> None:
         """Give all pages back.
 
         Their contents can be found by a sequence with the same tokens until the pages are reused.
         """
+        if pages.states is not None:
+            self._release_state(pages.states)
         pages.truncate(self.table, self.computed)
         whole = self.computed // PAGE_TOKENS
         tail = self.tokens[whole * PAGE_TOKENS : self.computed] if len(self.table) > whole else []
@@ -65,4 +106,5 @@ class Sequence:
     def forget(self) -> None:
         """Mark all tokens as not computed. Pages are not given back: they were already, or their deployment is gone."""
         self.table, self.keys = [], []
+        self.state = self.writing = self.mark = None
         self.computed = self.announced = 0

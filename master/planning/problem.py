@@ -83,7 +83,7 @@ def coarse_pieces(plan: NodePlan) -> list[NodeSegment]:
 
 def ffn_parts(blocks: Sequence[NodeBlock]) -> int:
     """Return how many pieces an FFN block is cut into."""
-    attention = [block.nbytes for block in blocks if block.kind == "attention"]
+    attention = [block.nbytes for block in blocks if block.half == "attention"]
     ffn = [block.nbytes for block in blocks if block.half == "ffn"]
     alike = round(max(ffn, default=0) / tile_size(min(attention, default=1)))
     quick = (_MOST_SEGMENTS - len(attention)) // max(1, len(ffn))
@@ -98,7 +98,7 @@ def block_bytes(shape: BlockShape) -> int:
 def _layers(shape: ModelShape) -> Iterator[NodeLayer]:
     """Yield the layers of a model, each of which begins with its attention."""
     blocks = [_block(number, each) for number, each in enumerate(shape.blocks)]
-    starts = [number for number, each in enumerate(shape.blocks) if each.kind == "attention" or not number]
+    starts = [number for number, each in enumerate(shape.blocks) if each.kind in ("attention", "delta") or not number]
     for layer, (first, last) in enumerate(pairwise([*starts, len(blocks)])):
         yield NodeLayer(layer, tuple(replace(block, layer=layer) for block in blocks[first:last]), (0,))
 

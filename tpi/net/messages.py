@@ -240,7 +240,8 @@ class StepEntry:
     """One sequence in a step: `count` tokens from `position` on.
 
     Its page table is the first `kept` pages of its table in the last step, followed by `appended`. `kept` is 0 at
-    admission and after a new epoch.
+    admission and after a new epoch. In models with recurrent layers, the sequence continues from the state in the slot
+    `read - 1` (0: from the beginning), and its state after these tokens is written to the slot `write - 1`.
     """
 
     sequence: Id64
@@ -248,6 +249,8 @@ class StepEntry:
     count: Count
     kept: Count
     appended: tuple[Count, ...]
+    read: Count = 0
+    write: Count = 0
 
 
 @message

@@ -85,7 +85,9 @@ def build_node(
         check = _finite if plan.options.verify_weights else unchecked
         division = opened.link.division if opened.link else _hosted(plan)
         loop = BlockLoop(blocks, opened.weights, group, kernels, trace, check, division)
-        return Node(loop, residence, stack.pop_all(), opened.link, opened.fetched, opened.sparse)
+        return Node(
+            loop, residence, stack.pop_all(), opened.link, opened.fetched, opened.sparse, bool(plan.state_sizes)
+        )
 
 
 def _hosted(plan: NodePlan) -> Division | None:
@@ -118,7 +120,7 @@ def _block(
     arrangement: Arrangement[Segment],
     following: RoutedBlock | None,
 ) -> Block:
-    joins = plan.config.parallel and block.kind == "attention"
+    joins = plan.config.parallel and block.half == "attention"
     after = residual(plan.config, block.kind, held[block.source].vectors)
     if block.number in arrangement.demanded:
         if plan.predictors:

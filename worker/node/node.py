@@ -13,7 +13,7 @@ from scheduler.demand.stats import DemandStats
 from scheduler.model.steady import judge_streaming
 from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
 from scheduler.window.stats import WindowPosition, WindowStats
-from tpi.kernels.kv import pages_for
+from tpi.kernels.kv import pages_for, states_for
 from tpi.kernels.spec import PAGE_TOKENS, Batch
 from tpi.net.messages import (
     Step,
@@ -51,6 +51,7 @@ class Node:
         link: "Accelerators | None" = None,
         fetched: "Fetched | None" = None,
         sparse: "SparseNode | None" = None,
+        recurrent: bool = False,
     ) -> None:
         """Create a node; `worker.node.build.build_node` is the usual way.
 
@@ -61,6 +62,7 @@ class Node:
             link: the accelerators, if the node has any.
             fetched: the experts that are loaded on demand, if any.
             sparse: predicts the active neurons, if the plan has predictors.
+            recurrent: True if the model has layers with states.
         """
         self.fetched = fetched
         self.sparse = sparse
@@ -73,7 +75,8 @@ class Node:
         self._residence = residence
         self._by_neurons = residence.mode == "neurons" and residence.offload is None  # read from disk one by one
         self._resources = resources
-        self._tables = PageTables(residence.budget.pages, PAGE_TOKENS)
+        states = states_for(residence.budget.pages) if recurrent else 0
+        self._tables = PageTables(residence.budget.pages, PAGE_TOKENS, states)
 
     @property
     def offload(self) -> "OffloadPlan | None":
@@ -226,6 +229,6 @@ def _remark(of: "Accelerators | Fetched | SparseNode | None") -> str:
 
 
 def _blank(tokens: int) -> Batch:
-    """Return the batch of one sequence of `tokens` tokens, in the pages from 0 on."""
+    """Return the batch of one sequence of `tokens` tokens, in the pages from 0 on, and with the first state."""
     table = np.arange(pages_for(tokens), dtype=np.int32)[None]
-    return Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table)
+    return Batch(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.int32), table, np.array([[-1, 0]], np.int32))

@@ -16,8 +16,10 @@ class PageTables:
     truncated, and share pages that another sequence filled.
     """
 
-    def __init__(self, pages: int, page_tokens: int) -> None:
+    def __init__(self, pages: int, page_tokens: int, states: int = 0) -> None:
+        """Create empty tables for `pages` pages; `states` is the number of states, 0 without recurrent layers."""
         self._pages = pages
+        self._states = states
         self._page_tokens = page_tokens
         self._tables: dict[int, list[int]] = {}
 
@@ -25,24 +27,42 @@ class PageTables:
         """Update the tables, and return the batch of the step's tokens, in the order of `entries`.
 
         Raises:
-            MessageError: if a page does not exist, if a table is too short for the tokens of its sequence, or if two
-                entries have the same sequence.
+            MessageError: if a page or a state does not exist, if a table is too short for the tokens of its sequence,
+                or if two entries have the same sequence or touch the same state.
         """
         if len({entry.sequence for entry in entries}) < len(entries):
             raise MessageError("step names a sequence twice")
         for entry in entries:
             self._update(entry)
+        self._check_states(entries)
         positions = [position for e in entries for position in range(e.position, e.position + e.count)]
         rows = [row for row, entry in enumerate(entries) for _ in range(entry.count)]
         tables = [self._tables[entry.sequence] for entry in entries]
         longest = max(map(len, tables), default=0)
         padded = [table + [0] * (longest - len(table)) for table in tables]
-        return Batch(*(np.array(values, np.int32) for values in (positions, rows, padded)))
+        states = [(entry.read - 1, entry.write - 1) for entry in entries] if self._states else None
+        given = (positions, rows, padded) if states is None else (positions, rows, padded, states)
+        return Batch(*(np.array(values, np.int32) for values in given))
 
     def release(self, sequences: Iterable[int]) -> None:
         """Delete the tables of `sequences`, whose pages the master has freed."""
         for sequence in sequences:
             self._tables.pop(sequence, None)
+
+    def _check_states(self, entries: Sequence[StepEntry]) -> None:
+        """Check that each entry continues from and writes a state that exists, and that no other entry touches."""
+        written = [entry.write for entry in entries]
+        if not self._states:
+            if any(written) or any(entry.read for entry in entries):
+                raise MessageError("step names a state, but this model has none")
+            return
+        if any(not 1 <= entry.write <= self._states or not 0 <= entry.read <= self._states for entry in entries):
+            raise MessageError(f"step names a state beyond the {self._states} that this node has")
+        others = [entry.read for entry in entries if entry.read != entry.write]
+        if len(set(written)) < len(written) or not set(written).isdisjoint(others):
+            raise MessageError("step writes a state that another sequence uses")
+        if any(not entry.read and entry.position for entry in entries):
+            raise MessageError("step continues a sequence without its state")
 
     def _update(self, entry: StepEntry) -> None:
         table = self._tables.setdefault(entry.sequence, [])

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpi.block import Vectors, attention_spec, experts_spec, ffn_spec
+from tpi.block import Vectors, attention_spec, delta_spec, experts_spec, ffn_spec
 from tpi.config import ModelConfig
 from tpi.devices.base import Device, Finished, Pending
 from tpi.kernels.heads import finished, needs_sums, squares
@@ -22,6 +22,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -154,6 +155,34 @@ class AttentionSegment:
 
 
 @dataclass(frozen=True, eq=False)
+class DeltaSegment:
+    """Value heads of a DeltaNet block and the key heads that they need, with the states of the layer."""
+
+    device: Device
+    launch: Launch
+    spec: DeltaSpec
+    states: F32  # `[slots, values]`
+
+    @property
+    def empty(self) -> bool:
+        """True if the segment has no heads."""
+        return self.spec.heads == 0
+
+    def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
+        """Start the whole computation if `phases` include OUTPUT; it writes the states of the step's sequences."""
+        if Phase.OUTPUT not in phases:
+            return None
+        if self.empty:
+            return _nothing(part)
+        spec, kernels, x = self.spec, self.device.kernels, take(self)
+        return self.launch(lambda: kernels.delta(spec, data, x, self.states, part.batch))
+
+    def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
+        """Return the heads and their states as a block of a chain."""
+        return ChainBlock(self.spec, data, residual, states=self.states)
+
+
+@dataclass(frozen=True, eq=False)
 class FfnSegment:
     """Feed-forward neurons of a dense block."""
 
@@ -220,6 +249,7 @@ def open_segment(
     vectors: Vectors,
     pages: HeldPages,
     launch: Launch | None = None,
+    states: F32 | None = None,
 ) -> Segment:
     """Return a segment of a block of `layer`.
 
@@ -231,6 +261,7 @@ def open_segment(
         vectors: all vectors (norms, biases) of the block.
         pages: the KV pages, for attention.
         launch: starts the segment's computations; `device.start` by default.
+        states: the states of the layer, `[slots, values]`, if it is recurrent.
     """
     launch = launch or device.start
     if "router" in vectors:
@@ -241,10 +272,15 @@ def open_segment(
     if runs[-1][0].name == "neuron":
         ((layout, units),) = runs
         return FfnSegment(device, launch, ffn_spec(config, layout, vectors, units))
+    if runs[-1][0].name == "key":
+        (values, value_units), (keys, key_units) = runs
+        spec = delta_spec(config, values, keys, vectors, value_units, key_units)
+        assert states is not None  # a recurrent layer has states
+        return DeltaSegment(device, launch, spec, states)
     *latent, (query, query_units), (kv, kv_units) = runs
     shared_by_heads = latent[0][0] if latent else None
-    spec = attention_spec(config, layer, query, kv, vectors, query_units, kv_units, shared_by_heads)
-    return AttentionSegment(device, launch, spec, layer, pages)
+    attends = attention_spec(config, layer, query, kv, vectors, query_units, kv_units, shared_by_heads)
+    return AttentionSegment(device, launch, attends, layer, pages)
 
 
 def _nothing(part: MicroBatch) -> Pending[F32]:

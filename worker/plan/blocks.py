@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from tpi.config import BlockKind, ModelConfig
 from tpi.errors import ModelError
-from tpi.families.checks import check_latent, check_mixture
+from tpi.families.checks import check_delta, check_latent, check_mixture
 from tpi.net.messages import Assign, BlockPlan
 from tpi.pack.layout import RunName, RunShape, ffn_units
 from tpi.partition import FFN_UNIT, Range, kv_range
@@ -39,6 +39,17 @@ def holds_keys(assign: Assign, attention: BlockPlan) -> bool:
         if (latent.first, latent.last) != (0, layout.units if len(own) else 0):
             return False
     return Range(held.first, held.last) == kv_range(own, heads, kv_heads, config.heads, config.kv_heads)
+
+
+def holds_key_heads(assign: Assign, block: BlockPlan) -> bool:
+    """Return True if the node's key heads of a DeltaNet block are exactly those of its value heads."""
+    delta = assign.config.delta
+    assert delta is not None  # only models with these settings have such blocks
+    runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in block.runs}
+    (values, wanted), (keys, held) = runs["value"], runs["key"]
+    own = Range(wanted.first, wanted.last)
+    needed = kv_range(own, values.width // delta.value, keys.width // delta.key, delta.heads, delta.key_heads)
+    return Range(held.first, held.last) == needed
 
 
 def lacks_latent(config: ModelConfig, names: list[str]) -> bool:
@@ -78,6 +89,7 @@ def settings_fault(config: ModelConfig) -> str | None:
             check_mixture(config.mixture, "it")
         if config.latent is not None:
             check_latent(config.latent, config, "it")
+        check_delta(config, "it")
     except ModelError as error:
         return str(error)
     return None

@@ -15,19 +15,20 @@ from tpi.errors import PlanError
 from tpi.net.fields import Card
 from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
 from tpi.net.wire import wire_names
-from tpi.pack.layout import RunLayout, RunName, RunShape, attention_shapes
+from tpi.pack.layout import RunLayout, RunName, RunShape, attention_shapes, delta_shapes, delta_vectors
 from tpi.partition import FFN_UNIT
 from worker.plan.blocks import (
     attention_vectors,
     expert_runs,
     expert_vectors,
+    holds_key_heads,
     holds_keys,
     lacks_latent,
     settings_fault,
     slices_fault,
 )
 from worker.plan.choose import check
-from worker.plan.node_plan import node_plan
+from worker.plan.node_plan import HALVES, node_plan
 from worker.plan.predictors import predictor_faults
 
 _MOST = 1 << 24  # for any dimension of a model, and for tokens
@@ -84,6 +85,12 @@ def _faults(assign: Assign) -> Iterator[Fault]:
             not all(holds_keys(assign, block) for block in attention),
             f"layer {number} lacks KV heads that its query heads read",
         )
+        recurrent = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "delta"]
+        yield _if(bool(recurrent) != assign.config.is_recurrent(number), f"layer {number} is of the wrong kind")
+        yield _if(
+            not all(holds_key_heads(assign, block) for block in recurrent),
+            f"layer {number} lacks key heads that its value heads need",
+        )
 
 
 def _config_faults(config: ModelConfig) -> Iterator[Fault]:
@@ -135,10 +142,14 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     neurons = RunShape(config.intermediate, FFN_UNIT, config.hidden)
     runs: dict[BlockKind, Mapping[RunName, RunShape]]
     runs = {"attention": attention_shapes(config), "ffn": {"neuron": neurons}, **expert_runs(config)}
+    if config.delta is not None:
+        runs["delta"] = delta_shapes(config)
     gated = "gate up down" if config.gated else "up down"
-    parts = {"latent": "latent", "query": "q o", "kv": "k v", "neuron": gated, "shared": gated}
+    query = "q gate o" if config.output_gate else "q o"
+    parts = {"latent": "latent", "query": query, "kv": "k v", "value": "v gate o", "key": "q k",
+             "neuron": gated, "shared": gated}  # fmt: skip
     kinds = {block.kind for block in assign.blocks}
-    halves = {"ffn" if kind == "experts" else kind for kind in kinds}
+    halves = {HALVES.get(kind, kind) for kind in kinds}
     yield _if(
         halves != {"attention", "ffn"} or not kinds <= runs.keys(),
         f"its blocks are {' and '.join(sorted(kinds))}, not attention and feed-forward",
@@ -163,7 +174,9 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
 def _layer_faults(kinds: Sequence[BlockKind]) -> Iterator[Fault]:
     """Yield what is wrong with a layer's blocks. Only the first may be attention, as KV pages are per layer."""
     yield _outside("the number of a layer's blocks", len(kinds), 1, _MOST_BLOCKS)
-    yield _if("attention" in kinds[1:], "a layer has attention elsewhere than in its first block")
+    yield _if(
+        not {"attention", "delta"}.isdisjoint(kinds[1:]), "a layer has attention elsewhere than in its first block"
+    )
 
 
 def _layout_fault(layout: RunLayout, wanted: RunShape, parts: str) -> Fault:
@@ -172,7 +185,7 @@ def _layout_fault(layout: RunLayout, wanted: RunShape, parts: str) -> Fault:
     Its units must be whole heads or `FFN_UNIT` neurons, have the parts `parts`, and add up to the model's vectors.
     """
     name, step, vectors = layout.name, wanted.step, wanted.vectors or 0
-    widths = range(step, (_MOST if name in ("query", "kv") else step) + 1, step)
+    widths = range(step, (_MOST if name in ("query", "kv", "value", "key") else step) + 1, step)
     if layout.hidden != wanted.hidden or layout.width not in widths:
         return f"units of {name} are {layout.width} x {layout.hidden}"
     if " ".join(part.name for part in layout.parts) != parts:
@@ -191,10 +204,15 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     }  # fmt: skip
     if block.kind == "experts":
         lengths |= expert_vectors(config)
+    wanted = delta_vectors(config.delta, config.hidden) if block.kind == "delta" and config.delta else {}
+    lengths |= wanted
     longest = max(*lengths.values(), config.head_dim)
     names = [vector.name for vector in block.vectors]
     lacking = "norm" not in names or (block.kind == "experts" and "router" not in names)
     lacking |= block.kind == "attention" and lacks_latent(config, names)
+    lacking |= not wanted.keys() - {"decay", "decay.log"} <= {*names} or (
+        bool(wanted) and "decay" not in {name.removesuffix(".log") for name in names}
+    )
     yield _if(len(set(names)) < len(names) or lacking, f"the vectors of a block are {', '.join(names)}")
     for vector in block.vectors:
         known = lengths.get(vector.name)

@@ -70,7 +70,7 @@ def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
         return block.runs, ()
     if block.kind == "experts":
         return kept_experts(block, room)
-    if block.kind == "attention":
+    if block.half == "attention":
         return (), block.runs
     (run,) = block.runs
     count = max(0, int(room // run.layout.unit_bytes))

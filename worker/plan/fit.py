@@ -10,7 +10,7 @@ from scheduler.free import default_budget
 from scheduler.model.placement import Speeds
 from tpi.config import ModelConfig
 from tpi.errors import PlanError
-from tpi.kernels.kv import page_bytes
+from tpi.kernels.kv import LEAST_STATES, PAGES_PER_STATE, page_bytes
 from tpi.kernels.memory import CardMemoryNeed, buffer_bytes, card_memory_need, slice_bytes
 from tpi.pack.layout import BlockKind
 from tpi.system.machine import usable_cores
@@ -90,7 +90,8 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
     config, options = node.config, node.options
     tables, pieces = tables or Tables(), tiles(node)
     hosted = hosted or HostShare.of(pieces, [one.most_bytes(node.rank) for one in pieces])
-    layers = config.layers if hosted.kv_layers is None else hosted.kv_layers
+    layers = len(config.attention_layers) if hosted.kv_layers is None else hosted.kv_layers
+    states = 4 * sum(node.state_sizes.values())
     kv_heads = node.kv_heads if hosted.kv_heads is None else hosted.kv_heads
     token, chunk = computing_bytes(node), 0
     if options.batch is not None:  # only one chunk of a step is computed at once; the other tokens wait
@@ -98,10 +99,15 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
     return Demand(
         blocks=hosted.sizes,
         kinds=hosted.kinds,
-        page_bytes=page_bytes(layers, kv_heads, config.head_dim, options.kv_dtype),
+        page_bytes=page_bytes(layers, kv_heads, config.head_dim, options.kv_dtype) - (-states // PAGES_PER_STATE),
         pages=options.pages,
         token=token,
-        fixed=_fixed(node) + chunk + hosted.staged + tables.sent + (4 * _SAMPLING * config.vocab if tables.head else 0),
+        fixed=_fixed(node)
+        + LEAST_STATES * states
+        + chunk
+        + hosted.staged
+        + tables.sent
+        + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,
         embedding=tables.embedding,
     )

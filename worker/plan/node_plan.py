@@ -50,6 +50,9 @@ class RunUnits:
         return replace(self, units=units, hashes=hashes)
 
 
+HALVES: dict[BlockKind, BlockKind] = {"experts": "ffn", "delta": "attention"}
+
+
 @dataclass(frozen=True)
 class NodeBlock:
     """The units that this node has of one block: the attention or the feed-forward half of a layer."""
@@ -68,8 +71,8 @@ class NodeBlock:
 
     @property
     def half(self) -> BlockKind:
-        """The half of a layer that this block belongs to: "attention", or "ffn", which includes experts."""
-        return "ffn" if self.kind == "experts" else self.kind
+        """The half of a layer that this block belongs to: "attention" (or what takes its place), or "ffn"."""
+        return HALVES.get(self.kind, self.kind)
 
     @property
     def nbytes(self) -> int:
@@ -132,6 +135,19 @@ class NodePlan:
         """The largest number of KV heads that this node has in one block."""
         limit, width = self.config.kv_heads, self.config.kv_width
         return max((len(run.units.scaled(run.layout.width // width, limit)) for run in self.runs("kv")), default=0)
+
+    @cached_property
+    def state_sizes(self) -> dict[int, int]:
+        """The number of float32 values of a sequence's state in each recurrent layer, for this node's heads."""
+        return {block.layer: self._state_size(block) for block in self.blocks if block.kind == "delta"}
+
+    def _state_size(self, block: NodeBlock) -> int:
+        delta = self.config.delta
+        assert delta is not None  # a model with such blocks has these settings
+        value, key = block.run("value"), block.run("key")
+        values = len(value.units.scaled(value.layout.width, delta.heads * delta.value))
+        keys = len(key.units.scaled(key.layout.width, delta.key_heads * delta.key))
+        return values * delta.key + (delta.taps - 1) * (2 * keys + values)
 
     @property
     def neurons(self) -> int:

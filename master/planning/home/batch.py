@@ -135,7 +135,7 @@ def _problems(model: HomeModel, dealing: Dealing) -> Iterator[BatchProblem]:
 def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
     """Return the mean layer of a node that has `units` of every block."""
     shares, config = _shares(model, units), model.shape.config
-    kinds = {"attention": "heads", "ffn": "neurons", "experts": "experts"}
+    kinds = {"attention": "heads", "delta": "heads", "ffn": "neurons", "experts": "experts"}
     runs = [
         (block.kind, run, round(run.units * shares.get("shared" if run.name == "shared" else kinds[block.kind], 1.0)))
         for block in model.shape.blocks

@@ -89,7 +89,9 @@ class HomeModel:
         if heads := [block for block in blocks if block.kind == "attention"]:
             vector = vector_bytes(config.head_dim, self.kv_dtype or default_kv(self.shape))
             token = 2 * vector * config.kv_heads * len(heads)  # bytes of keys and values, all layers
-            units, nbytes = _run(heads[0], "query").units, sum(map(block_bytes, heads)) - self.everywhere
+            recurrent = [block for block in blocks if block.kind == "delta"]  # dealt by the same shares
+            units = _run(heads[0], "query").units
+            nbytes = sum(map(block_bytes, [*heads, *recurrent])) - self.everywhere
             attended = self.request.prompt + self.request.answer / 2
             yield DealtUnits(
                 "heads", units, len(heads), nbytes / units, (nbytes + token * attended) / units,

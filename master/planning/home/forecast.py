@@ -93,7 +93,7 @@ def _member(model: HomeModel, dealing: Dealing, rank: int, units: dict[str, int]
 def _share(model: HomeModel, units: dict[str, int], master: bool) -> NodeWork:
     """Return the part of a model's work that has these units of every block."""
     shares = {each.kind: units[each.kind] / each.units for each in model.problem.dealt}
-    kinds = {"attention": "heads", "ffn": "neurons", "experts": "experts"}
+    kinds = {"attention": "heads", "delta": "heads", "ffn": "neurons", "experts": "experts"}
     parts = [shares[kinds[block.kind]] for block in model.shape.blocks]
     segments: Sequence[SegmentWork] = [_cut(each, parts[each.block]) for each in model.whole.work.segments]
     table = model.whole.work.head if master else TableWork()

@@ -96,7 +96,13 @@ def layer_shape(config: ModelConfig, runs: Runs, heads: int, kv_heads: int, kv_d
     """
     sums = dict.fromkeys(("attention", "ffn", "routed"), (0.0, 0.0))
     for kind, run, units in runs:
-        of = "attention" if kind == "attention" else "routed" if kind == "experts" and run.name != "shared" else "ffn"
+        of = (
+            "attention"
+            if kind in ("attention", "delta")
+            else "routed"
+            if kind == "experts" and run.name != "shared"
+            else "ffn"
+        )
         nbytes, weights = sums[of]
         sums[of] = nbytes + units * run.unit_bytes, weights + units * run.width * run.hidden * len(run.parts)
     count = config.layers

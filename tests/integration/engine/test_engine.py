@@ -7,25 +7,16 @@ import numpy as np
 import pytest
 
 from allreduce.algorithms.loopback import Loopback
-from master.generation.engine import Engine
-from master.generation.request import Request
 from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import CONTEXT, in_process_engine
-from tests.support.generating import generate
-from tests.support.models import MODELS, VOCAB, TinyModel
+from tests.support.generating import generate, together
+from tests.support.models import MODELS, VOCAB, TinyModel, reference_logits
 from tpi.errors import UsageError
 from tpi.pack.reader import Pack
 
 TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
 LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 TOLERANCE = 1e-4
-
-
-def reference_logits(model: TinyModel, tokens: list[int]) -> np.ndarray:
-    import torch
-
-    with torch.no_grad():
-        return np.asarray(model.reference(torch.tensor([tokens])).logits[0].float().numpy())
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -44,16 +35,6 @@ def test_any_split_gives_the_same_logits(
     with in_process_engine(tiny_pack("llama"), shares, tmp_path) as engine:
         logits = engine.logits(TOKENS)
     assert np.abs(logits - reference_logits(tiny_model("llama"), TOKENS)).max() < TOLERANCE
-
-
-def together(engine: Engine, prompts: list[list[int]], length: int) -> list[list[int]]:
-    """Greedy answers to several prompts at once, until each sequence is `length` tokens long."""
-    greedy, sequences = Sampler(Sampling(temperature=0)), [engine.admit(prompt) for prompt in prompts]
-    for sequence in sequences:
-        engine.submit(Request(sequence, greedy, length - len(sequence.tokens), lambda sampled: True))
-    while engine.requests:
-        engine.step()
-    return [list(sequence.tokens) for sequence in sequences]
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -60,7 +60,7 @@ def test_answers_wait_about_as_long_at_the_end_of_a_long_prompt(chunk: int, answ
         assert work[0].count <= max(chunk // 4, PAGE_TOKENS) < 2 * chunk
         batcher.commit([work[0]])
     least = PAGE_TOKENS * (1 + 4000 / even)  # shorter pieces would only make the prompt slower
-    assert max(costs) <= max(costs[0], least)
+    assert max(costs) <= max(costs[0], least) + 1e-9  # the sums are rounded
     assert min(costs[:-1]) > 0.8 * costs[0]  # pieces are whole tokens
 
 

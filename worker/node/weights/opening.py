@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from scheduler.weights import Arrangement, Weights
 from scheduler.window.window import Window
 from tpi.devices.base import Device
+from tpi.kernels.kv import States, states_for
 from tpi.progress import Progress
 from tpi.trace import OFF, ON, NoTrace
 from worker.node.placed import Placed
@@ -101,6 +102,7 @@ class _Opening:
             self._link.open_rings(self._window)
         self._sources = Sources(self._window, kept, self._link)
         self._pages = open_pages(plan, residence.budget.pages, self._link)
+        self._states = States.allocate(plan.state_sizes, states_for(residence.budget.pages))
         self.sparse = self._chosen()
 
     def dense(self) -> OpenedWeights:
@@ -175,7 +177,8 @@ class _Opening:
         name = f"{block.name}{ON}{device.name}" if segment.device > 1 else block.name
         launch = traced(device, self._trace, name) if segment.device and self._trace is not OFF else None
         vectors, pages = self._held[block.source].vectors, self._pages(segment.device, block.layer)
-        opened = open_segment(device, self._plan.config, block.layer, runs, vectors, pages, launch)
+        states = self._states.layers.get(block.layer)
+        opened = open_segment(device, self._plan.config, block.layer, runs, vectors, pages, launch, states)
         if self.sparse is not None and not segment.device:
             return self.sparse.adapted(opened, block.layer, segment.neurons_before)
         if self._link is None:

@@ -146,5 +146,5 @@ def open_pages(plan: NodePlan, count: int, link: "Accelerators | None") -> Calla
     if link is not None:
         return lambda device, layer: link.pages(layer) if device else link.home
     config = plan.config
-    pages = KvPages.allocate(range(config.layers), count, plan.kv_heads, config.head_dim, plan.options.kv_dtype)
+    pages = KvPages.allocate(config.attention_layers, count, plan.kv_heads, config.head_dim, plan.options.kv_dtype)
     return lambda device, layer: pages

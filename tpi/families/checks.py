@@ -99,6 +99,8 @@ def check_delta(config: ModelConfig, where: str) -> None:
         raise ModelError(f"{where}: its recurrent layers lack their settings")
     if config.delta is None:
         return
+    if all(config.recurrent):
+        raise ModelError(f"{where}: models in which no layer has attention are not supported")
     limits = {"heads": 1 << 12, "key_heads": 1 << 12, "key": 1 << 10, "value": 1 << 10, "taps": 64}
     for name, limit in limits.items():
         value, least = getattr(config.delta, name), 2 if name == "taps" else 1

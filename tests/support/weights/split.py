@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from master.deployment.assignments import held_units
 from master.deployment.planner import deal_shards, units_of
-from tpi.block import residual
+from tpi.block import delta_spec, residual
 from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
@@ -79,7 +79,8 @@ class _Node:
     def __init__(self, pack: Pack, config: ModelConfig, shard: Shard, tokens: int, kernels: Kernels) -> None:
         pages = pages_for(tokens)
         self._pages = np.arange(pages, dtype=np.int32)[None]
-        kv_heads = len(shard.kv) * pack.layers[0][0].run("kv").width // config.kv_width
+        attention = pack.layers[config.attention_layers[0]][0]
+        kv_heads = len(shard.kv) * attention.run("kv").width // config.kv_width
         kv = KvPages.allocate(range(config.layers), pages, max(kv_heads, 1), config.head_dim, "f32")
         self._segments = [
             _segment(kernels, config, number // 2, block, shard, kv) for number, block in enumerate(pack.walk())
@@ -87,7 +88,8 @@ class _Node:
 
     def part(self, x: F32, positions: npt.NDArray[np.int32]) -> MicroBatch:
         """The tokens of a step on their way through a block."""
-        return MicroBatch(x, Batch(positions, np.zeros_like(positions), self._pages))
+        states = np.array([[0 if positions[0] else -1, 0]], np.int32)
+        return MicroBatch(x, Batch(positions, np.zeros_like(positions), self._pages, states))
 
     def heads(self, number: int, part: MicroBatch) -> AttentionSegment | None:
         """The segment of block `number` with its heads projected, if they wait for a sum over all nodes."""
@@ -110,7 +112,13 @@ def _segment(
 ) -> tuple[Segment, Bytes]:
     runs = list(held_units(block.shape, shard, config.mixture.experts if config.mixture else 1))
     data = [block.read_units(run.name, part.first, part.last).reshape(-1) for run, part in runs]
-    return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), kv), np.concatenate(data)
+    states = None
+    if block.kind == "delta":
+        (values, value_units), (keys, key_units) = runs
+        spec = delta_spec(config, values, keys, block.vectors(), value_units, key_units)
+        states = np.zeros((1, spec.state_values), np.float32)
+    segment = open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), kv, states=states)
+    return segment, np.concatenate(data)
 
 
 def _table(block: PackBlock) -> tuple[RunLayout, Bytes]:

@@ -14,7 +14,7 @@ import click
 from tpi.cachelimit import CacheLimit, cache_limit_option
 from tpi.config import default_cache
 from tpi.errors import TpiError, UsageError, WeightsError
-from tpi.pack.library.shelf import Entry
+from tpi.pack.library.inventory import Entry
 from tpi.paths import DIRECTORY
 from worker.shards.shelf import discard, entries
 
@@ -60,7 +60,7 @@ def rm(names: tuple[str, ...], cache: Path | None, shards: bool, everything: boo
     found = entries(directory)
     named = _named(names, found, directory)
     chosen = [entry for entry in found if entry in named or (shards and entry.kind == "shards")
-              or (everything and entry.again)]  # fmt: skip
+              or (everything and entry.reproducible)]  # fmt: skip
     if chosen and not yes and _is_interactive():
         listed = ", ".join(f"{entry.kind} {entry.name}" for entry in chosen)
         click.confirm(f"Remove {listed} ({_size(sum(entry.nbytes for entry in chosen))})?", abort=True, err=True)
@@ -86,7 +86,7 @@ def _named(names: Sequence[str], found: Sequence[Entry], directory: Path) -> lis
     """
     chosen: list[Entry] = []
     for name in names:
-        meant = [entry for entry in found if entry.called(name)]
+        meant = [entry for entry in found if entry.matches(name)]
         if not meant:
             known = sorted({entry.name for entry in found})
             near = [one for one in known if name and name.lower() in one.lower()] or get_close_matches(name, known)
@@ -110,7 +110,7 @@ def _fields(entry: Entry) -> dict[str, Any]:
         "path": str(entry.path),
         "bytes": entry.nbytes,
         "last_used": datetime.fromtimestamp(entry.last_used, timezone.utc).isoformat(timespec="seconds"),
-        "can_be_made_again": entry.again,
+        "can_be_made_again": entry.reproducible,
         "in_use": entry.in_use,
     }
 
@@ -127,7 +127,7 @@ def _age(entry: Entry) -> str:
 
 def _notes(entry: Entry) -> str:
     notes = ["in use"] if entry.in_use else []
-    notes += [] if entry.again else ["source gone"]
+    notes += [] if entry.reproducible else ["source gone"]
     if entry.kind == "shards" and entry.path.parent.parent.name == "local":
         notes.append(entry.path.parent.name)
     return f"  {', '.join(notes)}" if notes else ""

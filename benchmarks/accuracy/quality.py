@@ -19,7 +19,7 @@ from master.text.tokenizer import Tokenizer
 from tests.support.paths import DATA
 from tests.support.weights.floats import as_floats, shuffled
 from tpi.config import default_cache
-from tpi.pack.builder.build import Opened, pack_model
+from tpi.pack.builder.build import OpenedSource, pack_model
 from tpi.pack.reader import Pack
 
 F32 = npt.NDArray[np.float32]
@@ -88,7 +88,7 @@ def _engines(model: Path, packs: dict[str, Pack], folder: Path) -> dict[str, Log
     return engines | {f"TPI, {dtype}": _tpi(pack) for dtype, pack in packs.items() if dtype != "f32"}
 
 
-def _packs(opened: Opened, formats: Sequence[str], folder: Path) -> dict[str, Pack]:
+def _packs(opened: OpenedSource, formats: Sequence[str], folder: Path) -> dict[str, Pack]:
     """Write packs of the model in f32 and in each of `formats`."""
     for dtype in ("f32", *formats):
         pack_model(opened, dtype, folder / dtype)

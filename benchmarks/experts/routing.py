@@ -12,7 +12,7 @@ from benchmarks.training.routing import Routed, routed
 from scheduler.demand.choice.replay import Recording
 from scheduler.demand.choice.select import of_experts, try_all
 from tests.support.weights.trained import MIXTURE, UNSEEN, trained_facts, write_trained
-from tpi.sparsity.replay import chunks
+from tpi.sparsity.replay import cut_sequences
 
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the experts, in memory
 FORETOLD = 0.75  # "about four times in five" is what docs/experts.md expects of trained models
@@ -31,7 +31,7 @@ def trained_routing(most: int = 1 << 30) -> tuple[Routed, int]:
     with TemporaryDirectory() as folder:
         directory = write_trained(Path(folder, "model"), MIXTURE)
         ids = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(UNSEEN.read_text()).ids
-        found = routed(directory, chunks(ids, LENGTH, most))
+        found = routed(directory, cut_sequences(ids, LENGTH, most))
     return found, int(found.chosen.max()) + 1
 
 

@@ -21,7 +21,7 @@ from tests.support.weights.shapes import LLAMA_1B, tensor_files, write_byte_toke
 from tpi.config import default_cache
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.builder import tokens
-from tpi.pack.builder.build import Opened, pack_model
+from tpi.pack.builder.build import OpenedSource, pack_model
 from tpi.sources.base import Bytes, SourceTensor
 from tpi.sources.elements import Element
 
@@ -102,7 +102,7 @@ def pack_seventy(target: Path) -> Path:
     model = replace(model, config=replace(model.config, layers=layers), layers=model.layers * layers)
     with TemporaryDirectory() as folder:
         write_byte_tokenizer(Path(folder))
-        opened = Opened(
+        opened = OpenedSource(
             target.name, model, source, lambda out: tokens.from_directory(Path(folder), SHAPE, model.config.vocab, out)
         )
         pack_model(opened, "auto", target)

@@ -24,9 +24,9 @@ from tpi.pack.reader import Pack
 from tpi.partition import deal
 from tpi.progress import silent
 from tpi.sparsity.files import NAME, load_predictors, save_predictors
-from tpi.sparsity.renumber import I32, renumbered_use, runs_of_active, unevenness
-from tpi.sparsity.replay import chunks
-from tpi.sparsity.usage import NeuronUse
+from tpi.sparsity.renumber import I32, load_imbalance, renumbered_profile, runs_of_active
+from tpi.sparsity.replay import cut_sequences
+from tpi.sparsity.usage import NeuronProfile
 from worker.plan.case import Candidate, Case
 from worker.plan.modes import neurons
 from worker.plan.records import RecordPlan, read_by_neuron
@@ -78,11 +78,11 @@ def _texts(pack: Pack) -> tuple[I32, I32]:
     """Split the text: three quarters for training and the rest for measuring, each `[sequences, CONTEXT]`."""
     from tokenizers import Tokenizer
 
-    tokens = chunks(Tokenizer.from_file(str(pack.tokenizer_file)).encode(TEXT.read_text()).ids, CONTEXT)
+    tokens = cut_sequences(Tokenizer.from_file(str(pack.tokenizer_file)).encode(TEXT.read_text()).ids, CONTEXT)
     return tokens[: 3 * len(tokens) // 4], tokens[3 * len(tokens) // 4 :]
 
 
-def _used(pack: Pack, tokens: I32) -> NeuronUse:
+def _used(pack: Pack, tokens: I32) -> NeuronProfile:
     return profile_model(pack, tokens, open_kernels(), silent)
 
 
@@ -114,9 +114,9 @@ def _read(pack: Pack, cache: Path, asked: list[list[int]], gap: int) -> RecordSt
         return sparse.records.stats()
 
 
-def _busiest(use: NeuronUse, orders: Any) -> float:
-    counts = (use if orders is None else renumbered_use(use, orders)).counts
-    return unevenness(counts, [(32 * part.first, 32 * part.last) for part in deal(use.neurons // 32, [1, 1, 1])])
+def _busiest(use: NeuronProfile, orders: Any) -> float:
+    counts = (use if orders is None else renumbered_profile(use, orders)).counts
+    return load_imbalance(counts, [(32 * part.first, 32 * part.last) for part in deal(use.neurons // 32, [1, 1, 1])])
 
 
 def _row(name: str, gap: int, runs: float, stats: RecordStats) -> Row:

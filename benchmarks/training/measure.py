@@ -14,7 +14,7 @@ from tests.support.weights.trained import write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.replay import FfnWeights, chunks, dense
+from tpi.sparsity.replay import FfnWeights, cut_sequences, dense
 
 F32 = npt.NDArray[np.float32]
 Active = npt.NDArray[np.bool_]
@@ -61,7 +61,7 @@ def measure(ids: Sequence[int], text_ids: Sequence[int]) -> dict[str, Any]:
     """Measure the model in the tests' data: on `ids`, which were held out, and on `text_ids`, the part in the tests'
     data.
     """
-    kernels, tokens = open_kernels(), chunks(ids, LENGTH, MOST)
+    kernels, tokens = open_kernels(), cut_sequences(ids, LENGTH, MOST)
     seen: dict[int, list[Active]] = {}
 
     def watch(layer: int, weights: FfnWeights, x: F32) -> F32:
@@ -73,7 +73,7 @@ def measure(ids: Sequence[int], text_ids: Sequence[int]) -> dict[str, Any]:
         pack_model(open_source(directory), "f32", Path(folder, "pack"))
         pack = Pack.open(Path(folder, "pack"))
         of_all = perplexity(pack, tokens, kernels, watch)
-        of_text = perplexity(pack, chunks(text_ids, LENGTH), kernels)
+        of_text = perplexity(pack, cut_sequences(text_ids, LENGTH), kernels)
     return {
         "perplexity": round(of_all, 3),
         "tokens": tokens.size,

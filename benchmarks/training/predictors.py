@@ -26,8 +26,8 @@ from tpi.pack.reader import Pack
 from tpi.sparsity.examples import LayerExamples
 from tpi.sparsity.files import save_predictors
 from tpi.sparsity.predictor import Predictor
-from tpi.sparsity.replay import I32, chunks
-from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measured, train_predictors
+from tpi.sparsity.replay import I32, cut_sequences
+from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measure_predictor, train_predictors
 
 LENGTH = 256
 LIMIT = 0.06  # of the pack's bytes
@@ -38,7 +38,7 @@ Examples = Mapping[int, LayerExamples]
 def tokens_of(tokenizer: Tokenizer, texts: Iterable[str], most: int = 1 << 30) -> I32:
     """Encode documents one after the other as `[sequences, LENGTH]`, from at most `most` tokens."""
     ids = [id for text in texts for id in tokenizer.encode(text).ids]
-    return chunks(ids[:most], LENGTH)
+    return cut_sequences(ids[:most], LENGTH)
 
 
 def trained(
@@ -60,7 +60,7 @@ def rows(predictors: Iterable[Predictor], examples: Examples) -> list[dict[str, 
     for one in predictors:
         of = examples[one.layer]
         counts.append(sum(int(active.sum()) for _, active in of.pieces()))
-        recall, chosen = measured(one, of)
+        recall, chosen = measure_predictor(one, of)
         active = counts[-1] / len(of) / of.neurons
         found.append({"layer": one.layer, "rank": one.rank, "recall": recall, "chosen": chosen, "active": active})
     both = {name: sum(count * one[name] for count, one in zip(counts, found, strict=True)) / sum(counts)

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.training.measure import LENGTH, MOST
 from tests.support.weights.trained import MIXTURE, write_trained
 from tpi.pack.routing import U16
-from tpi.sparsity.replay import I32, chunks
+from tpi.sparsity.replay import I32, cut_sequences
 
 _AT_ONCE = 8  # sequences
 
@@ -109,8 +109,8 @@ def measure_mixture(ids: list[int], text_ids: list[int]) -> dict[str, Any]:
     """
     with TemporaryDirectory() as folder:
         directory = write_trained(Path(folder, "model"), MIXTURE)
-        tokens = chunks(ids, LENGTH, MOST)
-        of_all, of_text = routed(directory, tokens), routed(directory, chunks(text_ids, LENGTH))
+        tokens = cut_sequences(ids, LENGTH, MOST)
+        of_all, of_text = routed(directory, tokens), routed(directory, cut_sequences(text_ids, LENGTH))
     experts = json.loads((MIXTURE / "config.json").read_text())["num_experts"]
     return {
         "perplexity": round(float(np.exp(of_all.surprise)), 3),

@@ -12,10 +12,10 @@ from tpi.partition import FFN_UNIT
 from tpi.progress import warn
 from tpi.sparsity.files import NAME as PREDICTORS
 from tpi.sparsity.files import load_predictors
-from tpi.sparsity.numbered import made_from, numbered_packs, open_numbered
-from tpi.sparsity.renumber import NAME, inverse, load_orders, unevenness
+from tpi.sparsity.numbered import inputs_hash, numbered_packs, open_numbered
+from tpi.sparsity.renumber import NAME, inverse, load_imbalance, load_orders
 from tpi.sparsity.usage import NAME as PROFILE
-from tpi.sparsity.usage import load_use
+from tpi.sparsity.usage import load_profile
 
 _WORSE = 0.05  # share of extra neurons on the busiest node that is accepted, compared with the model's own numbers
 
@@ -61,15 +61,15 @@ def _more_uneven(pack: Path, path: Path, bounds: Sequence[tuple[int, int]]) -> f
     If the numbers are damaged, or made from other predictors than `pack` has now, warn and return None.
     """
     try:
-        counts, (orders, of) = load_use(path / PROFILE).counts, load_orders(path / NAME)
+        counts, (orders, of) = load_profile(path / PROFILE).counts, load_orders(path / NAME)
     except TpiError as error:
         warn(f"{path.name} is not used: {error}")
         return None
-    if of != made_from(pack, orders):
+    if of != inputs_hash(pack, orders):
         warn(f"{path.name} is not used: the model's predictors have changed since; make it again with tpi profile")
         return None
     own = [row[inverse(order)] for row, order in zip(counts, orders, strict=True)]
-    return unevenness(counts, bounds) - unevenness(np.stack(own), bounds)
+    return load_imbalance(counts, bounds) - load_imbalance(np.stack(own), bounds)
 
 
 def _words(shares: Sequence[float] | Split) -> str:

@@ -12,7 +12,7 @@ from tpi.config import default_cache
 from tpi.errors import UsageError, WeightsError
 from tpi.flags import ModelCommand, model_argument
 from tpi.paths import DIRECTORY, PATH
-from tpi.sparsity.usage import NeuronUse, hot_share
+from tpi.sparsity.usage import NeuronProfile, hot_share
 
 if TYPE_CHECKING:
     from tpi.kernels import Kernels
@@ -77,7 +77,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     from tpi.kernels import open_kernels
     from tpi.pack.library.locate import open_model
     from tpi.progress import phase
-    from tpi.sparsity.replay import chunks
+    from tpi.sparsity.replay import cut_sequences
     from tpi.sparsity.usage import NAME
     from tpi.system.atomic import write_atomically
 
@@ -94,7 +94,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     ids = Tokenizer.load(pack).encode(words)[: flags["tokens"]]
     if len(ids) < length:
         raise UsageError(f"{text} has {len(ids)} tokens; give --text a file of at least {length}, better thousands")
-    tokens, kernels = chunks(ids, length), open_kernels()
+    tokens, kernels = cut_sequences(ids, length), open_kernels()
     if pack.config.mixture is not None:
         return _routed(pack, tokens, kernels, flags["predictors"])
     with phase(f"profiling {pack.path.name}") as progress:
@@ -107,7 +107,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     return found
 
 
-def _numbered(pack: "Pack", use: NeuronUse, shares: Sequence[float], cache: Path) -> dict[str, Any] | None:
+def _numbered(pack: "Pack", use: NeuronProfile, shares: Sequence[float], cache: Path) -> dict[str, Any] | None:
     """Write the renumbered pack and return its figures; if it cannot be written, warn and return None."""
     from master.profiling.numbering import Numbering
     from tpi.progress import phase, warn
@@ -141,10 +141,10 @@ def _routing_table(found: dict[str, Any]) -> str:
     return routing_table(found)
 
 
-def _figures(use: NeuronUse) -> dict[str, Any]:
+def _figures(use: NeuronProfile) -> dict[str, Any]:
     """Return the figures of a profile: shares from 0 to 1.
 
-    `foretold`, by look-ahead distance in layers, is the mean over layers (`NeuronUse.foretold`).
+    `foretold`, by look-ahead distance in layers, is the mean over layers (`NeuronProfile.foretold`).
     """
     ahead = range(1, min(_AHEAD, use.layers - 1) + 1)
     return {

@@ -11,12 +11,12 @@ from tpi.pack.manifest import MANIFEST
 from tpi.pack.reader import Pack
 from tpi.progress import Progress
 from tpi.sparsity.replay import F32, I32, FfnWeights, dense, replay
-from tpi.sparsity.usage import I64, NAME, U8, NeuronUse, load_use, packed, save_use
+from tpi.sparsity.usage import I64, NAME, U8, NeuronProfile, load_profile, pack_bits, save_profile
 
 PIECE = 8  # sequences that pass through the model together
 
 
-def profile_model(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress) -> NeuronUse:
+def profile_model(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress) -> NeuronProfile:
     """Return the use of a model's neurons over `tokens` `[sequences, length]`; store it after every piece.
 
     Raises:
@@ -29,19 +29,19 @@ def profile_model(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress)
     progress(done, len(tokens))
     while done < len(tokens):
         piece = tokens[done : done + PIECE]
-        use = use.plus(*_counted(pack, piece, kernels))
+        use = use.extended(*_counted(pack, piece, kernels))
         done += len(piece)
-        save_use(path, use)
+        save_profile(path, use)
         progress(done, len(tokens))
     return use
 
 
-def _begun(pack: Pack, tokens: I32, path: Path) -> NeuronUse:
+def _begun(pack: Pack, tokens: I32, path: Path) -> NeuronProfile:
     """Return the stored profile of this pack and text, or an empty one."""
     of = text_id(pack, tokens)
-    if path.exists() and (kept := load_use(path)).of == of:
+    if path.exists() and (kept := load_profile(path)).of == of:
         return kept
-    return NeuronUse.nothing(of, pack.config.layers, pack.config.intermediate)
+    return NeuronProfile.empty(of, pack.config.layers, pack.config.intermediate)
 
 
 def text_id(pack: Pack, tokens: I32) -> str:
@@ -60,7 +60,7 @@ def _counted(pack: Pack, piece: I32, kernels: Kernels) -> tuple[I64, U8]:
     def watch(layer: int, weights: FfnWeights, x: F32) -> F32:
         active = weights.active(x)
         counts.append(active.sum(axis=0, dtype=np.int64))
-        bits.append(packed(active))
+        bits.append(pack_bits(active))
         return dense(layer, weights, x)
 
     replay(pack, piece, kernels, watch)

@@ -9,8 +9,8 @@ import numpy as np
 
 from master.deployment.planner import deal_shards, units_of
 from tpi.errors import ModelError, WeightsError
-from tpi.pack.builder.mend import find_damage, made
 from tpi.pack.builder.renumber import write_renumbered
+from tpi.pack.builder.repair import find_damage, record_new_pack
 from tpi.pack.library.hold import in_use
 from tpi.pack.library.record import PackRecord
 from tpi.pack.library.store import build
@@ -18,7 +18,7 @@ from tpi.pack.reader import Pack, is_pack
 from tpi.partition import FFN_UNIT
 from tpi.progress import Progress, phase
 from tpi.sparsity import files, usage
-from tpi.sparsity.numbered import made_from, numbered_path
+from tpi.sparsity.numbered import inputs_hash, numbered_path
 from tpi.sparsity.predictor import Predictor
 from tpi.sparsity.renumber import (
     I32,
@@ -26,7 +26,7 @@ from tpi.sparsity.renumber import (
     load_orders,
     renumber,
     renumbered_predictor,
-    renumbered_use,
+    renumbered_profile,
     runs_of_active,
     save_orders,
 )
@@ -37,12 +37,12 @@ class Numbering:
     """New numbers for the neurons of `pack`, whose use is `use`, for nodes of these shares."""
 
     pack: Pack
-    use: usage.NeuronUse
+    use: usage.NeuronProfile
     shares: Sequence[float]
     orders: Sequence[I32]
 
     @classmethod
-    def of(cls, pack: Pack, use: usage.NeuronUse, shares: Sequence[float]) -> "Numbering":
+    def of(cls, pack: Pack, use: usage.NeuronProfile, shares: Sequence[float]) -> "Numbering":
         """Choose the new numbers.
 
         Raises:
@@ -66,13 +66,13 @@ class Numbering:
             ModelError: if the predictors next to the pack are damaged.
         """
         predictors = files.load_predictors(self.pack.path / files.NAME)
-        of = made_from(self.pack.path, np.stack(self.orders))
+        of = inputs_hash(self.pack.path, np.stack(self.orders))
         if self._is_there(cache, of, predictors.keys()):
             return
         if in_use(self.path):
             raise WeightsError(f"{self.path} is in use by a running process; end it, and profile the model again")
-        build(self.path, lambda directory: self._fill(directory, predictors, of, progress), is_pack, again=True)
-        made(PackRecord(cache, self.path.absolute()))
+        build(self.path, lambda directory: self._fill(directory, predictors, of, progress), is_pack, overwrite=True)
+        record_new_pack(PackRecord(cache, self.path.absolute()))
 
     def figures(self) -> dict[str, Any]:
         """Return the mean number of runs that a token's active neurons of a layer form, before and after."""
@@ -81,7 +81,7 @@ class Numbering:
 
     def _fill(self, directory: Path, predictors: dict[int, Predictor], of: str, progress: Progress) -> None:
         write_renumbered(self.pack, self.orders, directory, progress)
-        usage.save_use(directory / usage.NAME, renumbered_use(self.use, self.orders))
+        usage.save_profile(directory / usage.NAME, renumbered_profile(self.use, self.orders))
         if predictors:
             turned = [renumbered_predictor(one, self.orders[layer]) for layer, one in predictors.items()]
             files.save_predictors(directory / files.NAME, turned, "renumbered")
@@ -91,7 +91,7 @@ class Numbering:
         """Return True if the renumbered pack is complete, with predictors of these layers."""
         try:
             kept = load_orders(self.path / NAME)[1]
-            usage.load_use(self.path / usage.NAME)
+            usage.load_profile(self.path / usage.NAME)
             predicted = files.load_predictors(self.path / files.NAME).keys()
         except ModelError:
             return False

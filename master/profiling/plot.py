@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tpi.sparsity.usage import F64, NeuronUse, cumulative
+from tpi.sparsity.usage import F64, NeuronProfile, cumulative
 
 _WIDTH, _HEIGHT, _EDGE = 480, 320, 48
 _POINTS = 200  # points of a curve
 _HUES = (210, 20)  # hues from the first layer to the last
 
 
-def figure(use: NeuronUse) -> str:
+def figure(use: NeuronProfile) -> str:
     """Return an SVG with one thin curve for each layer, and a thick one for the whole model."""
     hues = np.linspace(*_HUES, use.layers)
     curves = [

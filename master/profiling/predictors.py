@@ -12,7 +12,7 @@ from tpi.progress import phase
 from tpi.sparsity.examples import ExampleFiles, LayerExamples, token_bytes
 from tpi.sparsity.files import NAME, save_predictors
 from tpi.sparsity.replay import I32
-from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measured, train_predictors, training_bytes
+from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measure_predictor, train_predictors, training_bytes
 
 LIMIT = 0.06  # most of the pack's bytes that predictors may take
 TOKENS = 65_536  # most tokens of the text that are used
@@ -74,7 +74,7 @@ def _train(
 
 
 def _figures(one: TrainedPredictor, unseen: LayerExamples) -> dict[str, Any]:
-    recall, chosen = measured(one.predictor, unseen)
+    recall, chosen = measure_predictor(one.predictor, unseen)
     return {"rank": one.predictor.rank, "recall": recall, "chosen": chosen}
 
 

@@ -32,7 +32,7 @@ def record_routing(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress
     progress(done, len(tokens))
     while done < len(tokens):
         piece = tokens[done : done + PIECE]
-        record = record.plus(_chosen(pack, piece, kernels))
+        record = record.extended(_chosen(pack, piece, kernels))
         done += len(piece)
         save_routing(path, record)
         progress(done, len(tokens))
@@ -44,7 +44,7 @@ def routing_figures(record: RoutingRecord) -> dict[str, Any]:
     layers, count = record.experts.shape[1], int(record.experts.max()) + 1
     counts = [np.bincount(record.experts[:, at].ravel(), minlength=count) for at in range(layers)]
     keys = [(layer, expert) for layer in range(layers) for expert in range(count)]
-    recording = of_experts(record.spread(), range(layers), keys)
+    recording = of_experts(record.sample(), range(layers), keys)
     least = max(recording.largest_use, 1)
     held = {share: select(recording, max(least, int(share * len(keys)))) for share in _SHARES}
     return {

@@ -15,7 +15,7 @@ from tpi.pack.reader import Pack
 from tpi.partition import FFN_UNIT, Shard
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.predictor import Predictor
-from tpi.sparsity.usage import MARKED, Active, load_marks, load_use
+from tpi.sparsity.usage import MARKED, Active, load_marks, load_profile
 from tpi.sparsity.usage import NAME as PROFILE
 
 F64 = npt.NDArray[np.float64]
@@ -52,12 +52,14 @@ class PredictorSource:
             return (), ()
         for layer, whole in self._predictors.items():
             begin, end = (min(unit * FFN_UNIT, whole.neurons) for unit in (shard.ffn.first, shard.ffn.last))
-            one = whole.of(begin, end)
+            one = whole.slice(begin, end)
             block = self._block(one, {name: values[layer, begin:end] for name, values in self._known.items()})
             blocks.setdefault(block.id, block)
             at = first + list(blocks).index(block.id)
             weights = one.first.weights
-            plans.append(PredictorPlan(layer, at, one.rank, one.neurons, weights, one.given, one.ahead, one.threshold))
+            plans.append(
+                PredictorPlan(layer, at, one.rank, one.neurons, weights, one.input_kind, one.ahead, one.threshold)
+            )
         return tuple(blocks.values()), tuple(plans)
 
     def _block(self, one: Predictor, known: Mapping[str, F64 | Active]) -> BlockPlan:
@@ -122,7 +124,7 @@ def _frequency(pack: Pack) -> F64 | None:
     path = pack.path / PROFILE
     if not path.exists():
         return None
-    use = load_use(path)
+    use = load_profile(path)
     fits = (use.layers, use.neurons) == (pack.config.layers, pack.config.intermediate) and use.tokens
     return use.frequency if fits else None
 

@@ -5,14 +5,14 @@ import numpy as np
 from tpi.kernels import Kernels
 from tpi.kernels.spec import NormSpec
 from tpi.pack.reader import Pack
-from tpi.sparsity.replay import F32, I32, FeedForward, dense, replay, table
+from tpi.sparsity.replay import F32, I32, FeedForward, dense, read_table, replay
 
 
 def logits(pack: Pack, x: F32, kernels: Kernels) -> F32:
     """Return the logits `[tokens, vocab]` of hidden states that `replay` returned."""
     config, final = pack.config, pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
-    found: F32 = kernels.logits(*table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
+    found: F32 = kernels.logits(*read_table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
     found *= np.float32(config.logit_scale)
     if not config.logit_softcap:
         return found

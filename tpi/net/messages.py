@@ -35,7 +35,7 @@ from tpi.net.fields import (
     WindowState,
 )
 from tpi.pack.layout import BlockKind, RunLayout
-from tpi.pack.routing import MOST_TOLD
+from tpi.pack.routing import MAX_SENT_BYTES
 
 
 @message
@@ -200,7 +200,7 @@ class Assign:
     collective: Name
     wire: Name
     options: NodeOptions
-    routing: Annotated[bytes, Raw(MOST_TOLD)] = b""  # an encoded `tpi.pack.routing.RoutingRecord`
+    routing: Annotated[bytes, Raw(MAX_SENT_BYTES)] = b""  # an encoded `tpi.pack.routing.RoutingRecord`
     predictors: tuple[PredictorPlan, ...] = ()  # at most one per layer
 
     def __post_init__(self) -> None:

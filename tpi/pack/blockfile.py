@@ -57,7 +57,7 @@ class BlockShape:
         return len(self.header) + sum(nbytes for *_, nbytes in self._tensors())
 
     @property
-    def facts_offset(self) -> int:
+    def tail_offset(self) -> int:
         """Offset in the file where the vectors and hashes begin. The block's name is a hash of the header and these."""
         return len(self.header) + sum(run.units * run.unit_bytes for run in self.runs)
 

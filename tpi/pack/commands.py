@@ -35,7 +35,7 @@ def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
     """Write the model SOURCE (as for -m) as a pack, which opens at once and can be copied to other machines."""
     from tpi.errors import UsageError
     from tpi.pack.builder.build import open_source, pack_model
-    from tpi.pack.builder.mend import made as remember
+    from tpi.pack.builder.repair import record_new_pack
     from tpi.pack.library.locate import identity, locate
     from tpi.pack.library.record import PackRecord
     from tpi.pack.reader import Pack
@@ -48,6 +48,6 @@ def pack(source: str, output: Path, dtype: str, cache: Path | None) -> None:
     pack_model(open_source(located.path), dtype, output)
     origin = located.path.absolute()
     record = PackRecord(cache or default_cache(), output.absolute(), str(origin), dtype, identity(origin, dtype))
-    remember(record)
+    record_new_pack(record)
     made = Pack.open(output)
     click.echo(f"{output}: {made.weight_bytes / 1e6:.0f} MB of weights in {len(made.blocks)} files")

@@ -126,7 +126,7 @@ class PackBlock:
 
     def _vectors_and_hashes(self) -> dict[str, Bytes]:
         """Read the bytes of all vectors and hashes, by tensor name: all of the file's data except the units."""
-        begin = self.shape.facts_offset
+        begin = self.shape.tail_offset
         tail = np.empty(self.shape.nbytes - begin, np.uint8)
         self._read(begin, tail)
         if block_id(self.shape.header, tail.tobytes()) != self.id:

@@ -17,8 +17,8 @@ U16 = npt.NDArray[np.uint16]
 
 NAME = "routing.npz"  # in the pack's directory
 VERSION = 1
-MOST_TOKENS = 16384  # limit of tokens in a record
-MOST_TOLD = 1 << 20  # limit of the bytes sent to a node
+MAX_TOKENS = 16384  # limit of tokens in a record
+MAX_SENT_BYTES = 1 << 20  # limit of the bytes sent to a node
 _TOLD = 2048  # limit of the tokens sent to a node
 _RUNS = 8  # number of stretches of consecutive tokens that a sample is made of
 _HEAD = 12  # bytes of the header of a sent sample
@@ -33,19 +33,19 @@ class RoutingRecord:
     tokens: int  # number of tokens seen; `experts` holds the first of them
     experts: U16
 
-    def plus(self, experts: U16) -> "RoutingRecord":
-        """Return a record with the choices of more tokens, `[tokens, layers, used]`, appended up to `MOST_TOKENS`."""
-        room = max(0, MOST_TOKENS - len(self.experts))
+    def extended(self, experts: U16) -> "RoutingRecord":
+        """Return a record with the choices of more tokens, `[tokens, layers, used]`, appended up to `MAX_TOKENS`."""
+        room = max(0, MAX_TOKENS - len(self.experts))
         kept = np.concatenate([self.experts, experts[:room]]) if self.tokens else experts[:room]
         return RoutingRecord(self.of, self.tokens + len(experts), kept)
 
-    def spread(self) -> U16:
+    def sample(self) -> U16:
         """Return the sample by which policies are chosen: all tokens, or 8 evenly spaced stretches of them.
 
-        The sample has at most 2048 tokens and `MOST_TOLD` bytes.
+        The sample has at most 2048 tokens and `MAX_SENT_BYTES` bytes.
         """
         total, each = len(self.experts), max(1, self.experts[:1].size * self._width)
-        count = min(_TOLD, (MOST_TOLD - _HEAD) // each)
+        count = min(_TOLD, (MAX_SENT_BYTES - _HEAD) // each)
         if total <= count:
             return self.experts
         firsts = np.linspace(0, total - count // _RUNS, _RUNS).astype(np.int64)
@@ -54,7 +54,7 @@ class RoutingRecord:
     def to_bytes(self) -> bytes:
         """Encode the sample of `spread` for a node, with 1 or 2 bytes for each expert's number."""
         head = np.array([*self.experts.shape[1:], self._width], "<u4")
-        return head.tobytes() + self.spread().astype(f"<u{self._width}").tobytes()
+        return head.tobytes() + self.sample().astype(f"<u{self._width}").tobytes()
 
     @property
     def _width(self) -> int:
@@ -63,7 +63,7 @@ class RoutingRecord:
 
 
 def from_bytes(data: bytes) -> U16:
-    """Decode the bytes of `RoutingRecord.told` to uint16 `[tokens, layers, used]`.
+    """Decode the bytes of `RoutingRecord.to_bytes` to uint16 `[tokens, layers, used]`.
 
     Raises:
         ModelError: if the data is damaged.

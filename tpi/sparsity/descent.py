@@ -15,7 +15,7 @@ _RARE = 1e-4  # activation frequencies are clipped to [_RARE, 1 - _RARE]
 _SLOPE = 4.0  # derivative of the logit by the probability, at probability 1/2
 
 
-def initial(examples: LayerExamples, rank: int, random: np.random.Generator) -> tuple[F32, F32, F32]:
+def initial_weights(examples: LayerExamples, rank: int, random: np.random.Generator) -> tuple[F32, F32, F32]:
     """Return the initial weights of a predictor: the best linear predictor of half the rank.
 
     The result is `first` `[rank, hidden]`, `second` `[neurons, rank]` and the bias `[neurons]`, all float32. Each

@@ -22,7 +22,7 @@ from tpi.kernels import Kernels
 from tpi.pack.reader import Pack
 from tpi.progress import Progress, silent
 from tpi.sparsity.replay import F32, I32, FfnWeights, dense, replay
-from tpi.sparsity.usage import U8, packed
+from tpi.sparsity.usage import U8, pack_bits
 from tpi.system.atomic import write_atomically
 from tpi.system.fulldisk import write_error
 from tpi.system.private import make_private, private
@@ -53,7 +53,7 @@ class LayerExamples:
     @classmethod
     def of(cls, layer: int, x: F32, active: Active, ahead: int = 0) -> "LayerExamples":
         """Create examples from the inputs `x` `[tokens, hidden]` and the activity `active` `[tokens, neurons]`."""
-        return cls(layer, x, packed(active), active.shape[1], ahead)
+        return cls(layer, x, pack_bits(active), active.shape[1], ahead)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -152,7 +152,7 @@ class ExampleFiles:
 
             def see(layer: int, weights: FfnWeights, x: F32) -> F32:
                 halves = np.clip(x, -_LARGEST_F16, _LARGEST_F16).astype(np.float16)
-                for file, rows in ((inputs, halves), (bits, packed(weights.active(x)))):
+                for file, rows in ((inputs, halves), (bits, pack_bits(weights.active(x)))):
                     file.seek((layer * tokens.size + first * tokens.shape[1]) * rows[0].nbytes)
                     file.write(rows.tobytes())
                 return dense(layer, weights, x)

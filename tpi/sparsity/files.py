@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tpi.errors import ModelError, WeightsError
 from tpi.sources.files import parse_json
 from tpi.sources.safetensors import read_header
-from tpi.sparsity.predictor import Given, Predictor, PredictorMatrix
+from tpi.sparsity.predictor import InputKind, Predictor, PredictorMatrix
 from tpi.system.atomic import write_atomically
 
 NAME = "predictors.safetensors"  # in the pack's directory
@@ -68,7 +68,7 @@ def load_predictors(path: Path) -> dict[int, Predictor]:
 def _described(one: Predictor) -> dict[str, Any]:
     return {
         "layer": one.layer, "hidden": one.first.columns, "rank": one.rank, "neurons": one.neurons,
-        "threshold": one.threshold, "ahead": one.ahead, "given": one.given,
+        "threshold": one.threshold, "ahead": one.ahead, "given": one.input_kind,
     }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def _predictor(described: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[A
     first, second = (tensors[f"layer.{layer}.{name}"] for name in _MATRICES)
     if first.ndim != 2 or second.ndim != 2 or len(first) != rank or len(second) != int(described["neurons"]):
         raise ValueError(f"the matrices of layer {layer} do not have the shapes in its metadata")
-    if described["given"] not in get_args(Given):
+    if described["given"] not in get_args(InputKind):
         raise ValueError(f"layer {layer} has the unknown kind of input {str(described['given'])[:20]!r}")
     return Predictor(
         layer, PredictorMatrix(first, int(described["hidden"])), PredictorMatrix(second, rank),

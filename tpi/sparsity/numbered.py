@@ -33,7 +33,7 @@ def numbered_packs(pack: Path) -> list[Path]:
     return sorted(path for path in pack.glob(f"{_PREFIX}*") if is_pack(path))
 
 
-def made_from(pack: Path, orders: I32) -> str:
+def inputs_hash(pack: Path, orders: I32) -> str:
     """Return a hash of the inputs of a renumbered pack: the pack's manifest, its predictors, and the orders of neurons.
 
     `orders` is int32 `[layers, neurons]`.
@@ -52,7 +52,7 @@ def open_numbered(pack: Pack, path: Path, cache: Path, progress: Phase = phase) 
         WeightsError: if the pack is damaged; the message says how to make it again.
         ModelError: if its manifest cannot be used.
     """
-    from tpi.pack.builder.mend import find_damage
+    from tpi.pack.builder.repair import find_damage
 
     with closing(Hold(path)):
         record = PackRecord.load(cache, path)

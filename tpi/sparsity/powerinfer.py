@@ -19,7 +19,7 @@ from tpi.sparsity.usage import MARKED, Active, save_marks
 _MOST_RANK = 1 << 14
 
 
-def keep_beside(model: Model, source: Source, directory: Path) -> None:
+def write_sparsity_data(model: Model, source: Source, directory: Path) -> None:
     """Write the predictors and GPU marks of a model's source, if it has any, into the directory of its pack.
 
     Raises:
@@ -59,7 +59,7 @@ def _predictor(model: Model, source: Source, refs: PredictorRefs) -> Predictor:
     first = _matrix(source, refs.first, (rank, model.config.hidden))
     second = _matrix(source, refs.second, (model.config.intermediate, rank))
     return Predictor(
-        refs.layer, first, second, refs.threshold, given="residual"
+        refs.layer, first, second, refs.threshold, input_kind="residual"
     )  # the input before the norm, as in the graph of PowerInfer's llama.cpp
 
 

@@ -27,7 +27,7 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 Weights = Literal["f16", "q8", "q4s"]
 """Format of a predictor's matrices: f16 takes 2 bytes a weight; q8 and q4s take 34 and 18 bytes for 32 weights."""
-Given = Literal["normed", "residual"]
+InputKind = Literal["normed", "residual"]
 """Input of a predictor: the feed-forward block's input after its norm, or the hidden states before that norm."""
 
 
@@ -103,7 +103,7 @@ class PredictorMatrix:
         padded = np.pad(kept, ((0, more), (0, 0))) if more else kept
         return np.ascontiguousarray(padded).view(np.uint8).reshape(-1)
 
-    def times(self, x: F32, kernels: Kernels | None) -> F32:
+    def multiply(self, x: F32, kernels: Kernels | None) -> F32:
         """Return the products of `x` `[tokens, columns]` with every row, `[tokens, count]`.
 
         Without kernels, the reference implementation is used.
@@ -122,7 +122,7 @@ class Predictor:
     second: PredictorMatrix
     threshold: float = 0.0
     ahead: int = 0
-    given: Given = "normed"
+    input_kind: InputKind = "normed"
     bias: F32 | None = field(default=None)
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class Predictor:
         kept = 0 if self.bias is None else self.bias.nbytes
         return kept + sum(matrix.run.units * matrix.run.unit_bytes for matrix in (self.first, self.second))
 
-    def of(self, first: int, last: int) -> "Predictor":
+    def slice(self, first: int, last: int) -> "Predictor":
         """Return the predictor of the neurons `[first, last)`."""
         second = PredictorMatrix(self.second.stored[first:last], self.second.columns)
         return replace(self, second=second, bias=None if self.bias is None else self.bias[first:last])
@@ -169,8 +169,8 @@ class Predictor:
 
         Without kernels, the reference implementation is used.
         """
-        between = np.maximum(self.first.times(x, kernels), np.float32(0))
-        found = self.second.times(between, kernels)
+        between = np.maximum(self.first.multiply(x, kernels), np.float32(0))
+        found = self.second.multiply(between, kernels)
         return found if self.bias is None else found + self.bias
 
     def active(self, x: F32, kernels: Kernels | None = None) -> npt.NDArray[np.bool_]:

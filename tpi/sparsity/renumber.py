@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tpi.errors import PlanError
 from tpi.sparsity.predictor import Predictor, PredictorMatrix
-from tpi.sparsity.usage import F32, F64, I64, Active, NeuronUse
+from tpi.sparsity.usage import F32, F64, I64, Active, NeuronProfile
 from tpi.system.arrays import read_arrays, save_arrays
 
 NAME = "numbering.npz"  # in the directory of a renumbered pack
@@ -29,7 +29,7 @@ def renumber(frequency: F64, active: Active, shares: Sequence[int]) -> I32:
 
     Args:
         frequency: share of the tokens for which each neuron is active, `[neurons]`.
-        active: active neurons of a sample of tokens, `[tokens, neurons]` (`NeuronUse.active`).
+        active: active neurons of a sample of tokens, `[tokens, neurons]` (`NeuronProfile.active`).
         shares: number of neurons of each node, in rank order; their sum is the number of neurons.
 
     Raises:
@@ -62,13 +62,13 @@ def renumbered_predictor(predictor: Predictor, order: I32) -> Predictor:
     return replace(predictor, second=second, bias=_turned(predictor.bias, order))
 
 
-def renumbered_use(use: NeuronUse, orders: Sequence[I32]) -> NeuronUse:
+def renumbered_profile(use: NeuronProfile, orders: Sequence[I32]) -> NeuronProfile:
     """Return the profile with each layer's neurons in its order. Only counts are kept, not the sample of tokens."""
     counts = np.stack([row[order] for row, order in zip(use.counts, orders, strict=True)])
     return replace(use, counts=counts, bits=use.bits[:, :0])
 
 
-def runs_of_active(use: NeuronUse, orders: Sequence[I32] | None = None) -> float:
+def runs_of_active(use: NeuronProfile, orders: Sequence[I32] | None = None) -> float:
     """Return the mean number of contiguous runs that a token's active neurons of a layer form.
 
     The mean is over the tokens of the sample and all layers. `orders` renumbers the neurons of each layer first.
@@ -81,7 +81,7 @@ def runs_of_active(use: NeuronUse, orders: Sequence[I32] | None = None) -> float
     return float(found / max(1, use.layers * use.bits.shape[1]))
 
 
-def unevenness(counts: I64, bounds: Sequence[Bounds]) -> float:
+def load_imbalance(counts: I64, bounds: Sequence[Bounds]) -> float:
     """Return the load of the busiest node: its share of all activations divided by its share of the neurons.
 
     The result is 1 if all nodes have the same load. `counts` is `[layers, neurons]`; `bounds` are each node's neurons

@@ -85,10 +85,10 @@ def replay(
             `chosen` is None.
     """
     config = pack.config.for_context(tokens.shape[1])
-    x: F32 = kernels.gather(*table(pack.embedding), tokens.reshape(-1)) * np.float32(config.embed_scale)
+    x: F32 = kernels.gather(*read_table(pack.embedding), tokens.reshape(-1)) * np.float32(config.embed_scale)
     batch = _batch(tokens)
     if pack.positions:
-        x = x + kernels.gather(*table(pack.positions), batch.positions + np.int32(config.position_offset))
+        x = x + kernels.gather(*read_table(pack.positions), batch.positions + np.int32(config.position_offset))
     for layer, blocks in enumerate(pack.layers):
         for block in blocks:
             vectors = block.vectors()
@@ -138,12 +138,12 @@ def read_ffn(config: ModelConfig, block: PackBlock, kernels: Kernels) -> FfnWeig
     return FfnWeights(cut, parts.get("gate"), parts["up"], parts["down"])
 
 
-def table(block: PackBlock) -> tuple[RunLayout, U8]:
+def read_table(block: PackBlock) -> tuple[RunLayout, U8]:
     """Return the layout and the bytes of a table's rows."""
     return block.run("row"), _units(block, block.run("row"))
 
 
-def chunks(ids: Sequence[int], length: int, most: int = 1 << 30) -> I32:
+def cut_sequences(ids: Sequence[int], length: int, most: int = 1 << 30) -> I32:
     """Cut a text's token ids into sequences `[sequences, length]`, at most `most` of them, and drop the remainder.
 
     Raises:

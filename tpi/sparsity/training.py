@@ -18,7 +18,7 @@ import numpy as np
 from tpi.errors import ModelError
 from tpi.pack.groups import dequantise_groups, quantise_groups
 from tpi.pack.layout import GROUP
-from tpi.sparsity.descent import Adam, initial
+from tpi.sparsity.descent import Adam, initial_weights
 from tpi.sparsity.examples import ROWS, Active, LayerExamples
 from tpi.sparsity.predictor import F32, Predictor, PredictorMatrix, Weights, row_bytes
 
@@ -101,7 +101,7 @@ def train_predictors(
     return found
 
 
-def measured(predictor: Predictor, examples: LayerExamples) -> tuple[float, float]:
+def measure_predictor(predictor: Predictor, examples: LayerExamples) -> tuple[float, float]:
     """Return the recall of a predictor on `examples`, and the neurons that it chooses for each active one."""
     hit = chosen = total = 0
     for x, active in examples.pieces():
@@ -159,7 +159,7 @@ def _trained(
     plain = Predictor(learned.layer, *matrices, ahead=learned.ahead, bias=bias)
     threshold = _threshold(plain, validation, min(recipe.recall + recipe.margin, 1))
     predictor = replace(plain, threshold=threshold)
-    made = TrainedPredictor(predictor, *measured(predictor, validation))
+    made = TrainedPredictor(predictor, *measure_predictor(predictor, validation))
     if report:
         report(made)
     return made
@@ -168,7 +168,7 @@ def _trained(
 def _fitted(examples: LayerExamples, rank: int, recipe: TrainingRecipe) -> tuple[F32, F32, F32]:
     """Return `first`, `second` and bias after `recipe.steps` steps of Adam; the learning rate falls linearly to 0."""
     random = np.random.default_rng([recipe.seed, rank])
-    first, second, bias = values = initial(examples, rank, random)
+    first, second, bias = values = initial_weights(examples, rank, random)
     adam, errors = Adam(values), (np.float32(0), np.float32(0))
     rounded = recipe.steps * (1 - recipe.rounded) if recipe.weights == "q4s" else recipe.steps
     for step in range(recipe.steps):

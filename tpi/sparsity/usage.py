@@ -29,7 +29,7 @@ _COMPANIONS = 1024  # most neurons of a layer that predict others; all would tak
 
 
 @dataclass(frozen=True, eq=False)
-class NeuronUse:
+class NeuronProfile:
     """The profile of `tokens` tokens so far.
 
     `of` identifies the pack and the text, so that a profile is continued only with the same ones. `counts` and `bits`
@@ -43,12 +43,12 @@ class NeuronUse:
     bits: U8
 
     @classmethod
-    def nothing(cls, of: str, layers: int, neurons: int) -> "NeuronUse":
+    def empty(cls, of: str, layers: int, neurons: int) -> "NeuronProfile":
         """Create an empty profile."""
         width = -(-neurons // 8)
         return cls(of, 0, neurons, np.zeros((layers, neurons), np.int64), np.zeros((layers, 0, width), np.uint8))
 
-    def plus(self, counts: I64, bits: U8) -> "NeuronUse":
+    def extended(self, counts: I64, bits: U8) -> "NeuronProfile":
         """Return the profile with more tokens added.
 
         `counts` `[layers, neurons]` is how many of them activate each neuron; `bits` `[layers, tokens, bytes]` has
@@ -56,7 +56,7 @@ class NeuronUse:
         """
         room = max(0, SAMPLE - self.bits.shape[1])
         kept = np.concatenate([self.bits, bits[:, :room]], axis=1)
-        return NeuronUse(self.of, self.tokens + bits.shape[1], self.neurons, self.counts + counts, kept)
+        return NeuronProfile(self.of, self.tokens + bits.shape[1], self.neurons, self.counts + counts, kept)
 
     @property
     def layers(self) -> int:
@@ -72,7 +72,7 @@ class NeuronUse:
         """Return which neurons of `layer` are active for each token of the sample: bool `[tokens, neurons]`."""
         return np.unpackbits(self.bits[layer], axis=1, count=self.neurons, bitorder="little").astype(bool)
 
-    def together(self, layer: int, ahead: int = 0) -> F32:
+    def coactivation_counts(self, layer: int, ahead: int = 0) -> F32:
         """Return how many tokens of the sample activate each pair of neurons: float32 `[neurons, neurons]`.
 
         The first neuron of a pair is of `layer`, the second of `layer + ahead`.
@@ -110,12 +110,12 @@ def hot_share(counts: I64, of: float = 0.8) -> float:
     return float((np.searchsorted(curve, of - 1e-12) + 1) / len(curve)) if curve[-1] else 0.0
 
 
-def packed(active: Active) -> U8:
-    """Pack bools `[..., neurons]` into bits `[..., bytes]`, in the format of `NeuronUse.bits`."""
+def pack_bits(active: Active) -> U8:
+    """Pack bools `[..., neurons]` into bits `[..., bytes]`, in the format of `NeuronProfile.bits`."""
     return np.packbits(active, axis=-1, bitorder="little")
 
 
-def save_use(path: Path, use: NeuronUse) -> None:
+def save_profile(path: Path, use: NeuronProfile) -> None:
     """Write a profile, atomically.
 
     Raises:
@@ -125,15 +125,15 @@ def save_use(path: Path, use: NeuronUse) -> None:
     save_arrays(path, of=use.of, numbers=numbers, counts=use.counts, bits=use.bits)
 
 
-def load_use(path: Path) -> NeuronUse:
-    """Return the profile that `save_use` wrote.
+def load_profile(path: Path) -> NeuronProfile:
+    """Return the profile that `save_profile` wrote.
 
     Raises:
         ModelError: if the file is missing or damaged.
     """
     with read_arrays(path, _MOST_BYTES, "remove it, and profile the model again") as file:
         version, tokens, neurons = file["numbers"].tolist()
-        use = NeuronUse(str(file["of"]), tokens, neurons, file["counts"], file["bits"])
+        use = NeuronProfile(str(file["of"]), tokens, neurons, file["counts"], file["bits"])
         _check(version, use)
     return use
 
@@ -144,7 +144,7 @@ def save_marks(path: Path, marks: Active) -> None:
     Raises:
         WeightsError: if the file cannot be written.
     """
-    save_arrays(path, marks=packed(marks), neurons=marks.shape[1])
+    save_arrays(path, marks=pack_bits(marks), neurons=marks.shape[1])
 
 
 def load_marks(path: Path, layers: int, neurons: int) -> Active | None:
@@ -162,7 +162,7 @@ def load_marks(path: Path, layers: int, neurons: int) -> Active | None:
     return found
 
 
-def _check(version: int, use: NeuronUse) -> None:
+def _check(version: int, use: NeuronProfile) -> None:
     if version != VERSION:
         raise ValueError(f"version {version}, not {VERSION}")
     bits, counts = use.bits, use.counts

@@ -16,7 +16,7 @@ from scheduler.neurons.layer import LayerArena
 from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes
 from tpi.kernels.spec import FfnSpec
-from tpi.sparsity.predictor import Given, Predictor
+from tpi.sparsity.predictor import InputKind, Predictor
 from worker.neurons.fallback import DenseFallback
 from worker.neurons.hybrid import HABITS, Choose, NeuronChoice
 from worker.neurons.union import Union, union_of
@@ -39,7 +39,7 @@ class Scorer(Protocol):
         """Number of layers before its own at which the scorer runs."""
 
     @property
-    def given(self) -> Given:
+    def input_kind(self) -> InputKind:
         """Kind of input that the scorer takes."""
 
     def scores(self, x: F32, /) -> F32:
@@ -51,7 +51,7 @@ class PlacedPredictor:
 
     def __init__(self, predictor: Predictor, device: Device, place: Place) -> None:
         """Copy the predictor's matrices into the memory of `device` with `place`."""
-        self.threshold, self.ahead, self.given = predictor.threshold, predictor.ahead, predictor.given
+        self.threshold, self.ahead, self.input_kind = predictor.threshold, predictor.ahead, predictor.input_kind
         self._predictor, self._kernels = predictor, device.kernels
         self._first, self._second = (place(matrix.data) for matrix in (predictor.first, predictor.second))
 
@@ -128,7 +128,7 @@ class AheadPredictions:
 
 
 def _given(scorer: Scorer, x: F32, normed: F32) -> F32:
-    return normed if scorer.given == "normed" else x
+    return normed if scorer.input_kind == "normed" else x
 
 
 def stay(data: Bytes) -> Bytes:

@@ -64,7 +64,7 @@ class Predictions:
     def _chosen(self, layer: int, x: F32, normed: F32, costs: UnionCosts | None) -> NeuronChoice | None:
         """Predict a layer's neurons; return None if that is not worth its cost or too many neurons are active."""
         scorer, tokens = self._scorers[layer], len(x)
-        given = x if scorer.given == "residual" else normed
+        given = x if scorer.input_kind == "residual" else normed
         if costs is None or tokens == 1:
             found = union_of(scorer.scores, scorer.threshold, given)
         elif not costs.asks(layer, tokens):

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpi.cachelimit import CacheLimit
-from tpi.pack.library.shelf import Entry, remove_stored, stored_models, stored_packs
-from tpi.pack.library.store import sweep
+from tpi.pack.library.inventory import Entry, remove_stored, stored_models, stored_packs
+from tpi.pack.library.store import remove_partial
 from worker.shards.stored import StoredImage, stored_images
 from worker.shards.uses import changing, keys_in_use
 
@@ -42,10 +42,10 @@ def keep_within(cache: Path, limit: CacheLimit, needed: int = 0) -> list[Entry]:
         OSError: if the disk cannot be written.
     """
     for directory in (cache / "packs", cache / "models"):
-        sweep(directory)
+        remove_partial(directory)
     found = entries(cache)
     excess = limit.excess(cache, sum(entry.nbytes for entry in found), needed) if cache.is_dir() else 0
-    spare = [entry for entry in found if entry.again and not entry.in_use and entry.kind != "model"]
+    spare = [entry for entry in found if entry.reproducible and not entry.in_use and entry.kind != "model"]
     gone = []
     for entry in sorted(spare, key=lambda entry: (entry.last_used, entry.kind == "pack")):
         if excess <= 0:

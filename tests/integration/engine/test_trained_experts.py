@@ -23,7 +23,7 @@ from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.progress import silent
-from tpi.sparsity.replay import I32, chunks
+from tpi.sparsity.replay import I32, cut_sequences
 from worker.node.node import Node
 
 LENGTH, PROMPT, MADE = 96, 32, 16  # tokens
@@ -47,7 +47,7 @@ def pieces(directory: Path) -> I32:
     """`[pieces, LENGTH]` of text that it was not trained on."""
     from tokenizers import Tokenizer
 
-    return chunks(Tokenizer.from_file(str(directory / "tokenizer.json")).encode(UNSEEN.read_text()).ids, LENGTH)
+    return cut_sequences(Tokenizer.from_file(str(directory / "tokenizer.json")).encode(UNSEEN.read_text()).ids, LENGTH)
 
 
 def generated(engine: Engine, prompt: Sequence[int]) -> list[int]:

@@ -33,9 +33,9 @@ from tpi.sparsity.files import NAME, load_predictors, save_predictors
 from tpi.sparsity.numbered import numbered_path, open_numbered
 from tpi.sparsity.predictor import Predictor
 from tpi.sparsity.renumber import window
-from tpi.sparsity.replay import I32, chunks
+from tpi.sparsity.replay import I32, cut_sequences
 from tpi.sparsity.usage import NAME as PROFILE
-from tpi.sparsity.usage import load_use
+from tpi.sparsity.usage import load_profile
 from worker.plan import records as records
 
 TIGHT = 21_700 << 10  # bytes in which the trained model in q8, exact predictors and a context fit, all neurons do not
@@ -46,7 +46,7 @@ def tokens() -> I32:
     from tokenizers import Tokenizer
 
     ids = Tokenizer.from_file(str(TEXT.with_name("tokenizer.json"))).encode(TEXT.read_text()).ids
-    return chunks(ids, 128, 8)
+    return cut_sequences(ids, 128, 8)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_neurons_are_hot_first_on_each_node(shares: list[float], pack: Pack, tok
     made = profiled(pack, tokens, shares, tmp_path)
     found = open_numbered(pack, made.path, tmp_path)
     found.verify()
-    counts, neurons = load_use(found.path / PROFILE).counts, pack.config.intermediate
+    counts, neurons = load_profile(found.path / PROFILE).counts, pack.config.intermediate
     assert counts.sum() == made.use.counts.sum()
     ends = np.cumsum(shares) * neurons // sum(shares)
     for layer in counts:

@@ -21,8 +21,8 @@ from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import load_predictors
-from tpi.sparsity.replay import I32, chunks
-from tpi.sparsity.training import measured
+from tpi.sparsity.replay import I32, cut_sequences
+from tpi.sparsity.training import measure_predictor
 from worker.neurons.judge import Judge
 
 LENGTH, PIECES = 250, 8  # tokens of a piece; pieces that go through the engine, from all over the text
@@ -39,7 +39,7 @@ def _pieces() -> I32:
     """`[pieces, LENGTH]` of the unseen text."""
     from tokenizers import Tokenizer
 
-    return chunks(Tokenizer.from_file(str(TRAINED / "tokenizer.json")).encode(UNSEEN.read_text()).ids, LENGTH)
+    return cut_sequences(Tokenizer.from_file(str(TRAINED / "tokenizer.json")).encode(UNSEEN.read_text()).ids, LENGTH)
 
 
 def through_engine(pack: Pack, cache: Path, shares: list[float], sparsity: str) -> tuple[float, Judge | None]:
@@ -68,7 +68,7 @@ def test_predictors_are_small_and_name_few_inactive_neurons(pack: Pack) -> None:
     predictors = load_predictors(PREDICTORS)
     assert sum(one.nbytes for one in predictors.values()) <= 0.06 * pack.weight_bytes
     examples = examples_of(pack, _pieces(), open_kernels())
-    found = np.array([measured(predictors[layer], one) for layer, one in examples.items()])
+    found = np.array([measure_predictor(predictors[layer], one) for layer, one in examples.items()])
     assert len(found) == pack.config.layers
     assert found[:, 0].min() >= 0.95
     assert found[:, 1].max() <= 1.5

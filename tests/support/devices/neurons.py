@@ -13,7 +13,7 @@ from tests.support.weights.trained import write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.predictor import Given
+from tpi.sparsity.predictor import InputKind
 from tpi.sparsity.replay import FfnWeights, read_ffn
 from worker.neurons.foresight import Scorer
 
@@ -42,7 +42,7 @@ class Exact:
     weights: FfnWeights
     threshold: float = 0.0
     ahead: int = 0
-    given: Given = "normed"
+    input_kind: InputKind = "normed"
 
     def scores(self, x: F32, /) -> F32:
         return np.where(self.weights.gated(x) != 0, CERTAIN, -CERTAIN).astype(np.float32)

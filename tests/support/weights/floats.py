@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tpi.pack.builder.build import Opened, open_source
+from tpi.pack.builder.build import OpenedSource, open_source
 from tpi.sources.base import Bytes, Source, SourceTensor
 from tpi.sources.elements import Element, decode
 
@@ -40,14 +40,14 @@ class ArraySource:
         """Nothing is open."""
 
 
-def as_floats(path: Path) -> Opened:
+def as_floats(path: Path) -> OpenedSource:
     """The GGUF model at `path` in float32, as if it had come so."""
     opened = open_source(path)
     arrays = {name: _values(opened.source, tensor) for name, tensor in opened.source.tensors.items()}
     return replace(opened, source=ArraySource(f"{path.stem} in float32", arrays))
 
 
-def shuffled(path: Path, seed: int = 0) -> Opened:
+def shuffled(path: Path, seed: int = 0) -> OpenedSource:
     """The Llama-like GGUF model at `path` in float32, off its quantisation grid: see the module's docstring."""
     opened = as_floats(path)
     config, random = opened.model.config, np.random.default_rng(seed)

@@ -24,7 +24,7 @@ from scipy.stats import multivariate_normal
 from tests.support.weights.shapes import write_byte_tokenizer
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.builder import tokens
-from tpi.pack.builder.build import Opened, pack_model
+from tpi.pack.builder.build import OpenedSource, pack_model
 from tpi.pack.reader import Pack, is_pack
 from tpi.sources.base import Bytes, SourceTensor
 from tpi.sources.elements import Element
@@ -231,6 +231,6 @@ def write_regular(target: Path, shape: Mapping[str, Any], use: NeuronUse, dtype:
             write_byte_tokenizer(directory)
             return tokens.from_directory(directory, model.shape, described.config.vocab, directory)
 
-        pack_model(Opened(target.name, described, source, tokenizer), dtype, target)
+        pack_model(OpenedSource(target.name, described, source, tokenizer), dtype, target)
         save_predictors(target / NAME, [model.predictor(layer) for layer in range(model.layers)], "made")
     return Pack.open(target)

@@ -20,8 +20,8 @@ from tpi.pack.library.hold import Hold
 from tpi.pack.reader import Pack
 from tpi.sparsity.examples import token_bytes
 from tpi.sparsity.files import load_predictors, save_predictors
-from tpi.sparsity.replay import chunks
-from tpi.sparsity.usage import NAME, load_use
+from tpi.sparsity.replay import cut_sequences
+from tpi.sparsity.usage import NAME, load_profile
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_profile_says_how_neurons_are_used(pack: Path, tmp_path: Path) -> None
         assert layer["hot"] == pytest.approx(fact["hot"], rel=0.15)
     assert list(found["foretold"]) == ["1", "2", "3"]
     assert (pack / "profile.svg").read_text().startswith("<svg")
-    assert load_use(Path(found["profile"])).tokens == found["tokens"]
+    assert load_profile(Path(found["profile"])).tokens == found["tokens"]
     assert found["numbering"]["path"] == str(pack / "numbered-1")
     assert found["numbering"]["runs"]["after"] < 0.8 * found["numbering"]["runs"]["before"]
 
@@ -50,7 +50,7 @@ def test_a_profile_that_was_stopped_goes_on(pack: Path) -> None:
     from master.text.tokenizer import Tokenizer
 
     opened, kernels = Pack.open(pack), open_kernels()
-    tokens = chunks(Tokenizer.load(opened).encode(TEXT.read_text()), 32, 3 * PIECE)
+    tokens = cut_sequences(Tokenizer.load(opened).encode(TEXT.read_text()), 32, 3 * PIECE)
 
     class Stopped(BaseException):
         """As a kill would."""
@@ -91,7 +91,7 @@ def test_predictors_are_trained_beside_the_pack(pack: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(predictors, "STEPS", 20)
     opened = Pack.open(pack)
-    tokens = chunks(list(range(1000)) * 2, 64)
+    tokens = cut_sequences(list(range(1000)) * 2, 64)
     found = predictors.train_beside(opened, tokens, open_kernels(), 2)
     kept = load_predictors(pack / "predictors.safetensors")
     assert [kept[layer].ahead for layer in range(4)] == [0, 1, 2, 2]
@@ -120,7 +120,7 @@ def test_layers_whose_predictors_fall_short_are_named() -> None:
 def test_what_memory_or_disk_have_no_room_for_is_refused(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from master.profiling import predictors
 
-    opened, tokens = Pack.open(pack), chunks(list(range(1000)), 64)
+    opened, tokens = Pack.open(pack), cut_sequences(list(range(1000)), 64)
     free = 60 * token_bytes(opened)
     monkeypatch.setattr(predictors, "disk_usage", lambda path: type("", (), {"free": free}))
     with pytest.raises(WeightsError, match=r"take 1 MiB of disk .* 0 are free; free some, or give --tokens 60$"):
@@ -141,7 +141,7 @@ def test_training_that_was_stopped_keeps_what_it_collected(pack: Path, monkeypat
         raise Stopped
 
     monkeypatch.setattr(predictors, "STEPS", 1)
-    opened, tokens = Pack.open(pack), chunks(list(range(1000)), 64)
+    opened, tokens = Pack.open(pack), cut_sequences(list(range(1000)), 64)
     with monkeypatch.context() as killed:
         killed.setattr(predictors, "train_predictors", stop)
         with pytest.raises(Stopped):
@@ -160,15 +160,15 @@ def test_a_killed_profile_goes_on(pack: Path, tmp_path: Path) -> None:
             with suppress(subprocess.TimeoutExpired):
                 pytest.fail(f"it ended with {process.wait(0.01)} before it kept anything")
         process.kill()
-    kept = load_use(pack / NAME)
+    kept = load_profile(pack / NAME)
     done = tpi(*words, cache=tmp_path / "cache")
     assert done.returncode == 0, done.stderr
-    ended = load_use(pack / NAME)
+    ended = load_profile(pack / NAME)
     assert ended.of == kept.of
     assert (ended.bits[:, : kept.bits.shape[1]] == kept.bits).all()
     (pack / NAME).unlink()
     assert tpi(*words, cache=tmp_path / "cache").stdout == done.stdout
-    assert (load_use(pack / NAME).counts == ended.counts).all()
+    assert (load_profile(pack / NAME).counts == ended.counts).all()
 
 
 def test_neurons_are_renumbered_for_their_nodes(pack: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.cluster.inprocess import in_process_engine
 from tests.support.paths import DATA
 from tests.support.weights.floats import as_floats, shuffled
 from tpi.kernels.kv import KvDtype
-from tpi.pack.builder.build import Opened, pack_model
+from tpi.pack.builder.build import OpenedSource, pack_model
 from tpi.pack.reader import Pack
 
 F32 = npt.NDArray[np.float32]
@@ -66,7 +66,7 @@ class Text:
 class Packs:
     """A model in any format, packed when asked for."""
 
-    def __init__(self, opened: Opened, folder: Path) -> None:
+    def __init__(self, opened: OpenedSource, folder: Path) -> None:
         self._folder = folder
         self._opened = opened
 

@@ -12,7 +12,7 @@ from scheduler.demand.choice.select import ROBUST, _of_all, candidates, of_exper
 from scheduler.demand.loads import HintRecord
 from scheduler.demand.policies import PolicyChoice
 from tpi.errors import ModelError
-from tpi.pack.routing import MOST_TOKENS, MOST_TOLD, RoutingRecord, from_bytes, load_routing, save_routing
+from tpi.pack.routing import MAX_SENT_BYTES, MAX_TOKENS, RoutingRecord, from_bytes, load_routing, save_routing
 
 LAYERS, EXPERTS, USED = 4, 16, 2
 KEYS = [(2 * layer + 1, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
@@ -145,9 +145,9 @@ def test_without_a_recording_it_is_one_without_a_cliff() -> None:
 
 
 def test_a_record_travels_as_bytes(tmp_path: Path) -> None:
-    record = RoutingRecord("x", 0, np.zeros((0, 0, 0), np.uint16)).plus(routing(9, EVEN))
+    record = RoutingRecord("x", 0, np.zeros((0, 0, 0), np.uint16)).extended(routing(9, EVEN))
     assert np.array_equal(from_bytes(record.to_bytes()), record.experts)
-    assert len(record.plus(np.zeros((MOST_TOKENS, LAYERS, USED), np.uint16)).experts) == MOST_TOKENS
+    assert len(record.extended(np.zeros((MAX_TOKENS, LAYERS, USED), np.uint16)).experts) == MAX_TOKENS
     for wrong in (b"", b"1234567", record.to_bytes()[:-1], bytes(8), bytes(12), b"\1" * 13):
         with pytest.raises(ModelError, match="damaged"):
             from_bytes(wrong)
@@ -168,7 +168,7 @@ def test_a_deep_models_record_is_told_by_thousands_of_tokens(layers: int, used: 
     kept[:, 0, 1] = np.arange(8192) // 256
     kept[0, 0, 2] = experts - 1
     told = RoutingRecord("x", 8192, kept).to_bytes()
-    assert len(told) <= MOST_TOLD
+    assert len(told) <= MAX_SENT_BYTES
     tokens = from_bytes(told)
     at = tokens[:, 0, 0].astype(int) + 256 * tokens[:, 0, 1]
     assert len(at) > 1024

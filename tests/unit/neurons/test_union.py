@@ -12,7 +12,7 @@ from scheduler.neurons.sizes import size_class, size_name
 from tests.support.kernels.kernel_cases import ffn_case, native, normal
 from tpi.devices.host import HostDevice
 from tpi.kernels.spec import NO_TOKENS
-from tpi.sparsity.predictor import Given
+from tpi.sparsity.predictor import InputKind
 from worker.neurons.fallback import ASKED_AGAIN
 from worker.neurons.judge import Judge
 from worker.neurons.prediction import Predictions
@@ -34,7 +34,7 @@ class Drawn:
 
     threshold: float = 0.0
     ahead: int = 0
-    given: Given = "residual"
+    input_kind: InputKind = "residual"
     asked: list[int] = field(default_factory=list)
 
     def scores(self, x: F32, /) -> F32:

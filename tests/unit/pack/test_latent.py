@@ -18,7 +18,7 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.builder.build import open_source, pack_model
-from tpi.pack.builder.claims import check_claims
+from tpi.pack.builder.claims import check_all_tensors_used
 from tpi.pack.manifest import Manifest
 from tpi.pack.reader import Pack
 
@@ -184,5 +184,5 @@ def test_unclaimed_rows_of_heads_are_named(tiny_model: Models) -> None:
     without = replace(attention, parts=tuple(part for part in attention.parts if part[0] != "v"))
     model = replace(opened.model, layers=((without, *others), *opened.model.layers[1:]))
     with pytest.raises(ModelError, match=r"rows 24 and others of each head of model.layers.0.self_attn.kv_b_proj"):
-        check_claims(model, opened.source)
+        check_all_tensors_used(model, opened.source)
     opened.source.close()

@@ -35,7 +35,7 @@ from tpi.partition import FFN_UNIT
 from tpi.sources.gguf import open_gguf
 from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.powerinfer import read_split
-from tpi.sparsity.usage import MARKED, NeuronUse, load_marks, save_marks, save_use
+from tpi.sparsity.usage import MARKED, NeuronProfile, load_marks, save_marks, save_profile
 from tpi.sparsity.usage import NAME as PROFILE
 from worker.plan.node_plan import node_plan
 from worker.plan.predictors import frequencies_of, predictor_faults
@@ -158,7 +158,7 @@ def test_predictors_are_kept_as_they_are(model: TinyModel, tmp_path: Path) -> No
         one = found[layer]
         np.testing.assert_array_equal(one.first.values(), first)
         np.testing.assert_array_equal(one.second.values(), second)
-        assert (one.threshold, one.ahead, one.given, one.bias) == (0.25, 0, "residual", None)
+        assert (one.threshold, one.ahead, one.input_kind, one.bias) == (0.25, 0, "residual", None)
         x = np.random.default_rng(0).standard_normal((2, HIDDEN)).astype(np.float32)
         np.testing.assert_allclose(one.scores(x), np.maximum(x @ first.T, 0) @ second.T, rtol=1e-4, atol=1e-3)
 
@@ -233,7 +233,9 @@ def test_what_is_marked_counts_as_hot_where_there_is_no_profile(model: TinyModel
             marked = marks[layer][first:last] == 1
             assert found[marked].min() > found[~marked].max() > 0
     counts = np.random.default_rng(0).integers(0, 9, (2, NEURONS))
-    save_use(pack.path / PROFILE, NeuronUse("", 9, NEURONS, counts, np.zeros((2, 0, -(-NEURONS // 8)), np.uint8)))
+    save_profile(
+        pack.path / PROFILE, NeuronProfile("", 9, NEURONS, counts, np.zeros((2, 0, -(-NEURONS // 8)), np.uint8))
+    )
     for first, last, often in frequencies(pack):
         np.testing.assert_allclose(often[1], counts[1, first:last] / 9, rtol=1e-6)
 

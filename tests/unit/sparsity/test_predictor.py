@@ -73,7 +73,7 @@ def test_a_file_gives_back_what_was_saved(
         np.testing.assert_array_equal(after.first.stored, before.first.stored)
         assert (after.first.weights, after.second.weights) == (weights, weights)
         np.testing.assert_array_equal(after.scores(inputs(2)), before.scores(inputs(2)))
-        assert (after.threshold, after.ahead, after.given) == (before.threshold, before.ahead, before.given)
+        assert (after.threshold, after.ahead, after.input_kind) == (before.threshold, before.ahead, before.input_kind)
         assert (after.bias is None) == (before.bias is None)
 
 

@@ -11,16 +11,16 @@ from tpi.errors import ModelError, PlanError
 from tpi.sparsity.predictor import Predictor, PredictorMatrix, Weights
 from tpi.sparsity.renumber import (
     inverse,
+    load_imbalance,
     load_orders,
     renumber,
     renumbered_predictor,
-    renumbered_use,
+    renumbered_profile,
     runs_of_active,
     save_orders,
-    unevenness,
     window,
 )
-from tpi.sparsity.usage import NeuronUse, packed
+from tpi.sparsity.usage import NeuronProfile, pack_bits
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=4).filter(any), st.integers(0, 1 << 20))
@@ -47,7 +47,7 @@ def test_neurons_that_come_together_stand_together() -> None:
     random = np.random.default_rng(0)
     groups = random.permutation(np.repeat(np.arange(8), 8))
     active = (random.random((500, 8)) < 0.2)[:, groups]
-    use = NeuronUse.nothing("", 1, 64).plus(active.sum(axis=0)[None], packed(active[None]))
+    use = NeuronProfile.empty("", 1, 64).extended(active.sum(axis=0)[None], pack_bits(active[None]))
     order = renumber(use.frequency[0], use.active(0), [64])
     assert (np.diff(groups[order]) != 0).sum() == 7
 
@@ -70,16 +70,16 @@ def test_shares_of_another_layer_are_refused() -> None:
 def test_runs_are_counted_and_nodes_compared() -> None:
     active = np.zeros((2, 8), bool)
     active[0, [0, 1, 5]] = active[1, [2, 7]] = True
-    use = NeuronUse.nothing("", 1, 8).plus(active.sum(axis=0)[None], packed(active[None]))
+    use = NeuronProfile.empty("", 1, 8).extended(active.sum(axis=0)[None], pack_bits(active[None]))
     order = np.array([0, 1, 5, 2, 7, 3, 4, 6], np.int32)
     assert runs_of_active(use) == 2
     assert runs_of_active(use, [order]) == 1
-    moved = renumbered_use(use, [order])
+    moved = renumbered_profile(use, [order])
     assert moved.counts.tolist() == [[1, 1, 1, 1, 1, 0, 0, 0]]
     assert moved.tokens == 2
-    assert unevenness(use.counts, [(0, 8)]) == 1
-    assert unevenness(use.counts, [(0, 4), (4, 8)]) == pytest.approx(3 / 5 / 0.5)
-    assert unevenness(moved.counts, [(0, 4), (4, 4), (4, 8)]) == pytest.approx(4 / 5 / 0.5)
+    assert load_imbalance(use.counts, [(0, 8)]) == 1
+    assert load_imbalance(use.counts, [(0, 4), (4, 8)]) == pytest.approx(3 / 5 / 0.5)
+    assert load_imbalance(moved.counts, [(0, 4), (4, 4), (4, 8)]) == pytest.approx(4 / 5 / 0.5)
 
 
 def test_orders_come_back(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.support.perplexity import logits, perplexity
 from tpi.errors import ModelError
 from tpi.kernels import open_kernels
 from tpi.pack.reader import Pack
-from tpi.sparsity.replay import chunks, replay
+from tpi.sparsity.replay import cut_sequences, replay
 
 TEXT = np.random.default_rng(3).integers(3, 320, (3, 24)).astype(np.int32)
 
@@ -35,7 +35,7 @@ def test_perplexity_is_that_of_the_logits(tiny_pack: Callable[..., Pack]) -> Non
 
 def test_a_text_is_cut_into_whole_pieces() -> None:
     ids = list(range(25))
-    np.testing.assert_array_equal(chunks(ids, 10), np.arange(20).reshape(2, 10))
-    assert chunks(ids, 10, most=1).shape == (1, 10)
+    np.testing.assert_array_equal(cut_sequences(ids, 10), np.arange(20).reshape(2, 10))
+    assert cut_sequences(ids, 10, most=1).shape == (1, 10)
     with pytest.raises(ModelError, match="at least 30"):
-        chunks(ids, 30)
+        cut_sequences(ids, 30)

@@ -8,7 +8,7 @@ import pytest
 from tests.support.kernels.kernel_cases import ffn_case, native, normal
 from tpi.devices.host import open_host
 from tpi.kernels.spec import F32, NO_TOKENS
-from tpi.sparsity.predictor import Given
+from tpi.sparsity.predictor import InputKind
 from worker.neurons.judge import Judge
 from worker.neurons.sparse import SparseNode
 from worker.node.microbatch import MicroBatch
@@ -27,7 +27,7 @@ class Named:
     asked: int = 0
     threshold: float = 0.5
     ahead: int = 0
-    given: Given = "normed"
+    input_kind: InputKind = "normed"
 
     def scores(self, x: F32, /) -> F32:
         self.asked += 1

@@ -12,7 +12,7 @@ from tests.support.weights.trained import TEXT, trained_facts, write_trained
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
-from tpi.sparsity.replay import F32, I32, FfnWeights, chunks, dense, replay
+from tpi.sparsity.replay import F32, I32, FfnWeights, cut_sequences, dense, replay
 
 LENGTH = 256
 
@@ -33,7 +33,7 @@ def packs(directory: Path) -> dict[str, Pack]:
 def ids(directory: Path) -> I32:
     from tokenizers import Tokenizer
 
-    return chunks(Tokenizer.from_file(str(directory / "tokenizer.json")).encode(TEXT.read_text()).ids, LENGTH)
+    return cut_sequences(Tokenizer.from_file(str(directory / "tokenizer.json")).encode(TEXT.read_text()).ids, LENGTH)
 
 
 def test_it_is_what_transformers_makes_of_it(directory: Path, packs: dict[str, Pack], ids: I32) -> None:

@@ -17,8 +17,8 @@ from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.examples import LayerExamples
 from tpi.sparsity.files import load_predictors, save_predictors
-from tpi.sparsity.replay import I32, chunks
-from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measured, train_predictors
+from tpi.sparsity.replay import I32, cut_sequences
+from tpi.sparsity.training import TrainedPredictor, TrainingRecipe, measure_predictor, train_predictors
 
 RECIPE = TrainingRecipe(steps=80, tokens=64, rate=6e-3)
 LIMIT = 0.06  # of the pack's bytes
@@ -90,7 +90,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 @pytest.fixture(scope="module")
 def tokens(pack: Pack) -> I32:
-    return chunks(Tokenizer.load(pack).encode(TEXT.read_text()), 128, 96)
+    return cut_sequences(Tokenizer.load(pack).encode(TEXT.read_text()), 128, 96)
 
 
 def test_the_trained_models_neurons_are_predicted(pack: Pack, tokens: I32, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_trained_models_neurons_are_predicted(pack: Pack, tokens: I32, tmp_p
     kept = load_predictors(tmp_path / "predictors")
     held = {at: one.part(seen, len(one)) for at, one in examples.items()}
     counts = np.array([one.rows(slice(None))[1].sum() for one in held.values()])
-    figures = np.array([measured(kept[at], one) for at, one in held.items()])
+    figures = np.array([measure_predictor(kept[at], one) for at, one in held.items()])
     recall, chosen = counts @ figures / counts.sum()
     assert recall >= 0.95
     assert figures[:, 0].min() > 0.93
@@ -119,7 +119,7 @@ def test_a_lookahead_predictor_beats_frequencies(pack: Pack, tokens: I32) -> Non
     recipe = TrainingRecipe(rank=32, steps=60, tokens=128, rate=6e-3, chosen=1e9)
     found = trained({2: one.part(0, seen)}, 1e9, recipe)[2].predictor
     held = one.part(seen, len(one))
-    recall, factor = measured(found, held)
+    recall, factor = measure_predictor(found, held)
     before, active = (each.rows(slice(None))[1] for each in (one.part(0, seen), held))
     taken = np.argsort(-before.mean(axis=0))[: round(factor * active.sum(axis=1).mean())]
     assert found.ahead == 1

@@ -9,7 +9,7 @@ import pytest
 from master.profiling.plot import figure
 from tpi.errors import ModelError
 from tpi.sparsity import usage
-from tpi.sparsity.usage import Active, NeuronUse, cumulative, hot_share, load_use, packed, save_use
+from tpi.sparsity.usage import Active, NeuronProfile, cumulative, hot_share, load_profile, pack_bits, save_profile
 
 
 def drawn(tokens: int, seed: int = 0) -> Active:
@@ -18,24 +18,24 @@ def drawn(tokens: int, seed: int = 0) -> Active:
     return np.stack([first, np.roll(first, 1, axis=1)])
 
 
-def used(*pieces: Active) -> NeuronUse:
-    use = NeuronUse.nothing("this", 2, 13)
+def used(*pieces: Active) -> NeuronProfile:
+    use = NeuronProfile.empty("this", 2, 13)
     for active in pieces:
-        use = use.plus(active.sum(axis=1), packed(active))
+        use = use.extended(active.sum(axis=1), pack_bits(active))
     return use
 
 
 def test_pieces_add_up_and_come_back(tmp_path: Path) -> None:
     pieces = drawn(40), drawn(30, 1)
     together = np.concatenate(pieces, axis=1)
-    save_use(tmp_path / "p", used(*pieces))
-    kept = load_use(tmp_path / "p")
+    save_profile(tmp_path / "p", used(*pieces))
+    kept = load_profile(tmp_path / "p")
     assert (kept.of, kept.tokens, kept.layers) == ("this", 70, 2)
     assert (kept.counts == together.sum(axis=1)).all()
     for layer in range(2):
         assert (kept.active(layer) == together[layer]).all()
     first, second = together.astype(int)
-    assert (kept.together(0, 1) == first.T @ second).all()
+    assert (kept.coactivation_counts(0, 1) == first.T @ second).all()
 
 
 def test_no_more_tokens_are_kept_than_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +71,13 @@ def test_the_plot_has_a_curve_for_each_layer_and_one_for_all() -> None:
 def test_a_damaged_profile_is_refused(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "p").write_bytes(damage)
     with pytest.raises(ModelError, match="profile the model again"):
-        load_use(tmp_path / "p")
+        load_profile(tmp_path / "p")
 
 
 def test_a_profile_cut_short_is_refused(tmp_path: Path) -> None:
-    save_use(tmp_path / "p", used(drawn(40)))
+    save_profile(tmp_path / "p", used(drawn(40)))
     whole = (tmp_path / "p").read_bytes()
     for end in range(0, len(whole), 97):
         (tmp_path / "p").write_bytes(whole[:end])
         with pytest.raises(ModelError, match="cannot be used"):
-            load_use(tmp_path / "p")
+            load_profile(tmp_path / "p")

@@ -15,7 +15,7 @@ from tpi.pack.builder import tokens
 from tpi.pack.builder.ggufvocab import check_vocabulary
 from tpi.pack.builder.plan import BlockRecipe, PackPlan, plan_pack
 from tpi.pack.builder.writer import BlockWriter
-from tpi.pack.library.store import build, drafting, sync_directory, write_synced
+from tpi.pack.library.store import build, build_directory, sync_directory, write_synced
 from tpi.pack.manifest import MANIFEST, Manifest
 from tpi.pack.reader import is_pack
 from tpi.progress import Phase, phase
@@ -31,7 +31,7 @@ Room = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSource:
     """Model whose source files are open. `tokenizer` writes tokenizer.json and returns the manifest's metadata."""
 
     name: str
@@ -40,7 +40,7 @@ class Opened:
     tokenizer: Callable[[Path], dict[str, Any]]
 
 
-def open_source(path: Path) -> Opened:
+def open_source(path: Path) -> OpenedSource:
     """Open a GGUF file or a Hugging Face directory and check that it is a model that can be packed.
 
     Raises:
@@ -51,19 +51,21 @@ def open_source(path: Path) -> Opened:
         tensors = join_scales(open_safetensors(path))
         model = from_huggingface(fields, tensors.tensors.__contains__, str(path))
         vocab = model.config.vocab
-        return Opened(path.resolve().name, model, tensors, lambda out: tokens.from_directory(path, fields, vocab, out))
+        return OpenedSource(
+            path.resolve().name, model, tensors, lambda out: tokens.from_directory(path, fields, vocab, out)
+        )
     gguf = open_gguf(path)
     if "tokenizer.ggml.tokens" in gguf.metadata:
         check_vocabulary(gguf)  # report an unsupported vocabulary now, not after the weights are written
-    return Opened(gguf_name(path), from_gguf(gguf), gguf, lambda out: tokens.from_gguf(gguf, out))
+    return OpenedSource(gguf_name(path), from_gguf(gguf), gguf, lambda out: tokens.from_gguf(gguf, out))
 
 
 def pack_model(
-    opened: Opened,
+    opened: OpenedSource,
     dtype: str,
     target: Path,
     progress: Phase = phase,
-    again: bool = False,
+    overwrite: bool = False,
     room: Room | None = None,
 ) -> None:
     """Write the pack of a model to the directory `target`, and close the source.
@@ -71,7 +73,7 @@ def pack_model(
     Args:
         opened: the model; `open_source` opens it.
         dtype: auto, f32, bf16, q8, q4 or q4s.
-        target: the directory of the pack. If it already holds a pack, nothing is done unless `again` is True.
+        target: the directory of the pack. If it already holds a pack, nothing is done unless `overwrite` is True.
         progress: starts a display of progress.
         again: replace an existing pack.
         room: called with the number of bytes needed; it may free that much space.
@@ -86,13 +88,13 @@ def pack_model(
     try:
         if room is not None:
             room(plan.nbytes)
-        build(target, lambda directory: _fill(opened, plan, dtype, directory, progress), is_pack, again)
+        build(target, lambda directory: _fill(opened, plan, dtype, directory, progress), is_pack, overwrite)
     finally:
         opened.source.close()
 
 
-def mend_pack(
-    opened: Opened,
+def repair_pack(
+    opened: OpenedSource,
     dtype: str,
     target: Path,
     manifest: Manifest,
@@ -113,7 +115,7 @@ def mend_pack(
     total = sum(block.shape.nbytes for block in wanted.values())
     try:
         with (
-            drafting(target) as draft,
+            build_directory(target) as draft,
             progress(f"mending the pack of {opened.name}") as report,
             BlockWriter(opened.source, draft, report, total) as writer,
         ):
@@ -138,7 +140,7 @@ def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockRecip
         yield manifest.positions, plan.positions
 
 
-def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress: Phase) -> None:
+def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, progress: Phase) -> None:
     """Write all files of a pack into `directory`, the manifest last."""
     free = disk_usage(directory).free
     if plan.nbytes + _SPARE > free:
@@ -158,9 +160,9 @@ def _fill(opened: Opened, plan: PackPlan, dtype: str, directory: Path, progress:
     with progress(f"converting the tokenizer of {opened.name}"):
         metadata = opened.tokenizer(directory)
     if opened.model.predictors or opened.model.gpu_marks_file:
-        from tpi.sparsity.powerinfer import keep_beside
+        from tpi.sparsity.powerinfer import write_sparsity_data
 
-        keep_beside(opened.model, opened.source, directory)
+        write_sparsity_data(opened.model, opened.source, directory)
     config, shapes = opened.model.config, writer.shapes
     manifest = Manifest(config, dtype, shapes, layers, embedding, head, positions, final, metadata, opened.name)
     write_synced(directory / MANIFEST, manifest.to_json().encode())

@@ -17,7 +17,7 @@ from tpi.sources.base import Source, SourceTensor
 _NAMED = 3  # limit of tensor names in the error message
 
 
-def check_claims(model: Model, source: Source) -> None:
+def check_all_tensors_used(model: Model, source: Source) -> None:
     """Raise a ModelError that names the first tensors of `source` which `model` does not use, if there are any."""
     claims: dict[str, list[Ref]] = {}
     for ref in references(model):

@@ -8,7 +8,7 @@ from tpi.config import SPARSE, Format, ModelConfig
 from tpi.errors import ModelError
 from tpi.families.base import BlockRefs, Model, Ref
 from tpi.pack.blockfile import BlockShape
-from tpi.pack.builder.claims import check_claims
+from tpi.pack.builder.claims import check_all_tensors_used
 from tpi.pack.layout import (
     GROUP,
     TILE_OUTPUTS,
@@ -81,7 +81,7 @@ class PackPlan:
     final: BlockRecipe
 
     @property
-    def distinct(self) -> list[BlockRecipe]:
+    def distinct_blocks(self) -> list[BlockRecipe]:
         """Blocks to write, without duplicates."""
         blocks = [block for layer in self.layers for block in layer] + [self.embedding, self.head, self.final]
         return list(dict.fromkeys(blocks + ([self.positions] if self.positions else [])))
@@ -89,7 +89,7 @@ class PackPlan:
     @property
     def nbytes(self) -> int:
         """Size in bytes of all distinct blocks."""
-        return sum(block.shape.nbytes for block in self.distinct)
+        return sum(block.shape.nbytes for block in self.distinct_blocks)
 
 
 def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
@@ -106,7 +106,7 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     Raises:
         ModelError: if a tensor is missing or unknown, or `dtype` is not possible for this model.
     """
-    check_claims(model, source)
+    check_all_tensors_used(model, source)
     if dtype not in DTYPES:
         raise ModelError(f"--dtype {dtype} is not known; choose from {', '.join(DTYPES)}")
     formats = _Formats(model.config, source, dtype)

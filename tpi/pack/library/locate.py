@@ -79,7 +79,7 @@ def open_located(
     """Open a model that `locate` found. If the cache has no pack of it, make one first.
 
     The pack is not removed from the cache while the returned object exists. Damaged files are made again
-    (`tpi.pack.builder.mend`).
+    (`tpi.pack.builder.repair`).
 
     Args:
         located: the model.
@@ -92,7 +92,7 @@ def open_located(
         ModelError: if the model is damaged or not supported.
         WeightsError: if a damaged pack cannot be made again, or the disk is full.
     """
-    from tpi.pack.builder.mend import made, open_whole
+    from tpi.pack.builder.repair import open_repaired, record_new_pack
 
     inside = located.kind != "pack"
     target = cache / "packs" / pack_name(located, dtype) if inside else located.path
@@ -105,9 +105,9 @@ def open_located(
             from tpi.pack.builder.build import open_source, pack_model
 
             pack_model(open_source(located.path), dtype, target, progress, room=room)
-            made(record)
+            record_new_pack(record)
             return_memory()  # glibc may retain up to 90 MiB, which the node would count as memory of the bare process
-        pack = open_whole(record, identity, progress)
+        pack = open_repaired(record, identity, progress)
         finalize(pack, Hold(target, target.parent == cache / "packs").close)  # repairs may have replaced the directory
     return pack
 

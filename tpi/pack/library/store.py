@@ -13,17 +13,17 @@ from tpi.system.fulldisk import is_full, write_error
 from tpi.system.private import FILE, FOLDER, make_private, private
 
 
-def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], bool], again: bool = False) -> None:
+def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], bool], overwrite: bool = False) -> None:
     """Create the directory `target` atomically: call `fill` with a new hidden directory, then rename that.
 
     If another process is building the same target, wait for it. If `done(target)` is True after that, do nothing. With
-    `again`, build in any case and replace the existing directory.
+    `overwrite`, build in any case and replace the existing directory.
 
     Raises:
         WeightsError: if the disk is full, the directory cannot be written, or `target` holds something else.
     """
-    with drafting(target) as partial:
-        if again:
+    with build_directory(target) as partial:
+        if overwrite:
             fill(partial)
             _replace(target, partial)
         elif not done(target):
@@ -35,7 +35,7 @@ def build(target: Path, fill: Callable[[Path], None], done: Callable[[Path], boo
 
 
 @contextmanager
-def drafting(target: Path) -> Iterator[Path]:
+def build_directory(target: Path) -> Iterator[Path]:
     """Lock `target` against other builders, and yield an empty hidden directory next to it to build in.
 
     Remains of interrupted runs are removed first. The hidden directory is removed at the end, unless the caller has
@@ -48,7 +48,7 @@ def drafting(target: Path) -> Iterator[Path]:
     try:
         make_private(target.parent)
         with _locked(_lock_file(target)):
-            sweep(target.parent)
+            remove_partial(target.parent)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(FOLDER)
             try:
@@ -142,7 +142,7 @@ def _same_file(handle: int, path: Path) -> bool:
         return False
 
 
-def sweep(parent: Path) -> None:
+def remove_partial(parent: Path) -> None:
     """Remove the partial directories that interrupted runs have left in `parent`: those that no process has locked."""
     for partial in parent.glob(".*.partial"):
         target = partial.with_name(partial.name[1 : -len(".partial")])

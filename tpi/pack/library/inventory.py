@@ -12,7 +12,7 @@ from tpi.pack.library.hold import in_use, last_used, remove
 from tpi.pack.library.locate import identity
 from tpi.pack.library.pull import ALIASES
 from tpi.pack.library.record import PackRecord, records
-from tpi.pack.library.store import sweep
+from tpi.pack.library.store import remove_partial
 
 # older versions also made packs that were gate-first
 _PACK_NAME = re.compile(r"((.+)-(?:auto|f32|bf16|q8|q4|q4s)(?:-gate-first)?)-[0-9a-f]{16}")
@@ -27,10 +27,10 @@ class Entry:
     path: Path  # for shards, the cache that holds them
     nbytes: int  # bytes allocated on disk
     last_used: float  # seconds since 1970
-    again: bool  # it can be made or downloaded again
+    reproducible: bool  # it can be made or downloaded again
     in_use: bool  # a running process holds it
 
-    def called(self, name: str) -> bool:
+    def matches(self, name: str) -> bool:
         """Return True if `name` is the entry's name, that name without the hash, or the name of the pack's model."""
         found = _PACK_NAME.fullmatch(self.name)
         return name in (self.name, *(found.groups() if found else ()))
@@ -58,7 +58,7 @@ def remove_stored(entry: Entry) -> bool:
     Raises:
         OSError: if the disk cannot be written.
     """
-    sweep(entry.path.parent)
+    remove_partial(entry.path.parent)
     return remove(entry.path)
 
 

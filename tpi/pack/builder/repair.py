@@ -37,7 +37,7 @@ class Damage:
         return self.reason + more
 
 
-def open_whole(record: PackRecord, identity: Identity, progress: Phase) -> Pack:
+def open_repaired(record: PackRecord, identity: Identity, progress: Phase) -> Pack:
     """Open the pack of `record`. Files that are damaged, truncated or missing are made again first.
 
     Raises:
@@ -70,18 +70,20 @@ def find_damage(record: PackRecord, progress: Phase) -> Damage:
     if manifest.tokenizer and not _same(record, TOKENIZER):
         damage.tokenizer = True
         damage.reason = _words(record.pack / TOKENIZER)
-    doubted = [block for block in Pack(record.pack, manifest).blocks.values() if not record.trusts(block.path.name)]
+    doubted = [
+        block for block in Pack(record.pack, manifest).blocks.values() if not record.is_unchanged(block.path.name)
+    ]
     if doubted:
         with progress(f"checking {record.pack.name}") as report:
             _check(record, doubted, damage, report)
     return damage
 
 
-def made(record: PackRecord) -> None:
+def record_new_pack(record: PackRecord) -> None:
     """Record all files of a pack that has just been made as intact, and save the record."""
     names = [path.name for path in record.pack.glob("*.safetensors")]
     record.checked, record.digests = {}, {}
-    record.trust([*names, MANIFEST, TOKENIZER])
+    record.mark_intact([*names, MANIFEST, TOKENIZER])
     for name in (MANIFEST, TOKENIZER):
         if digest := _digest(record.pack / name):
             record.digests[name] = digest
@@ -105,7 +107,7 @@ def _check(record: PackRecord, blocks: Sequence[PackBlock], damage: Damage, repo
 
 def _same(record: PackRecord, name: str) -> bool:
     """Return True if a file without hashes is the same as when it was made, or first seen on this machine."""
-    if record.trusts(name):
+    if record.is_unchanged(name):
         return True
     found, digest = stamp(record.pack / name), _digest(record.pack / name)
     if not found or not digest or record.digests.setdefault(name, digest) != digest:
@@ -144,11 +146,11 @@ def _source(record: PackRecord, damage: Damage, identity: Identity) -> Path:
 
 
 def _make_again(record: PackRecord, damage: Damage, source: Path, progress: Phase) -> None:
-    from tpi.pack.builder.build import mend_pack, open_source, pack_model
+    from tpi.pack.builder.build import open_source, pack_model, repair_pack
 
-    mended = damage.manifest is not None and mend_pack(
+    mended = damage.manifest is not None and repair_pack(
         open_source(source), record.dtype, record.pack, damage.manifest, damage.blocks, damage.tokenizer, progress
     )
     if not mended:
-        pack_model(open_source(source), record.dtype, record.pack, progress, again=True)
-    made(record)
+        pack_model(open_source(source), record.dtype, record.pack, progress, overwrite=True)
+    record_new_pack(record)

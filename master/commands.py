@@ -21,7 +21,7 @@ from master.text.prompts import checked_text, read_prompt
 from master.vocabulary.sampler import Sampler, Sampling
 from tpi.flags import ModelCommand, model_argument, prompt_argument
 from tpi.progress import warn
-from tpi.system.interrupts import ending
+from tpi.system.interrupts import exit_on_termination
 from tpi.system.keyboard import echo_disabled
 from tpi.text import json_text
 
@@ -158,7 +158,7 @@ def _cut(limit: int | None, used: int, session: Session) -> str:
 @contextmanager
 def _quiet_keyboard() -> Iterator[None]:
     """Keep typed keys for the next program that reads, and restore the terminal even after SIGTERM and SIGHUP."""
-    with ending(), echo_disabled(lines=True):
+    with exit_on_termination(), echo_disabled(lines=True):
         yield
 
 

@@ -44,7 +44,7 @@ def say_experimental(devices: Sequence[Device]) -> None:
 
 def settle(emulation: "Emulation", node: "Node") -> None:
     """Calibrate how much slower than real time the emulation runs, unless the user set that, and print the factor."""
-    if not emulation.pace.settled:
+    if not emulation.stretch_factor.settled:
         node.rehearse()
         emulation.calibrate()
     warn(f"this node is emulated: it runs {emulation.stretch:.0f} times slower than real time (docs/emulation.md)")

@@ -98,7 +98,7 @@ class BatchNode:
         overruns, began = self._emulation.overruns, time.perf_counter()
         for _ in range(count):
             self._step()
-        total = self._emulation.modelled(time.perf_counter() - began)
+        total = self._emulation.emulated_seconds(time.perf_counter() - began)
         use = {lane.name: (lane.busy - before[lane.name]) / total for lane in self._emulation.lanes}
         return total / count, use, self._emulation.overruns - overruns
 
@@ -113,7 +113,7 @@ class BatchNode:
             numbers = range(first, min(first + each, self.sequences))
             x = np.repeat(self._x[: len(numbers)], tokens, axis=0)
             self._run([self._entry(number, 0, tokens) for number in numbers], x)
-        seconds = self._emulation.modelled(time.perf_counter() - began)
+        seconds = self._emulation.emulated_seconds(time.perf_counter() - began)
         self.link.settle()
         return seconds, self.link.figures.weight_bytes - before
 

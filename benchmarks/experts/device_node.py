@@ -107,7 +107,7 @@ class ExpertNode:
         before, began = self._counts(), clock.now()
         for _ in range(steps):
             self._engine.step()
-        total = self.emulation.modelled(clock.now() - began)
+        total = self.emulation.emulated_seconds(clock.now() - began)
         after = self._counts()
         changed = {name: getattr(after, name) - getattr(before, name) for name in vars(after)}
         return ExpertSteps(total / max(1, steps), DemandStats(**changed), tuple(self._tokens))

@@ -69,7 +69,7 @@ class EmulatedNode:
         while not done():
             self.session.engine.step()
             steps += 1
-        total = self.emulation.modelled(time.perf_counter() - began)
+        total = self.emulation.emulated_seconds(time.perf_counter() - began)
         use = {lane.name: (lane.busy - before[lane.name]) / total for lane in self.emulation.lanes}
         return StepTime(total / steps, use, self.emulation.overruns - overruns)
 

@@ -82,7 +82,7 @@ class SparseNode:
         began = time.perf_counter()
         for _ in range(steps):
             self.engine.step()
-        total = self.emulation.modelled(time.perf_counter() - began)
+        total = self.emulation.emulated_seconds(time.perf_counter() - began)
         after = self._figures()
         changed = {name: getattr(after, name) - getattr(before, name) for name in vars(after)}
         return SparseSteps(total / steps, ArenaFigures(**changed), tuple(self._tokens))

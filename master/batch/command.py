@@ -105,7 +105,7 @@ def _for_many(placement: RunOptions, asked: "BatchSource", parallel: int | None)
     devices = placement.devices
     return replace(
         placement,
-        devices=replace(devices, offload=replace(devices.offload, many=True)),
+        devices=replace(devices, offload=replace(devices.offload, unattended=True)),
         parallel=parallel or min(MOST_RUNNING, len(asked.lines)),
         batched=parallel or min(_MOST, len(asked.lines)),
         usual=usual_request(asked),

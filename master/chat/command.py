@@ -24,7 +24,7 @@ from master.vocabulary.sampler import Sampling
 from tpi.config import default_cache
 from tpi.errors import UsageError
 from tpi.flags import ModelCommand, model_argument
-from tpi.system.interrupts import ending
+from tpi.system.interrupts import exit_on_termination
 from tpi.system.keyboard import echo_disabled
 
 HISTORY, RESCUED = "chat_history", "lost-chat.json"  # file names in the cache
@@ -75,7 +75,7 @@ def chat(
     if flags["model"] is None:
         raise UsageError("say which model with -m MODEL, or which server with --url URL")
     placement = RunOptions.from_flags(flags)
-    with ending():
+    with exit_on_termination():
         # imports made here count as memory of the bare process
         reader, screen = open_reader(placement.cache / HISTORY if history else None), open_screen(markdown)
         with _typing_kept(reader), Session(placement) as session, session.answering() as engine:
@@ -115,7 +115,7 @@ def _talk_to_server(
     markdown: bool,
     quiet: bool,
 ) -> None:
-    with ending():
+    with exit_on_termination():
         reader = open_reader(cache / HISTORY if history else None)
         with _typing_kept(reader):
             talk = ServerChatBackend(server, sampling, tokens, conversation, open_screen(markdown))

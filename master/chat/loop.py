@@ -11,7 +11,7 @@ from master.chat.readers import Reader
 from master.chat.talk import ChatBackend, said_in
 from master.generation.answer import Answer
 from tpi.errors import NodeError, UsageError
-from tpi.system.interrupts import noticed
+from tpi.system.interrupts import record_interrupts
 from tpi.system.keyboard import echo_disabled
 from tpi.text import plain
 
@@ -92,7 +92,7 @@ class Chat:
 
     def _answer(self, make: Callable[[Callable[[], bool]], Answer]) -> None:
         """Generate an answer, which Ctrl-C stops between two steps; then print a line of figures."""
-        with echo_disabled(lines=True), noticed(_LEAVING) as stopped:
+        with echo_disabled(lines=True), record_interrupts(_LEAVING) as stopped:
             self._answering = True
             result = make(stopped)
             self._answering = False

@@ -41,7 +41,7 @@ def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
     Raises:
         PlanError: if a node is told to batch and cannot; names the node.
     """
-    long, insists = with_longest_steps(members, asked.many), _insists(members)
+    long, insists = with_longest_steps(members, asked.unattended), _insists(members)
     return fastest_batch(long, insists) if insists or _left_open(members, asked) else 0
 
 
@@ -56,7 +56,7 @@ def batched(
     Raises:
         PlanError: if the nodes are to batch and one cannot; names the node.
     """
-    long = with_longest_steps(members, asked.many)
+    long = with_longest_steps(members, asked.unattended)
     if not batch and not _wanted(long, asked):
         return list(plans)
     together, steps = agree(long, batch=batch or None), long[0].plan.options.prefill_tokens
@@ -100,7 +100,7 @@ def _insists(members: Sequence[GroupMember]) -> bool:
 
 
 def _left_open(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
-    return asked.pipeline == "auto" and asked.many and asked.crossover is None and not _sparse(members)
+    return asked.pipeline == "auto" and asked.unattended and asked.crossover is None and not _sparse(members)
 
 
 def _sparse(members: Sequence[GroupMember]) -> bool:

@@ -86,7 +86,7 @@ class WorkerInquiry:
             with suppress(UnreachableError):
                 self._sent_at = time.monotonic()
                 self._channel.send(Inquiry(self._number, self.reach))
-        for _, message in self._channel.batch() if self._channel else ():
+        for _, message in self._channel.receive_batch() if self._channel else ():
             self._take(message)
         self.problem = self.problem or self._dial.obstacle()
 
@@ -120,7 +120,7 @@ class WorkerInquiry:
                 self._channel.send(Echo(number, data))
         while left and going_on():
             self._channel.socket.poll(_SLICE_MS)
-            came = sum(isinstance(one, Echo) and one.number == number for _, one in self._channel.batch())
+            came = sum(isinstance(one, Echo) and one.number == number for _, one in self._channel.receive_batch())
             left -= min(came, left)  # a worker may echo more than it was sent
         return (time.monotonic() - begun) * count / (count - left) if left < count else inf
 

@@ -193,7 +193,7 @@ class RemoteWorker:
             self._lock_out(self._line)
             raise NodeRefused(self.name, f"worker {self._who} is not used any more: its key was revoked")
         changes = list(islice(self._line.monitor.changes(), _MOST_CHANGES))
-        for _, message in self._channel.batch():
+        for _, message in self._channel.receive_batch():
             self._take(message)  # a message sent before the connection ended may say why it did
         for connected in changes:
             self._connection(connected)

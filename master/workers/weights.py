@@ -123,7 +123,7 @@ class WeightServer:
         for connected in self.monitor.changes():
             if connected:
                 self._send(Offer(self.session))
-        for _, message in self.channel.batch():
+        for _, message in self.channel.receive_batch():
             if isinstance(message, Missing) and self._assign and message.epoch == self._assign.epoch:
                 self.stats.missing = min(message.nbytes, self._nbytes)
             elif isinstance(message, Need) and not self._late(message):

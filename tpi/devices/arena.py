@@ -27,7 +27,7 @@ class AddressOnlyArray(np.ndarray[Any, np.dtype[Any]]):
     __str__ = __repr__
 
 
-def named(memory: Bytes) -> Bytes:
+def as_address_only(memory: Bytes) -> Bytes:
     """Return `memory` as an array that gives addresses only, for memory that the host cannot read."""
     return memory.view(AddressOnlyArray)
 
@@ -36,7 +36,7 @@ def drop(memory: Bytes) -> None:
     """Do nothing: the memory is released when no array refers to it any more."""
 
 
-def alone(room: int) -> int:
+def no_other_use(room: int) -> int:
     """Return 0: only the arena uses the memory under its limit."""
     return 0
 
@@ -54,7 +54,7 @@ class Arena:
         limit: int | None = None,
         allocate: Callable[[int], Bytes] = page_buffer,
         release: Callable[[Bytes], None] = drop,
-        beside: Callable[[int], int] = alone,
+        beside: Callable[[int], int] = no_other_use,
         allocate_cut: Callable[[int, Sequence[int]], Bytes] | None = None,
     ) -> None:
         """Create an arena of at most `limit` bytes; None: as much as the system gives.

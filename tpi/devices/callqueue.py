@@ -14,16 +14,16 @@ class CallQueue:
         """Create the queue; `name` is the thread's."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
-    def start(self, call: Callable[[], T]) -> "Started[T]":
+    def start(self, call: Callable[[], T]) -> "QueuedCall[T]":
         """Queue `call` behind those before it; raise RuntimeError if the queue is closed."""
-        return Started(self._thread.submit(call))
+        return QueuedCall(self._thread.submit(call))
 
     def close(self) -> None:
         """Wait for the calls that were started, then end the thread. Idempotent."""
         self._thread.shutdown()
 
 
-class Started(Generic[T]):
+class QueuedCall(Generic[T]):
     """A queued call that may still be running (`tpi.devices.base.Pending`)."""
 
     __slots__ = ("_future",)

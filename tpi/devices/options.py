@@ -28,14 +28,14 @@ class OffloadOptions:
             sequences in micro-batches (docs/batching.md); demand: load experts once they are chosen (docs/experts.md).
         crossover: tokens of a step from which on streamed weights are copied to the accelerator; in shorter steps the
             host computes with them.
-        many: True if many requests wait and none is interactive; `auto` may then choose `batch`.
+        unattended: True if many requests wait and none is interactive; `auto` may then choose `batch`.
     """
 
     weights: Weights = "auto"
     kv: KvPlace = "auto"
     pipeline: Pipelining = "auto"
     crossover: int | None = None
-    many: bool = False
+    unattended: bool = False
 
     @property
     def weights_tier(self) -> Literal["gpu", "ram", "disk"] | None:

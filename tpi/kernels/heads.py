@@ -1,8 +1,8 @@
 """Heads that take more than a product: norms over the heads of all nodes, and keys and values from a latent vector.
 
-A norm over all heads needs a sum that one node cannot compute. Such a node projects its heads without norms (`raw`),
-has the sums of their squares added up over all nodes, and then finishes its heads with the total. If a node holds all
-heads, the kernels do this in one call.
+A norm over the heads of all nodes needs a sum that one node cannot compute. So each node projects its heads without
+norms (`without_norms`), the sums of their squares (`squares`) are added up over all nodes, and each node normalises its
+heads with the total (`apply_norms_and_rope`). If a node holds all heads, the kernels do this in one call.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ def is_plain(spec: AttentionSpec) -> bool:
     return spec.whole is None and not spec.clip
 
 
-def raw(spec: AttentionSpec) -> AttentionSpec:
+def without_norms(spec: AttentionSpec) -> AttentionSpec:
     """Return a spec of the same heads with their biases, but without norms, clipping and RoPE.
 
     It is cached in `spec`.
@@ -50,9 +50,10 @@ def raw(spec: AttentionSpec) -> AttentionSpec:
 
 
 def squares(spec: AttentionSpec, projected: Projected) -> F32:
-    """Return the sums of the squares of this node's queries and keys, as `raw` projects them: `[tokens, 2 * GROUP]`.
+    """Return the sums of the squares of this node's queries and keys, float32 `[tokens, 2 * GROUP]`.
 
-    Each sum is the first value of a group of zeros, so that wire formats that round groups hardly change it.
+    `projected` are the heads of the spec `without_norms(spec)`. Each sum is the first value of a group whose other
+    values are zero, so that wire formats that round groups hardly change it.
     """
     assert spec.whole is not None
     found = np.zeros((len(projected.queries), 2 * GROUP), np.float32)
@@ -61,10 +62,12 @@ def squares(spec: AttentionSpec, projected: Projected) -> F32:
     return found
 
 
-def finished(spec: AttentionSpec, projected: Projected, positions: I32, sums: F32 | None = None) -> Projected:
-    """Return heads that `raw` projected, after norms, clipping and RoPE.
+def apply_norms_and_rope(
+    spec: AttentionSpec, projected: Projected, positions: I32, sums: F32 | None = None
+) -> Projected:
+    """Return the heads `projected`, which have only biases, after norms, clipping and RoPE.
 
-    `sums` are the `squares` of all nodes together; None: these heads are all there are.
+    `sums` is the total of `squares` over all nodes; None if this node holds all heads.
     """
     from tpi.kernels.paged import rope
 
@@ -117,8 +120,8 @@ def projected_on_host(kernels: Steps, spec: AttentionSpec, data: U8, x: Input, p
 
     The kernels project; the host applies norms, clipping and RoPE.
     """
-    heads = kernels.project(raw(spec), data, x, positions)
-    return heads if needs_sums(spec) else finished(spec, heads, positions)
+    heads = kernels.project(without_norms(spec), data, x, positions)
+    return heads if needs_sums(spec) else apply_norms_and_rope(spec, heads, positions)
 
 
 def attention_in_steps(

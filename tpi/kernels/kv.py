@@ -66,7 +66,7 @@ class KvPages:
     - int8 (q8): `head_dim` codes, then the float16 scale of each group of 32; a value is scale * code;
     - uint8 (q4): 4-bit codes in runs of 16 values, 8 bytes each. Value `i` of a run is in the low half of byte `i`,
       value `i + 8` in its high half. Then come the float16 scale and minimum of each group of 32; a value is
-      scale * code + minimum. Keys are transformed first (`tpi.kernels.paged.spread`).
+      scale * code + minimum. Keys are transformed first (`tpi.kernels.paged.hadamard_rotate`).
 
     The operating system zeroes pages when they are first touched, so pages that are never used cost nothing.
     """

@@ -17,7 +17,7 @@ from tpi.errors import KernelError
 from tpi.kernels import _native
 from tpi.kernels.constants import THREADS_MOST
 from tpi.kernels.delta import slots
-from tpi.kernels.heads import needs_sums, raw, refuse_sums
+from tpi.kernels.heads import needs_sums, refuse_sums, without_norms
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -116,7 +116,7 @@ class NativeKernels:
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
         """Return the queries, keys and values of the tokens at `positions`."""
         if needs_sums(spec):
-            spec = raw(spec)
+            spec = without_norms(spec)
         queries = np.empty((x.shape[0], spec.heads, spec.head_dim), np.float32)
         keys, values = (np.empty((x.shape[0], spec.kv_heads, spec.head_dim), np.float32) for _ in range(2))
         gate = np.empty((x.shape[0], spec.heads * spec.head_dim), np.float32) if spec.output_gate else None

@@ -33,7 +33,7 @@ def append(cache: KvArray, heads: F32, batch: Batch) -> None:
     cache[blocks, :, batch.positions % PAGE_TOKENS] = encode_kv(heads, cache.dtype)
 
 
-def spread(heads: F32) -> F32:
+def hadamard_rotate(heads: F32) -> F32:
     """Return `[..., head_dim]` with each whole group of 32 times the Hadamard matrix / sqrt(32).
 
     This transform is its own inverse. Keys in q4 are stored so, and their queries are transformed alike, so that

@@ -26,10 +26,10 @@ from tpi.kernels.arithmetic import (
 )
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.delta import mix
-from tpi.kernels.heads import finished, from_latent, needs_sums, refuse_sums
+from tpi.kernels.heads import apply_norms_and_rope, from_latent, needs_sums, refuse_sums
 from tpi.kernels.kv import kv_dtype_of
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
-from tpi.kernels.paged import append, attend, heads_of, spread
+from tpi.kernels.paged import append, attend, hadamard_rotate, heads_of
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -98,11 +98,11 @@ class ReferenceKernels:
         if spec.output_gate:
             gate = np.ascontiguousarray(rows(spec.query, query_data, "gate", normed)[:, : spec.heads * spec.head_dim])
         heads = Projected(q, k, v, gate)
-        return heads if needs_sums(spec) else finished(spec, heads, positions)
+        return heads if needs_sums(spec) else apply_norms_and_rope(spec, heads, positions)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
-        met = spread if kv_dtype_of(keys) == "q4" else np.asarray
+        met = hadamard_rotate if kv_dtype_of(keys) == "q4" else np.asarray
         append(keys, met(projected.keys), batch)
         append(values, projected.values, batch)
         mixed = attend(spec, met(projected.queries), keys, values, batch)

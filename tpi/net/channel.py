@@ -60,7 +60,7 @@ class Channel:
         self.socket = socket
         self._share = share
         self.stats = ChannelStats()
-        self.known: Callable[[bytes], bool] | None = None
+        self.may_send_long: Callable[[bytes], bool] | None = None
         """Returns True if a peer may send long messages; None means that all may.
 
         Other peers' messages are read only up to the length of a Join.
@@ -142,7 +142,7 @@ class Channel:
                 return None
         return None
 
-    def batch(self) -> Iterator[tuple[bytes, Any]]:
+    def receive_batch(self) -> Iterator[tuple[bytes, Any]]:
         """Yield the messages that have arrived, as `receive` returns them.
 
         The iterator ends after `_BATCH_S` seconds or `_BATCH_MESSAGES` messages, so that the caller gets to its other
@@ -193,7 +193,11 @@ class Channel:
         return [b""]
 
     def _admitted(self, peer: bytes, frames: list[bytes]) -> bool:
-        if self.known is None or (len(frames) == 1 and len(frames[0]) <= _STRANGER_BYTES) or self.known(peer):
+        if (
+            self.may_send_long is None
+            or (len(frames) == 1 and len(frames[0]) <= _STRANGER_BYTES)
+            or self.may_send_long(peer)
+        ):
             return True
         self.stats.malformed += 1
         return False

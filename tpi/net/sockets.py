@@ -161,7 +161,7 @@ class Net:
         _connect(socket, plane, host, port)
         return socket, monitor
 
-    def lock_out(self) -> bool:
+    def disconnect_refused(self) -> bool:
         """End the connections of admitted keys that are no longer trusted. Return True if there were any.
 
         Only connections to ports that need keys are ended, and only on Linux. Other peers of the same plane at the same

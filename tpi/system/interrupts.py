@@ -36,7 +36,7 @@ def deferred() -> Iterator[None]:
 
 
 @contextmanager
-def noticed(warning: bytes) -> Iterator[Callable[[], bool]]:
+def record_interrupts(warning: bytes) -> Iterator[Callable[[], bool]]:
     """Record SIGINT within the block instead of raising. Yield a function that returns True once a SIGINT came.
 
     The second SIGINT writes `warning` to stderr, the third raises KeyboardInterrupt. In threads other than the main one
@@ -64,7 +64,7 @@ def noticed(warning: bytes) -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def ending() -> Iterator[None]:
+def exit_on_termination() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP within the block into SystemExit, so that clean-up code runs.
 
     Code that has changed the terminal's settings may not get the exception in time. So the settings of stdin's terminal

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tpi.block import Vectors, attention_spec, delta_spec, experts_spec, ffn_spec
 from tpi.config import ModelConfig
 from tpi.devices.base import Device, Finished, Pending
-from tpi.kernels.heads import finished, needs_sums, squares
+from tpi.kernels.heads import apply_norms_and_rope, needs_sums, squares
 from tpi.kernels.spec import (
     NO_TOKENS,
     AttentionSpec,
@@ -120,7 +120,7 @@ class AttentionSegment:
     def finish(self, part: MicroBatch, sums: F32) -> None:
         """Apply norms, clipping and RoPE to the projected heads, with `sums`, the `squares` of all nodes together."""
         if not self.empty:
-            heads = finished(self.spec, part.between[self].wait(), part.batch.positions, sums)
+            heads = apply_norms_and_rope(self.spec, part.between[self].wait(), part.batch.positions, sums)
             part.between[self] = Finished(lambda: heads)
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:

@@ -56,7 +56,7 @@ class BatchLanes:
             return self.device.start(lambda: call(self.device.kernels))
         return self._adding.start(lambda: call(self.host.kernels))
 
-    def cross(self, nbytes: int, up: bool) -> Event:
+    def transfer_activations(self, nbytes: int, up: bool) -> Event:
         """Start a transfer of `nbytes` bytes of activations, to the accelerator if `up`; return its end as an event.
 
         If the device's kernels themselves move inputs and results, nothing is transferred, and the event is over.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tpi.devices.base import Event, Finished, Pending
 from tpi.kernels import Kernels
-from tpi.kernels.heads import finished, squares
+from tpi.kernels.heads import apply_norms_and_rope, squares
 from tpi.kernels.kv import KvPages
 from tpi.kernels.spec import Batch, Input, KvArray, Projected, Routing
 from tpi.pack.layout import GROUP
@@ -81,7 +81,7 @@ class BatchAttention(AttentionSegment):
         """Finish the micro-batch's queries and keys with `sums`, the sums of squares over all nodes."""
         if not self.empty:
             heads, crossed = part.between[self].wait()
-            ready = finished(self.spec, heads, part.batch.positions, sums), crossed
+            ready = apply_norms_and_rope(self.spec, heads, part.batch.positions, sums), crossed
             part.between[self] = Finished(lambda: ready)
 
     def _project(self, data: Bytes, part: QueuedMicroBatch, take: Take) -> Pending[Crossed]:
@@ -91,7 +91,7 @@ class BatchAttention(AttentionSegment):
         def project() -> Crossed:
             heads = self.device.kernels.project(self.spec, data, take(self), part.batch.positions)
             nbytes = crossing.nbytes(heads) if crossing else 0
-            return heads, self.lanes.cross(nbytes, up=False) if nbytes else Finished(lambda: None)
+            return heads, self.lanes.transfer_activations(nbytes, up=False) if nbytes else Finished(lambda: None)
 
         return self.launch(project)
 
@@ -115,7 +115,7 @@ class BatchAttention(AttentionSegment):
         def attend(heads: Projected) -> Crossed:
             with self.home.hold(self.layer, part.batch) as (keys, values):
                 mixed = _attended(kernels, others, heads, (keys, values, part.batch))
-            return mixed, self.lanes.cross(mixed.nbytes, up=True)
+            return mixed, self.lanes.transfer_activations(mixed.nbytes, up=True)
 
         return self.lanes.attend(f"attention {self.layer}", arrived, attend)
 

@@ -107,7 +107,7 @@ def allowed_modes(case: Case) -> Sequence[Mode]:
         return ("batch",)
     if options.pipeline == "demand":
         return ("experts",)
-    modes: list[Mode] = ["batch"] if options.many else []
+    modes: list[Mode] = ["batch"] if options.unattended else []
     modes.append("offload")
     if options.pipeline == "auto" and not case.checking:  # where experts on demand fit, others do too
         modes.append("experts")
@@ -122,7 +122,7 @@ def _compares_neurons(case: Case) -> bool:
         return False
     from worker.plan.modes.neurons import fixed_placement_flag
 
-    return not (fixed_placement_flag(case.options) or case.options.kv_tier or case.options.many)
+    return not (fixed_placement_flag(case.options) or case.options.kv_tier or case.options.unattended)
 
 
 def _remark(case: Case, found: Sequence[Candidate[Any]], refused: dict[Mode, PlanError]) -> str:

@@ -89,7 +89,7 @@ class Daemon:
             end.setblocking(False)
         control, weights = self._bind()
         self._control = Channel(control, admits=self._net.door.admits)
-        self._control.known = lambda peer: self._master is not None and peer == self._master.identity
+        self._control.may_send_long = lambda peer: self._master is not None and peer == self._master.identity
         self._lease = Lease()
         guarded = self._net.door.guards(options.host)
         arrivals = [Arrivals(one) for one in (control, self._collective, weights)] if guarded else []
@@ -152,7 +152,7 @@ class Daemon:
         return control, weights
 
     def _receive(self) -> None:
-        for peer, message in self._control.batch():
+        for peer, message in self._control.receive_batch():
             self._handle(peer, message)
 
     def _handle(self, peer: bytes, message: object) -> None:
@@ -271,7 +271,7 @@ class Daemon:
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "revoked", short_key(gone)))
             self._leave("a key was revoked")
             select.select([], [], [], _REASON_S)
-        self._net.lock_out()
+        self._net.disconnect_refused()
 
     def _heard(self) -> None:
         waited = self._lease.pace() > 1

@@ -235,7 +235,7 @@ def test_a_machine_that_has_moved_is_met_again_by_its_master(tmp_path: Path) -> 
         def refusal(channel: Channel) -> str:
             """Why it was refused; empty: it was met."""
             until(lambda: bool(channel.socket.poll(0)))
-            answer = next(message for _, message in channel.batch())
+            answer = next(message for _, message in channel.receive_batch())
             return answer.reason if isinstance(answer, Refuse) else ""
 
         assert refusal(calls(7, 0)) == ""

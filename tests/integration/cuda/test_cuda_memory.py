@@ -19,7 +19,7 @@ from tpi.devices.arena import Arena
 from tpi.devices.cuda.backend import CudaBackend
 from tpi.devices.cuda.copies import CudaCopies
 from tpi.devices.cuda.staging import Staging
-from tpi.devices.cuda.tensors import TensorNames
+from tpi.devices.cuda.tensors import TensorTable
 from tpi.devices.pages import PAGE, Bytes
 from tpi.errors import DeviceError
 
@@ -38,7 +38,7 @@ class FullBackend(CpuBackend):
 )
 def test_an_array_names_its_own_bytes(steps: list[tuple[str, int, int]]) -> None:
     """Whatever was allocated and freed before: a slice of an array is that slice of its tensor, and nothing else's."""
-    names = TensorNames(CpuBackend())
+    names = TensorTable(CpuBackend())
     arena = Arena("card", LIMIT, names.allocate, names.release)
     held: list[tuple[Bytes, Any]] = []  # with what it should hold
     for step, number, value in steps:
@@ -59,7 +59,7 @@ def test_an_array_names_its_own_bytes(steps: list[tuple[str, int, int]]) -> None
 
 
 def test_views_keep_their_dtype_and_shape() -> None:
-    names = TensorNames(CpuBackend())
+    names = TensorTable(CpuBackend())
     memory = names.allocate(PAGE)
     names.tensor(memory).copy_(torch.arange(PAGE) % 251)
     pages = memory.view(np.float16).reshape(4, 2, -1)
@@ -78,7 +78,7 @@ def test_views_keep_their_dtype_and_shape() -> None:
 
 
 def test_memory_that_the_card_does_not_have() -> None:
-    names = TensorNames(FullBackend())
+    names = TensorTable(FullBackend())
     arena = Arena("card", None, names.allocate, names.release)
     with pytest.raises(DeviceError, match=f"does not have {PAGE} bytes left"):
         arena.allocate(5)

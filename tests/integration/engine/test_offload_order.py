@@ -76,5 +76,5 @@ def measured(model: str, asked: Configuration, cache: Path) -> float:
         while engine.requests:
             began = emulation.clock.now()
             engine.step()
-            seconds.append(emulation.modelled(emulation.clock.now() - began))
+            seconds.append(emulation.emulated_seconds(emulation.clock.now() - began))
         return min(seconds[-STEPS:])

@@ -85,11 +85,11 @@ def test_a_group_batches_on_request_or_where_that_pays(
     machine = replace(with_card(MUCH), host=Rates(host, host))
     quick = replace(machine, accelerator=replace(laptop_gpu(), memory=MUCH, rates=Rates(3e11, 2e13)))
     made, both = plans(pack, (1, 1)), members(pack, quick, quick, options=OffloadOptions(pipeline=told))  # type: ignore[arg-type]
-    wish = OffloadOptions(pipeline=asked, many=True)  # type: ignore[arg-type]
+    wish = OffloadOptions(pipeline=asked, unattended=True)  # type: ignore[arg-type]
     found = batched(made, both, wish)
     assert [plan.options.batch is not None for plan in found] == [batches] * 2
     assert batches or found == made
-    assert batched(made, both, replace(wish, many=False))[0].options.batch is None or asked == "batch"
+    assert batched(made, both, replace(wish, unattended=False))[0].options.batch is None or asked == "batch"
     sparse = [_sparse(member) for member in both]
     if told != "batch":
         assert batched(made, sparse, wish) == made
@@ -103,7 +103,7 @@ def test_a_reason_against_batches_is_not_overridden_by_auto(
 ) -> None:
     pack = tiny_pack("llama")
     quick = replace(with_card(MUCH), host=Rates(1e8, 1e8))
-    made, wish = plans(pack, (1, 1)), OffloadOptions(many=True)
+    made, wish = plans(pack, (1, 1)), OffloadOptions(unattended=True)
     both = members(pack, quick, quick, options=OffloadOptions())
     assert batched(made, both, wish) != made
     assert fastest(both, wish) == 64
@@ -116,7 +116,7 @@ def test_a_reason_against_batches_is_not_overridden_by_auto(
 def test_how_many_at_once_is_for_the_node_with_the_least_room(tiny_pack: Callable[..., Pack]) -> None:
     """With pages for these alone: with pages for all that wait, fewer would fit beside them."""
     pack = tiny_pack("mixtral")
-    wish = replace(BATCH, many=True)
+    wish = replace(BATCH, unattended=True)
     one, two = members(pack, with_card(MUCH), with_card(MUCH), options=OffloadOptions("ram", "ram", "batch"))
     found = fastest([one, two], wish), fastest([one, _narrow(two, 18)], wish)
     assert found[0] == 64 > found[1] > 0

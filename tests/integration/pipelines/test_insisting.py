@@ -28,7 +28,7 @@ def session(pack: Pack, cache: Path, offload: OffloadOptions, **more: Any) -> Se
     [
         (replace(BATCH, crossover=7), {}, "crossover"),
         (BATCH, {"window": 2, "retain": 2}, "window"),
-        (replace(BATCH, many=True), {"window": 1}, "window"),
+        (replace(BATCH, unattended=True), {"window": 1}, "window"),
     ],
 )
 @pytest.mark.parametrize("local", [0, 1])
@@ -48,7 +48,7 @@ def test_beside_pipeline_batch_they_are_refused_by_name(
 def test_where_the_pipeline_is_open_they_rule_batches_out(
     crossover: int | None, window: int, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    offload = OffloadOptions(crossover=crossover, many=True)
+    offload = OffloadOptions(crossover=crossover, unattended=True)
     with session(tiny_pack("llama"), tmp_path, offload, parallel=16, batched=99, window=window) as opened:
         assert isinstance(opened.node.link, BatchAccelerated) == (crossover is None and not window)
         assert opened.engine.deployment.at_once.requests == (99 if crossover is None and not window else 16)

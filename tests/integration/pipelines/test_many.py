@@ -89,7 +89,7 @@ def test_what_is_asked_for_binds(
 
 @pytest.mark.parametrize("lines", [200, 1])
 def test_a_group_has_one_number_for_all_its_nodes(lines: int, tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
-    offload = OffloadOptions("ram", "ram", many=True)
+    offload = OffloadOptions("ram", "ram", unattended=True)
     devices = DeviceOptions((SLOW_HOST,), (6 << 20,), offload)
     usual = UsualRequest(12, 6)
     options = RunOptions(

@@ -67,7 +67,9 @@ def test_steps_are_long_in_an_unwatched_batch(
     pipeline: Pipelining, many: bool, longest: int, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
     pack = tiny_pack("llama")
-    devices = DeviceOptions(("emu:1GiB,stretch=1",), (6 << 20,), OffloadOptions("ram", pipeline=pipeline, many=many))
+    devices = DeviceOptions(
+        ("emu:1GiB,stretch=1",), (6 << 20,), OffloadOptions("ram", pipeline=pipeline, unattended=many)
+    )
     options = RunOptions(str(pack.path), context=128, parallel=40, devices=devices, memory=1 << 30, cache=tmp_path)
     with Session(options) as session:
         assert isinstance(session.node.link, BatchAccelerated) == (pipeline == "batch")
@@ -78,7 +80,9 @@ def test_steps_are_long_in_an_unwatched_batch(
 
 def test_requests_run_at_once_with_room_for_usual_lengths(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     pack, asked = tiny_pack("llama"), 100
-    devices = DeviceOptions(("emu:1GiB,stretch=1",), (6 << 20,), OffloadOptions("ram", pipeline="batch", many=True))
+    devices = DeviceOptions(
+        ("emu:1GiB,stretch=1",), (6 << 20,), OffloadOptions("ram", pipeline="batch", unattended=True)
+    )
     options = RunOptions(str(pack.path), context=128, parallel=asked, devices=devices, memory=1 << 30, cache=tmp_path)
     with Session(replace(options, usual=UsualRequest(50, 60))) as session:
         link, engine = session.node.link, session.engine

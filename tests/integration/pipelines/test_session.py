@@ -62,7 +62,7 @@ def test_auto_batches_where_many_wait_and_the_accelerator_pays(
 ) -> None:
     """The same model of time says so as in `tpi plan --batch`; a CPU that is faster than the card does without."""
     pack = tiny_pack("llama")
-    offload = OffloadOptions(weights="ram", kv="ram", many=many)
+    offload = OffloadOptions(weights="ram", kv="ram", unattended=many)
     devices = DeviceOptions((f"emu:1GiB,stretch=1,launch=1ns,latency=1ns,host={host}",), (6 << 20,), offload)
     with Session(RunOptions(str(pack.path), context=CONTEXT, parallel=16, devices=devices, cache=tmp_path)) as session:
         assert isinstance(session.node.link, BatchAccelerated) == batches

@@ -6,7 +6,7 @@ from threading import RLock
 
 import torch
 
-from tpi.devices.cuda.backend import Tensor, TorchEvent, TorchLane
+from tpi.devices.cuda.backend import Tensor, TorchEvent, TorchStream
 
 
 class CpuBackend:
@@ -16,7 +16,7 @@ class CpuBackend:
     shares_memory = False
     device = torch.device("cpu")
 
-    def lane(self) -> TorchLane:
+    def lane(self) -> TorchStream:
         """Return a lane that does all work at once."""
         return CpuLane()
 

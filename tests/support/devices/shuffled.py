@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
-from tpi.devices.callqueue import Started
+from tpi.devices.callqueue import QueuedCall
 from tpi.devices.host import check_sizes
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
@@ -57,7 +57,7 @@ class Shuffled:
         return page_buffer(size)
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        return Started(self._give(self._calls, call))
+        return QueuedCall(self._give(self._calls, call))
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
         check_sizes(source, target)
@@ -76,7 +76,7 @@ class Shuffled:
         with self._work:
             self._moves.append((future, lambda: self._then(first, future, second)))
             self._work.notify_all()
-        return Started(future)
+        return QueuedCall(future)
 
     def _then(self, first: Callable[[], None], future: "Future[Any]", second: Callable[[], None]) -> None:
         """The first half now, the second as another piece of work."""

@@ -14,7 +14,7 @@ from tpi.devices.arena import Arena
 from tpi.devices.base import Event, Pending
 from tpi.devices.callqueue import CallQueue
 from tpi.devices.host import check_sizes
-from tpi.devices.owned import OwnedKernels
+from tpi.devices.memorychecked import MemoryCheckedKernels
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import DeviceError
 from tpi.kernels import Kernels
@@ -31,7 +31,7 @@ class Twin:
 
     def __init__(self, kernels: Kernels, limit: int | None = None) -> None:
         self.memory = Arena(self.name, limit)
-        self.kernels: Kernels = OwnedKernels(kernels, self.memory)
+        self.kernels: Kernels = MemoryCheckedKernels(kernels, self.memory)
         self._computing = CallQueue("twin-compute")
         self._copying = CallQueue("twin-copy")
 

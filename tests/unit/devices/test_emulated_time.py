@@ -12,7 +12,7 @@ from tpi.devices.emulated.device import EmulatedDevice
 from tpi.devices.emulated.emulation import Emulation
 from tpi.devices.emulated.lane import TimedLane
 from tpi.devices.emulated.machine import parse_emulated
-from tpi.devices.emulated.pace import Pace
+from tpi.devices.emulated.stretch import StretchFactor
 from tpi.devices.host import HostDevice
 from tpi.devices.pages import PAGE
 from tpi.errors import EmulationError, KernelError
@@ -132,7 +132,7 @@ def test_one_factor_stretches_all_emulated_times() -> None:
     emulated.compute.run("task", 0.25, lambda: time.pass_by(0.5))
     emulated.disk.lane.run("move", 1.0, lambda: time.pass_by(0.5))
     assert time.real() - before == 8 * 1.25
-    assert emulated.modelled(time.real() - before) == 1.25
+    assert emulated.emulated_seconds(time.real() - before) == 1.25
     emulated.check()
     assert emulated.overruns == 0
 
@@ -150,7 +150,7 @@ def test_a_stretch_that_is_given_stays() -> None:
 
 
 def test_a_run_that_overran_is_rejected() -> None:
-    time, pace = VirtualTime(), Pace(4)
+    time, pace = VirtualTime(), StretchFactor(4)
     emulated = Emulation(parse_emulated(PLAIN), real=time.real, sleep=time.sleep)
     lane = TimedLane("compute", emulated.clock, pace)
     for took in (2, 2, 2, 2.5):
@@ -169,7 +169,7 @@ def test_nothing_can_be_calibrated_before_it_ran() -> None:
 def test_accelerators_of_a_node_share_host_disk_and_stretch() -> None:
     first, time = emulation()
     second = Emulation(parse_emulated(PLAIN), first)
-    assert second.pace is first.pace
+    assert second.stretch_factor is first.stretch_factor
     assert second.clock is first.clock
     assert second.disk is first.disk
     assert second.compute is not first.compute

@@ -13,7 +13,7 @@ from tests.support.kernels.isas import each_isa, over_isas
 from tests.support.kernels.kernel_cases import AttentionCase, attention_case, native, reference
 from tpi.errors import KernelError
 from tpi.kernels.kv import KV_DTYPES, KvDtype, KvPages, kv_dtype_of, page_bytes, vector_bytes
-from tpi.kernels.paged import decode_kv, encode_kv, spread
+from tpi.kernels.paged import decode_kv, encode_kv, hadamard_rotate
 from tpi.kernels.spec import F32, KV_GROUP, Projected
 
 pytestmark = pytest.mark.usefixtures("isa")
@@ -141,8 +141,8 @@ def test_a_cache_of_another_width_is_refused() -> None:
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_spreading_keeps_products_and_undoes_itself(head_dim: int) -> None:
     queries, keys = np.random.default_rng(5).normal(size=(2, 7, head_dim)).astype(np.float32)
-    np.testing.assert_allclose(spread(queries) @ spread(keys).T, queries @ keys.T, atol=1e-4)
-    np.testing.assert_allclose(spread(spread(keys)), keys, atol=1e-5)
+    np.testing.assert_allclose(hadamard_rotate(queries) @ hadamard_rotate(keys).T, queries @ keys.T, atol=1e-4)
+    np.testing.assert_allclose(hadamard_rotate(hadamard_rotate(keys)), keys, atol=1e-5)
 
 
 def test_what_is_large_in_one_dimension_costs_keys_less() -> None:
@@ -154,4 +154,4 @@ def test_what_is_large_in_one_dimension_costs_keys_less() -> None:
         found = decode_kv(encode_kv(values, np.dtype(np.uint8)), 64)
         return float(np.square(found - values).sum())
 
-    assert error(spread(keys)) < error(keys) / 2
+    assert error(hadamard_rotate(keys)) < error(keys) / 2

@@ -47,9 +47,9 @@ def test_connections_end_where_a_refused_key_came_from(tmp_path: Path, host: str
         _, port = bound.bind(CONTROL, host, 0)
         _, monitor = calling.connect_watched(CONTROL, host, port, b"me", load_identity(here).public)
         until(lambda: True in monitor.changes())
-        assert not bound.lock_out()
+        assert not bound.disconnect_refused()
         KeyRing(here).revoke("there")
-        assert bound.lock_out()
+        assert bound.disconnect_refused()
         until(lambda: False in monitor.changes())
         monitor.close()
 

@@ -37,13 +37,13 @@ class CardBatch:
     blocks: Tensor | None
 
     @classmethod
-    def bring(cls, batch: Batch, bring: Callable[[I32], Tensor]) -> "CardBatch":
-        """Copy a checked batch to the card; `bring` copies one array."""
+    def from_batch(cls, batch: Batch, copy: Callable[[I32], Tensor]) -> "CardBatch":
+        """Copy a checked batch to the card; `copy` copies one array."""
         pages = int(batch.positions.max(initial=0)) // PAGE_TOKENS + 1
         blocks = blocks_of(batch.sequence)
         worth = len(batch.sequence) >= _BLOCK and len(batch.sequence) >= 4 * len(blocks)
-        there = bring(batch.positions), bring(batch.sequence), bring(batch.tables)
-        return cls(*there, pages, bring(blocks) if worth else None)
+        there = copy(batch.positions), copy(batch.sequence), copy(batch.tables)
+        return cls(*there, pages, copy(blocks) if worth else None)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def finish_heads(
     return out
 
 
-def spread(heads: Tensor) -> Tensor:
+def hadamard_rotate(heads: Tensor) -> Tensor:
     """Return `tpi.kernels.paged.spread` of `[tokens, heads, head_dim]`, contiguous."""
     out, head_dim = torch.empty_like(heads), heads.shape[-1]
     launch(

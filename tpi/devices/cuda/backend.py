@@ -39,7 +39,7 @@ class TorchEvent(Protocol):
         ...
 
 
-class TorchLane(Protocol):
+class TorchStream(Protocol):
     """A queue of work that runs in order and in parallel to other lanes (a CUDA stream)."""
 
     def use(self) -> AbstractContextManager[None]:
@@ -74,7 +74,7 @@ class TorchBackend(Protocol):
         """The `torch.device` on which tensors are created."""
         ...
 
-    def lane(self) -> TorchLane:
+    def lane(self) -> TorchStream:
         """Return a new lane."""
         ...
 
@@ -112,7 +112,7 @@ class CudaBackend:
         """True if the card's memory is the host's, as on Jetson boards."""
         return bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
 
-    def lane(self) -> TorchLane:
+    def lane(self) -> TorchStream:
         """Return a new stream."""
         return CudaLane(torch.cuda.Stream(self.device))
 
@@ -148,7 +148,7 @@ def _driver() -> str:
 
 
 class CudaLane:
-    """A stream of a card (`TorchLane`)."""
+    """A stream of a card (`TorchStream`)."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

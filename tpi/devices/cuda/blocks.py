@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tpi.devices.cuda.activations import Activations
-from tpi.devices.cuda.attention import CardBatch, Pages, append, finish_heads, mix, spread
+from tpi.devices.cuda.attention import CardBatch, Pages, append, finish_heads, hadamard_rotate, mix
 from tpi.devices.cuda.backend import Tensor, launch, power
 from tpi.devices.cuda.matrix import matrix
 from tpi.devices.cuda.products import multiply
@@ -33,10 +33,10 @@ class SpecVectors:
         if found is None:
             values = {each.name: getattr(spec, each.name) for each in fields(spec)}
             arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-            found = self._kept[spec] = {name: self.bring(array) for name, array in arrays.items()}
+            found = self._kept[spec] = {name: self.to_device(array) for name, array in arrays.items()}
         return found
 
-    def bring(self, array: Any) -> Tensor:
+    def to_device(self, array: Any) -> Tensor:
         """Return a contiguous copy of an array on the device."""
         return torch.tensor(np.ascontiguousarray(array), device=self._device)
 
@@ -78,7 +78,7 @@ def attend(vectors: SpecVectors, spec: AttentionSpec, heads: Heads, pages: Pages
     """Append keys and values to the pages, then attend; return `[tokens, heads * head_dim]`."""
     queries, keys, values = heads
     if pages.format == "q4":
-        queries, keys = spread(queries), spread(keys)
+        queries, keys = hadamard_rotate(queries), hadamard_rotate(keys)
     append(pages.keys, pages.format, keys, batch)
     append(pages.values, pages.format, values, batch)
     return mix(spec, vectors.of(spec)["kv_index"], queries, pages, batch)

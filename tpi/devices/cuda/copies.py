@@ -4,7 +4,7 @@ from collections import deque
 from threading import Lock
 
 from tpi.devices.arena import Array
-from tpi.devices.cuda.backend import Tensor, TorchEvent, TorchLane
+from tpi.devices.cuda.backend import Tensor, TorchEvent, TorchStream
 from tpi.devices.failures import close_all, explained
 
 
@@ -20,7 +20,7 @@ class CudaCopy:
         self._mark: TorchEvent | None = None
         self._error: Exception | None = None
 
-    def begin(self, lane: TorchLane, source: Tensor, target: Tensor) -> None:
+    def begin(self, lane: TorchStream, source: Tensor, target: Tensor) -> None:
         """Start copying in `lane`; an error is stored for `wait` to raise."""
         try:
             with lane.use():
@@ -53,7 +53,7 @@ class CudaCopy:
 class CudaCopies:
     """The copies of one direction. Thread-safe."""
 
-    def __init__(self, device: str, lane: TorchLane) -> None:
+    def __init__(self, device: str, lane: TorchStream) -> None:
         self._device = device
         self._lane = lane
         self._lock = Lock()

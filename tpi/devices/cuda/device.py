@@ -12,7 +12,7 @@ from tpi.devices.callqueue import CallQueue
 from tpi.devices.cuda.backend import CudaBackend, Tensor, TorchBackend
 from tpi.devices.cuda.copies import CudaCopies
 from tpi.devices.cuda.staging import Staging
-from tpi.devices.cuda.tensors import TensorNames, bytes_at
+from tpi.devices.cuda.tensors import TensorTable, bytes_at
 from tpi.devices.failures import close_all
 from tpi.devices.host import check_sizes
 from tpi.devices.pages import Bytes
@@ -36,7 +36,7 @@ class CudaDevice:
 
         self.name = backend.name
         self._backend = backend
-        self._names = TensorNames(backend)
+        self._names = TensorTable(backend)
         self.memory = Arena(self.name, limit, self._names.allocate, self._names.release)
         self._computing = CudaKernels(backend, self.memory, self._names)
         self.kernels: Kernels = self._computing

@@ -20,7 +20,7 @@ from tpi.devices.cuda.blocks import SpecVectors, attend, feed_forward, norm, out
 from tpi.devices.cuda.matrix import matrix
 from tpi.devices.cuda.memory import CardMemory
 from tpi.devices.cuda.products import decode, multiply
-from tpi.devices.cuda.tensors import TensorNames
+from tpi.devices.cuda.tensors import TensorTable
 from tpi.devices.failures import close_all, explained
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import apply_norm, biased, check_input
@@ -56,7 +56,7 @@ class CudaKernels:
 
     plain_models = True  # see `tpi.devices.abilities`
 
-    def __init__(self, backend: TorchBackend, memory: Arena, names: TensorNames) -> None:
+    def __init__(self, backend: TorchBackend, memory: Arena, names: TensorTable) -> None:
         """Create the kernels of a card.
 
         Weights, keys and values must lie in `memory`, and `names` maps arrays to tensors.
@@ -92,7 +92,7 @@ class CudaKernels:
         """Return `x`, `[tokens, hidden]`, normed."""
         check_input(x, len(spec.weight))
         with self._working():
-            return to_host(norm(self._vectors, spec, self._vectors.bring(x)))
+            return to_host(norm(self._vectors, spec, self._vectors.to_device(x)))
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> CudaPrepared:
         """Return `x` prepared for the segments of a block.
@@ -107,7 +107,7 @@ class CudaKernels:
         if not is_plain(spec):
             return attention_in_steps(self, spec, data, x, keys, values, batch)
         with self._working():
-            runs, there = self._memory.runs(spec, data), CardBatch.bring(batch, self._vectors.bring)
+            runs, there = self._memory.runs(spec, data), CardBatch.from_batch(batch, self._vectors.to_device)
             pages = self._memory.pages(spec, keys, values, batch)
             heads = project(self._vectors, spec, runs, self._input(spec, x), there.positions)
             return to_host(output(spec, runs[0], attend(self._vectors, spec, heads, pages, there)))
@@ -118,24 +118,24 @@ class CudaKernels:
             return projected_on_host(self, spec, data, x, positions)
         check_positions(positions, x.shape[0])
         with self._working():
-            places, runs = self._vectors.bring(positions), self._memory.runs(spec, data)
+            places, runs = self._vectors.to_device(positions), self._memory.runs(spec, data)
             heads = project(self._vectors, spec, runs, self._input(spec, x), places)
             return Projected(*map(to_host, heads))
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
         check_heads(spec, projected, len(batch.positions))
-        bring = self._vectors.bring
+        to_device = self._vectors.to_device
         with self._working():
             pages = self._memory.pages(spec, keys, values, batch)
-            heads = bring(projected.queries), bring(projected.keys), bring(projected.values)
-            return to_host(attend(self._vectors, spec, heads, pages, CardBatch.bring(batch, bring)))
+            heads = to_device(projected.queries), to_device(projected.keys), to_device(projected.values)
+            return to_host(attend(self._vectors, spec, heads, pages, CardBatch.from_batch(batch, to_device)))
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
         """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
         check_array("heads", mixed, np.float32, (len(mixed), spec.heads * spec.head_dim))
         with self._working():
-            return to_host(output(spec, self._memory.runs(spec, data)[0], self._vectors.bring(mixed)))
+            return to_host(output(spec, self._memory.runs(spec, data)[0], self._vectors.to_device(mixed)))
 
     def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
         """Raise KernelError: no accelerator computes DeltaNet blocks."""
@@ -145,7 +145,7 @@ class CudaKernels:
         """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
         check_active(spec.neuron, active)
         with self._working():
-            index = None if active is None else self._vectors.bring(active)
+            index = None if active is None else self._vectors.to_device(active)
             weights, prepared = self._memory.weights(spec.neuron, data), self._input(spec, x)
             return to_host(feed_forward(self._vectors, spec, weights, prepared, index))
 
@@ -175,14 +175,14 @@ class CudaKernels:
         check_input(x, run.hidden)
         with self._working():
             table = matrix(run, run.parts[0].name)
-            return to_host(multiply(self._memory.weights(run, data), table, Activations(self._vectors.bring(x))))
+            return to_host(multiply(self._memory.weights(run, data), table, Activations(self._vectors.to_device(x))))
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
         """Return rows of a table, `[len(rows), hidden]` float32."""
         check_rows(run, rows)
         with self._working():
             table = matrix(run, run.parts[0].name)
-            return to_host(decode(self._memory.weights(run, data), table, self._vectors.bring(rows)))
+            return to_host(decode(self._memory.weights(run, data), table, self._vectors.to_device(rows)))
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
         """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
@@ -205,10 +205,10 @@ class CudaKernels:
             return x.input
         if isinstance(x, np.ndarray):
             check_input(x, spec.hidden)
-            return Activations(norm(self._vectors, spec.norm, self._vectors.bring(x)))
+            return Activations(norm(self._vectors, spec.norm, self._vectors.to_device(x)))
         values = x.values()
         check_input(values, spec.hidden)
-        return Activations(self._vectors.bring(values))
+        return Activations(self._vectors.to_device(values))
 
     def _input(self, spec: BlockSpec, x: Input) -> Activations:
         """Return the normed input on the card.

@@ -4,7 +4,7 @@ from tpi.devices.arena import Arena
 from tpi.devices.checks import check_batch, check_caches
 from tpi.devices.cuda.attention import Pages
 from tpi.devices.cuda.backend import Tensor
-from tpi.devices.cuda.tensors import TensorNames
+from tpi.devices.cuda.tensors import TensorTable
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import check_data
 from tpi.kernels.spec import U8, AttentionSpec, Batch, KvArray
@@ -14,7 +14,7 @@ from tpi.pack.layout import RunLayout, is_quantised
 class CardMemory:
     """Arrays of a card's arena as tensors, after checks that kernels rely on."""
 
-    def __init__(self, memory: Arena, names: TensorNames) -> None:
+    def __init__(self, memory: Arena, names: TensorTable) -> None:
         self._memory = memory
         self._names = names
 

@@ -11,7 +11,7 @@ from threading import Lock
 import numpy as np
 import torch
 
-from tpi.devices.arena import Array, named
+from tpi.devices.arena import Array, as_address_only
 from tpi.devices.cuda.backend import Tensor, TorchBackend
 from tpi.devices.failures import explained
 from tpi.devices.pages import PAGE, Bytes
@@ -25,7 +25,7 @@ _TYPES = {
 }
 
 
-class TensorNames:
+class TensorTable:
     """The tensors of one device, by the addresses of the arrays that stand for them. Thread-safe."""
 
     def __init__(self, backend: TorchBackend) -> None:
@@ -94,4 +94,4 @@ class TensorNames:
 
 def bytes_at(address: int, size: int) -> Bytes:
     """Return an array over `size` bytes at an address; it keeps no memory alive."""
-    return named(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
+    return as_address_only(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))

@@ -26,7 +26,7 @@ class EmulatedClock:
         """Return the calling thread's emulated time."""
         return self.real() - self._late
 
-    def be_at(self, moment: float) -> None:
+    def sleep_until(self, moment: float) -> None:
         """Sleep until `moment`, then set the calling thread's emulated time to it."""
         while (left := moment - self.real()) > 0:
             self._sleep(left)

@@ -12,7 +12,7 @@ from tpi.devices.emulated.lane import TimedLink
 from tpi.devices.emulated.machine import parse_emulated
 from tpi.devices.emulated.thread import TimedThread
 from tpi.devices.host import check_sizes, open_host
-from tpi.devices.owned import OwnedKernels
+from tpi.devices.memorychecked import MemoryCheckedKernels
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.errors import DeviceError, UsageError
 from tpi.kernels import Kernels
@@ -29,7 +29,7 @@ class EmulatedDevice:
         self.name = machine.name
         self.emulation = emulation
         self.memory = Arena(self.name, machine.capacity if limit is None else limit)
-        self.kernels: Kernels = emulation.accelerate(OwnedKernels(kernels, self.memory))
+        self.kernels: Kernels = emulation.accelerate(MemoryCheckedKernels(kernels, self.memory))
         self._computing, self._up, self._down, self._within = (
             TimedThread(f"{self.name}-{task}", emulation.clock) for task in ("compute", "up", "down", "within")
         )
@@ -40,7 +40,7 @@ class EmulatedDevice:
         thread, link = self._way(source, target)
         return thread.start(lambda: link.move(source.size, lambda: np.copyto(target, source)))
 
-    def cross(self, nbytes: int, up: bool) -> Event:
+    def transfer_activations(self, nbytes: int, up: bool) -> Event:
         """Start the transfer of `nbytes` bytes of activations over the link, and return an event for its end.
 
         `up` is True towards the device. The transfer waits for copies in its direction that were requested before it.

@@ -8,7 +8,7 @@ from tpi.devices.emulated.host import EmulatedHost
 from tpi.devices.emulated.kernels import TimedKernels
 from tpi.devices.emulated.lane import TimedLane, TimedLink
 from tpi.devices.emulated.machine import EmulatedMachine
-from tpi.devices.emulated.pace import Pace
+from tpi.devices.emulated.stretch import StretchFactor
 from tpi.devices.emulated.thread import TimedThread
 from tpi.devices.emulated.work import Roofline
 from tpi.devices.host import HostDevice
@@ -38,7 +38,7 @@ class Emulation:
         """
         self.machine = machine
         self.clock: EmulatedClock = beside.clock if beside else EmulatedClock(real, sleep)
-        self.pace: Pace = beside.pace if beside else Pace(machine.stretch)
+        self.stretch_factor: StretchFactor = beside.stretch_factor if beside else StretchFactor(machine.stretch)
         self.compute = self._lane("compute")
         self.up = TimedLink(self._lane("up"), machine.up, machine.latency)
         self.down = TimedLink(self._lane("down"), machine.down, machine.latency)
@@ -54,24 +54,24 @@ class Emulation:
     @property
     def stretch(self) -> float:
         """Real seconds that one emulated second takes."""
-        return self.pace.stretch
+        return self.stretch_factor.stretch
 
     @property
     def overruns(self) -> int:
         """Tasks since calibration whose real work took more than half of their time slot."""
-        return self.pace.overruns
+        return self.stretch_factor.overruns
 
-    def modelled(self, seconds: float) -> float:
+    def emulated_seconds(self, seconds: float) -> float:
         """Return real seconds of a run as seconds of the emulated machine."""
         return seconds / self.stretch
 
     def calibrate(self) -> float:
         """Choose the stretch from the tasks so far and return it; call this after a rehearsal, before measuring."""
-        return self.pace.calibrate()
+        return self.stretch_factor.calibrate()
 
     def check(self, allowed: float = 0.0) -> None:
         """Raise EmulationError if more than the share `allowed` of the tasks overran; call this after a run."""
-        self.pace.check(allowed)
+        self.stretch_factor.check(allowed)
 
     def host(self, device: HostDevice) -> EmulatedHost:
         """Return the host of the emulated node, with the memory and the results of `device`."""
@@ -91,4 +91,4 @@ class Emulation:
         return TimedKernels(kernels, self.compute, rates)
 
     def _lane(self, name: str) -> TimedLane:
-        return TimedLane(name, self.clock, self.pace)
+        return TimedLane(name, self.clock, self.stretch_factor)

@@ -5,7 +5,7 @@ from threading import Lock
 from typing import TypeVar
 
 from tpi.devices.emulated.clock import EmulatedClock
-from tpi.devices.emulated.pace import Pace
+from tpi.devices.emulated.stretch import StretchFactor
 
 T = TypeVar("T")
 
@@ -13,19 +13,19 @@ T = TypeVar("T")
 class TimedLane:
     """A serial resource, which serves threads in the order of their requests. Thread-safe."""
 
-    def __init__(self, name: str, clock: EmulatedClock, pace: Pace) -> None:
+    def __init__(self, name: str, clock: EmulatedClock, stretch: StretchFactor) -> None:
         self.name = name
         self.busy = 0.0  # seconds of tasks since the start, not stretched
         self.tasks = 0
         self.slowed = 1.0  # factor by which its tasks take longer, as if another process used it too
-        self._clock, self._pace = clock, pace
+        self._clock, self._stretch = clock, stretch
         self._lock = Lock()
         self._free_at = 0.0
 
     @property
     def stretch(self) -> float:
         """Factor by which the seconds of tasks are multiplied."""
-        return self._pace.stretch
+        return self._stretch.stretch
 
     def run(self, what: str, seconds: float, call: Callable[[], T]) -> T:
         """Return the result of `call` once its emulated task of `seconds` has ended.
@@ -39,11 +39,11 @@ class TimedLane:
         result = call()
         worked = real() - started
         if seconds > 0:
-            self._pace.note(f"{self.name} {what}", worked, seconds)
+            self._stretch.note(f"{self.name} {what}", worked, seconds)
         end = begins + max(slot, worked)
         with self._lock:
             self._free_at = max(self._free_at, end)
-        self._clock.be_at(end)
+        self._clock.sleep_until(end)
         return result
 
     def _take(self, seconds: float) -> tuple[float, float]:

@@ -23,7 +23,7 @@ class TimedThread:
         asked = self._clock.now()
 
         def run() -> tuple[float, Finished[T]]:
-            self._clock.be_at(max(asked, self._ended))
+            self._clock.sleep_until(max(asked, self._ended))
             result = Finished(call)
             self._ended = self._clock.now()
             return self._ended, result
@@ -53,5 +53,5 @@ class TimedStart(Generic[T]):
         """Return the call's result; advance the calling thread's emulated time to the call's end."""
         asked = self._clock.now()
         ended, result = self._started.wait()
-        self._clock.be_at(max(asked, ended))
+        self._clock.sleep_until(max(asked, ended))
         return result.wait()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tpi.devices.arena import Array, bounds, named
+from tpi.devices.arena import Array, as_address_only, bounds
 from tpi.devices.pages import Bytes, round_up
 from tpi.errors import DeviceError
 
@@ -25,7 +25,7 @@ _NO_ACCESS = 0  # PROT_NONE, for which the module mmap has no name
 
 def reserve(size: int) -> Bytes:
     """Reserve addresses for `size` bytes, in whole pages; return a 1-D uint8 array that must not be read."""
-    return named(np.frombuffer(mmap.mmap(-1, round_up(size), flags=_FLAGS, prot=_NO_ACCESS), np.uint8))
+    return as_address_only(np.frombuffer(mmap.mmap(-1, round_up(size), flags=_FLAGS, prot=_NO_ACCESS), np.uint8))
 
 
 class Addresses:

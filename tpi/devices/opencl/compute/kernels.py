@@ -14,8 +14,8 @@ from tpi.devices.opencl.card import LANES, OpenClCard
 from tpi.devices.opencl.compute.activations import CardActivations, OpenClPrepared
 from tpi.devices.opencl.compute.attention import HeadBuffers
 from tpi.devices.opencl.compute.decode import decode
-from tpi.devices.opencl.compute.kept import Kept
 from tpi.devices.opencl.compute.products import matrix_of, rows
+from tpi.devices.opencl.compute.speccache import SpecCache
 from tpi.devices.opencl.programs import Program
 from tpi.kernels import Chain
 from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input
@@ -57,7 +57,7 @@ class OpenClKernels:
         """Create the kernels of `card`; weights, keys and values must lie in `memory`, the card's arena."""
         self._card = card
         self._memory = memory
-        self._kept = Kept(card)
+        self._kept = SpecCache(card)
 
     def isa(self) -> str:
         """Return "opencl", whatever the driver compiles OpenCL C to."""
@@ -102,7 +102,7 @@ class OpenClKernels:
         check_positions(batch.positions, x.shape[0])
         with self._card.working():
             block, step = self._kept.attention(spec), self._kept.step(spec, batch, len(keys))
-            heads = block.project(spec, data, self._kept.taken(spec, x), step.positions)
+            heads = block.project(spec, data, self._kept.normed_input(spec, x), step.positions)
             mixed = block.attend(spec, heads, keys, values, step)
             return self._card.download(block.output(spec, data, mixed, step.tokens), *x.shape)
 
@@ -114,7 +114,9 @@ class OpenClKernels:
         check_positions(positions, x.shape[0])
         with self._card.working():
             card, tokens = self._card, x.shape[0]
-            heads = self._kept.attention(spec).project(spec, data, self._kept.taken(spec, x), card.upload(positions))
+            heads = self._kept.attention(spec).project(
+                spec, data, self._kept.normed_input(spec, x), card.upload(positions)
+            )
             kv_shape = (tokens, spec.kv_heads, spec.head_dim)
             queries = card.download(heads.queries, tokens, spec.heads, spec.head_dim)
             return Projected(queries, card.download(heads.keys, *kv_shape), card.download(heads.values, *kv_shape))
@@ -152,7 +154,7 @@ class OpenClKernels:
         check_data(data, spec.neuron.units * spec.neuron.unit_bytes)
         check_active(spec.neuron, active)
         with self._card.working():
-            out = self._kept.feed_forward(spec).run(spec, data, self._kept.taken(spec, x), active)
+            out = self._kept.feed_forward(spec).run(spec, data, self._kept.normed_input(spec, x), active)
             return self._card.download(out, *x.shape)
 
     def route(self, router: RouterSpec, x: Input) -> Routing:

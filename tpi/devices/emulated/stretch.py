@@ -13,7 +13,7 @@ _MARGIN = 2.0  # factor by which real work may be slower than during calibration
 _SAMPLES = 64  # per kind of task; older ones are dropped
 
 
-class Pace:
+class StretchFactor:
     """One stretch factor for all emulated devices of a node. Thread-safe."""
 
     def __init__(self, stretch: float | None = None) -> None:

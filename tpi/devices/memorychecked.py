@@ -33,7 +33,7 @@ from tpi.pack.layout import RunLayout
 
 
 @dataclass(frozen=True)
-class OwnedPrepared:
+class MemoryCheckedPrepared:
     """A block's input that only the kernels of one device accept (`tpi.kernels.spec.Prepared`)."""
 
     inner: Prepared
@@ -49,7 +49,7 @@ class OwnedPrepared:
         return self.inner.values()
 
 
-class OwnedKernels:
+class MemoryCheckedKernels:
     """Kernels that check where their arrays lie before they call the kernels within (`tpi.kernels.Kernels`).
 
     Weights, keys and values outside of the device's memory raise `DeviceError`; input that other kernels prepared
@@ -80,9 +80,9 @@ class OwnedKernels:
         """Return `x`, `[tokens, hidden]`, normed."""
         return self._inner.norm(norm, x)
 
-    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> OwnedPrepared:
+    def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> MemoryCheckedPrepared:
         """Return `x` normed, and rounded for quantised rows, for use by every segment of the block."""
-        return OwnedPrepared(self._inner.prepare(spec, self._made(x) or x, self._made(into)), self._memory)
+        return MemoryCheckedPrepared(self._inner.prepare(spec, self._made(x) or x, self._made(into)), self._memory)
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
         """Return a segment's share of an attention block, `[tokens, hidden]`."""
@@ -153,7 +153,7 @@ class OwnedKernels:
 
     def _made(self, x: object) -> Prepared | None:
         """Return what the kernels within prepared, if `x` was prepared by these kernels; else None."""
-        return x.inner if isinstance(x, OwnedPrepared) and x.memory is self._memory else None
+        return x.inner if isinstance(x, MemoryCheckedPrepared) and x.memory is self._memory else None
 
     def _taken(self, x: Input) -> Input:
         if isinstance(x, np.ndarray):

@@ -24,7 +24,7 @@ from tpi.kernels.spec import F32, AttentionSpec, Batch, BlockSpec, FfnSpec, Inpu
 from tpi.pack.layout import RunLayout
 
 
-class Kept:
+class SpecCache:
     """The cached vectors and tables; each entry lives as long as its spec or batch. Not thread-safe."""
 
     def __init__(self, card: OpenClCard) -> None:
@@ -65,7 +65,7 @@ class Kept:
             self._norms[norm] = upload_norm(self._card, norm)
         return normed(self._card, norm, self._norms[norm], x)
 
-    def taken(self, spec: BlockSpec, x: Input) -> CardActivations:
+    def normed_input(self, spec: BlockSpec, x: Input) -> CardActivations:
         """Return a block's normed input on the card.
 
         Raises:
@@ -83,7 +83,7 @@ class Kept:
 
     def prepared(self, spec: BlockSpec, x: Input) -> OpenClPrepared:
         """Return a block's input, prepared; an `x` that any kernels have prepared is not normed again."""
-        made = self.taken(spec, x) if isinstance(x, np.ndarray) or self._own(x) else self._brought(spec, x)
+        made = self.normed_input(spec, x) if isinstance(x, np.ndarray) or self._own(x) else self._brought(spec, x)
         for run, name in _row_parts(spec):
             form = form_of(run, run.part(name))
             if form is not None:

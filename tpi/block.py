@@ -38,8 +38,8 @@ def attention_spec(
 ) -> AttentionSpec:
     """Return the spec of some units of the attention block of `layer`. The layouts are those of the whole block.
 
-    `kv_units` must hold every KV head that a head of `query_units` attends to. A node with any heads has all units of
-    `latent`.
+    `kv_units` must hold every KV head that a head of `query_units` attends to. A node that has
+    heads has all units of `latent`.
     """
     heads = query_units.scaled(query.width // config.head_dim, config.heads)
     kv_heads = kv_units.scaled(kv.width // config.kv_width, config.kv_heads)
@@ -118,7 +118,7 @@ def _latent(config: ModelConfig, run: RunLayout, vectors: Vectors, held: bool) -
 
 
 def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: Range) -> WholeNorms | None:
-    """Return the norms over all heads, if the model has them. A KV head counts on the node of its first query head."""
+    """Return the norms over all heads, if the model has them. The node of its first query head counts a KV head."""
     q, k = vectors.get("q_norm.whole"), vectors.get("k_norm.whole")
     if q is None or k is None:
         return None
@@ -185,15 +185,15 @@ def experts_spec(
 
 
 def _neurons(config: ModelConfig, neuron: RunLayout, units: Range, norm: NormSpec) -> FfnSpec:
-    """Return the spec of `units` without biases."""
+    """Return the spec of the feed-forward neurons in `units`, without biases."""
     run, numbers = replace(neuron, units=len(units)), (config.activation_threshold, config.activation_slope)
     return FfnSpec(run, config.activation, config.gated, norm, None, None, *numbers)
 
 
 def _of_pieces(bias: F32 | None, mixture: Mixture, each: int, pieces: Sequence[tuple[int, Range]]) -> F32 | None:
-    """Return the biases of `pieces`, cut from those of all experts.
+    """Return the biases of the neurons in `pieces`, cut from the biases of all experts, or None without biases.
 
-    Each expert's are padded with zeros to `each` units.
+    The biases of each expert are first padded with zeros to `each` units.
     """
     if bias is None:
         return None

@@ -128,7 +128,7 @@ def _exit_code(run: Callable[[], int]) -> int:
         _say(f"{error.filename or 'cannot write the output'}: {error.strerror or error}{way_out and '; '}{way_out}")
         return 1
     finally:
-        _settle(sys.stdout)
+        _flush_or_redirect(sys.stdout)
 
 
 def _say(sentence: str) -> None:
@@ -136,7 +136,7 @@ def _say(sentence: str) -> None:
         click.echo(f"tpi: {sentence}", err=True)
 
 
-def _settle(stream: TextIO | None) -> None:
+def _flush_or_redirect(stream: TextIO | None) -> None:
     """Flush a stream. If that fails, redirect it to /dev/null, or Python would print an error at exit."""
     if stream is None:
         return

@@ -22,7 +22,7 @@ class SafeConsole(Console):
         super().__init__(file=unfiltered(stream), highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as rich does, with control characters removed from texts."""
+        """Render `renderable` as rich does, but remove control characters from its text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 

@@ -24,7 +24,7 @@ _EXPERT = frozenset(
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups."""
+    """A click command whose help lists its options in groups, and `--help-all` also those for experts."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, with `--help-all` as the last."""

@@ -51,9 +51,10 @@ def user_path(text: str) -> Path:
 
 
 def directory_of(variable: str, standard: str, inside_home: str) -> Path:
-    """Return the directory that `variable` names, else `tpi` in the directory that `standard` names, else in the home.
+    """Return the directory that `variable` names, or else the directory `tpi` in the one that `standard` names.
 
-    `standard` is a variable of the XDG specification; `inside_home` is its default inside the home directory.
+    `standard` is a variable of the XDG specification. If it is not set, the directory `inside_home` of the user's home
+    directory stands for it.
 
     Raises:
         UsageError: if none of the three is set. The message names `variable`.

@@ -23,7 +23,7 @@ Phase = Callable[[str], AbstractContextManager[Progress]]  # opens a phase by it
 
 
 def silent(done: int, total: int) -> None:
-    """Report nothing. A `Progress`."""
+    """Do nothing: a `Progress` that reports nothing."""
 
 
 def show(on: bool) -> None:

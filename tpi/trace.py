@@ -86,7 +86,7 @@ class NoTrace:
         return _NOTHING
 
     def add(self, kind: Kind, name: str, begin: int, end: int) -> None:
-        """Ignore a span."""
+        """Do nothing: the span is not recorded."""
 
 
 class Trace(NoTrace):

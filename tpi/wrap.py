@@ -84,7 +84,7 @@ class WordWrap(Generic[Style]):
                 yield from self._spell(part, style)
 
     def flush(self) -> Iterator[tuple[str, Style]]:
-        """Yield the text that was held back."""
+        """Yield the text that `push` held back, because its last word was not complete."""
         yield from self._place()
         gap, self._gap = self._gap, []
         for text, _ in gap:

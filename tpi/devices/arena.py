@@ -37,7 +37,7 @@ def drop(memory: Bytes) -> None:
 
 
 def no_other_use(room: int) -> int:
-    """Return 0: only the arena uses the memory under its limit."""
+    """Return 0, the bytes taken by others: only the arena uses the memory under its limit."""
     return 0
 
 

@@ -37,17 +37,17 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that messages and traces use."""
+        """The device's name in messages and traces."""
         ...
 
     @property
     def kernels(self) -> Kernels:
-        """The operations that it can compute on its own memory."""
+        """The kernels that compute on weights, keys and values in this device's memory."""
         ...
 
     @property
     def memory(self) -> Arena:
-        """The arena that weights and pages are allocated in."""
+        """The arena from which weights and KV pages are allocated."""
         ...
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
@@ -61,7 +61,7 @@ class Device(Protocol):
         ...
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """Start a call of this device's `kernels`, after all calls that were started before it.
+        """Queue a call of this device's `kernels` behind the calls started before it. Return a pending operation.
 
         The host computes at once, in the calling thread. If several devices compute, start the host's call last.
         """
@@ -75,7 +75,7 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """End its threads once they have done what was started, and release its memory. Idempotent."""
+        """Wait until all started calls and copies have ended, then release threads and memory. Idempotent."""
         ...
 
 
@@ -91,11 +91,11 @@ class Identified(Protocol):
 
 @runtime_checkable
 class Sharing(Protocol):
-    """A device whose memory may be the host's; its allocations then count in the host's budget too."""
+    """A device whose memory may be the host's. Its allocations then also count towards the host's memory budget."""
 
     @property
     def shares_memory(self) -> bool:
-        """True if its memory is the host's, as with an integrated GPU."""
+        """True if the device's memory is the host's, as with an integrated GPU."""
         ...
 
 
@@ -110,13 +110,13 @@ def identity_of(device: Device) -> str:
 
 
 class Finished(Generic[T]):
-    """The result of a call that was made at once."""
+    """A call that has already ended (`Pending`): its result or its exception."""
 
     __slots__ = ("_error", "_value")
     done = True
 
     def __init__(self, call: Callable[[], T]) -> None:
-        """Make the call. `wait` raises its exception; KeyboardInterrupt and SystemExit are raised at once."""
+        """Make the call. `wait` raises its exception later; KeyboardInterrupt and SystemExit are raised here."""
         self._error: Exception | None = None
         try:
             self._value = call()

@@ -11,15 +11,15 @@ class CallQueue:
     """A queue of calls that one thread makes in the order given; `close` joins the thread."""
 
     def __init__(self, name: str) -> None:
-        """Create the queue; `name` is the thread's."""
+        """Create the queue; `name` is the name of its thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def start(self, call: Callable[[], T]) -> "QueuedCall[T]":
-        """Queue `call` behind those before it; raise RuntimeError if the queue is closed."""
+        """Append `call` to the queue and return it as a pending call; raise RuntimeError if the queue is closed."""
         return QueuedCall(self._thread.submit(call))
 
     def close(self) -> None:
-        """Wait for the calls that were started, then end the thread. Idempotent."""
+        """Wait until all queued calls have ended, then end the thread. Idempotent."""
         self._thread.shutdown()
 
 

@@ -63,7 +63,7 @@ def check_batch(batch: Batch, pages: int) -> None:
 
 
 def check_heads(spec: AttentionSpec, projected: Projected, tokens: int) -> None:
-    """Raise KernelError unless every token has all heads of `spec`."""
+    """Raise KernelError unless `projected` has all heads of `spec` for `tokens` tokens."""
     check_array("queries", projected.queries, np.float32, (tokens, spec.heads, spec.head_dim))
     for name, heads in (("keys", projected.keys), ("values", projected.values)):
         check_array(name, heads, np.float32, (tokens, spec.kv_heads, spec.head_dim))

@@ -34,7 +34,7 @@ _SENT = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)  # not a 
 
 
 class _LostError(DeviceError):
-    """The child crashed, or did not answer in time."""
+    """Raised if the child crashed, or did not answer in time."""
 
 
 def list_chips() -> list[str]:

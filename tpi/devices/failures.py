@@ -25,7 +25,7 @@ def explained(what: str, remedy: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Return why something failed, in one line of at most 300 characters.
+    """Return the reason in `error` as one line of at most 300 characters.
 
     The line is the first that is not empty: errors of CUDA and of compilers can go on for pages.
     """
@@ -37,7 +37,7 @@ def reason(error: BaseException) -> str:
 
 
 def close_all(*steps: Callable[[], object]) -> None:
-    """Run all steps of closing a device, and ignore errors of each.
+    """Call each of `steps`, which close a device, and ignore the errors of each.
 
     A device that failed raised its error when a result was awaited; errors while closing add nothing.
     """

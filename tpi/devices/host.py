@@ -26,12 +26,12 @@ class HostDevice:
     name: str = NAME
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
-        """Copy at once; the host reaches all of this memory."""
+        """Copy in the calling thread, and return an event that has ended."""
         check_sizes(source, target)
         return Finished(lambda: np.copyto(target, source))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """Start a call of this device's kernels, after all calls that were started before it."""
+        """Queue a call of this device's kernels behind the calls started before it. Return a pending operation."""
         return Finished(call)
 
     def staging(self, size: int) -> Bytes:

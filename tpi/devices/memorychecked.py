@@ -50,7 +50,7 @@ class MemoryCheckedPrepared:
 
 
 class MemoryCheckedKernels:
-    """Kernels that check where their arrays lie before they call the kernels within (`tpi.kernels.Kernels`).
+    """Kernels that check that their arrays are in a device's memory before they call the wrapped kernels.
 
     Weights, keys and values outside of the device's memory raise `DeviceError`; input that other kernels prepared
     raises `KernelError`.
@@ -73,19 +73,19 @@ class MemoryCheckedKernels:
         return self._inner.threads()
 
     def read(self, data: U8) -> None:
-        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
+        """Read the 1-D bytes `data` with all threads and compute nothing, to measure the memory's bandwidth."""
         self._inner.read(self._own("the data", data))
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """Return `x`, `[tokens, hidden]`, normed."""
+        """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
         return self._inner.norm(norm, x)
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> MemoryCheckedPrepared:
-        """Return `x` normed, and rounded for quantised rows, for use by every segment of the block."""
+        """Return the norm of a block's input `x`, rounded if weights are quantised, for all segments of the block."""
         return MemoryCheckedPrepared(self._inner.prepare(spec, self._made(x) or x, self._made(into)), self._memory)
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Return a segment's share of an attention block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of an attention block, float32 `[tokens, hidden]`."""
         self._own("the caches", keys, values)
         return self._inner.attention(spec, self._own("weights", data), self._taken(x), keys, values, batch)
 
@@ -94,12 +94,12 @@ class MemoryCheckedKernels:
         return self._inner.project(spec, self._own("weights", data), self._taken(x), positions)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
+        """Append keys and values to the cache, then return the attention of all heads, `[tokens, heads * head_dim]`."""
         self._own("the caches", keys, values)
         return self._inner.attend(spec, projected, keys, values, batch)
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
+        """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
         return self._inner.output(spec, self._own("weights", data), mixed)
 
     def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
@@ -107,7 +107,7 @@ class MemoryCheckedKernels:
         return self._inner.delta(spec, self._own("weights", data), self._taken(x), states, batch)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
         return self._inner.ffn(spec, self._own("weights", data), self._taken(x), active)
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
@@ -115,16 +115,16 @@ class MemoryCheckedKernels:
         return self._inner.route(router, self._taken(x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """Return a segment's share of a block of experts, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a block of experts, float32 `[tokens, hidden]`."""
         return self._inner.experts(spec, self._own("weights", data), self._taken(x), routing)
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """Return the share of the pieces whose weights are in `data`, `[tokens, hidden]`."""
+        """Return the summed outputs of the expert pieces whose weights are in `data`, float32 `[tokens, hidden]`."""
         self._own("weights", *data.values())
         return self._inner.expert_pieces(spec, data, self._taken(x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """Return `x` plus the sum of all nodes' shares of a block, with the bias and norm of `residual`."""
+        """Return `x` plus the sum over all nodes, `total`, to which bias and norm of `residual` are applied first."""
         return self._inner.add_residual(residual, x, total)
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
@@ -135,15 +135,15 @@ class MemoryCheckedKernels:
         return self._inner.open_chain(blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """Return `x` times every row of a table, `[tokens, units * width]`."""
+        """Return the products of `x` with each row of a table, float32 `[tokens, units * width]`."""
         return self._inner.logits(run, self._own("weights", data), x)
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """Return rows of a table, `[len(rows), hidden]` float32."""
+        """Return the rows of a table that `rows` lists by number, float32 `[len(rows), hidden]`."""
         return self._inner.gather(run, self._own("weights", data), rows)
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
+        """Return the part of a run called `part`, dequantised to float32 `[units * width, hidden]`."""
         return self._inner.dequantise(run, self._own("weights", data), part)
 
     def _own(self, what: str, *arrays: Any) -> Any:
@@ -152,7 +152,7 @@ class MemoryCheckedKernels:
         return arrays[0] if arrays else None
 
     def _made(self, x: object) -> Prepared | None:
-        """Return what the kernels within prepared, if `x` was prepared by these kernels; else None."""
+        """Return the wrapped kernels' prepared input if these kernels prepared `x`; else None."""
         return x.inner if isinstance(x, MemoryCheckedPrepared) and x.memory is self._memory else None
 
     def _taken(self, x: Input) -> Input:

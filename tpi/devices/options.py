@@ -19,7 +19,7 @@ Pipelining = Literal["auto", "performance", "memory", "batch", "demand"]
 
 @dataclass(frozen=True)
 class OffloadOptions:
-    """The use of an accelerator. `auto` and None: chosen by predicted time among what fits.
+    """Options for the use of an accelerator. With `auto` and None, TPI chooses by predicted time.
 
     Attributes:
         weights: gpu: all weights stay in the accelerator's memory; ram, disk: all are read from there at every use.
@@ -39,17 +39,17 @@ class OffloadOptions:
 
     @property
     def weights_tier(self) -> Literal["gpu", "ram", "disk"] | None:
-        """The tier that all weights are to lie in; None: choose."""
+        """The memory tier requested for all weights; None: TPI chooses."""
         return None if self.weights == "auto" else self.weights
 
     @property
     def kv_tier(self) -> Literal["gpu", "ram"] | None:
-        """The tier that keys and values are to live in; None: choose."""
+        """The memory tier requested for keys and values; None: TPI chooses."""
         return None if self.kv == "auto" else self.kv
 
     @property
     def pipeline_kind(self) -> Literal["performance", "memory"] | None:
-        """The pipeline asked for; None: choose, or a pipeline of batches, which is planned elsewhere."""
+        """The requested pipeline if it is performance or memory; None for the others, which are planned elsewhere."""
         return self.pipeline if self.pipeline in ("performance", "memory") else None
 
 
@@ -68,7 +68,7 @@ class DeviceOptions:
 
     @classmethod
     def from_flags(cls, flags: dict[str, Any]) -> "DeviceOptions":
-        """Take the flags of `device_options` out of `flags`.
+        """Return the options that `flags` give, and remove the flags of `device_options` from it.
 
         Raises:
             UsageError: if a size is malformed, or flags of an accelerator come without one.
@@ -92,7 +92,7 @@ class DeviceOptions:
 
     @property
     def about_accelerator(self) -> list[str]:
-        """The flags given that apply to an accelerator only."""
+        """Names of the given flags that apply only to an accelerator."""
         asked = [name for name in _OF_ACCELERATORS if getattr(self.offload, name) not in (None, "auto")]
         return [*asked, *(["gpu-memory"] if self.gpu_memory else [])]
 
@@ -105,7 +105,7 @@ class DeviceOptions:
 
     @property
     def arguments(self) -> list[str]:
-        """The command line's flags that give these options."""
+        """Command-line arguments that result in these options."""
         offload = self.offload
         several = [("--device", name) for name in self.devices]
         several += [("--gpu-memory", f"{size}B") for size in self.gpu_memory]

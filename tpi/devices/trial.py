@@ -56,7 +56,7 @@ def _candidates() -> list[str]:
 
 
 def _there(path: Path) -> bool:
-    """Return True if a driver's file exists, or a folder of chips has one that computes."""
+    """Return True if `path` is an existing driver file, or a directory that lists a chip that can compute."""
     with suppress(OSError):
         return any(path.glob("renderD*")) if path == _CHIPS else path.exists()
     return False

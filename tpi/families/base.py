@@ -32,7 +32,7 @@ class Ref:
 
     tensor: str
     rows: tuple[int, int] | None = None  # its rows in a fused tensor; None: all
-    add: float = 0.0  # is added to each value
+    add: float = 0.0  # added to each value when it is read
     transposed: bool = False  # the tensor is the transpose of the matrix
     step: tuple[int, int] = (0, 1)  # (first, step) of its vectors among those of the tensor
     heads: HeadOrder | None = None  # the vectors that it takes from each head, in its order; None: all
@@ -69,7 +69,7 @@ class Model:
     positions: Ref | None
     final: BlockRefs
     notes: tuple[str, ...] = ()  # sentences to show to the user
-    predictors: tuple["PredictorRefs", ...] = ()  # of PowerInfer's files
+    predictors: tuple["PredictorRefs", ...] = ()  # from PowerInfer's files
     gpu_marks_file: Path | None = None  # a GGUF file that marks the neurons PowerInfer puts on a GPU; may be the source
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of tensors that may go unused (tpi.pack.builder.claims)
 
@@ -207,7 +207,7 @@ class _Resolver:
         self._heads = dict.fromkeys(("q", "k"), HeadOrder.from_interleaved(config.head_dim)) if interleaved_rope else {}
 
     def block(self, kind: BlockKind, templates: Mapping[str, str], layer: int) -> BlockRefs:
-        """Return the references of one block."""
+        """Return references to the tensors of one block."""
         parts = PARTS.get(kind, ())
         found = {name: self._ref(name, template, layer) for name, template in templates.items()}
         present = {name: ref for name, ref in found.items() if ref is not None}
@@ -224,7 +224,7 @@ class _Resolver:
         return self.block("attention", names.attention, layer)
 
     def feed_forward(self, names: Names, layer: int, dense_layers: Collection[int] | None) -> BlockRefs:
-        """Return the references of a layer's feed-forward block, or of its block of experts."""
+        """Return references to the tensors of a layer's feed-forward block, or of its block of experts."""
         if names.experts is None or self._config.mixture is None:
             return self.block("ffn", names.ffn, layer)
         router = self._prefix + names.experts["router"].format(i=layer)
@@ -288,7 +288,7 @@ class _Resolver:
 
 
 def int_field(fields: Fields, key: str, default: int | None = None) -> int:
-    """Return the whole number `key` of the fields, or `default` if it is missing or null.
+    """Return the whole number in the field `key`, or `default` if it is missing or null.
 
     Raises:
         ModelError: if it is missing and there is no default, or if it is not a whole number.
@@ -301,7 +301,7 @@ def int_field(fields: Fields, key: str, default: int | None = None) -> int:
 
 
 def size_field(fields: Fields, key: str, default: int | None = None) -> int:
-    """Return the size `key` of the fields, from 1 to 2^24, or `default` if it is missing or null.
+    """Return the size in the field `key`, from 1 to 2^24, or `default` if it is missing or null.
 
     Raises:
         ModelError: if it is missing and there is no default, or if it is not a whole number in this range.
@@ -313,7 +313,7 @@ def size_field(fields: Fields, key: str, default: int | None = None) -> int:
 
 
 def float_field(fields: Fields, key: str, default: float | None = None) -> float:
-    """Return the number `key` of the fields as a float, or `default` if it is missing or null.
+    """Return the number in the field `key` as a float, or `default` if it is missing or null.
 
     Raises:
         ModelError: if it is missing and there is no default, or if it is not a number.

@@ -106,7 +106,7 @@ _GPT_OSS_ROPE = {
 
 
 def unquantised_gpt_oss(model: Model, fields: Fields) -> Model:
-    """Adapt the references to experts that are not in MXFP4.
+    """Return the model with its references adapted to experts that are not in MXFP4.
 
     These are stored transposed, with gate and up in alternate columns.
     """

@@ -54,7 +54,7 @@ def plain(inv_freq: F32, scale: float = 1.0) -> Rope:
 
 
 def scaled(kind: object, base: F32, theta: float, scaling: Fields, context: int) -> Rope:
-    """Scale the frequencies `base`, which have the base `theta`.
+    """Return the rotary frequencies `base`, which were computed from `theta`, after scaling.
 
     Args:
         kind: the kind of scaling, as a config.json names it: default, linear, dynamic, llama3, yarn, longrope or su.

@@ -14,9 +14,9 @@ _KINDS = {"full_attention": False, "attention": False, "sliding_attention": True
 
 
 def windows_of(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
-    """Return the field `windows`. `sliding` has a truth value for each layer.
+    """Return the ModelConfig field `windows`; `sliding` is True for each layer with a sliding window.
 
-    Return no field if there is no window or no layer slides.
+    Return no field if no layer has one.
     """
     if fields["sliding_window"] is None or not any(sliding):
         return {}
@@ -25,7 +25,7 @@ def windows_of(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
 
 
 def sliding_layers(fields: Fields, otherwise: Sequence[bool]) -> Sequence[bool]:
-    """Return, for each layer, if it has a sliding window: from `layer_types`, or `otherwise` if that field is null.
+    """Return for each layer whether it has a sliding window: from `layer_types`, or `otherwise` if that field is null.
 
     Raises:
         ModelError: if `layer_types` has unsupported kinds, or not one entry for each layer.
@@ -46,7 +46,7 @@ def layer_range(fields: Fields) -> range:
 
 
 def bool_field(fields: Fields, key: str) -> bool:
-    """Return the truth value `key` of the fields.
+    """Return the boolean in the field `key`.
 
     Raises:
         ModelError: if it is not true or false.

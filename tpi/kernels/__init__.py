@@ -38,7 +38,7 @@ IMPLEMENTATIONS = ("native", "reference")
 
 
 class Chain(Protocol):
-    """All blocks of a node that holds the whole model in memory, run in one call."""
+    """A sequence of blocks that one call computes, on a node that holds the whole model in memory."""
 
     def run(self, x: F32, batch: Batch, ended: I64 | None = None) -> F32:
         """Return `x`, `[tokens, hidden]`, after all blocks and their residual connections. Ctrl-C interrupts it.
@@ -48,7 +48,7 @@ class Chain(Protocol):
 
 
 class Kernels(Protocol):
-    """The operations that a device can compute."""
+    """The operations that a device can compute. `tpi.kernels.spec` describes their arguments."""
 
     def isa(self) -> str:
         """Return the name of the instruction set in use.
@@ -63,20 +63,20 @@ class Kernels(Protocol):
         """Return the number of threads that take part in a call."""
 
     def read(self, data: U8) -> None:
-        """Read 1-D bytes with all threads and compute nothing, to measure the bandwidth that bounds the others."""
+        """Read the 1-D bytes `data` with all threads and compute nothing, to measure the memory's bandwidth."""
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """Return `x`, `[tokens, hidden]`, normed."""
+        """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
-        """Return `x` normed, and rounded if the rows of `spec` are quantised, for use by every segment of the block.
+        """Return the norm of a block's input `x`, rounded if the rows of `spec` are quantised. All segments use it.
 
         An `x` that other kernels prepared is not normed again. The memory of `into`, which these kernels made, is
         reused.
         """
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Return a segment's share of an attention block, `[tokens, hidden]`, before the bias of o and the residual.
+        """Return a segment's partial sum of an attention block, `[tokens, hidden]`, without output bias and residual.
 
         `data` is 1-D and holds the query units, then the KV units. `keys` and `values` are one layer of
         `tpi.kernels.kv.KvPages`. This step's keys and values are appended to them before any token of the same sequence
@@ -87,10 +87,10 @@ class Kernels(Protocol):
         """Return the queries, keys and values of the tokens at `positions`; `data` is laid out as in `attention`."""
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Append keys and values to the cache, then attend: return `[tokens, heads * head_dim]`. Read no weights."""
+        """Append keys and values to the cache, then return the attention of all heads, `[tokens, heads * head_dim]`."""
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
+        """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
 
     def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
         """Return a segment's share of a DeltaNet block, `[tokens, hidden]`, before the residual.
@@ -100,7 +100,7 @@ class Kernels(Protocol):
         """
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """Return a segment's share of a feed-forward block, `[tokens, hidden]`.
+        """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`.
 
         The bias of down and the residual are not added. `active` lists the local neurons to use, each at most once
         (record layout only); None: all of them.
@@ -113,20 +113,20 @@ class Kernels(Protocol):
         """
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """Return a segment's share of a block of experts, `[tokens, hidden]`, before the residual.
+        """Return a segment's partial sum of a block of experts, `[tokens, hidden]`, before the residual.
 
         Experts that no token chose are not read.
         """
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """Return the share of some pieces of `spec`, `[tokens, hidden]`, as `experts` computes it.
+        """Return the sum of the outputs of some pieces of `spec`, `[tokens, hidden]`, computed as in `experts`.
 
         `data` maps a piece's number to its weights, in any memory of the device; `SHARED` stands for the shared
         experts.
         """
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """Return `x` plus the sum of all nodes' shares of a block; `x` and `total` are `[tokens, hidden]`."""
+        """Return `x` plus `total`, the sum of a block over all nodes; both are float32 `[tokens, hidden]`."""
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
         """Return a chain that runs `blocks` in order, with the same bits as single calls.
@@ -135,16 +135,16 @@ class Kernels(Protocol):
         """
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """Return `x` times every row of a table, `[tokens, units * width]`.
+        """Return the products of `x` with each row of a table, float32 `[tokens, units * width]`.
 
         `x` is `[tokens, hidden]`, already normed.
         """
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """Return rows of a table, `[len(rows), hidden]` float32."""
+        """Return the rows of a table that `rows` lists by number, float32 `[len(rows), hidden]`."""
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
+        """Return the part of a run called `part`, dequantised to float32 `[units * width, hidden]`."""
 
 
 def open_kernels(name: str = "native", isa: str = "") -> Kernels:

@@ -8,7 +8,7 @@ from tpi.trace import clock
 
 
 class PlainChain:
-    """A chain (`tpi.kernels.Chain`) that calls other kernels, block by block."""
+    """A chain (`tpi.kernels.Chain`) that makes one call of other kernels for each block."""
 
     def __init__(self, kernels: Kernels, blocks: Sequence[ChainBlock]) -> None:
         self._kernels = kernels

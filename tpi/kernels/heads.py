@@ -103,16 +103,16 @@ def from_latent(spec: AttentionSpec, latent: LatentSpec, latent_data: U8, kv_dat
 
 
 class Steps(Protocol):
-    """Kernels that compute attention in steps."""
+    """The calls that compute attention in steps: project, attend and output."""
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
         """Return the queries, keys and values of the tokens at `positions`."""
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
+        """Append keys and values to the cache, then return the attention of all heads, `[tokens, heads * head_dim]`."""
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
+        """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
 
 
 def projected_on_host(kernels: Steps, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
@@ -127,7 +127,7 @@ def projected_on_host(kernels: Steps, spec: AttentionSpec, data: U8, x: Input, p
 def attention_in_steps(
     kernels: Steps, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch
 ) -> F32:
-    """Compute `Kernels.attention` of heads that are not plain, in steps."""
+    """Compute `Kernels.attention` for heads that are not plain, as three calls: project, attend, output."""
     refuse_sums(spec)
     heads = projected_on_host(kernels, spec, data, x, batch.positions)
     return kernels.output(spec, data, kernels.attend(spec, heads, keys, values, batch))

@@ -55,7 +55,7 @@ def card_memory_need(
 
 
 def _rounded(values: int, runs: Collection[RunLayout]) -> int:
-    """Return the bytes of so many values as products with these runs take them: codes, scales and sums of groups."""
+    """Return the bytes of `values` activations rounded for products with `runs`: codes, scales and group sums."""
     quantised = [run.layout for run in runs for part in run.parts if is_quantised(part.format)]
     if "record" in quantised:
         return 4 * values

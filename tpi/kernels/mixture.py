@@ -29,18 +29,18 @@ _PARTS = "its experts"  # key of the cached specs of its pieces in a spec's `__d
 
 
 class FeedForward(Protocol):
-    """The kernels that a block of experts is computed with."""
+    """The kernels that the functions of this module call for each expert."""
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
-        """Return `x` normed, and rounded for quantised rows, for use by every segment of the block."""
+        """Return the norm of a block's input `x`, rounded if weights are quantised, for all segments of the block."""
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Normed:
-    """An input that needs no norm (`tpi.kernels.spec.Prepared`)."""
+    """A block's input that is already normalised (`tpi.kernels.spec.Prepared`)."""
 
     normed: F32
 
@@ -58,7 +58,7 @@ class Normed:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """A piece as a feed-forward network of its own; `expert` is None for the shared experts."""
+    """An expert piece as a separate feed-forward network; `expert` is None for the shared experts."""
 
     expert: int | None
     spec: FfnSpec
@@ -105,7 +105,7 @@ def check_routing(spec: ExpertsSpec, routing: Routing, tokens: int) -> None:
 
 
 def experts_by_ffn(kernels: FeedForward, spec: ExpertsSpec, data: U8, normed: F32, routing: Routing) -> F32:
-    """Return the share of a block of experts (`tpi.kernels.Kernels.experts`); `normed` is `[tokens, hidden]`."""
+    """Compute `tpi.kernels.Kernels.experts` for the normalised input `normed`, `[tokens, hidden]`."""
     check_routing(spec, routing, len(normed))
     out: F32 = np.zeros_like(normed)
     for part in parts_of(spec):
@@ -116,7 +116,7 @@ def experts_by_ffn(kernels: FeedForward, spec: ExpertsSpec, data: U8, normed: F3
 def pieces_by_ffn(
     kernels: FeedForward, spec: ExpertsSpec, data: Mapping[int, U8], normed: F32, routing: Routing
 ) -> F32:
-    """Return the share of some pieces (`tpi.kernels.Kernels.expert_pieces`); `normed` is `[tokens, hidden]`."""
+    """Compute `tpi.kernels.Kernels.expert_pieces` for the normalised input `normed`, `[tokens, hidden]`."""
     check_routing(spec, routing, len(normed))
     parts, before = parts_of(spec), int(spec.shared is not None)  # shared experts come first
     out: F32 = np.zeros_like(normed)
@@ -165,7 +165,7 @@ def _parts(spec: ExpertsSpec) -> Iterator[_Part]:
 
 
 def _add_part(kernels: FeedForward, out: F32, part: _Part, data: U8, normed: F32, routing: Routing) -> None:
-    """Add a part's output to `out`, for the tokens that use it."""
+    """Add the output of a part, an expert piece, to the rows of `out` whose tokens use it."""
     tokens, weights = _of(part, routing, len(normed))
     if len(tokens) and part.end > part.begin:
         x = kernels.prepare(part.spec, Normed(np.ascontiguousarray(normed[tokens])))

@@ -48,7 +48,7 @@ _PLAN = "native plan"  # key of the native plan in a spec's `__dict__`
 
 
 class NativeKernels:
-    """The kernels (`tpi.kernels.Kernels`) in C++."""
+    """The operations of `tpi.kernels.Kernels`, implemented in C++."""
 
     def __init__(self, isa: str = "") -> None:
         """Start the thread pool, and use `isa` from now on in the whole process.
@@ -84,17 +84,17 @@ class NativeKernels:
         return _native.threads()
 
     def read(self, data: U8) -> None:
-        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
+        """Read the 1-D bytes `data` with all threads and compute nothing, to measure the memory's bandwidth."""
         _native.read(data)
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """Return `x`, `[tokens, hidden]`, normed."""
+        """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
         out = np.empty(x.shape, np.float32)
         _native.norm(x, _norm(norm), out)
         return out
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> NativePrepared:
-        """Return `x` prepared for the segments of a block.
+        """Return the norm of the input `x` on this device, in the form that the block's segments use.
 
         An `x` that is prepared already is not normed again, but rounded for the rows of `spec`.
         """
@@ -106,7 +106,7 @@ class NativeKernels:
         return made
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Return a segment's share of an attention block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of an attention block, float32 `[tokens, hidden]`."""
         refuse_sums(spec)
         plan = _plan_attention(spec)
         out = np.empty(x.shape, np.float32)
@@ -124,14 +124,14 @@ class NativeKernels:
         return Projected(queries, keys, values, gate)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
+        """Append keys and values to the cache, then return the attention of all heads, `[tokens, heads * head_dim]`."""
         out = np.empty((len(batch.positions), spec.heads * spec.head_dim), np.float32)
         heads = (projected.queries, projected.keys, projected.values, projected.gate)
         _plan_attention(spec).attend(heads, keys, values, batch.positions, batch.sequence, batch.tables, out)
         return out
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
+        """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
         out = np.empty((len(mixed), spec.hidden), np.float32)
         _plan_attention(spec).output(data, mixed, out)
         return out
@@ -143,7 +143,7 @@ class NativeKernels:
         return out
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
         plan = _plan_ffn(spec)
         out = np.empty(x.shape, np.float32)
         plan.run(data, _given(x), active, out)
@@ -158,13 +158,13 @@ class NativeKernels:
         return chosen
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """Return a segment's share of a block of experts, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a block of experts, float32 `[tokens, hidden]`."""
         out = np.empty(x.shape, np.float32)
         _plan_experts(spec).run(data, _given(x), routing.experts, routing.weights, routing.shared, out)
         return out
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """Return the share of the pieces whose weights are in `data`, `[tokens, hidden]`."""
+        """Return the summed outputs of the expert pieces whose weights are in `data`, float32 `[tokens, hidden]`."""
         out = np.empty(x.shape, np.float32)
         pieces = [(number, weights) for number, weights in data.items() if number != SHARED]
         plan, beside = _plan_experts(spec), data.get(SHARED)
@@ -172,7 +172,7 @@ class NativeKernels:
         return out
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """Return `x` plus the sum of all nodes' shares of a block, with the bias and norm of `residual`."""
+        """Return `x` plus the sum over all nodes, `total`, to which bias and norm of `residual` are applied first."""
         if residual.bias is not None:
             total = total + residual.bias
         if residual.norm is not None:
@@ -188,19 +188,19 @@ class NativeKernels:
         return NativeChain(blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """Return `x` times every row of a table, `[tokens, units * width]`."""
+        """Return the products of `x` with each row of a table, float32 `[tokens, units * width]`."""
         out = np.empty((len(x), run.units * run.width), np.float32)
         _plan_run(run).rows(data, x, out)
         return out
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """Return rows of a table, `[len(rows), hidden]` float32."""
+        """Return the rows of a table that `rows` lists by number, float32 `[len(rows), hidden]`."""
         out = np.empty((len(rows), run.hidden), np.float32)
         _plan_run(run).gather(data, rows, out)
         return out
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
+        """Return the part of a run called `part`, dequantised to float32 `[units * width, hidden]`."""
         out = np.empty((run.units * run.width, run.hidden), np.float32)
         _plan_run(run).decode(data, part, out)
         return out

@@ -10,12 +10,12 @@ from tpi.kernels.spec import F32, I32, KV_GROUP, KV_RUN, PAGE_TOKENS, AttentionS
 
 
 def heads_of(values: F32, bias: F32 | None, heads: int, head_dim: int) -> F32:
-    """Return `[tokens, units * width]` without padding, as `[tokens, heads, head_dim]`, plus the bias."""
+    """Reshape `values`, `[tokens, units * width]`, to `[tokens, heads, head_dim]` without padding; add the bias."""
     return biased(values[:, : heads * head_dim], bias).reshape(-1, heads, head_dim)
 
 
 def rope(spec: AttentionSpec, heads: F32, positions: I32) -> F32:
-    """Return `[tokens, heads, head_dim]`, each head rotated by its token's position (RoPE)."""
+    """Return `heads`, `[tokens, heads, head_dim]`, each rotated by its token's position (RoPE)."""
     half = len(spec.inv_freq)
     if half == 0:
         return heads
@@ -27,14 +27,14 @@ def rope(spec: AttentionSpec, heads: F32, positions: I32) -> F32:
 
 
 def append(cache: KvArray, heads: F32, batch: Batch) -> None:
-    """Store `[tokens, kv_heads, head_dim]` at each token's place in the paged cache."""
+    """Store the vectors `heads`, `[tokens, kv_heads, head_dim]`, at each token's place in the paged cache."""
     blocks = batch.tables[batch.sequence, batch.positions // PAGE_TOKENS]
     check_range("page", blocks, len(cache))
     cache[blocks, :, batch.positions % PAGE_TOKENS] = encode_kv(heads, cache.dtype)
 
 
 def hadamard_rotate(heads: F32) -> F32:
-    """Return `[..., head_dim]` with each whole group of 32 times the Hadamard matrix / sqrt(32).
+    """Multiply each whole group of 32 values of `heads`, `[..., head_dim]`, by the Hadamard matrix / sqrt(32).
 
     This transform is its own inverse. Keys in q4 are stored so, and their queries are transformed alike, so that
     products stay the same. A dimension that is large in all keys then no longer sets the scale of its group (as in
@@ -50,7 +50,7 @@ def hadamard_rotate(heads: F32) -> F32:
 
 
 def encode_kv(heads: F32, element: np.dtype[Any]) -> KvArray:
-    """Return vectors `[..., head_dim]` as a cache of dtype `element` stores them (`tpi.kernels.kv.KvPages`)."""
+    """Encode the vectors `heads`, `[..., head_dim]`, for a cache of dtype `element` (see `tpi.kernels.kv.KvPages`)."""
     if element == np.int8:
         return _encode_q8(heads)
     return _encode_q4(heads) if element == np.uint8 else heads.astype(element)
@@ -100,7 +100,7 @@ def _decode_q4(stored: KvArray, head_dim: int) -> F32:
 
 
 def _grouped(heads: F32) -> F32:
-    """Return `[..., groups, 32]`; an incomplete last group repeats its last value, which leaves its range unchanged."""
+    """Return `heads` in groups, `[..., groups, 32]`. The last value pads an incomplete group, whose range stays."""
     whole = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, -heads.shape[-1] % KV_GROUP)], mode="edge")
     return whole.reshape(*heads.shape[:-1], -1, KV_GROUP)
 
@@ -118,7 +118,7 @@ def _read_kv(cache: KvArray, table: I32, head_dim: int) -> F32:
 
 
 def attend(spec: AttentionSpec, queries: F32, k: KvArray, v: KvArray, batch: Batch) -> F32:
-    """Return softmax attention of `[tokens, heads, head_dim]` queries, one token after the other."""
+    """Return the softmax attention of `queries`, `[tokens, heads, head_dim]`, computed one token after the other."""
     mixed = np.empty_like(queries)
     for row in np.unique(batch.sequence):
         members = np.flatnonzero(batch.sequence == row)

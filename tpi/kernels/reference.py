@@ -54,10 +54,10 @@ from tpi.pack.layout import RunLayout
 
 
 class ReferenceKernels:
-    """The kernels (`tpi.kernels.Kernels`) in numpy."""
+    """The operations of `tpi.kernels.Kernels`, implemented in numpy."""
 
     def set_threads(self, count: int) -> None:
-        """Ignore `count`: numpy's BLAS chooses its threads."""
+        """Do nothing, because numpy's BLAS chooses its own number of threads."""
 
     def threads(self) -> int:
         """Return 1; the threads of BLAS are not counted."""
@@ -68,19 +68,19 @@ class ReferenceKernels:
         return "numpy"
 
     def read(self, data: U8) -> None:
-        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
+        """Read the 1-D bytes `data` with all threads and compute nothing, to measure the memory's bandwidth."""
         data.max(initial=0)
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """Return `x`, `[tokens, hidden]`, normed."""
+        """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
         return apply_norm(norm, x)
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Normed:
-        """Return `x` normed, not rounded: each product rounds for itself."""
+        """Return the norm of `x`, not rounded, because each product rounds its own input."""
         return Normed(_normed(spec, x))
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Return a segment's share of an attention block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of an attention block, float32 `[tokens, hidden]`."""
         refuse_sums(spec)
         projected = self.project(spec, data, x, batch.positions)
         return self.output(spec, data, self.attend(spec, projected, keys, values, batch))
@@ -101,7 +101,7 @@ class ReferenceKernels:
         return heads if needs_sums(spec) else apply_norms_and_rope(spec, heads, positions)
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
+        """Append keys and values to the cache, then return the attention of all heads, `[tokens, heads * head_dim]`."""
         met = hadamard_rotate if kv_dtype_of(keys) == "q4" else np.asarray
         append(keys, met(projected.keys), batch)
         append(values, projected.values, batch)
@@ -110,7 +110,7 @@ class ReferenceKernels:
         return mixed if projected.gate is None else mixed * sigmoid(projected.gate)
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
+        """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
         tokens = check_input(mixed, spec.heads * spec.head_dim)
         padded = np.zeros((tokens, spec.query.units * spec.query.width), np.float32)
         padded[:, : spec.heads * spec.head_dim] = mixed
@@ -129,7 +129,7 @@ class ReferenceKernels:
         return columns(spec.values, values, "o", padded)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
         run, normed = spec.neuron, _normed(spec, x)
         check_data(data, run.units * run.unit_bytes)
         up = biased(rows(run, data, "up", normed), spec.up_bias)
@@ -142,16 +142,16 @@ class ReferenceKernels:
         return choose(router, _normed(router, x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """Return a segment's share of a block of experts, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a block of experts, float32 `[tokens, hidden]`."""
         check_experts(spec, data)
         return experts_by_ffn(self, spec, data, _normed(spec, x), routing)
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """Return the share of the pieces whose weights are in `data`, `[tokens, hidden]`."""
+        """Return the summed outputs of the expert pieces whose weights are in `data`, float32 `[tokens, hidden]`."""
         return pieces_by_ffn(self, spec, data, _normed(spec, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """Return `x` plus the sum of all nodes' shares of a block, with the bias and norm of `residual`."""
+        """Return `x` plus the sum over all nodes, `total`, to which bias and norm of `residual` are applied first."""
         total = biased(total, residual.bias)
         if residual.norm is not None:
             total = apply_norm(residual.norm, total)
@@ -162,21 +162,21 @@ class ReferenceKernels:
         return PlainChain(self, blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """Return `x` times every row of a table, `[tokens, units * width]`."""
+        """Return the products of `x` with each row of a table, float32 `[tokens, units * width]`."""
         return rows(run, data, run.parts[0].name, x)
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """Return rows of a table, `[len(rows), hidden]` float32."""
+        """Return the rows of a table that `rows` lists by number, float32 `[len(rows), hidden]`."""
         check_range("row", rows, run.units * run.width)
         return np.ascontiguousarray(dequantise(run, data, run.parts[0].name)[rows])
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
+        """Return the part of a run called `part`, dequantised to float32 `[units * width, hidden]`."""
         return dequantise(run, data, part)
 
 
 def _normed(spec: BlockSpec | RouterSpec, x: Input) -> F32:
-    """Return the normed input, `[tokens, hidden]`."""
+    """Return a block's normalised input, float32 `[tokens, hidden]`."""
     hidden = len(spec.norm.weight)
     if isinstance(x, np.ndarray):
         check_input(x, hidden)

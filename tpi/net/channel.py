@@ -19,7 +19,7 @@ from tpi.net.sockets import Tap
 from tpi.system.interrupts import deferred
 
 _BATCH_MESSAGES = 64  # messages handled at once before control returns to the caller
-_BATCH_S = 0.01  # the same as a limit in time
+_BATCH_S = 0.01  # or for this many seconds
 _STRANGER_BYTES = 4096  # longest message that is read from an unknown peer
 
 

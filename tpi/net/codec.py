@@ -107,12 +107,12 @@ def decode(frames: Sequence[Buffer]) -> Any:
     """
     header = _header(frames)
     if len(header) < 2 or type(header[0]) is not int or type(header[1]) is not str:
-        raise MessageError("a header without protocol and type")
+        raise MessageError("the header does not begin with protocol and type")
     if header[0] != protocol():
         raise WrongProtocolError(header[0], _version_of(header))
     cls = _classes.get(header[1])
     if cls is None:
-        raise MessageError("a message of an unknown type")
+        raise MessageError("the message has an unknown type")
     pieces = Pieces(FRAME_BYTES, frames[1:])
     try:
         value = _schema(cls).from_wire(header[2:], pieces)
@@ -121,23 +121,23 @@ def decode(frames: Sequence[Buffer]) -> Any:
     except (TpiError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise MessageError(f"{cls.__name__}: {error}") from error
     if not pieces.exhausted:
-        raise MessageError(f"{cls.__name__}: bytes after its end")
+        raise MessageError(f"{cls.__name__}: there are bytes after its end")
     return value
 
 
 def _header(frames: Sequence[Buffer]) -> list[Any]:
     if not 1 <= len(frames) <= MAX_FRAMES:
-        raise MessageError(f"a message of {len(frames)} frames")
+        raise MessageError(f"a message cannot have {len(frames)} frames")
     if len(frames[0]) > HEADER_BYTES or any(len(frame) > FRAME_BYTES for frame in frames[1:]):
-        raise MessageError("a frame beyond the limit")
+        raise MessageError("a frame is larger than the limit")
     size = len(frames[0])
     try:
         header = msgpack.unpackb(frames[0], raw=False, strict_map_key=True, max_str_len=8192, max_bin_len=size,
                                  max_array_len=size, max_map_len=0, max_ext_len=0)  # fmt: skip
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise MessageError(f"a header that is not msgpack: {type(error).__name__}") from None
+        raise MessageError(f"the header is not msgpack ({type(error).__name__})") from None
     if type(header) is not list:
-        raise MessageError("a header that is not an array")
+        raise MessageError("the header is not an array")
     return header
 
 

@@ -39,7 +39,7 @@ class Inquiry:
 @message
 @dataclass(frozen=True)
 class Condition:
-    """The answer to an Inquiry."""
+    """The answer to an Inquiry: the worker's state, its machine, and the results of the connection test."""
 
     number: Id64
     version: Name

@@ -27,14 +27,14 @@ class Between:
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """Annotation of at most `limit` bytes that travel outside the header."""
+    """Annotation of a bytes field of at most `limit` bytes, which are sent after the header."""
 
     limit: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayField:
-    """Annotation of a C-contiguous array that travels outside the header.
+    """Annotation of a C-contiguous array field, which is sent after the header.
 
     `dtype` is a little-endian numpy name, `ndim` the number of axes.
     """
@@ -103,7 +103,7 @@ class Pieces:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """Conversions of values of one type into a header and back. Both directions check the value."""
+    """The conversions of one type's values into a message header and back. Both check the value."""
 
     to_wire: Callable[[Any, Pieces], Any]
     from_wire: Callable[[Any, Pieces], Any]

@@ -20,7 +20,7 @@ GROUP = 32  # values that share a scale in q8; a vector cut at multiples of 32 h
 
 @dataclass(frozen=True)
 class Wire:
-    """A wire format."""
+    """One wire format: its name, its code in a frame's header, and the size of its groups."""
 
     name: str
     code: int  # the format's number in the header of a frame
@@ -47,7 +47,7 @@ def wire_format(name: str) -> Wire:
     """Return the wire format called `name`.
 
     Raises:
-        UsageError: if there is none of that name.
+        UsageError: if no wire format has that name.
     """
     if name not in _WIRES:
         raise UsageError(f"unknown wire format {name!r}; choose one of {', '.join(_WIRES)}")

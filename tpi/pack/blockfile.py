@@ -71,7 +71,7 @@ class BlockShape:
         return found[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shape as plain types, for the manifest."""
+        """Return the shape as JSON types, for the manifest."""
         vectors = [[name, length] for name, length in self.vectors]
         return {"kind": self.kind, "runs": [run.to_dict() for run in self.runs], "vectors": vectors}
 

@@ -81,7 +81,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
     blocks = {name: BlockShape.from_dict(shape) for name, shape in fields["blocks"].items()}
     layers = tuple(tuple(map(str, names)) for names in fields["layers"])
     if not all(_ID.fullmatch(name) for name in blocks) or len(layers) != config.layers:
-        raise ValueError("names of blocks or number of layers")
+        raise ValueError("the name of a block, or the number of layers, is wrong")
     manifest = Manifest(
         config, str(fields["dtype"]), blocks, layers, fields["embedding"], fields["head"], fields["positions"],
         fields["final"], dict(fields["tokenizer"]), str(fields["source"]),
@@ -102,11 +102,11 @@ def _check_blocks(manifest: Manifest) -> None:
         runs["experts"] = (shared if mixture.shared else {}) | {"neuron": routed}
     for names in manifest.layers:
         if not names:
-            raise ValueError("a layer without blocks")
+            raise ValueError("a layer has no blocks")
         for name in names:
             kind = blocks[name].kind
             if kind not in runs:
-                raise ValueError(f"a layer with a block of kind {kind}")
+                raise ValueError(f"a layer has a block of kind {kind}")
             _check(blocks[name], kind, runs[kind])
             if mixture and kind == "experts":
                 _check_router(blocks[name], mixture.experts * config.hidden)
@@ -115,20 +115,20 @@ def _check_blocks(manifest: Manifest) -> None:
     if manifest.positions is not None:
         _check(blocks[manifest.positions], "table", {"row": RunShape(None, 1, config.hidden)})
     if blocks[manifest.final].kind != "vectors" or "norm" not in dict(blocks[manifest.final].vectors):
-        raise ValueError("final norm")
+        raise ValueError("the final norm is missing")
 
 
 def _check_router(shape: BlockShape, values: int) -> None:
     if ("router", values) not in shape.vectors:
-        raise ValueError("experts without a router")
+        raise ValueError("a block of experts has no router")
 
 
 def _check(shape: BlockShape, kind: BlockKind, runs: Mapping[RunName, RunShape]) -> None:
     """Check that a block has the kind `kind` and exactly the runs `runs`; ValueError if not."""
     if shape.kind != kind or [run.name for run in shape.runs] != list(runs):
-        raise ValueError(f"a block of kind {shape.kind} with other runs than {list(runs)}")
+        raise ValueError(f"a block of kind {shape.kind} does not have the runs {list(runs)} of kind {kind}")
     for run in shape.runs:
         wanted = runs[run.name]
         fits = wanted.vectors is None or 0 <= run.units * run.width - wanted.vectors < run.width
         if not fits or run.hidden != wanted.hidden or run.width % wanted.step:
-            raise ValueError(f"{run.units} units of {run.width} for {wanted.vectors} vectors of {run.name}")
+            raise ValueError(f"run {run.name} has {run.units} units of {run.width} for {wanted.vectors} vectors")

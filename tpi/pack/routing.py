@@ -40,7 +40,7 @@ class RoutingRecord:
         return RoutingRecord(self.of, self.tokens + len(experts), kept)
 
     def sample(self) -> U16:
-        """Return the sample by which policies are chosen: all tokens, or 8 evenly spaced stretches of them.
+        """Return the sample from which a node chooses its cache policy: all tokens, or 8 evenly spaced stretches.
 
         The sample has at most 2048 tokens and `MAX_SENT_BYTES` bytes.
         """
@@ -52,7 +52,7 @@ class RoutingRecord:
         return np.concatenate([self.experts[first : first + count // _RUNS] for first in firsts])
 
     def to_bytes(self) -> bytes:
-        """Encode the sample of `spread` for a node, with 1 or 2 bytes for each expert's number."""
+        """Encode `sample()` for a node: a header, then 1 or 2 bytes for the number of each chosen expert."""
         head = np.array([*self.experts.shape[1:], self._width], "<u4")
         return head.tobytes() + self.sample().astype(f"<u{self._width}").tobytes()
 
@@ -94,5 +94,5 @@ def load_routing(path: Path) -> RoutingRecord:
     with read_arrays(path, _MOST_BYTES, "remove it, and profile the model again") as file:
         of, (version, tokens), experts = str(file["of"]), file["numbers"].tolist(), file["experts"]
         if version != VERSION or experts.dtype != np.uint16 or experts.ndim != 3 or tokens < len(experts):
-            raise ValueError("something else")
+            raise ValueError("it is not a record of chosen experts of this version")
     return RoutingRecord(of, tokens, experts)

@@ -23,7 +23,10 @@ CHUNK_BYTES = 8 << 20  # bytes of whole rows read at a time when a range of colu
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """The place, shape and coding of one tensor. The last entry of `shape` is the columns; a vector has one row."""
+    """The place in a file, shape and coding of a tensor.
+
+    The last entry of `shape` is the number of columns; a vector has one row.
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -55,7 +55,7 @@ class _MicroscaledSource:
         self._source, self._joined = source, joined
 
     def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
-        """Return the bytes of a rectangle, uint8 `[rows, bytes]`. Those of a joined tensor are in GGUF's coding."""
+        """Return the bytes of a rectangle of `tensor`, uint8 `[rows, bytes]`, in GGUF's coding if it is joined."""
         if tensor.name not in self._joined:
             return self._source.read(tensor, rows, columns)
         first, last = (column // MXFP4.group for column in columns)
@@ -66,7 +66,7 @@ class _MicroscaledSource:
         return groups.reshape(len(groups), -1)
 
     def close(self) -> None:
-        """Close the source."""
+        """Close the source that this one wraps."""
         self._source.close()
 
     def _read(self, name: str, size: int, rows: tuple[int, int], groups: tuple[int, int]) -> Bytes:

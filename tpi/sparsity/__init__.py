@@ -1,1 +1,1 @@
-"""Sparsity: profiles and predictors of active neurons."""
+"""Profiles of a model's active neurons, and the predictors that are trained from them."""

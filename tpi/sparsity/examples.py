@@ -41,7 +41,7 @@ class LayerExamples:
 
     Attributes:
         inputs: `[tokens, hidden]` float16 or float32, the input of the feed-forward block `ahead` layers earlier.
-        bits: `[tokens, bytes]` uint8, the active neurons of this layer, packed by `tpi.sparsity.usage.packed`.
+        bits: `[tokens, bytes]` uint8, the active neurons of this layer, packed by `tpi.sparsity.usage.pack_bits`.
     """
 
     layer: int

@@ -45,7 +45,7 @@ def renumber(frequency: F64, active: Active, shares: Sequence[int]) -> I32:
 
 
 def window(share: int) -> int:
-    """Return the size of a window in a share of `share` neurons: how many are taken to be about equally hot."""
+    """Return the number of neurons in a window, for a node that holds `share` neurons."""
     return min(WINDOW, max(_LEAST_WINDOW, share // _WINDOWS))
 
 

@@ -65,7 +65,7 @@ output `[tokens, hidden]` before bias and residual."""
 
 
 def dense(layer: int, weights: FfnWeights, x: F32) -> F32:
-    """Compute all neurons of the feed-forward network."""
+    """Return the output of a feed-forward network with all its neurons, `[tokens, hidden]`."""
     return np.asarray(weights.inner(x) @ weights.down, np.float32)
 
 

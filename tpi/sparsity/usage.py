@@ -105,7 +105,7 @@ def cumulative(counts: I64) -> F64:
 
 
 def hot_share(counts: I64, of: float = 0.8) -> float:
-    """Return the smallest share of the neurons that has the share `of` of all activations."""
+    """Return the smallest share of the neurons that together have the share `of` of all activations."""
     curve = cumulative(counts)
     return float((np.searchsorted(curve, of - 1e-12) + 1) / len(curve)) if curve[-1] else 0.0
 
@@ -116,7 +116,7 @@ def pack_bits(active: Active) -> U8:
 
 
 def save_profile(path: Path, use: NeuronProfile) -> None:
-    """Write a profile, atomically.
+    """Write the profile `use` to `path`, atomically.
 
     Raises:
         WeightsError: if the file cannot be written.

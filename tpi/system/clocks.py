@@ -21,7 +21,7 @@ class Awake:
         self._looked = since_boot()
 
     def __call__(self) -> float:
-        """Return the seconds that have passed. Call it several times a second."""
+        """Return the seconds since the clock was created, without pauses. Call it several times a second."""
         now = since_boot()
         self._seconds += min(now - self._looked, PAUSE_S)
         self._looked = now

@@ -15,7 +15,7 @@ _AT_ONCE = 32  # groups that one program rounds
 
 @dataclass(frozen=True)
 class Rounded:
-    """int8 `codes` and `rest` `[tokens, length]`, and `scales` `[tokens, length / 32]`, one for each group of 32.
+    """Activations rounded to int8: `codes` and `rest` `[tokens, length]`, and a scale for each group of 32.
 
     The values are (codes + rest / 128) * scales.
     """
@@ -27,7 +27,7 @@ class Rounded:
 
 @dataclass
 class Activations:
-    """Float32 `values` `[tokens, length]`, with their roundings cached."""
+    """Activations on the card: float32 `values` `[tokens, length]`, and their cached rounded forms."""
 
     values: Tensor
     _kept: dict[bool, Rounded] = field(default_factory=dict)
@@ -76,6 +76,6 @@ class CudaPrepared:
 
 
 def to_host(values: Tensor) -> F32:
-    """Return a float32 tensor as an array that the caller owns; wait for the lane in use to compute it."""
+    """Wait until the float32 tensor `values` is computed, and return a copy of it in host memory."""
     found: F32 = values.cpu().numpy()
     return found if values.is_cuda else found.copy()

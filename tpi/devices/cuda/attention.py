@@ -1,4 +1,4 @@
-"""Launches of the kernels that finish heads, append them to the cache, and attend.
+"""Launches of the Triton kernels for attention: norm and rotation of heads, appending to the cache, attending.
 
 The caller has checked all arrays.
 """
@@ -22,7 +22,7 @@ _PROGRAMS = 512  # programs of attention at once: a long context is split until 
 
 @dataclass(frozen=True)
 class CardBatch:
-    """A batch on the card.
+    """The positions and page tables of a batch in a card's memory.
 
     Attributes:
         positions, sequence, tables: as in `tpi.kernels.spec.Batch`.
@@ -48,7 +48,7 @@ class CardBatch:
 
 @dataclass(frozen=True)
 class Pages:
-    """One layer's keys and values, `[pages, kv_heads, 32, vector]`, and the name of their format."""
+    """The KV pages of one layer: keys and values `[pages, kv_heads, 32 tokens, vector]`, and their format."""
 
     format: KvDtype
     keys: Tensor
@@ -67,7 +67,7 @@ def finish_heads(
     x: Tensor, bias: Tensor | None, weight: Tensor | None, rotary: tuple[Tensor, Tensor, float] | None,
     shape: tuple[int, int], eps: float,
 ) -> Tensor:  # fmt: skip
-    """Return `x`, `[tokens, units * width]`, as `[tokens, *shape]`, after bias, head norm and rotation, if given.
+    """Reshape `x`, `[tokens, units * width]`, to `[tokens, *shape]`, then apply bias, head norm and RoPE, if given.
 
     `rotary` is positions, frequencies and the scale; `shape` is `(heads, head_dim)`.
     """
@@ -84,7 +84,7 @@ def finish_heads(
 
 
 def hadamard_rotate(heads: Tensor) -> Tensor:
-    """Return `tpi.kernels.paged.spread` of `[tokens, heads, head_dim]`, contiguous."""
+    """Apply `tpi.kernels.paged.hadamard_rotate` to `heads`, contiguous `[tokens, heads, head_dim]`."""
     out, head_dim = torch.empty_like(heads), heads.shape[-1]
     launch(
         storing.spread, (heads.shape[0] * heads.shape[1],), heads, out, head_dim, GROUPS=power(-(-head_dim // KV_GROUP))

@@ -1,4 +1,4 @@
-"""The part of torch that a CUDA device uses."""
+"""The functions of torch that a CUDA device uses, behind the protocol `TorchBackend`."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -16,7 +16,7 @@ WORKSPACE = 256 << 20  # bytes of a card that are left to activations and to CUD
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run `grid` programs of a Triton kernel in the lane in use; do nothing if a dimension is 0."""
+    """Run `grid` programs of a Triton kernel in the current stream; do nothing if a dimension is 0."""
     if 0 not in grid:
         kernel[grid](*arguments, enable_fp_fusion=True, **constants)
 
@@ -27,36 +27,36 @@ def power(count: int) -> int:
 
 
 class TorchEvent(Protocol):
-    """A point in a lane (a CUDA event)."""
+    """A point in a stream (a CUDA event)."""
 
     @property
     def done(self) -> bool:
-        """True if all work before the mark has been done."""
+        """True if all work that was queued before the event has been done."""
         ...
 
     def wait(self) -> None:
-        """Wait for the work before the mark; raise RuntimeError if the card failed."""
+        """Wait for the work that was queued before the event; raise RuntimeError if the card failed."""
         ...
 
 
 class TorchStream(Protocol):
-    """A queue of work that runs in order and in parallel to other lanes (a CUDA stream)."""
+    """A queue of work that runs in order, and in parallel to other streams (a CUDA stream)."""
 
     def use(self) -> AbstractContextManager[None]:
-        """Put the work that this thread gives torch and Triton within the context into this lane."""
+        """Return a context manager within which torch and Triton queue this thread's work in this stream."""
         ...
 
     def mark(self) -> TorchEvent:
-        """Return a mark after all work that the lane was given."""
+        """Return an event that ends when all work queued so far has ended."""
         ...
 
 
 class TorchBackend(Protocol):
-    """Memory and lanes of one device of torch."""
+    """The memory and the streams of one torch device."""
 
     @property
     def name(self) -> str:
-        """The name that messages use."""
+        """The device's name in messages."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class TorchBackend(Protocol):
         ...
 
     def lane(self) -> TorchStream:
-        """Return a new lane."""
+        """Return a new stream."""
         ...
 
     def zeros(self, size: int) -> Tensor:
@@ -135,7 +135,7 @@ class CudaBackend:
         return None
 
     def room(self) -> int:
-        """Return the bytes that an arena may have: what is free now, less `WORKSPACE`."""
+        """Return the bytes of memory that an arena may use: the free memory less `WORKSPACE`."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return max(0, int(free) - WORKSPACE)
 
@@ -154,7 +154,7 @@ class CudaLane:
         self._stream = stream
 
     def use(self) -> AbstractContextManager[None]:
-        """Put the work of this thread within the context into the stream."""
+        """Return a context manager within which torch and Triton queue this thread's work in the stream."""
         within: AbstractContextManager[None] = torch.cuda.stream(self._stream)
         return within
 
@@ -177,5 +177,5 @@ class CudaEvent:
         return bool(self._event.query())
 
     def wait(self) -> None:
-        """Wait for the work before the event; raise RuntimeError if the card failed."""
+        """Wait for the work that was queued before the event; raise RuntimeError if the card failed."""
         self._event.synchronize()

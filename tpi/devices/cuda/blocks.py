@@ -28,7 +28,7 @@ class SpecVectors:
         self._kept: WeakKeyDictionary[Any, dict[str, Tensor]] = WeakKeyDictionary()
 
     def of(self, spec: Any) -> dict[str, Tensor]:
-        """Return the arrays among the fields of a spec, by field name; fields that are None are left out."""
+        """Return the array fields of a spec as tensors on the device, by field name, without those that are None."""
         found = self._kept.get(spec)
         if found is None:
             values = {each.name: getattr(spec, each.name) for each in fields(spec)}
@@ -46,7 +46,7 @@ class SpecVectors:
 
 
 def norm(vectors: SpecVectors, spec: NormSpec, x: Tensor) -> Tensor:
-    """Return `x`, `[tokens, hidden]`, normed."""
+    """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
     own, out = vectors.of(spec), torch.empty_like(x)
     tokens, hidden = x.shape
     launch(
@@ -59,7 +59,7 @@ def norm(vectors: SpecVectors, spec: NormSpec, x: Tensor) -> Tensor:
 def project(
     vectors: SpecVectors, spec: AttentionSpec, runs: tuple[Tensor, Tensor], x: Activations, positions: Tensor
 ) -> Heads:
-    """Return the heads of a normed input; `runs` are the bytes of the query units and of the KV units."""
+    """Return queries, keys and values of the normalised input `x`; `runs` are the bytes of query and KV units."""
     own, rotary = vectors.of(spec), None
     query, kv = runs
     if len(spec.inv_freq):
@@ -75,7 +75,7 @@ def project(
 
 
 def attend(vectors: SpecVectors, spec: AttentionSpec, heads: Heads, pages: Pages, batch: CardBatch) -> Tensor:
-    """Append keys and values to the pages, then attend; return `[tokens, heads * head_dim]`."""
+    """Append keys and values to the pages, then return the attention of all heads, `[tokens, heads * head_dim]`."""
     queries, keys, values = heads
     if pages.format == "q4":
         queries, keys = hadamard_rotate(queries), hadamard_rotate(keys)
@@ -85,7 +85,7 @@ def attend(vectors: SpecVectors, spec: AttentionSpec, heads: Heads, pages: Pages
 
 
 def output(spec: AttentionSpec, query: Tensor, mixed: Tensor) -> Tensor:
-    """Return `mixed`, `[tokens, heads * head_dim]`, padded with zeros to whole units, times the weights of o."""
+    """Return the output projection of `mixed`, `[tokens, heads * head_dim]`, which is first padded to whole units."""
     weights = matrix(spec.query, "o")
     padding = weights.inputs - mixed.shape[1]
     padded = torch.nn.functional.pad(mixed, (0, padding)) if padding else mixed
@@ -93,7 +93,7 @@ def output(spec: AttentionSpec, query: Tensor, mixed: Tensor) -> Tensor:
 
 
 def feed_forward(vectors: SpecVectors, spec: FfnSpec, data: Tensor, x: Activations, index: Tensor | None) -> Tensor:
-    """Return the share of a feed-forward block for a normed input, `[tokens, hidden]`.
+    """Return the output of a feed-forward block's local neurons for the normalised input `x`: `[tokens, hidden]`.
 
     `index` lists the neurons to use.
     """

@@ -1,4 +1,4 @@
-"""Copies in one direction, in the order of the requests, in parallel to those of the other direction."""
+"""Copies between host and card in one direction: in order, and in parallel to copies in the other direction."""
 
 from collections import deque
 from threading import Lock
@@ -14,14 +14,14 @@ class CudaCopy:
     __slots__ = ("_device", "_error", "_kept", "_mark")
 
     def __init__(self, device: str, kept: tuple[Array, Array]) -> None:
-        """Create the copy; it refers to both arrays, so that their memory is not released before it ends."""
+        """Create a copy that is not started; it refers to both arrays, so that their memory outlives it."""
         self._device = device
         self._kept = kept
         self._mark: TorchEvent | None = None
         self._error: Exception | None = None
 
     def begin(self, lane: TorchStream, source: Tensor, target: Tensor) -> None:
-        """Start copying in `lane`; an error is stored for `wait` to raise."""
+        """Start copying in the stream `lane`. If that fails, `wait` raises the error."""
         try:
             with lane.use():
                 target.copy_(source, non_blocking=True)
@@ -51,7 +51,7 @@ class CudaCopy:
 
 
 class CudaCopies:
-    """The copies of one direction. Thread-safe."""
+    """The copies between host and card in one direction. Thread-safe."""
 
     def __init__(self, device: str, lane: TorchStream) -> None:
         self._device = device
@@ -60,7 +60,7 @@ class CudaCopies:
         self._begun: deque[CudaCopy] = deque()  # copies that may still be running, even if no thread waits for them
 
     def copy(self, source: Tensor, target: Tensor, kept: tuple[Array, Array]) -> CudaCopy:
-        """Start a copy between 1-D uint8 tensors of one size; `kept` are the arrays over their memory."""
+        """Start a copy between 1-D uint8 tensors of one size. `kept` are the arrays whose memory the tensors use."""
         made = CudaCopy(self._device, kept)
         with self._lock:
             while self._begun and self._begun[0].done:

@@ -66,7 +66,7 @@ class CudaDevice:
         return lane.copy(self._end(source, outward), self._end(target, inward), (source, target))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """Start a call of this device's kernels, after all calls that were started before it."""
+        """Queue a call of this device's kernels behind the calls started before it. Return a pending operation."""
         return self._calls.start(call)
 
     def staging(self, size: int) -> Bytes:
@@ -74,7 +74,7 @@ class CudaDevice:
         return self._staging.allocate(size)
 
     def close(self) -> None:
-        """Wait for what was started, then end the device's threads."""
+        """Wait until all started calls and copies have ended, then end the device's threads."""
         close_all(self._calls.close, self._inward.close, self._outward.close, self._computing.close, self._names.clear)
 
     def _end(self, array: Bytes, ours: bool) -> Tensor:

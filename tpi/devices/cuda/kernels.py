@@ -52,7 +52,7 @@ from tpi.pack.layout import RunLayout
 
 
 class CudaKernels:
-    """The kernels (`tpi.kernels.Kernels`) in Triton."""
+    """The operations of `tpi.kernels.Kernels`, implemented in Triton."""
 
     plain_models = True  # see `tpi.devices.abilities`
 
@@ -75,27 +75,27 @@ class CudaKernels:
         return "cuda"
 
     def set_threads(self, count: int) -> None:
-        """Ignore `count`: the card has its own threads."""
+        """Do nothing, because the card has its own threads."""
 
     def threads(self) -> int:
-        """Return 1, the host thread that launches."""
+        """Return 1: only one host thread takes part, the one that launches kernels."""
         return 1
 
     def read(self, data: U8) -> None:
-        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
+        """Read the 1-D bytes `data` with all threads and compute nothing, to measure the memory's bandwidth."""
         with self._working():
             words = self._memory.bytes("the data", data)[: data.size // 8 * 8]
             if len(words):
                 words.view(torch.int64).amax().item()
 
     def norm(self, spec: NormSpec, x: F32) -> F32:
-        """Return `x`, `[tokens, hidden]`, normed."""
+        """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
         check_input(x, len(spec.weight))
         with self._working():
             return to_host(norm(self._vectors, spec, self._vectors.to_device(x)))
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> CudaPrepared:
-        """Return `x` prepared for the segments of a block.
+        """Return the norm of the input `x` on this device, in the form that the block's segments use.
 
         `into` is not needed, since torch's allocator reuses memory.
         """
@@ -103,7 +103,7 @@ class CudaKernels:
             return CudaPrepared(self._prepared(spec, x), self._bring_back)
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Return a segment's share of an attention block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of an attention block, float32 `[tokens, hidden]`."""
         if not is_plain(spec):
             return attention_in_steps(self, spec, data, x, keys, values, batch)
         with self._working():
@@ -123,7 +123,7 @@ class CudaKernels:
             return Projected(*map(to_host, heads))
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
+        """Append keys and values to the cache, then return the attention of all heads, `[tokens, heads * head_dim]`."""
         check_heads(spec, projected, len(batch.positions))
         to_device = self._vectors.to_device
         with self._working():
@@ -132,7 +132,7 @@ class CudaKernels:
             return to_host(attend(self._vectors, spec, heads, pages, CardBatch.from_batch(batch, to_device)))
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
+        """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
         check_array("heads", mixed, np.float32, (len(mixed), spec.heads * spec.head_dim))
         with self._working():
             return to_host(output(spec, self._memory.runs(spec, data)[0], self._vectors.to_device(mixed)))
@@ -142,7 +142,7 @@ class CudaKernels:
         raise refused("CUDA")
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
         check_active(spec.neuron, active)
         with self._working():
             index = None if active is None else self._vectors.to_device(active)
@@ -150,19 +150,19 @@ class CudaKernels:
             return to_host(feed_forward(self._vectors, spec, weights, prepared, index))
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
-        """Return the experts that each token chooses; computed on the host."""
+        """Return the experts that each token chooses, with their weights. The host computes it."""
         return choose(router, normed_on_host(router.norm, x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """Return a segment's share of a block of experts, `[tokens, hidden]`, one expert after the other."""
+        """Return a segment's partial sum of a block of experts, `[tokens, hidden]`, computed expert by expert."""
         return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """Return the share of the pieces in `data`, `[tokens, hidden]`, one expert after the other."""
+        """Return the sum of the outputs of the expert pieces in `data`, `[tokens, hidden]`, computed one by one."""
         return pieces_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """Return `x` plus the sum of all nodes' shares of a block; computed on the host, which has both arrays."""
+        """Return `x` plus the sum over all nodes, `total`. The host computes it, because it has both arrays."""
         total = biased(total, residual.bias)
         return x + (total if residual.norm is None else apply_norm(residual.norm, total))
 
@@ -171,27 +171,27 @@ class CudaKernels:
         return PlainChain(self, blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """Return `x` times every row of a table, `[tokens, units * width]`."""
+        """Return the products of `x` with each row of a table, float32 `[tokens, units * width]`."""
         check_input(x, run.hidden)
         with self._working():
             table = matrix(run, run.parts[0].name)
             return to_host(multiply(self._memory.weights(run, data), table, Activations(self._vectors.to_device(x))))
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """Return rows of a table, `[len(rows), hidden]` float32."""
+        """Return the rows of a table that `rows` lists by number, float32 `[len(rows), hidden]`."""
         check_rows(run, rows)
         with self._working():
             table = matrix(run, run.parts[0].name)
             return to_host(decode(self._memory.weights(run, data), table, self._vectors.to_device(rows)))
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
+        """Return the part of a run called `part`, dequantised to float32 `[units * width, hidden]`."""
         with self._working():
             return to_host(decode(self._memory.weights(run, data), matrix(run, part)))
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Use the lane of these kernels; raise errors of the card or a compiler as DeviceError."""
+        """Use the stream of these kernels for the block; raise errors of the card or a compiler as DeviceError."""
         with explained(f"{self._name} failed", "use a smaller limit, or choose another device"), self._lane.use():
             yield
 
@@ -200,7 +200,7 @@ class CudaKernels:
             return to_host(values)
 
     def _prepared(self, spec: BlockSpec, x: Input) -> Activations:
-        """Return the normed input on the card; an `x` that other kernels prepared is copied there."""
+        """Return the normalised input on the card; copy it there if other kernels prepared it."""
         if isinstance(x, CudaPrepared) and x.bring_back == self._bring_back:
             return x.input
         if isinstance(x, np.ndarray):
@@ -211,7 +211,7 @@ class CudaKernels:
         return Activations(self._vectors.to_device(values))
 
     def _input(self, spec: BlockSpec, x: Input) -> Activations:
-        """Return the normed input on the card.
+        """Return the normalised input on the card.
 
         Raise KernelError if other kernels prepared it, or its hidden size differs.
         """

@@ -36,12 +36,12 @@ class PackedMatrix:
 
     @property
     def outputs(self) -> int:
-        """Number of values that a product results in."""
+        """Number of output values of a product with the matrix."""
         return self.length if self.column else self.vectors
 
     @property
     def inputs(self) -> int:
-        """Number of values that are multiplied."""
+        """Number of input values of a product with the matrix."""
         return self.vectors if self.column else self.length
 
     @property

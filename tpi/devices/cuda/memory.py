@@ -12,7 +12,7 @@ from tpi.pack.layout import RunLayout, is_quantised
 
 
 class CardMemory:
-    """Arrays of a card's arena as tensors, after checks that kernels rely on."""
+    """Access to arrays of a card's arena as tensors, after the checks that kernels rely on."""
 
     def __init__(self, memory: Arena, names: TensorTable) -> None:
         self._memory = memory

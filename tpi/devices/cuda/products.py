@@ -126,5 +126,5 @@ def _squares(tokens: int, outputs: int) -> tuple[int, int]:
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """Return `tensor`, or `other` as a placeholder that the kernel does not read."""
+    """Return `tensor`; if it is None, return `other`, which the kernel does not read."""
     return other if tensor is None else tensor

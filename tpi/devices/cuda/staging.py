@@ -51,7 +51,7 @@ class Staging:
         return found
 
     def close(self) -> None:
-        """Unpin everything; no copy may use it any more. It stays ordinary memory. Idempotent."""
+        """Unpin all memory, which then is ordinary memory. No copy may be running. Idempotent."""
         with self._lock:
             pins, self._pins = self._pins, []
         for pin in pins:

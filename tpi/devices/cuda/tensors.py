@@ -26,7 +26,7 @@ _TYPES = {
 
 
 class TensorTable:
-    """The tensors of one device, by the addresses of the arrays that stand for them. Thread-safe."""
+    """The tensors of one device, found by the addresses of the arrays that stand for them. Thread-safe."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self._backend = backend
@@ -59,7 +59,7 @@ class TensorTable:
         return bytes_at(start, size)
 
     def release(self, name: Bytes) -> None:
-        """Release the memory of an array that `allocate` returned; do nothing if it was released."""
+        """Release the memory of an array that `allocate` returned; do nothing if it was released before."""
         start = name.ctypes.data
         with self._lock:
             if self._tensors.pop(start, None) is not None:

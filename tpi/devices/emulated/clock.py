@@ -23,7 +23,7 @@ class EmulatedClock:
         self._threads = local()
 
     def now(self) -> float:
-        """Return the calling thread's emulated time."""
+        """Return the calling thread's emulated time in seconds."""
         return self.real() - self._late
 
     def sleep_until(self, moment: float) -> None:

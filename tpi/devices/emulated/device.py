@@ -49,7 +49,7 @@ class EmulatedDevice:
         return thread.start(lambda: link.move(nbytes, lambda: None))  # its memory is the host's: nothing is copied
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """Start a call of this device's kernels, after all calls that were started before it."""
+        """Queue a call of this device's kernels behind the calls started before it. Return a pending operation."""
         return self._computing.start(call)
 
     def staging(self, size: int) -> Bytes:
@@ -57,7 +57,7 @@ class EmulatedDevice:
         return page_buffer(size)
 
     def close(self) -> None:
-        """Wait for what was started, then end the device's threads."""
+        """Wait until all started calls and copies have ended, then end the device's threads."""
         for thread in (self._computing, self._up, self._down, self._within):
             thread.close()
 

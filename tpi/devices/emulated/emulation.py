@@ -48,7 +48,7 @@ class Emulation:
 
     @property
     def lanes(self) -> list[TimedLane]:
-        """All lanes of the node."""
+        """All lanes of the accelerator and the host."""
         return [self.compute, self.processor, *(link.lane for link in (self.up, self.down, self.within, self.disk))]
 
     @property
@@ -62,11 +62,11 @@ class Emulation:
         return self.stretch_factor.overruns
 
     def emulated_seconds(self, seconds: float) -> float:
-        """Return real seconds of a run as seconds of the emulated machine."""
+        """Convert `seconds` of real time to seconds of the emulated machine."""
         return seconds / self.stretch
 
     def calibrate(self) -> float:
-        """Choose the stretch from the tasks so far and return it; call this after a rehearsal, before measuring."""
+        """Choose the stretch factor from the tasks run so far, and return it. Call this after a rehearsal."""
         return self.stretch_factor.calibrate()
 
     def check(self, allowed: float = 0.0) -> None:
@@ -85,7 +85,7 @@ class Emulation:
         return TimedThread(f"{self.machine.name}-{name}", self.clock)
 
     def accelerate(self, kernels: Kernels) -> TimedKernels:
-        """Return `kernels` at the speed of the accelerator."""
+        """Return kernels with the results of `kernels` and the timing of the emulated accelerator."""
         machine = self.machine
         rates = Roofline(machine.memory, machine.flops, machine.launch, machine.up, machine.down, machine.latency)
         return TimedKernels(kernels, self.compute, rates)

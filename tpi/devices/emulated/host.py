@@ -12,12 +12,12 @@ from tpi.devices.pages import Bytes
 
 @dataclass(frozen=True)
 class EmulatedHost(HostDevice):
-    """A host whose `kernels` are timed; its copies take the time of the link `copies`."""
+    """A host in emulated time: its `kernels` are timed, and its copies take as long as on the link `copies`."""
 
     copies: TimedLink | None = None
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
-        """Copy at once, in the emulated time of `copies`."""
+        """Copy in the calling thread, in the emulated time of the link `copies`; return an event that has ended."""
         check_sizes(source, target)
         if self.copies is None:
             return super().copy(source, target)

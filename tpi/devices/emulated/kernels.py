@@ -1,4 +1,4 @@
-"""Kernels whose every call takes the time that the emulated machine would need."""
+"""Kernels in emulated time: each call takes as long as it would on the emulated machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -38,7 +38,7 @@ _F32 = 4  # bytes
 
 
 class TimedKernels:
-    """The results of other kernels (`tpi.kernels.Kernels`), returned when a lane has had the time for the call.
+    """Kernels that return the results of other kernels, each when its emulated time on a lane has passed.
 
     `tpi.devices.emulated.work` counts the bytes and operations of each call.
     """
@@ -59,28 +59,28 @@ class TimedKernels:
         return self._inner.threads()
 
     def read(self, data: U8) -> None:
-        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
+        """Read the 1-D bytes `data` with all threads and compute nothing, to measure the memory's bandwidth."""
         self._run("read", KernelWork(data.nbytes), lambda: self._inner.read(data))
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """Return `x`, `[tokens, hidden]`, normed."""
+        """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
         todo = KernelWork(2 * x.nbytes, up=x.nbytes, down=x.nbytes)
         return self._run("norm", todo, lambda: self._inner.norm(norm, x))
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> Prepared:
-        """Return `x` prepared for the segments of a block; the result stays on the device."""
+        """Return the norm of the input `x`, in the form that the block's segments use; it stays on the device."""
         size = _size(x)
         return self._run("prepare", KernelWork(2 * size, up=size), lambda: self._inner.prepare(spec, x, into))
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Return a segment's share of an attention block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of an attention block, float32 `[tokens, hidden]`."""
         tokens = x.shape[0]
         todo = work.projecting(spec, tokens) + work.attending(spec, keys, values, batch)
         todo += product(spec.query, tokens, "o") + _crossing(x)
         return self._run("attention", todo, lambda: self._inner.attention(spec, data, x, keys, values, batch))
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
-        """Return the heads of the tokens at `positions`; they stay on the device."""
+        """Return the queries, keys and values of the tokens at `positions`; they stay on the device."""
         todo = work.projecting(spec, x.shape[0]) + KernelWork(up=_crossing(x).up)
         return self._run("project", todo, lambda: self._inner.project(spec, data, x, positions))
 
@@ -90,7 +90,7 @@ class TimedKernels:
         return self._run("attend", todo, lambda: self._inner.attend(spec, projected, keys, values, batch))
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
+        """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
         todo = product(spec.query, len(mixed), "o") + KernelWork(down=_F32 * len(mixed) * spec.hidden)
         return self._run("output", todo, lambda: self._inner.output(spec, data, mixed))
 
@@ -99,7 +99,7 @@ class TimedKernels:
         raise refused(self._inner.isa())
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
         todo = work.ffn(spec, x.shape[0], active) + _crossing(x)
         return self._run("ffn", todo, lambda: self._inner.ffn(spec, data, x, active))
 
@@ -109,17 +109,17 @@ class TimedKernels:
         return self._run("route", todo, lambda: self._inner.route(router, x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """Return a segment's share of a block of experts, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a block of experts, float32 `[tokens, hidden]`."""
         todo = work.experts(spec, x.shape[0], routing) + _crossing(x)
         return self._run("experts", todo, lambda: self._inner.experts(spec, data, x, routing))
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """Return the share of the pieces whose weights are in `data`, `[tokens, hidden]`."""
+        """Return the summed outputs of the expert pieces whose weights are in `data`, float32 `[tokens, hidden]`."""
         todo = work.pieces(spec, data, x.shape[0], routing) + _crossing(x)
         return self._run("experts", todo, lambda: self._inner.expert_pieces(spec, data, x, routing))
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """Return `x` plus the sum of all nodes' shares of a block, with the bias and norm of `residual`."""
+        """Return `x` plus the sum over all nodes, `total`, to which bias and norm of `residual` are applied first."""
         todo = KernelWork(3 * x.nbytes, up=2 * x.nbytes, down=x.nbytes)
         return self._run("residual", todo, lambda: self._inner.add_residual(residual, x, total))
 
@@ -128,18 +128,18 @@ class TimedKernels:
         return TimedChain(self._inner.open_chain(blocks), blocks, self._lane, self._rates)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """Return `x` times every row of a table, `[tokens, units * width]`."""
+        """Return the products of `x` with each row of a table, float32 `[tokens, units * width]`."""
         out = _F32 * len(x) * run.units * run.width
         todo = product(run, len(x)) + KernelWork(up=x.nbytes, down=out)
         return self._run("logits", todo, lambda: self._inner.logits(run, data, x))
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """Return rows of a table, `[len(rows), hidden]` float32."""
+        """Return the rows of a table that `rows` lists by number, float32 `[len(rows), hidden]`."""
         todo = KernelWork(len(rows) * run.record_bytes, down=_F32 * len(rows) * run.hidden)
         return self._run("gather", todo, lambda: self._inner.gather(run, data, rows))
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
+        """Return the part of a run called `part`, dequantised to float32 `[units * width, hidden]`."""
         out = _F32 * run.units * run.width * run.hidden
         todo = KernelWork(product(run, 0, part).nbytes, down=out)
         return self._run("dequantise", todo, lambda: self._inner.dequantise(run, data, part))
@@ -164,7 +164,7 @@ class TimedChain:
 
 
 def _size(x: Input) -> int:
-    """Return the bytes of the values of a block's input."""
+    """Return the size of a block's input in bytes, as float32."""
     tokens, hidden = x.shape
     return _F32 * int(tokens) * int(hidden)
 

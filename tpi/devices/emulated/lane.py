@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class TimedLane:
-    """A serial resource, which serves threads in the order of their requests. Thread-safe."""
+    """A resource that runs one task at a time, in the order of the requests. Thread-safe."""
 
     def __init__(self, name: str, clock: EmulatedClock, stretch: StretchFactor) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class TimedLane:
         return result
 
     def _take(self, seconds: float) -> tuple[float, float]:
-        """Reserve the lane; return when the task begins and how long it takes, in stretched seconds."""
+        """Reserve the lane for a task. Return its begin and its duration in stretched seconds."""
         seconds *= self.slowed
         slot = seconds * self.stretch
         with self._lock:

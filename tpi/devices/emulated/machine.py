@@ -89,7 +89,7 @@ def _changed(machine: EmulatedMachine, words: list[str]) -> EmulatedMachine:
 
 
 def _resolved(machine: EmulatedMachine, read: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields, with `link` as both directions and `host` as its share of the accelerator's speeds."""
+    """Return the machine's fields: `link` sets both directions, and `host` scales the accelerator's speeds."""
     fields = {name: value for name, value in read.items() if name not in ("link", "host")}
     if "link" in read:
         fields = {"up": read["link"], "down": read["link"], **fields}

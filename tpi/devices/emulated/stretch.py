@@ -17,7 +17,7 @@ class StretchFactor:
     """One stretch factor for all emulated devices of a node. Thread-safe."""
 
     def __init__(self, stretch: float | None = None) -> None:
-        """Create the pace with the factor `stretch`; None: 1 until `calibrate` finds it."""
+        """Create the factor. If `stretch` is None, it is 1 until `calibrate` chooses it."""
         self.stretch = 1.0 if stretch is None else stretch
         self.settled = stretch is not None
         self.tasks = 0  # since calibration
@@ -56,10 +56,10 @@ class StretchFactor:
             return self.stretch
 
     def check(self, allowed: float = 0.0) -> None:
-        """Reject the run since calibration if more than the share `allowed` of its tasks overran.
+        """Raise an error if more than the share `allowed` of the tasks since calibration overran.
 
         Raises:
-            EmulationError: if so; says what would help.
+            EmulationError: if they did. The message says what would help.
         """
         with self._lock:
             if self.overruns > allowed * self.tasks:

@@ -19,7 +19,7 @@ class TimedThread:
         self._ended = 0.0  # the end of the call before
 
     def start(self, call: Callable[[], T]) -> "TimedStart[T]":
-        """Queue `call` behind those before it; raise RuntimeError if the queue is closed."""
+        """Append `call` to the queue and return it as a pending call; raise RuntimeError if the queue is closed."""
         asked = self._clock.now()
 
         def run() -> tuple[float, Finished[T]]:
@@ -31,7 +31,7 @@ class TimedThread:
         return TimedStart(self._thread.start(run), self._clock)
 
     def close(self) -> None:
-        """Wait for the calls that were started, then end the thread. Idempotent."""
+        """Wait until all queued calls have ended, then end the thread. Idempotent."""
         self._thread.close()
 
 

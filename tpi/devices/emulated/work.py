@@ -33,9 +33,9 @@ class KernelWork:
     """The work of one kernel call.
 
     Attributes:
-        nbytes: read from and written to the memory of the device.
-        operations: additions and multiplications.
-        up, down: bytes of activations that come from the host's memory, and go there.
+        nbytes: bytes read from and written to the memory of the device.
+        operations: number of additions and multiplications.
+        up, down: bytes of activations that are transferred from the host's memory, and to it.
     """
 
     nbytes: float = 0.0
@@ -78,7 +78,7 @@ class Roofline:
 
 
 def product(run: RunLayout, tokens: int, *parts: str) -> KernelWork:
-    """Return the work of `tokens` vectors times these parts of a run; all parts if none is named."""
+    """Return the work of multiplying `tokens` vectors by `parts` of a run; by all parts if none is named."""
     vectors = run.units * run.width
     chosen = [part for part in run.parts if not parts or part.name in parts]
     nbytes = sum(vectors * part.vector_bytes(run.hidden) for part in chosen)
@@ -86,7 +86,7 @@ def product(run: RunLayout, tokens: int, *parts: str) -> KernelWork:
 
 
 def projecting(spec: AttentionSpec, tokens: int) -> KernelWork:
-    """Return the work of `Kernels.project`."""
+    """Return the work of one call of `Kernels.project`."""
     latent = product(spec.latent.run, tokens) if spec.latent else KernelWork()
     return latent + product(spec.query, tokens, "q") + product(spec.kv, tokens, "k", "v")
 
@@ -122,7 +122,7 @@ def routing(router: RouterSpec, tokens: int) -> KernelWork:
 def experts(spec: ExpertsSpec, tokens: int, chosen: Routing | None) -> KernelWork:
     """Return the work of `Kernels.experts`: each chosen piece is read once.
 
-    Without a routing, as if no two tokens chose the same expert.
+    Without a routing, no two tokens are assumed to choose the same expert.
     """
     return pieces(spec, [*range(len(spec.pieces)), SHARED], tokens, chosen)
 

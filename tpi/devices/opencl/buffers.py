@@ -26,7 +26,7 @@ class PooledBuffer:
 
 
 class BufferPool:
-    """Buffers of one card, each of the size that was asked for, rounded up to a whole step. Not thread-safe.
+    """A pool of one card's buffers, whose sizes are multiples of 256 bytes. Not thread-safe.
 
     Free buffers are reused for the same size. The pool grows to the most bytes that were in use at once, and no
     further: before it creates another buffer, it releases the free ones that were unused for longest.
@@ -81,7 +81,7 @@ class BufferPool:
         return buffer
 
     def _collect(self) -> None:
-        """Move buffers that were returned to the free ones."""
+        """Add buffers that were returned since the last call to the free ones."""
         while self._returned:
             buffer = self._returned.popleft()
             self._held.append(buffer)

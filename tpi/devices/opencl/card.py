@@ -55,7 +55,7 @@ class OpenClCard:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Lock the queue for the caller; raise errors of OpenCL as DeviceError."""
+        """Lock the compute queue for the block; raise errors of OpenCL as DeviceError."""
         with self._lock, self.explained():
             yield
 
@@ -101,21 +101,21 @@ class OpenClCard:
         return taken
 
     def download(self, taken: PooledBuffer, *shape: int) -> F32:
-        """Return a buffer's floats as an array, once all that was enqueued is done."""
+        """Wait for all queued work, and return a buffer's floats as an array."""
         out = np.empty(shape, np.float32)
         if out.size:
             opencl().enqueue_copy(self._queue, out, taken.buffer, is_blocking=True)
         return out
 
     def located(self, array: Array) -> tuple[Any, np.uint64]:
-        """Return the buffer and the offset of an array of the device, as kernels take them."""
+        """Return a kernel's arguments for an array of the device: its buffer, and its offset in that."""
         if not array.size:
             return None, np.uint64(0)
         buffer, offset = self.addresses.locate(array)
         return buffer, np.uint64(offset)
 
     def close(self) -> None:
-        """Wait for what was enqueued and release all memory. Idempotent."""
+        """Wait for all queued kernels and copies, then release all memory. Idempotent."""
         with self._lock:
             close_all(self._queue.finish, self._pool.trim, self.addresses.close)
 

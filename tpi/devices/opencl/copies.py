@@ -38,7 +38,7 @@ class CopyEvent:
 
 
 class Copies:
-    """A queue for each direction, so that weights can come in while keys and values go out. Thread-safe."""
+    """Copies on one queue for each direction, so that weights are uploaded while KV pages go down. Thread-safe."""
 
     def __init__(self, card: OpenClCard) -> None:
         cl = opencl()
@@ -69,7 +69,7 @@ class Copies:
             return Finished(_raising(error))
 
     def close(self) -> None:
-        """Wait for every copy that was started. Idempotent."""
+        """Wait until every started copy has ended. Idempotent."""
         close_all(self._coming.finish, self._going.finish)
 
     def _enqueue(self, source: Bytes, target: Bytes, from_here: bool, to_here: bool) -> Any:

@@ -45,7 +45,7 @@ class OpenClDevice:
 
     @property
     def used(self) -> int:
-        """Bytes of its memory in use: the arena's, and those of the kernels' buffers."""
+        """Bytes of the device's memory in use, by its arena and by the kernels' buffers."""
         return self.memory.used + self._card.working_bytes
 
     def copy(self, source: Bytes, target: Bytes) -> Event:
@@ -53,7 +53,7 @@ class OpenClDevice:
         return self._copies.start(source, target, self.memory.owns(source), self.memory.owns(target))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """Start a call of this device's kernels, after all calls that were started before it."""
+        """Queue a call of this device's kernels behind the calls started before it. Return a pending operation."""
         return self._computing.start(call)
 
     def staging(self, size: int) -> Bytes:
@@ -61,7 +61,7 @@ class OpenClDevice:
         return self._copies.staging(size)
 
     def close(self) -> None:
-        """Wait for what was started, then end the device's threads."""
+        """Wait until all started calls and copies have ended, then end the device's threads."""
         close_all(self._computing.close, self._copies.close, self._card.close)
 
 

@@ -17,7 +17,7 @@ _NEWER = "install a newer one (Debian and Ubuntu: apt install pocl-opencl-icd), 
 
 @dataclass(frozen=True)
 class Program:
-    """The sources of one program, without their file ending, and its definitions (`NAME` or `NAME=VALUE`)."""
+    """A program to build: its source files, without their ending, and its definitions (`NAME` or `NAME=VALUE`)."""
 
     sources: tuple[str, ...]
     defined: tuple[str, ...] = ()

@@ -52,7 +52,7 @@ def for_powerinfer(config: ModelConfig, family: Family, source: GgufSource) -> M
 
 
 def _with_transposed_down(block: BlockRefs) -> BlockRefs:
-    """Return the block with its reference to down marked as transposed."""
+    """Return the block with the reference to its down matrix marked as transposed."""
     if block.kind != "ffn":
         return block
     return replace(

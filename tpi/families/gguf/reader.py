@@ -71,7 +71,7 @@ def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
     }
     rope = from_metadata(fields, head_dim, found["context"], source)
     if family.interleaved_rope and 2 * len(rope.inv_freq) != head_dim:
-        raise ModelError(f"a rotary embedding of {2 * len(rope.inv_freq)} of {head_dim} values is not supported")
+        raise ModelError(f"RoPE on {2 * len(rope.inv_freq)} of a head's {head_dim} values is not supported")
     found |= {"attention_scale": head_dim**-0.5} | rope.fields() | own
     if "norm_eps" not in found:
         found["norm_eps"] = float_field(fields, "attention.layer_norm_rms_epsilon")

@@ -121,10 +121,10 @@ def _share(fields: Fields) -> int:
 
 
 def _pattern(fields: Fields, default: int) -> list[bool]:
-    """Return, for each layer, if it slides.
+    """Return for each layer whether it has a sliding window.
 
-    The file's pattern is a list with one entry for each layer, or a period: the last layer of each period does not
-    slide. `default` is the period if the file has no pattern; with a period of 0, all layers slide.
+    The file's pattern is a list with one entry for each layer, or a period: the last layer of each period has
+    full attention. `default` is the period if the file has no pattern; with a period of 0, all layers slide.
 
     Raises:
         ModelError: if the pattern is neither.

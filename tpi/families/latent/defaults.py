@@ -36,7 +36,7 @@ def v2(fields: Fields) -> dict[str, Any]:
 
 
 def v3(fields: Fields) -> dict[str, Any]:
-    """Return the fields with other names of the experts and of the multi-token prediction layers replaced.
+    """Return the fields with `num_local_experts` and `num_nextn_predict_layers` renamed to what this family reads.
 
     Raises:
         ModelError: if a field is present under both names with different values.

@@ -64,7 +64,7 @@ def v3(fields: Fields) -> dict[str, Any]:
 
 
 def dense(fields: Fields) -> Collection[int]:
-    """Return the numbers of the layers without experts: the first ones."""
+    """Return the numbers of the layers without experts: the first `first_k_dense_replace` layers."""
     first = int_field(fields, "first_k_dense_replace")
     if first < 0:
         raise ModelError(f"first_k_dense_replace is {first}; it must not be negative")

@@ -32,7 +32,7 @@ Room = Callable[[int], None]
 
 @dataclass(frozen=True)
 class OpenedSource:
-    """Model whose source files are open. `tokenizer` writes tokenizer.json and returns the manifest's metadata."""
+    """A model whose source files are open. `tokenizer` writes tokenizer.json and returns the manifest's metadata."""
 
     name: str
     model: Model

@@ -60,7 +60,7 @@ class Slab:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Matrix of `vectors` vectors (rows or columns) of equal length. It may be some rows of a fused tensor."""
+    """A matrix of `vectors` vectors (rows or columns) of equal length. It may be some rows of a fused tensor."""
 
     source: Source
     tensor: SourceTensor

@@ -72,7 +72,7 @@ class BlockRecipe:
 
 @dataclass(frozen=True)
 class PackPlan:
-    """Plans of all blocks of a model. `head` equals `embedding` if the model's embeddings are tied."""
+    """The plans of all blocks of a model. `head` equals `embedding` if the model's embeddings are tied."""
 
     layers: tuple[tuple[BlockRecipe, ...], ...]  # the blocks of each layer, in order of use
     embedding: BlockRecipe
@@ -177,7 +177,7 @@ class _Geometry:
         return self.experts(refs, runs) if refs.kind == "experts" else self.ffn(refs, runs["neuron"])
 
     def attention(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
-        """Return the recipe of an attention block: runs query and kv, and latent if KV heads use a latent vector."""
+        """Return the recipe of an attention block: the runs `query` and `kv`, and `latent` for latent attention."""
         config = self._config
         widths: dict[RunName, int] = {
             "latent": FFN_UNIT,
@@ -202,7 +202,7 @@ class _Geometry:
         return BlockRecipe("delta", tuple(made), self._vectors(refs))
 
     def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
-        """Return the recipe of a feed-forward block with run neuron.
+        """Return the recipe of a feed-forward block, whose one run is called `neuron`.
 
         For sparse activations, each neuron is stored as a separate record.
         """
@@ -210,7 +210,7 @@ class _Geometry:
         return BlockRecipe("ffn", (run,), self._vectors(refs))
 
     def experts(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
-        """Return the recipe of an experts block: run neuron with the routed experts in order, and run shared if any."""
+        """Return the recipe of a block of experts: the run `neuron` with the routed experts, and `shared` if any."""
         mixture = self._config.mixture
         assert mixture is not None
         routed = self._neurons("neuron", refs, runs["neuron"], mixture.width)
@@ -225,7 +225,7 @@ class _Geometry:
         return run
 
     def table(self, ref: Ref, format: Format, rows: int) -> BlockRecipe:
-        """Return the recipe of a table with run row: embedding, head, or learned positions."""
+        """Return the recipe of a table: the embedding, the head, or learned positions. Its one run is called `row`."""
         refs = BlockRefs("table", (("row", ref),), ())
         return BlockRecipe("table", (self._run("row", refs, {"row": format}, FFN_UNIT, rows),), ())
 

@@ -38,7 +38,7 @@ class Hold:
                 os.close(handle)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock, so that `remove` may delete the directory or file."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

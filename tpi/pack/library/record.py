@@ -18,7 +18,7 @@ Stamp = list[int]
 
 @dataclass
 class PackRecord:
-    """Record of the pack in the directory `pack`. An empty field means that the value is not known."""
+    """The record of the pack in the directory `pack`. An empty field means that the value is not known."""
 
     cache: Path
     pack: Path

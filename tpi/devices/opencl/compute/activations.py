@@ -13,9 +13,9 @@ NORMS = Program(("norms",))
 
 
 class Form(NamedTuple):
-    """How values are rounded: `fine` to 15 bits (for q8), else 8.
+    """The form of rounded activations.
 
-    `codes` to integers (tiled layout), else to floats.
+    With `fine` they have 15 bits (for q8 weights), else 8. With `codes` they are integers (tiled layout), else floats.
     """
 
     fine: bool
@@ -23,7 +23,7 @@ class Form(NamedTuple):
 
 
 def form_of(run: RunLayout, part: Part) -> Form | None:
-    """Return the rounding of a part's input; None: not rounded, as columns in records take floats."""
+    """Return the form to which a part's input is rounded; None for columns in records, which take floats."""
     if not is_quantised(part.format) or (run.layout == "record" and part.axis == "column"):
         return None
     return Form(fine_for(part.format), run.layout == "tiled")
@@ -53,7 +53,7 @@ class RoundedBuffers:
 
 
 class CardActivations:
-    """`[tokens, width]` float32 in a buffer; each rounding is computed when it is first asked for."""
+    """Activations on the card: float32 `[tokens, width]` in a buffer, rounded when a form is first requested."""
 
     def __init__(self, card: OpenClCard, values: Any, tokens: int, width: int) -> None:
         self._card = card
@@ -63,7 +63,7 @@ class CardActivations:
         self._forms: dict[Form, RoundedBuffers] = {}
 
     def rounded(self, form: Form) -> RoundedBuffers:
-        """Return the values in a form; `width` is a multiple of 32."""
+        """Return the values rounded to `form`, computed once. `width` must be a multiple of 32."""
         if form not in self._forms:
             self._forms[form] = self._round(form)
         return self._forms[form]
@@ -101,7 +101,7 @@ class OpenClPrepared:
 
 @dataclass(frozen=True)
 class NormVectors:
-    """The vectors of a norm on the card."""
+    """The weight and bias of a norm in buffers of the card."""
 
     weight: Any
     bias: Any

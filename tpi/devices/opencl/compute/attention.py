@@ -17,7 +17,7 @@ _HEADS = Program(("heads",))
 
 @dataclass(frozen=True)
 class HeadBuffers:
-    """Buffers of float32 with the fields of `tpi.kernels.spec.Projected`."""
+    """Queries, keys and values in float32 buffers, like `tpi.kernels.spec.Projected`."""
 
     queries: Any
     keys: Any
@@ -28,13 +28,13 @@ class AttentionBlock:
     """An attention block: the vectors of its spec on the card, and its computation."""
 
     def __init__(self, card: OpenClCard, spec: AttentionSpec) -> None:
-        """Copy the vectors of `spec` to the card; each call needs the same `spec` again."""
+        """Copy the vectors of `spec` to the card. Later calls must pass the same `spec`."""
         self._card = card
         names = ("q_bias", "k_bias", "v_bias", "q_norm", "k_norm", "inv_freq")
         self._vectors = {name: _uploaded(card, getattr(spec, name)) for name in names}
 
     def project(self, spec: AttentionSpec, data: U8, x: CardActivations, positions: Any) -> HeadBuffers:
-        """Return the queries, keys and values of the tokens; `positions` is a buffer."""
+        """Return the queries, keys and values of the tokens at `positions`, a buffer of int32."""
         split = spec.query.units * spec.query.unit_bytes
         query, kv = data[:split], data[split:]
         q = rows(self._card, matrix_of(self._card, spec.query, "q", query), x)
@@ -70,12 +70,12 @@ class AttentionBlock:
         return mixed
 
     def output(self, spec: AttentionSpec, data: U8, mixed: Any, tokens: int) -> Any:
-        """Return a buffer with `mixed`, the buffer that `attend` returned, times the weights of o."""
+        """Return a buffer with the output projection of `mixed`, the buffer that `attend` returned."""
         o = matrix_of(self._card, spec.query, "o", data[: spec.query.units * spec.query.unit_bytes])
         return columns(self._card, o, CardActivations(self._card, mixed, tokens, o.vectors))
 
     def _finish(self, spec: AttentionSpec, which: str, product: Any, tokens: int, positions: Any) -> Any:
-        """Return the heads of a product with bias, norm and rotation; values are not rotated."""
+        """Return the heads in `product` after bias, norm and, except for values, RoPE."""
         card, dim = self._card, spec.head_dim
         heads, run = (spec.heads, spec.query) if which == "q" else (spec.kv_heads, spec.kv)
         half, out = 0 if which == "v" else len(spec.inv_freq), card.empty(tokens, heads, dim)
@@ -87,7 +87,7 @@ class AttentionBlock:
         return out
 
     def _spread(self, spec: AttentionSpec, heads: HeadBuffers, cache: KvArray, step: AttentionStep) -> HeadBuffers:
-        """Return the heads as this cache's format stores them: for q4, queries and keys are spread."""
+        """Return the heads in the form that the cache stores: in q4, queries and keys are Hadamard-rotated."""
         if kv_format(spec, cache) != "q4":
             return heads
         card, program = self._card, _attending(spec, cache, step.rows_each)

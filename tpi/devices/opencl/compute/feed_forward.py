@@ -19,13 +19,13 @@ class FeedForwardBlock:
     """A feed-forward block: the vectors of its spec on the card, and its computation."""
 
     def __init__(self, card: OpenClCard, spec: FfnSpec) -> None:
-        """Copy the vectors of `spec` to the card; each call needs the same `spec` again."""
+        """Copy the vectors of `spec` to the card. Later calls must pass the same `spec`."""
         self._card = card
         self._gate_bias = None if spec.gate_bias is None else card.upload(spec.gate_bias)
         self._up_bias = None if spec.up_bias is None else card.upload(spec.up_bias)
 
     def run(self, spec: FfnSpec, data: U8, x: CardActivations, active: I32 | None) -> Any:
-        """Return a buffer with the block's share, `[tokens, hidden]`; `active` lists the neurons to use (None: all)."""
+        """Return a buffer with the output, `[tokens, hidden]`; `active` lists the neurons to use (None: all)."""
         card, run = self._card, spec.neuron
         count = run.units * run.width if active is None else len(active)
         listed = None if active is None else card.upload(active)

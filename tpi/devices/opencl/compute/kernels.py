@@ -49,7 +49,7 @@ _READERS = 64  # work-groups per compute unit that `read` starts
 
 
 class OpenClKernels:
-    """The kernels (`tpi.kernels.Kernels`) in OpenCL C."""
+    """The operations of `tpi.kernels.Kernels`, implemented in OpenCL C."""
 
     plain_models = True  # see `tpi.devices.abilities`
 
@@ -64,14 +64,14 @@ class OpenClKernels:
         return "opencl"
 
     def set_threads(self, count: int) -> None:
-        """Ignore `count`: the device decides on its threads."""
+        """Do nothing, because the device chooses its own number of threads."""
 
     def threads(self) -> int:
         """Return the number of the device's compute units."""
         return int(self._card.device.max_compute_units)
 
     def read(self, data: U8) -> None:
-        """Read 1-D bytes with all threads and compute nothing: a measure of the memory's bandwidth."""
+        """Read the 1-D bytes `data` with all threads and compute nothing, to measure the memory's bandwidth."""
         self._memory.check("the data", data)
         with self._card.working():
             groups = _READERS * self.threads()
@@ -80,13 +80,13 @@ class OpenClKernels:
             self._card.download(out, 1)
 
     def norm(self, norm: NormSpec, x: F32) -> F32:
-        """Return `x`, `[tokens, hidden]`, normed."""
+        """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
         check_input(x, len(norm.weight))
         with self._card.working():
             return self._card.download(self._kept.normed(norm, x), *x.shape)
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> OpenClPrepared:
-        """Return `x` prepared for the segments of a block.
+        """Return the norm of the input `x` on this device, in the form that the block's segments use.
 
         `into` is not needed, since the card's pool reuses memory.
         """
@@ -94,7 +94,7 @@ class OpenClKernels:
             return self._kept.prepared(spec, x)
 
     def attention(self, spec: AttentionSpec, data: U8, x: Input, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Return a segment's share of an attention block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of an attention block, float32 `[tokens, hidden]`."""
         if not is_plain(spec):
             return attention_in_steps(self, spec, data, x, keys, values, batch)
         self._check_weights(spec, data)
@@ -122,7 +122,7 @@ class OpenClKernels:
             return Projected(queries, card.download(heads.keys, *kv_shape), card.download(heads.values, *kv_shape))
 
     def attend(self, spec: AttentionSpec, projected: Projected, keys: KvArray, values: KvArray, batch: Batch) -> F32:
-        """Append keys and values to the cache, then attend; return `[tokens, heads * head_dim]`."""
+        """Append keys and values to the cache, then return the attention of all heads, `[tokens, heads * head_dim]`."""
         self._check_caches(spec, keys, values)
         tokens, width = len(batch.positions), spec.heads * spec.head_dim
         check_heads(spec, projected, tokens)
@@ -134,7 +134,7 @@ class OpenClKernels:
         return np.ascontiguousarray(padded[:, :width])
 
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
-        """Return `mixed`, the result of `attend`, times the weights of o: `[tokens, hidden]`."""
+        """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
         self._check_weights(spec, data)
         width = spec.heads * spec.head_dim
         tokens = check_input(mixed, width)
@@ -149,7 +149,7 @@ class OpenClKernels:
         raise refused("OpenCL")
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
-        """Return a segment's share of a feed-forward block, `[tokens, hidden]`."""
+        """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
         self._memory.check("weights", data)
         check_data(data, spec.neuron.units * spec.neuron.unit_bytes)
         check_active(spec.neuron, active)
@@ -158,19 +158,19 @@ class OpenClKernels:
             return self._card.download(out, *x.shape)
 
     def route(self, router: RouterSpec, x: Input) -> Routing:
-        """Return the experts that each token chooses; computed on the host."""
+        """Return the experts that each token chooses, with their weights. The host computes it."""
         return choose(router, normed_on_host(router.norm, x))
 
     def experts(self, spec: ExpertsSpec, data: U8, x: Input, routing: Routing) -> F32:
-        """Return a segment's share of a block of experts, `[tokens, hidden]`, one expert after the other."""
+        """Return a segment's partial sum of a block of experts, `[tokens, hidden]`, computed expert by expert."""
         return experts_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def expert_pieces(self, spec: ExpertsSpec, data: Mapping[int, U8], x: Input, routing: Routing) -> F32:
-        """Return the share of the pieces in `data`, `[tokens, hidden]`, one expert after the other."""
+        """Return the sum of the outputs of the expert pieces in `data`, `[tokens, hidden]`, computed one by one."""
         return pieces_by_ffn(self, spec, data, normed_on_host(spec.norm, x), routing)
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
-        """Return `x` plus the sum of all nodes' shares of a block; computed on the host, which has both arrays."""
+        """Return `x` plus the sum over all nodes, `total`. The host computes it, because it has both arrays."""
         total = biased(total, residual.bias)
         return x + (total if residual.norm is None else apply_norm(residual.norm, total))
 
@@ -181,7 +181,7 @@ class OpenClKernels:
         return PlainChain(self, blocks)
 
     def logits(self, run: RunLayout, data: U8, x: F32) -> F32:
-        """Return `x` times every row of a table, `[tokens, units * width]`."""
+        """Return the products of `x` with each row of a table, float32 `[tokens, units * width]`."""
         self._check_run(run, data)
         tokens = check_input(x, run.hidden)
         with self._card.working():
@@ -190,14 +190,14 @@ class OpenClKernels:
             return self._card.download(rows(self._card, matrix, given), tokens, matrix.vectors)
 
     def gather(self, run: RunLayout, data: U8, rows: I32) -> F32:
-        """Return rows of a table, `[len(rows), hidden]` float32."""
+        """Return the rows of a table that `rows` lists by number, float32 `[len(rows), hidden]`."""
         self._check_run(run, data)
         check_rows(run, rows)
         with self._card.working():
             return decode(self._card, matrix_of(self._card, run, run.parts[0].name, data), rows)
 
     def dequantise(self, run: RunLayout, data: U8, part: str) -> F32:
-        """Return the vectors of one part of a run, `[units * width, hidden]` float32."""
+        """Return the part of a run called `part`, dequantised to float32 `[units * width, hidden]`."""
         self._check_run(run, data)
         with self._card.working():
             return decode(self._card, matrix_of(self._card, run, part, data))

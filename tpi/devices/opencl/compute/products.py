@@ -40,7 +40,7 @@ class PackedPart:
 
     @property
     def defined(self) -> str:
-        """The name of its format in the OpenCL sources."""
+        """Name of the part's format in the OpenCL sources."""
         return self.part.format.upper()
 
 
@@ -60,7 +60,7 @@ def matrix_of(card: OpenClCard, run: RunLayout, name: str, data: U8) -> PackedPa
 
 
 def rows(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
-    """Return `x` times every vector, `[tokens, vectors]`.
+    """Return the products of `x` with every vector of the part, `[tokens, vectors]`.
 
     `active` is a buffer of the `count` vectors to use (records).
     """
@@ -78,7 +78,7 @@ def rows(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any =
 
 
 def columns(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: Any = None, count: int = 0) -> Any:
-    """Return `x`, `[tokens, vectors]`, times the vectors: `[tokens, hidden]`; `active` and `count` as for `rows`."""
+    """Return the sums of the vectors weighted by `x` `[tokens, vectors]`: `[tokens, hidden]`. See also `rows`."""
     if matrix.run.layout == "tiled":
         return _tiled(card, matrix, x)
     hidden, vectors = matrix.run.hidden, matrix.vectors if active is None else count
@@ -94,7 +94,7 @@ def columns(card: OpenClCard, matrix: PackedPart, x: CardActivations, active: An
 def _columns_in_splits(
     card: OpenClCard, matrix: PackedPart, x: CardActivations, given: Sequence[Any], vectors: int
 ) -> Any:
-    """Split the vectors over work-groups, so that the whole card reads, then add the partial sums."""
+    """Sum the vectors in several work-groups, so that the whole card takes part, then add the partial sums."""
     hidden, splits = matrix.run.hidden, max(1, min(vectors // _SPLIT, _MOST_SPLITS))
     program, passes = _pass(matrix, "records", x.tokens)
     partial, out = card.empty(splits, x.tokens, hidden), card.empty(x.tokens, hidden)

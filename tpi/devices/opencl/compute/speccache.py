@@ -1,4 +1,4 @@
-"""A cache on the card for specs and batches: their vectors, and the tables of attention."""
+"""A cache in the card's memory: vectors of specs, and the attention tables of batches."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,7 +25,7 @@ from tpi.pack.layout import RunLayout
 
 
 class SpecCache:
-    """The cached vectors and tables; each entry lives as long as its spec or batch. Not thread-safe."""
+    """A cache of vectors and tables. Each entry lives as long as its spec or batch. Not thread-safe."""
 
     def __init__(self, card: OpenClCard) -> None:
         self._card = card
@@ -66,7 +66,7 @@ class SpecCache:
         return normed(self._card, norm, self._norms[norm], x)
 
     def normed_input(self, spec: BlockSpec, x: Input) -> CardActivations:
-        """Return a block's normed input on the card.
+        """Return a block's normalised input on the card.
 
         Raises:
             KernelError: if it does not fit `spec`, or other kernels prepared it.
@@ -82,7 +82,7 @@ class SpecCache:
         return x.activations
 
     def prepared(self, spec: BlockSpec, x: Input) -> OpenClPrepared:
-        """Return a block's input, prepared; an `x` that any kernels have prepared is not normed again."""
+        """Return a block's normalised input on the card. Do not normalise again an `x` that kernels prepared."""
         made = self.normed_input(spec, x) if isinstance(x, np.ndarray) or self._own(x) else self._brought(spec, x)
         for run, name in _row_parts(spec):
             form = form_of(run, run.part(name))
@@ -100,7 +100,7 @@ class SpecCache:
 
 
 def _row_parts(spec: BlockSpec) -> list[tuple[RunLayout, str]]:
-    """Return the parts that the whole input of a block is multiplied with."""
+    """Return the runs and part names by which a block's whole input is multiplied."""
     if isinstance(spec, AttentionSpec):
         return [(spec.query, "q"), (spec.kv, "k"), (spec.kv, "v")]
     if isinstance(spec, FfnSpec):

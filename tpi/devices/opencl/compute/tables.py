@@ -67,7 +67,7 @@ def _runs(sequence: I32) -> list[tuple[int, int]]:
 
 
 def _deal(spec: AttentionSpec, batch: Batch, runs: list[tuple[int, int]], each: int) -> tuple[I32, I32]:
-    """Return the query rows in the order of their tasks, and the tasks."""
+    """Return the query rows sorted by task, and the table of tasks (`AttentionStep`)."""
     rows: list[I32] = [np.empty(0, np.int32)]
     tasks: list[tuple[int, int, int, int]] = []
     at = 0

@@ -60,7 +60,7 @@ static inline void kv_store(global uchar *vector, int group, Floats head) {
 #endif
 }
 
-// Keys in q4, and the queries that meet them, are spread (`tpi.kernels.paged.spread`). One work-item per (group, head);
+// Keys in q4, and the queries that meet them, are transformed (`tpi.kernels.paged.hadamard_rotate`). One work-item per (group, head);
 // `heads` heads of HEAD_DIM values each.
 KERNEL spread(Floats from, int heads, global float *to) {
     int at = get_global_id(0), first = at % KV_GROUPS * GROUP;

@@ -32,7 +32,7 @@ from tpi.text import json_text
 @placement_options
 @sampling_options
 @click.option(
-    "-p", "--prompt", metavar="TEXT", help="The prompt; goes through the model's chat template. -: from stdin."
+    "-p", "--prompt", metavar="TEXT", help="The prompt, formatted by the model's chat template; - reads it from stdin."
 )
 @click.option("-f", "--file", metavar="FILE", help="Take the prompt from FILE; without -p and -f it comes from a pipe.")
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
@@ -97,9 +97,9 @@ def run(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @quiet_option
 def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet: bool, **flags: Any) -> None:
-    """Measure prefill (pp) and decode (tg) speed, medians over the repeats; node figures are means over all of them.
+    """Measure the speed of prefill (pp) and decode (tg): medians over the repeats, and mean figures of each node.
 
-    Also shows the measurements behind the automatic choice of collective.
+    Also show the measurements behind the automatic choice of the collective.
     """
     placement = RunOptions.from_flags(flags)
     with Session(placement) as session:
@@ -124,7 +124,7 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
 
 
 def _measure(session: Session, engine: EngineThread, prompt: list[int], limits: AnswerLimits) -> tuple[Answer, Span]:
-    """Return one answer, and the nodes' figures while it was decoded. The prefix cache is not used."""
+    """Generate one answer without the prefix cache; return it with the nodes' totals before and after its decoding."""
     greedy, alone = Sampler(Sampling(temperature=0)), Client(salt=token_bytes(8))
     mark = session.figures.mark
     result = answer(engine, session.tokenizer, prompt, greedy, limits, mark=mark, client=alone)
@@ -147,7 +147,7 @@ def _json(fields: dict[str, Any]) -> str:
 
 
 def _cut(limit: int | None, used: int, session: Session) -> str:
-    """Return why an answer was cut, and how to get all of it."""
+    """Return a sentence that says why an answer was cut, and how to get all of it."""
     context, longest = session.engine.context, session.pack.config.context
     if used < context:
         return f"the answer was cut at -n {limit}: give a larger -n, or none"

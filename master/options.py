@@ -42,11 +42,11 @@ class RunOptions:
     split: str | None = None
     dtype: str = "auto"
     context: int | None = None
-    parallel: int = 1  # requests for which to plan room if memory allows: full contexts, or `usual` ones
-    batched: int = 0  # upper limit of requests at once if accelerators batch them; 0: `parallel`
+    parallel: int = 1  # requests to plan memory for, if there is enough: each a full context, or `usual`
+    batched: int = 0  # most requests at once if accelerators batch them; 0: `parallel`
     usual: UsualRequest | None = None  # if all requests are known before the model is loaded
     memory: int | None = None
-    local_memory: int = 0  # of each node with `local` if `memory` is None; determined before the workers start
+    local_memory: int = 0  # of each `local` node if `memory` is None; determined before the workers start
     threads: int | None = None
     kv_dtype: KvDtype | None = None
     collective: str | None = None
@@ -128,15 +128,17 @@ def quiet_option(command: Command) -> Command:
         progress.show(not quiet)
         return quiet
 
-    option = click.option("-q", "--quiet", is_flag=True, callback=hush, help="Only answers, warnings and errors.")
+    option = click.option("-q", "--quiet", is_flag=True, callback=hush, help="Print only answers, warnings and errors.")
     return option(command)
 
 
-verbose_option = click.option("-v", "--verbose", is_flag=True, help="The table of nodes, also of one node alone.")
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Print the table of nodes even if there is only one."
+)
 
 
 def _memory(text: str | None) -> int | None:
-    """Return the bytes that `--memory` gives; None if it was not given.
+    """Return the bytes in the text of `--memory`; None if it was not given.
 
     Raises:
         UsageError: if it is not a size, or 0.
@@ -214,7 +216,7 @@ _PLACEMENT = (
     click.option(
         "--memory",
         metavar="SIZE",
-        help="Most each node may use above its bare process, e.g. 4GiB (default: what is free).",
+        help="Memory that each node may use besides its bare process, e.g. 4GiB (default: what is free).",
     ),
     click.option(
         "-t", "--threads", type=click.IntRange(1, _MOST_THREADS), help="Compute threads per node (default: all cores)."
@@ -259,7 +261,7 @@ _PLACEMENT = (
         type=click.Choice(SPARSITIES),
         default="auto",
         show_default=True,
-        help="Compute only active neurons: if that is faster (auto), never, or always; needs tpi profile.",
+        help="Compute only active neurons: auto: if faster; off: never; static, dynamic: always. Needs tpi profile.",
     ),
     click.option("--trace", type=FILE, help="Write a timeline (Chrome trace JSON)."),
     click.option(
@@ -280,7 +282,7 @@ _PLACEMENT = (
         "--keys/--no-keys",
         default=True,
         show_default=True,
-        help="Require keys of workers on other machines; off: if a VPN protects the network.",
+        help="Require keys of workers on other machines; off is safe only if a VPN protects the network.",
     ),
     click.option("--cache", type=DIRECTORY, help="Directory for packs and shards (default: ~/.cache/tpi)."),
     cache_limit_option,
@@ -291,7 +293,7 @@ _SAMPLING = (
         "--temp",
         "temperature",
         type=float,
-        help="Temperature, 0 to 100; 0 is greedy, above 1 gets wild (default: the model's, else 0.8).",
+        help="Temperature, 0 to 100; 0: greedy; above 1: more random (default: the model's, else 0.8).",
     ),
     click.option("--top-k", type=int, help="Keep the k best tokens; 0: all (default: the model's, else 40)."),
     click.option(
@@ -314,6 +316,6 @@ _SAMPLING = (
         default=RANDOM_SEED,
         show_default=True,
         type=int,
-        help="Draw the same tokens again; -1: others each time.",
+        help="Seed of the sampler: the same seed draws the same tokens; -1: other tokens each time.",
     ),
 )

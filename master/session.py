@@ -46,7 +46,7 @@ _LEAST_CONTEXT = 128  # tokens; a shorter context is too short for a conversatio
 
 
 class Session:
-    """A context manager: within it the cluster is ready; leaving it stops local workers and releases the others."""
+    """One run of the master, a context manager: inside, the cluster is ready; at the end, the workers are released."""
 
     pack: Pack
     tokenizer: Tokenizer
@@ -176,7 +176,7 @@ class Session:
         self._membership.welcome(fresh, wanted)
 
     def recover(self, error: TpiError, wanted: StillWanted) -> bool:
-        """Recover from a failed step, without the lost worker or failed graphics chip; return False if it is neither.
+        """Recover from a failed step, without the lost worker or failed graphics chip; return False for other errors.
 
         Raises:
             TpiError: if the remaining nodes cannot hold the model, and no worker came back within `--patience`.
@@ -189,7 +189,7 @@ class Session:
         return True
 
     def break_off(self) -> None:
-        """Make everything that is computed, loaded or awaited end with a TpiError. May be called from any thread."""
+        """Abort all computing, loading and waiting, each with a TpiError. May be called from any thread."""
         self._cluster.break_off()
         self.node.loop.on_block = self._cluster.check
 
@@ -253,7 +253,7 @@ class Session:
             lookout.welcome()
 
     def _number(self, shares: Sequence[float] | Split) -> None:
-        """Use the renumbered pack of a profile for such nodes, if neurons are to be chosen."""
+        """Switch to a pack renumbered for nodes with these `shares`, if only active neurons are computed."""
         if self.placement.sparsity != "off" and (self.pack.path / PREDICTORS).exists():
             from master.deployment.numbering import numbered_for
 

@@ -1,4 +1,4 @@
 """`tpi serve`: an HTTP server for the API forms of OpenAI and Anthropic.
 
-One core (`answers`), with a thin adapter each.
+Each form is a thin adapter to one core, `master.api.answers`.
 """

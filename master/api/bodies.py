@@ -122,5 +122,5 @@ class HeldBody:
 
 
 def busy(said: str) -> ApiFailure:
-    """Return the failure of a request that finds the server full."""
+    """Return the failure for a request that arrives while the server is full."""
     return ApiFailure(429, "rate_limit_error", said, code="busy", retry_after=RETRY_S)

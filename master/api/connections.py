@@ -58,7 +58,7 @@ class Connections:
     @property
     def protocol(self) -> "type[HttpConnection]":
         """The protocol class for uvicorn; its connections register themselves in this object."""
-        return type("HttpConnection", (HttpConnection,), {"kept": self})
+        return type("HttpConnection", (HttpConnection,), {"registry": self})
 
     def arrived(self, one: "HttpConnection") -> bool:
         """Add a connection. If there are too many, close the one silent for the longest time in the largest network.
@@ -124,7 +124,7 @@ class _BoundedParser(h11.Connection):
 class HttpConnection(H11Protocol):
     """uvicorn's connection, with time limits for incomplete headers and for answers that are not read."""
 
-    kept: Connections
+    registry: Connections
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -140,13 +140,13 @@ class HttpConnection(H11Protocol):
         super().connection_made(transport)
         self.network = network_of(self.client[0]) if self.client else ""
         self._deadline = self.loop.time() + HEADER_S
-        if not self.kept.arrived(self):
+        if not self.registry.arrived(self):
             self.app_state = self.app_state | {"crowded": True}
-        self.kept.note(self, silent=True)
+        self.registry.note(self, silent=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection."""
-        self.kept.left(self)
+        self.registry.left(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -185,7 +185,7 @@ class HttpConnection(H11Protocol):
     def drop(self) -> None:
         """Close the connection at once, discarding unsent data."""
         self.connections.discard(self)
-        self.kept.left(self)
+        self.registry.left(self)
         self.transport.abort()
 
     @property
@@ -197,4 +197,4 @@ class HttpConnection(H11Protocol):
         asking = not self._idle and self.cycle.more_body and not self.cycle.response_started
         if self.transport.is_closing():
             return
-        self.kept.note(self, silent=self._idle or asking)
+        self.registry.note(self, silent=self._idle or asking)

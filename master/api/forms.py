@@ -143,7 +143,7 @@ def call_arguments(text: str | None, field: str) -> dict[str, Any] | str:
 
 
 def problem_of(value: Any) -> str | None:
-    """Return the reason why later stages cannot handle `value`, field names included; None if they can."""
+    """Return why later stages cannot handle `value` or a field name in it; None if they can."""
     stack, seen = [(value, 0)], 0
     while stack:
         one, depth = stack.pop()
@@ -177,9 +177,9 @@ def refuse(errors: Sequence[Any], body: Any) -> RequestError:
 
 
 def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str, Any]:
-    """Return the most relevant error; of a union, that of the branch that fits the value best.
+    """Return the most relevant error. For a union, that is an error of the branch that fits the value best.
 
-    `start`: how many parts of the locations have been examined.
+    `start` is the number of parts of the locations that have been examined.
     """
     first = errors[0]
     at = _branch(first["loc"], body, start)
@@ -199,7 +199,7 @@ def _truest(errors: Sequence[dict[str, Any]], body: Any, start: int) -> dict[str
 
 
 def _misfit(errors: Sequence[Mapping[str, Any]], depth: int) -> tuple[int, ...]:
-    """Return how badly a value fits a branch with these errors; less is better. `depth` is that of the branch."""
+    """Return how badly a value fits a union branch with these errors, at `depth` in the body; less is better."""
     other = _is_mismatch(errors[0]) and len(errors[0]["loc"]) == depth
     first = errors[0]["loc"]
     reached = [part for part in first if isinstance(part, int)]
@@ -225,19 +225,19 @@ def _branch(location: Sequence[str | int], body: Any, start: int) -> int | None:
 
 
 def _below(here: Any, part: str | int) -> tuple[Any] | None:
-    """Return the value at a key or index in a tuple of one; None if there is none."""
+    """Return a tuple with the one value of `here` at the key or index `part`; None if it has none."""
     if isinstance(here, dict) and part in here:
         return (here[part],)
     return (here[part],) if isinstance(here, list) and isinstance(part, int) and part < len(here) else None
 
 
 def _inside(location: Sequence[str | int]) -> tuple[str | int, ...]:
-    """Return the location without the name of the request's part."""
+    """Return one of pydantic's locations without its first part: `body`, `query` or `path`."""
     return tuple(location[1:] if location and location[0] in ("body", "query", "path") else location)
 
 
 def _path(location: Sequence[str | int], body: Any, missing: bool) -> str | None:
-    """Return the path in the body. Pydantic's locations also have branches of unions, which are left out."""
+    """Return a location as a path in the body, such as `messages[0].role`, without the names of union branches."""
     path, here = "", body
     for index, part in enumerate(location):
         if (found := _below(here, part)) is not None:

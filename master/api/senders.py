@@ -25,12 +25,12 @@ class Sender:
     salt: bytes
 
     def salted(self, more: Sequence[str | None]) -> bytes:
-        """Return the salt of a request that adds salts of its own."""
+        """Return the salt of a request that adds the salts `more`."""
         return self.salt if all(one is None for one in more) else _digest([self.salt.hex(), *more])
 
 
 def sender_of(address: str, key: str, keys: Sequence[str], share: bool) -> Sender:
-    """Return the sender with `key` at `address`, on a server with `keys`; with `share` its prefixes have no salt.
+    """Return the sender with `key` at `address`, on a server with `keys`. With `share`, all senders have an empty salt.
 
     If there is at most one key, it does not distinguish clients, so the address does.
     """

@@ -41,7 +41,7 @@ class OtherTool(FormPart):
 
     @property
     def called(self) -> str:
-        """Its name, or its type if it has no name."""
+        """The tool's name, or its type if it has no name."""
         return self.name or (self.custom.name if self.custom else None) or self.type
 
 

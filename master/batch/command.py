@@ -86,7 +86,7 @@ def batch(
 
 @contextmanager
 def _saying_how_far(asked: "BatchSource", results: "BatchResults", warn: Callable[[str], None]) -> Iterator[None]:
-    """Tell the user, if the run ends early, that the answers so far are safe."""
+    """Call `warn` with the number of answers that are already stored, if the block ends early."""
     try:
         yield
     except BaseException:

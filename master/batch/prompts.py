@@ -40,7 +40,7 @@ class ReadyLine:
         return Lengths(prompt, sum(ready.limit * ask.options.count for ask, ready in self.prompts))
 
     async def answer(self, service: Service, model: str) -> dict[str, Any]:
-        """Generate the answers and return OpenAI's object, with the model's name of the line, or else `model`.
+        """Generate the answers and return OpenAI's object. It has the model's name from the line, or else `model`.
 
         Raises:
             UsageError: if the request cannot be answered.
@@ -68,7 +68,7 @@ async def made_ready(line: BatchLine, request: BatchRequest, service: Service, n
     """Prepare a line's request for the engine; `names` are all names of the model.
 
     Raises:
-        RequestError: if it cannot be answered; names the field.
+        RequestError: if it cannot be answered; the message names the field.
     """
     form = _form(request)
     if form.model is not None and form.model not in names:

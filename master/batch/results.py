@@ -1,6 +1,6 @@
 """The output of a batch: one line for each answer.
 
-Each is on disk before the next, so an interrupted run can continue.
+Each line is written to disk before the next one, so an interrupted run can continue.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ class BatchResults:
 
         Raises:
             UsageError: if it cannot be written, another process writes to it, or it has a line that is not an answer
-                of this model to a line of `source`; names the line.
+                of this model to a line of `source`. The message names the line.
             OSError: if the disk has no room for a copy without the failed lines; the file is then unchanged.
         """
         self.path = path

@@ -81,7 +81,7 @@ def parsed(raw: bytes) -> BatchRequest:
     """Return the request of a line.
 
     Raises:
-        RequestError: if it is not a batch line of OpenAI's form, or asks for something unsupported; names the field.
+        RequestError: if it is not a batch line of OpenAI's form, or asks for something unsupported.
     """
     fields = _object(raw)
     if not isinstance(fields.get("custom_id"), str):

@@ -39,7 +39,7 @@ def assignments(
     routing = _routing(pack)
     layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
     sent = predictors or PredictorSource({})
-    sent.vectors = {}  # a source that still sends an earlier plan's keeps the old dictionary alive
+    sent.vectors = {}  # a worker may still be sent the vectors of an earlier plan, from the old dictionary
     foretold = [sent.plans(shard, len(distinct)) for shard in shards]
     return [
         Assign(

@@ -20,11 +20,11 @@ _F32 = 4
 _STEP_SHARE = 16  # a step's hidden states take at most 1/16 of a node's memory
 
 
-Told = tuple[tuple[str, Assign, Tables | None], Card | None, MachineSpeed | None]
-"""A node's (name, plan, tables), its accelerator, and the speed that it reports."""
+MemberReport = tuple[tuple[str, Assign, Tables | None], Card | None, MachineSpeed | None]
+"""The name, plan and tables of a node, its accelerator, and the speed that it reports."""
 
 
-def members_of(told: Sequence[Told], asked: OffloadOptions, own: AcceleratorSetup | None) -> list[GroupMember]:
+def members_of(told: Sequence[MemberReport], asked: OffloadOptions, own: AcceleratorSetup | None) -> list[GroupMember]:
     """Return the nodes of a deployment. `own` is the master's accelerator setup, `asked` its user's options."""
     found: list[GroupMember] = []
     for (name, plan, tables), card, speed in told:
@@ -36,10 +36,12 @@ def members_of(told: Sequence[Told], asked: OffloadOptions, own: AcceleratorSetu
 
 
 def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
-    """Return how many requests at once are fastest, at most as many as the nodes have pages for; 0 if none batches.
+    """Return the number of concurrent requests that is predicted to be fastest; 0 if no node batches.
+
+    It is at most the number that the nodes have pages for.
 
     Raises:
-        PlanError: if a node is told to batch and cannot; names the node.
+        PlanError: if a node is told to batch and cannot. The error names it.
     """
     long, insists = with_longest_steps(members, asked.unattended), _insists(members)
     return fastest_batch(long, insists) if insists or _left_open(members, asked) else 0
@@ -54,7 +56,7 @@ def batched(
     `asked` are the options of the master's user.
 
     Raises:
-        PlanError: if the nodes are to batch and one cannot; names the node.
+        PlanError: if the nodes are to batch and one cannot. The error names it.
     """
     long = with_longest_steps(members, asked.unattended)
     if not batch and not _wanted(long, asked):
@@ -78,7 +80,7 @@ def longest_step(member: GroupMember) -> int:
 
 
 def with_longest_steps(members: Sequence[GroupMember], many: bool) -> list[GroupMember]:
-    """Return the members with the longest step that suits all. Keep steps short if a user watches a single answer."""
+    """Return the members with the longest step that all can run, or a short one unless `many` requests are expected."""
     steps = min(map(longest_step, members)) if many else LONGEST_CHUNK
     options = [replace(member.plan.options, prefill_tokens=steps) for member in members]
     plans = [replace(member.plan, options=own) for member, own in zip(members, options, strict=True)]
@@ -95,7 +97,9 @@ def _insists(members: Sequence[GroupMember]) -> bool:
     cards = [member for member in members if member.machine.accelerator is not None]
     asking = next((member for member in cards if member.options.pipeline == "batch"), None)
     if asking is not None and len(members) > 1 and _sparse(members):
-        raise PlanError(f"{asking.name}: nodes that choose neurons do not batch; give --sparsity off too", asking.name)
+        raise PlanError(
+            f"{asking.name}: nodes that compute only active neurons cannot batch; add --sparsity off", asking.name
+        )
     return asking is not None and not _sparse(members)
 
 

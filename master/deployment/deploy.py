@@ -88,7 +88,7 @@ class Deployer:
             return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all(), at_once)
 
     def _board(self, stack: ExitStack) -> str:
-        """Return the address of shared memory in which the nodes of this machine sum; empty if they do not use any."""
+        """Return the address of shared memory for sums between nodes of this machine; empty if they do not use any."""
         local = len(self.cluster.workers) if self.options.local else 0
         asked = (self.options.collective, self.options.wire)
         wanted = asked[0] in (None, "shared") and asked[1] in (None, "f32")  # sums in shared memory are f32
@@ -184,7 +184,7 @@ class Deployer:
         return batched(plans, self._members(plans), self.options.devices.offload, batch)
 
     def _members(self, plans: list[Assign]) -> "list[GroupMember]":
-        """Return the nodes with the details that batching needs."""
+        """Return each node's plan, accelerator and speed, by which batching is planned."""
         from master.deployment.batching import members_of
 
         speeds = [None, *(hello.profile.speed for hello in self.cluster.hellos)]
@@ -279,11 +279,11 @@ def wire(asked: str | None, pack: Pack) -> str:
     """Return the wire format of partial sums: the one asked for, else f32 for f32 weights and bf16 for others.
 
     Raises:
-        UsageError: if f32 weights are asked to travel in another format.
+        UsageError: if the weights are f32 and another wire format is asked for.
     """
     exact = pack.format == "f32"
     if asked not in (None, "f32") and exact:
-        raise UsageError(f"f32 weights imply an f32 wire; drop --wire {asked}, or give another --dtype")
+        raise UsageError(f"f32 weights need --wire f32, not --wire {asked}; leave it out, or give another --dtype")
     return asked or ("f32" if exact else "bf16")
 
 

@@ -35,7 +35,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """A run of layers that the same nodes hold, each its share of every layer. At present all layers are one stage."""
+    """Consecutive layers that the same nodes hold, each its share of every layer. At present there is one stage."""
 
     layers: Range
     ranks: tuple[int, ...]
@@ -68,7 +68,7 @@ class Concurrency:
     batches: bool = False
 
     def words(self) -> str:
-        """Return how many run at once, and why fewer than wanted."""
+        """Return a phrase that says how many requests run at once, and why not as many as wanted."""
         said = f"{self.requests} requests at once" + (" (N)" if self.batches else "")
         return f"{said} of {self.wanted}: {self._why()}" if self.requests < self.wanted else said
 
@@ -133,7 +133,7 @@ class Deployment:
 
 
 def choose_collective(fence: tuple[int, int], node: Node, workers: Workers, hidden: int) -> None:
-    """Run the first step, without tokens: all nodes measure their links and choose how they sum.
+    """Run the first step, without tokens: all nodes measure their links and choose how to sum partial results.
 
     Raises:
         NodeLost, NodeError: if a worker is lost or fails.

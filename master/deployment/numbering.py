@@ -1,4 +1,4 @@
-"""The numbering of a model's neurons that a run uses: one that a profile made for such nodes, or the model's own."""
+"""The order of a model's neurons that a run uses: one that `tpi profile` made for its nodes, or the model's own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ def numbered_for(sparsity: str, pack: Pack, shares: Sequence[float] | Split, cac
         if more <= _WORSE and (opened := _opened(pack, path, cache)) is not None:
             return opened
     split = "" if len(bounds) == 1 else f" with --split {_words(shares)}"
-    warn(f"neurons have the model's own numbers, as none were made for these nodes; tpi profile{split} makes them")
+    warn(f"neurons keep the model's own order, as no other was made for these nodes; tpi profile{split} makes one")
     return pack
 
 
@@ -56,7 +56,7 @@ def _opened(pack: Pack, path: Path, cache: Path) -> Pack | None:
 
 
 def _more_uneven(pack: Path, path: Path, bounds: Sequence[tuple[int, int]]) -> float | None:
-    """Return how much busier the busiest node is, relative to its fair part, than with the numbers of `pack`.
+    """Return how much more active neurons the busiest node has, relative to its fair part, than in the order of `pack`.
 
     If the numbers are damaged, or made from other predictors than `pack` has now, warn and return None.
     """

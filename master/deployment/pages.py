@@ -78,7 +78,7 @@ class PagePool:
         return Found(found.table, found.keys, whole + self._find_tail(found, tokens[whole:-1], salt))
 
     def own(self, table: SequenceOf[int]) -> int:
-        """Return how many pages of `table` no other sequence holds: as many become free when it is released."""
+        """Return the number of pages of `table` that no other sequence holds: these become free when it is released."""
         return sum(self._holders[page] == 1 for page in table)
 
     def share(self, table: list[int], tokens: int) -> list[int]:
@@ -148,6 +148,6 @@ class PagePool:
 
 
 def _alike(one: SequenceOf[int], other: SequenceOf[int]) -> int:
-    """Return how many tokens are the same from the beginning."""
+    """Return the length of the common prefix, in tokens."""
     pairs = zip(one, other, strict=False)
     return next((count for count, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

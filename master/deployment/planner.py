@@ -59,7 +59,7 @@ class Units:
 
     @classmethod
     def of(cls, config: ModelConfig, blocks: Iterable[BlockShape]) -> "Units":
-        """Count the units in the runs of all blocks of all layers: runs of the same name have equally many."""
+        """Count the units of each kind in the blocks of all layers. Every layer has equally many of a kind."""
         runs = {(block.kind, run.name): run for block in blocks for run in block.runs}
         query, kv = runs["attention", "query"], runs["attention", "kv"]
         value, key, delta = runs.get(("delta", "value")), runs.get(("delta", "key")), config.delta

@@ -213,9 +213,9 @@ def answer(
         mark: called once, on the engine's thread, between the first token and the second. The time from there on counts
             as decoding.
         stopped: called several times a second. If it returns True, the answer ends with the reason "interrupted".
-        begun: the last ones of `tokens`, if they are the beginning of this answer, cut off earlier. Their text is part
+        begun: the last of `tokens`, if they are the beginning of this answer, which was cut off. Their text is part
             of the result's text but not shown again; `token_ids` has the new tokens only.
-        watch: called several times a second, until the end.
+        watch: called with the ticket several times a second, until the answer ends.
 
     Raises:
         UsageError: if the prompt is empty or leaves no room in the context.

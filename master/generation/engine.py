@@ -152,7 +152,7 @@ class Engine:
         return hidden
 
     def _hand_out(self, request: Request, work: SequenceOf[Work], rows: F32) -> None:
-        """Pass its part of the hidden states `rows` to a request that wants them."""
+        """Pass a request its part of the hidden states `rows`, if it asks for them."""
         starts = accumulate((item.count for item in work), initial=0)
         for start, item in zip(starts, work, strict=False):
             if item.sequence is request.sequence:
@@ -173,7 +173,7 @@ def _entry(work: Work) -> StepEntry:
 
 
 def _last_rows(work: SequenceOf[Work], drawing: Container[int]) -> dict[int, int]:
-    """Return, by sequence id, the row in the step of each complete sequence's last token, for the ids in `drawing`."""
+    """Return the row of the last token of each sequence that this step completes, for the ids in `drawing`, by id."""
     ends = accumulate(item.count for item in work)
     pairs = ((item, end - 1) for item, end in zip(work, ends, strict=True))
     return {item.sequence.id: row for item, row in pairs if item.completes and item.sequence.id in drawing}

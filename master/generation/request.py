@@ -73,7 +73,7 @@ class Request:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """End this request with `error` where the block raises; other requests go on."""
+        """End only this request, with `error`, if the block raises."""
         try:
             yield
         except TpiError as error:
@@ -111,5 +111,5 @@ class Request:
 
 
 def fault_of(error: Exception) -> TpiError:
-    """Return a fault of the program as an error that a client may be told."""
+    """Return the error that a client is told about an unexpected exception."""
     return TpiError(f"the answer failed: {type(error).__name__}: {error}; see the server's log")

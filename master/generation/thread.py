@@ -135,14 +135,14 @@ class EngineThread:
         """Queue a request. If the limit is reached, end one request of the client with the most to make room.
 
         Raises:
-            BusyError: if the server is closing, if this client has the most itself, or if it would have more than
-                the other then has.
+            BusyError: if the server is closing, or if the limit is reached and this client would then have more
+                requests than the client with the most.
         """
         with self._lock:
             if self._closing:
                 raise BusyError("the server is shutting down; ask again when it is back")
             if self._places.total() >= self._most and not self._make_place(ticket.asked.client.name):
-                raise BusyError(f"{self._open} requests are under way and none more may wait; ask again in a while")
+                raise BusyError(f"{self._open} requests are in progress, and no more may wait; ask again later")
             self._open += 1
             self._count(ticket.asked.client.name, 1)
             self._inbox.put(lambda: self._begin(ticket))
@@ -265,7 +265,7 @@ class EngineThread:
         self._close(ticket, error)
 
     def _make_place(self, client: str) -> bool:
-        """Turn away a request of the client with the most, for one of `client`; return False if that is not fair."""
+        """End a request of the client with the most, to admit one of `client`; return False if that is not fair."""
         most, count = self._places.most_common(1)[0]
         if most == client or count - 1 < self._places[client] + 1:
             return False
@@ -287,7 +287,7 @@ class EngineThread:
                 self._count(client, 1)
             return
         ticket.turned_away = True
-        self._end(ticket, BusyError("requests of other clients have taken this one's place; ask again in a while"))
+        self._end(ticket, BusyError("requests of other clients have taken this one's place; ask again later"))
 
     def _close(self, ticket: Ticket, error: TpiError | None) -> None:
         with self._lock:

@@ -46,7 +46,7 @@ def check_machine(door: KeyPolicy, cache: Path, port: int) -> Iterator[Observati
         yield Observation(
             "disk", f"{cache} cannot be written", "set TPI_CACHE, or --cache, to a directory that can be written"
         )
-    close = "close what takes it, or expect weights to be streamed from the disk"
+    close = "end programs that use much, or expect weights to be streamed from the disk"
     yield Observation("memory", f"{memory / GiB:.1f} GiB to use", close if memory < _LEAST_MEMORY else "")
     for number in range(port, port + 3):
         if _taken(number):
@@ -76,9 +76,9 @@ def firewall_advice(address: str) -> str:
 
 def _own_key(door: KeyPolicy) -> Observation:
     try:
-        mine, paired = door.identity, KeyRing(door.folder).read().paired  # a Door does not report unreadable keys
+        mine, paired = door.identity, KeyRing(door.folder).read().paired  # `KeyPolicy` does not report unreadable keys
     except UsageError as error:
-        return Observation("key", str(error), "do as it says")
+        return Observation("key", str(error), "follow this message")
     others = ", ".join(one.name for one in paired) or "no machine yet (run tpi pair there, then on this machine)"
     return Observation("key", f"{short_key(mine.public)}, paired with {others}")
 
@@ -111,7 +111,11 @@ def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Obser
     names = {port: address for address, port in ports.items()}
     for port in said.unreached if said else ():
         where = f"{port} (of {names.get(port, port)}) cannot be reached from that machine"
-        yield Observation("sums", where, "let it through, or use --collective star, in which workers do not meet")
+        yield Observation(
+            "sums",
+            where,
+            "open it in the firewalls, or use --collective star, in which workers do not connect to each other",
+        )
     for port in said.untried if said else ():
         yield Observation(
             "sums", f"{port} (of {names.get(port, port)}) can be tried from that machine only while both serve a run"

@@ -84,7 +84,7 @@ def find_workers(door: KeyPolicy, seconds: float = BROWSE_S, interfaces: Any = N
 
 
 def _heard(wanted: Collection[bytes], seconds: float, interfaces: Any) -> list[Announcement]:
-    """Return what the owners of `wanted` keys announce within `seconds`.
+    """Return the announcements that the owners of `wanted` keys send within `seconds`.
 
     Raises:
         TpiError: if this machine is too busy to listen.
@@ -140,7 +140,7 @@ def with_found(
 
 
 def say_without(say: Callable[[str], None], error: NodeError) -> None:
-    """Say that a worker that was found will not be used, and why."""
+    """Call `say` with the reason why a worker that was found will not be used."""
     say(f"{str(error).partition('; ')[0]}; going on without it")
 
 

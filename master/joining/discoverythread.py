@@ -15,7 +15,7 @@ class DiscoveryThread:
     """The thread; it starts with the first missing machine, or with `welcome`. Machines are known by their keys."""
 
     def __init__(self, find: Callable[[], Sequence[Announcement]], seek: Callable[[str, bytes], None]) -> None:
-        """Create a lookout.
+        """Create the thread without starting it.
 
         `find` returns the announcements, which takes seconds; `seek` gets each address with its key.
         """

@@ -23,7 +23,7 @@ class WorkerProbe:
     """
 
     def __init__(self, measured: MeasuredWorkers | None, seek: Callable[[WorkerId], None]) -> None:
-        """Create a scout. `seek` is called with each worker in reserve that is to join.
+        """Create a probe with an empty reserve. `seek` is called with each worker in reserve that is to join.
 
         If `measured` is None, no worker is measured.
         """

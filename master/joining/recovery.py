@@ -163,7 +163,7 @@ class Membership:
                 if (waited := awake()) > self.patience_s:
                     raise NodeLost("", f"no worker came back within {self.patience_s:.10g} s; without one, {error}")
                 if not wanted():
-                    raise NodeLost("", f"no request waits for workers to come back any more; without one, {error}")
+                    raise NodeLost("", f"all requests have ended before a worker came back; without one, {error}")
                 progress(int(waited), int(self.patience_s))
                 self.cluster.await_recruits(_LOOK_S)
         self._greet(self.cluster.join())

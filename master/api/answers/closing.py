@@ -38,7 +38,7 @@ def close_objects(schema: Any) -> Any:
 
 
 class _Closing:
-    """The closing of one schema; `result` is the closed schema."""
+    """The conversion of one schema; `result` is the schema with its objects closed."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
@@ -47,7 +47,7 @@ class _Closing:
         self.result = self._schema(root, "#", part=False)
 
     def _schema(self, schema: Any, at: str, part: bool) -> Any:
-        """Return the schema at the JSON pointer `at` in closed form. A `part` of another schema's object stays open."""
+        """Return the schema at the JSON pointer `at` with its objects closed. A `part` of an object stays open."""
         if not isinstance(schema, dict):
             return schema
         part, union = part or at in self._bases, _is_union(schema)

@@ -36,7 +36,7 @@ class AnswerMeter(Protocol):
         """Record the seconds from the arrival of the request to its first token."""
 
     def next_token(self, seconds: float) -> None:
-        """Record the seconds since the token before."""
+        """Record the seconds since the previous token."""
 
     def over(self, ticket: Ticket, prompt_tokens: int, ended: Ended | None) -> None:
         """Record the end of a request; `ended` is None if the request failed."""

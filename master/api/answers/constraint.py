@@ -81,7 +81,7 @@ class GrammarConstraint:
 
 
 class GrammarShare:
-    """The size of one compiled grammar in bytes, and the processor time by which its answers are late.
+    """The size of one compiled grammar in bytes, and the processor time by which it delays answers.
 
     Every other answer waits for each token of a slow grammar. One slow token is therefore allowed, but not several in a
     row, and not one in each of many answers.
@@ -93,7 +93,7 @@ class GrammarShare:
 
     @property
     def is_slow(self) -> bool:
-        """True if the answers are too late to continue. Each `spend(0)` reduces the delay."""
+        """True if the delay is too long to continue the answers. Each `spend(0)` reduces it."""
         return self._late > trial.SLOW_S
 
     def spend(self, seconds: float) -> None:
@@ -148,7 +148,7 @@ class Grammars:
         self._lock, self._loading = Lock(), Lock()
         self._loaded: LLTokenizer | None = None
 
-    def kept(self, lark: str) -> GrammarConstraint | None:
+    def cached(self, lark: str) -> GrammarConstraint | None:
         """Return the compiled grammar if it is cached, else None."""
         with self._lock:
             if lark in self._own:
@@ -171,7 +171,7 @@ class Grammars:
             RequestError: if the grammar is not valid, or takes too much time or memory.
             BusyError: if grammars of other requests take all the memory for grammars.
         """
-        if (found := self.kept(lark)) is not None:
+        if (found := self.cached(lark)) is not None:
             return found
         name = name or field
         if len(lark) > _MOST_GRAMMAR:

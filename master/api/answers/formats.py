@@ -18,7 +18,7 @@ from master.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """The form of an answer.
+    """The form that an answer must have, and how to parse it.
 
     Attributes:
         parser: creates a parser, one for each answer.
@@ -36,7 +36,7 @@ class AnswerFormat:
 
 
 class AnswerFormats:
-    """The forms of one model's answers, as its chat template determines them."""
+    """Chooses the form of each answer of one model, from its chat template and the request."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         template = tokenizer.chat_template
@@ -47,7 +47,7 @@ class AnswerFormats:
 
     @cached_property
     def family(self) -> ToolFamily:
-        """The way in which the model writes calls: the way that its template shows, or else the default."""
+        """The syntax of the model's tool calls: the one that its template shows, or else the default."""
         told = self._tokenizer.traits(with_tools=True).tells_tools
         return family_of(self._tokenizer.tool_template if told else None)
 
@@ -66,7 +66,7 @@ class AnswerFormats:
         return AnswerFormat(NoTools, grammar, wanted.grammar_field)
 
     def for_chat(self, ask: ChatRequest, begun: bool) -> AnswerFormat:
-        """Return the form of an answer to a conversation; `begun`: the prompt ends with the opening tag."""
+        """Return the form of an answer to a conversation; with `begun`, the prompt opens the reasoning."""
         answer, field = self._grammar(ask)
         grammar = None if answer is None else grammars.whole(answer, self.thinking, begun, self._literal)
 

@@ -22,16 +22,16 @@ _LIKE_A_CALL = (
 )
 
 Literal = Callable[[str], str]
-"""Function that writes a text in the grammar's syntax, with the control tokens in it by their numbers."""
+"""Function that writes a text in the grammar's syntax, with control tokens written as their numbers."""
 
 
 def of_schema(schema: Any) -> str:
-    """Return a grammar of JSON that matches `schema`. Objects that do not say that they are open are closed."""
+    """Return a grammar of JSON that matches `schema`. Objects have other properties only if the schema says so."""
     return f"answer: %json {_json(close_objects(schema))}"
 
 
 def arguments_of(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments: always an object, and closed unless it says that it is open."""
+    """Return the schema of a tool's arguments: an object, without other properties unless it allows them."""
     parameters = tool.get("parameters") or ANY_OBJECT
     kind = parameters.get("type", "object")
     known = isinstance(kind, list) and "object" in kind
@@ -45,14 +45,14 @@ def of_pattern(pattern: str) -> str:
 
 
 def of_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
-    """Return a grammar of one call of one of `tools` (name and parameters), or with `several` of one or more calls."""
+    """Return a grammar of one call of one of `tools` (name and parameters); with `several`, of one or more calls."""
     one = f"{literal(family.marker)} tail" if family.marker else "tail"
     more = f' ("\\n" {one})*' if several and family.closing else ""
     return f"answer: {one}{more}\n{_tail(family, tools, several, literal)}"
 
 
 def of_text_and_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
-    """Return a grammar of any text, in which whatever begins like a call is a call of one of `tools`."""
+    """Return a grammar of any text in which everything that begins like a call is a complete call of one of `tools`."""
     tail = _tail(family, tools, several, literal)
     if not family.marker:  # the whole answer is a call, or a text that the parser does not take for one
         return f"answer: tail | WORDS\nWORDS: /(.|\\n)*/ & ~/{_LIKE_A_CALL}/\n{tail}"
@@ -62,7 +62,7 @@ def of_text_and_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], sever
 
 
 def of_channels(tools: Sequence[dict[str, Any]], literal: Literal) -> str:
-    """Return a grammar of messages in channels (`master.text.channels`); one to a function calls one of `tools`."""
+    """Return a grammar of messages in channels (`master.text.channels`). One to a function calls one of `tools`."""
     channel, message, end, start, kind = map(literal, (CHANNEL, MESSAGE, ENDS[0], START, KIND))
     calls = []
     for index, tool in enumerate(tools):
@@ -89,7 +89,7 @@ def either(calls: str, said: str) -> str:
 def whole(answer: str, thinking: tuple[str, str] | None, begun: bool, literal: Literal) -> str:
     """Return the grammar of a complete output: the reasoning, if the model has tags for it, then the answer.
 
-    `begun`: the prompt already contains the opening tag.
+    With `begun`, the prompt already contains the opening tag.
     """
     if thinking is None:
         return f"start: answer\n{answer}"
@@ -103,7 +103,7 @@ def whole(answer: str, thinking: tuple[str, str] | None, begun: bool, literal: L
 
 
 def literal_of(control: Callable[[str], int | None]) -> Literal:
-    """Return a function that quotes a text, and writes the markers that `control` knows as numbered control tokens."""
+    """Return a function that writes a text as a quoted string, or as a number if `control` returns its token id."""
 
     def write(text: str) -> str:
         token = control(text.strip())
@@ -117,7 +117,7 @@ def literal_of(control: Callable[[str], int | None]) -> Literal:
 
 
 def _json(schema: Any) -> str:
-    """Return a schema as JSON, with the white space to be used if the schema can say so."""
+    """Return a schema as JSON; if it is an object, it also says which white space to use."""
     return json.dumps({**schema, "x-guidance": _SPACED} if isinstance(schema, dict) else schema)
 
 

@@ -47,7 +47,7 @@ class Preparer:
         return self._formats.any_object
 
     def chat(self, ask: ChatRequest) -> PreparedRequest:
-        """Return a conversation as a prompt; raise RequestError that names the field if it cannot be answered."""
+        """Return a conversation as a prompt; raise a RequestError, which names the field, if it cannot be answered."""
         tokens = self.encode(ask)
         begun = self._begun(ask, tokens)
         replayable = not (begun or ask.continued or self._formats.channels)
@@ -56,7 +56,7 @@ class Preparer:
         )
 
     def text(self, ask: TextRequest) -> PreparedRequest:
-        """Return a text as a prompt; raise RequestError that names the field if it cannot be answered."""
+        """Return a text as a prompt; raise a RequestError, which names the field, if it cannot be answered."""
         if isinstance(ask.prompt, str):
             self._refuse_long([ask.prompt], ask.field)
             encode = self._tokenizer.encode_text if ask.literal else self._tokenizer.encode
@@ -85,8 +85,8 @@ class Preparer:
         """Return the reasoning effort for the chat template; None if none is requested or the template reads none."""
         return ask.effort if ask.effort is not None and self._read(ask) else None
 
-    def untold(self, ask: ChatRequest) -> tuple[str, ...]:
-        """Return the settings (`effort`, `thinking`) that were asked for and that the model cannot be told."""
+    def ignored_settings(self, ask: ChatRequest) -> tuple[str, ...]:
+        """Return the requested settings (`effort`, `thinking`) that the chat template cannot express."""
         read = self._read(ask) if (ask.effort, ask.thinking) != (None, None) else frozenset()
         thinks, switched = self._formats.thinking is not None, bool(read & {*SWITCHES})
         effort = ask.effort is not None and not (EFFORT in read or (switched and ask.thinking is None))
@@ -131,7 +131,7 @@ class Preparer:
         return self._tokenizer.traits(bool(ask.use.tools)).switches
 
     def _sized(self, tokens: list[int], wanted: GenerationOptions, field: str) -> tuple[Sequence[int], int]:
-        """Return the prompt, and the limit of tokens for its answer."""
+        """Return the prompt as an array, and the most tokens that its answer may have."""
         if not tokens:
             raise RequestError("the prompt is empty", field)
         if len(tokens) >= self._context:

@@ -11,7 +11,7 @@ from master.vocabulary.sampler import Sampling
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How to generate an answer, and how many. `tokens` None: up to the end of the context."""
+    """Settings for `count` answers to one prompt, each of at most `tokens` tokens (None: the rest of the context)."""
 
     sampling: Sampling = field(default_factory=Sampling)
     tokens: int | None = None

@@ -73,16 +73,16 @@ class Service:
         return prepared
 
     async def effort(self, ask: ChatRequest) -> str | None:
-        """Return the reasoning effort that the model is told; None if none was asked for or it cannot be told."""
+        """Return the reasoning effort for the chat template; None if none is requested or the template reads none."""
         if ask.effort is None:
             return None
         return await self._text.run(ask.client.name, lambda: self._preparer.effort(ask))
 
-    async def untold(self, ask: ChatRequest) -> tuple[str, ...]:
-        """Return the settings (`effort`, `thinking`) that were asked for and that the model cannot be told."""
+    async def ignored_settings(self, ask: ChatRequest) -> tuple[str, ...]:
+        """Return the requested settings (`effort`, `thinking`) that the model's chat template cannot express."""
         if ask.effort is None and ask.thinking is None:
             return ()
-        return await self._text.run(ask.client.name, lambda: self._preparer.untold(ask))
+        return await self._text.run(ask.client.name, lambda: self._preparer.ignored_settings(ask))
 
     async def count(self, ask: ChatRequest) -> int:
         """Return the number of tokens of a conversation; raise the errors of `chat`."""
@@ -164,7 +164,7 @@ class Service:
                 self._blame(prepared.answer_format.parts, field)
                 raise
 
-        compiled = self._grammars.kept(grammar)
+        compiled = self._grammars.cached(grammar)
         if compiled is None:
             turn = self._turns.setdefault(client.name, asyncio.Lock())
             async with turn:

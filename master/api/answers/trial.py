@@ -30,7 +30,7 @@ _STAND_IN = "<[257]>"  # a control token in the vocabulary of bytes
 
 
 def parser_limits(lark: str) -> "LLParserLimits":
-    """Return llguidance's limits for a grammar: for the work of one token and the memory of one answer."""
+    """Return llguidance's limits for a grammar: on the work for one token and the memory of one answer."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

@@ -50,7 +50,7 @@ class ContentBlock(FormPart):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True for a tool that a server ran, or its result. It is skipped: the text after it says what was found."""
+        """True for a call that a server ran, or its result. Both are skipped: the text after them has the findings."""
         return self.type in _ELSEWHERE or self.type.endswith("_tool_result")
 
 
@@ -133,7 +133,7 @@ class CountForm(Body):
     output_config: OutputConfig | None = None
 
     def asked(self, wanted: GenerationOptions, client: Client) -> ChatRequest:
-        """Return the conversation; raise RequestError that names the field."""
+        """Return the conversation with the settings `wanted`; raise a RequestError if a field is invalid."""
         said: list[Message] = []
         if self.system is not None:
             said.append({"role": "system", "content": _text(self.system, "system")})
@@ -180,7 +180,7 @@ class MessagesForm(CountForm):
     top_k: int | None = Field(None, ge=0, le=1_000_000)
 
     def ask(self, client: Client) -> ChatRequest:
-        """Return the conversation with its sampling settings; raise RequestError that names the field."""
+        """Return the conversation with its sampling settings; raise a RequestError if a field is invalid."""
         own = {"temperature": self.temperature, **nucleus(self.top_p, self.top_k)}
         return self.asked(
             GenerationOptions(Sampling.of(own), self.max_tokens, tuple(self.stop_sequences or ())), client

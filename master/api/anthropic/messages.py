@@ -28,9 +28,9 @@ def message_routes(state: ApiState) -> APIRouter:
         model = state.named(form.model)
         ask = form.ask(state.client(request))
         deadline = Deadline(state.limits.answer_s)
-        untold = await cancel_on_disconnect(request, state.service.untold(ask), deadline)
+        ignored = await cancel_on_disconnect(request, state.service.ignored_settings(ask), deadline)
         answers = await cancel_on_disconnect(request, state.service.chat(ask), deadline)
-        blocks, headers = Blocks(model), state.left_out.headers(ask.use) | _untold_headers(untold)
+        blocks, headers = Blocks(model), state.left_out.headers(ask.use) | _ignored_headers(ignored)
         if form.stream:
             events = _stream((event async for _, event in merged(answers)), blocks, answers[0].prompt_tokens)
             return EventStream(guarded(events, answers, deadline, _failed), answers, headers)
@@ -49,9 +49,9 @@ def message_routes(state: ApiState) -> APIRouter:
     return router
 
 
-def _untold_headers(untold: Sequence[str]) -> dict[str, str]:
-    """Return the header that names the settings (reasoning effort, reasoning at all) that the model cannot be told."""
-    fields = ["output_config.effort" if name == "effort" else name for name in untold]
+def _ignored_headers(ignored: Sequence[str]) -> dict[str, str]:
+    """Return the header that names the settings that the model's chat template cannot express."""
+    fields = ["output_config.effort" if name == "effort" else name for name in ignored]
     return {FIELDS_HEADER: ", ".join(fields)} if fields else {}
 
 
@@ -75,8 +75,8 @@ class Blocks:
         content = self._content or [{"type": "text", "text": ""}]
         return self._base | {"content": content, **self._stop(), "usage": _usage(self._ended)}
 
-    def begun(self, prompt_tokens: int) -> dict[str, Any]:
-        """Return the stream event that comes first."""
+    def first_event(self, prompt_tokens: int) -> dict[str, Any]:
+        """Return the first stream event, which has the number of prompt tokens."""
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return {"type": "message_start", "message": self._base | empty}
@@ -142,7 +142,7 @@ def _usage(ended: Ended) -> dict[str, Any]:
 
 
 async def _stream(events: AsyncIterator[Event], blocks: Blocks, prompt_tokens: int) -> AsyncIterator[str]:
-    yield _sent(blocks.begun(prompt_tokens))
+    yield _sent(blocks.first_event(prompt_tokens))
     async for event in events:
         for said in blocks.push(event):
             yield _sent(said)
@@ -153,5 +153,5 @@ def _sent(event: dict[str, Any]) -> str:
 
 
 def _failed(failure: ApiFailure) -> list[str]:
-    """Return the last lines of a stream that fails after it has begun."""
+    """Return the lines that end a stream with an error."""
     return [data(anthropic_form(failure), "error")]

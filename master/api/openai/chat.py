@@ -15,7 +15,7 @@ from master.api.streams import Deadline, EventStream, cancel_on_disconnect, coll
 
 
 def chat_routes(state: ApiState) -> APIRouter:
-    """Return the route, for the application."""
+    """Return the routes of chat completions, for the application."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", summary="Answer a conversation")

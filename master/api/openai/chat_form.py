@@ -158,7 +158,7 @@ class ChatForm(CommonFields):
     chat_template_kwargs: dict[str, bool | int | str] | None = None
 
     def ask(self, client: Client) -> ChatRequest:
-        """Return the conversation with its settings; raise RequestError that names the field."""
+        """Return the conversation with its settings; raise a RequestError if a field is invalid."""
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
         grammar, field = grammar_of(self.response_format)
@@ -223,7 +223,7 @@ class ChatForm(CommonFields):
 
 
 def check_continued(field: str, use: ToolOptions, formed: bool) -> None:
-    """Raise RequestError if the answer must have a form, because that would have to begin before the continued text."""
+    """Raise RequestError if a continued answer must match a grammar, which could only match a whole answer."""
     if formed or use.forced:
         what = "a tool that has to be called" if use.forced else "a form of the answer"
         said = f"a message that is continued cannot be combined with {what}; remove one of them"

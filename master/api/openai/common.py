@@ -69,7 +69,7 @@ def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _likely(token: TokenLogprob) -> dict[str, float]:
-    """Return the log probabilities of the best tokens and the sampled one; of equal texts, the likelier."""
+    """Return the log probabilities of the best tokens and the sampled one by text; of equal texts, the likelier."""
     found: dict[str, float] = {}
     for text, _, value in token.best:
         found.setdefault(text, value)
@@ -78,7 +78,7 @@ def _likely(token: TokenLogprob) -> dict[str, float]:
 
 
 def failed(failure: ApiFailure) -> list[str]:
-    """Return the last events of a stream that fails after it has begun."""
+    """Return the events that end a stream with an error."""
     return [data(openai_form(failure)), DONE]
 
 

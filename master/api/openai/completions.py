@@ -37,7 +37,7 @@ class CompletionForm(CommonFields):
     response_format: ResponseFormat | None = None
 
     def asks(self, client: Client) -> list[TextRequest]:
-        """Return a request for each prompt; raise RequestError that names the field."""
+        """Return a request for each prompt; raise a RequestError if a field is invalid."""
         if self.echo and self.logprobs is not None:
             raise RequestError(
                 "echo cannot be combined with logprobs, because prompts have none; remove one of them", "echo"
@@ -60,7 +60,7 @@ def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[list[int]])
 
 
 def completion_routes(state: ApiState) -> APIRouter:
-    """Return the route, for the application."""
+    """Return the routes of completions, for the application."""
     router = APIRouter()
 
     @router.post("/v1/completions", summary="Continue a text")

@@ -62,7 +62,7 @@ def messages_of(items: Sequence[InputItem | OtherItem], known: Mapping[str, Mess
     results. Calls that another server ran are skipped, because the message after them has the results.
 
     Raises:
-        RequestError: if an item cannot be read; names it.
+        RequestError: if an item cannot be read; the message names it.
     """
     messages: list[Message] = []
     for index, item in enumerate(items):

@@ -29,8 +29,8 @@ class Items:
         self._text, self._logprobs = "", list[Sent]()
         self._ended: Ended | None = None
 
-    def begun(self) -> list[Sent]:
-        """Return the stream events that come first."""
+    def first_events(self) -> list[Sent]:
+        """Return the stream events that precede all output."""
         whole = self.response("in_progress")
         return [self._event("response.created", response=whole), self._event("response.in_progress", response=whole)]
 

@@ -20,7 +20,7 @@ from master.api.streams import Deadline, EventStream, cancel_on_disconnect, coll
 
 
 def response_routes(state: ApiState) -> APIRouter:
-    """Return the route, for the application."""
+    """Return the routes of the Responses API, for the application."""
     router, stored = APIRouter(), ResponseStore()
 
     @router.post("/v1/responses", summary="Answer a conversation (Responses API)")
@@ -52,7 +52,7 @@ def response_routes(state: ApiState) -> APIRouter:
 
 
 async def _stream(events: AsyncIterator[Event], items: Items, keep: Any) -> AsyncIterator[str]:
-    for said in items.begun():
+    for said in items.first_events():
         yield _sent(said)
     async for event in events:
         for said in items.push(event):
@@ -66,5 +66,5 @@ def _sent(event: dict[str, Any]) -> str:
 
 
 def _failed(items: Items, failure: ApiFailure) -> list[str]:
-    """Return the last events of a stream that fails after it has begun."""
+    """Return the events that end a stream with an error."""
     return [_sent(items.failed(failure.code or failure.kind, failure.message))]

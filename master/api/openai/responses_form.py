@@ -133,14 +133,14 @@ class ResponsesForm(SamplingFields):
         `known` has the turns of earlier items by id, for references to them.
 
         Raises:
-            RequestError: if an item cannot be read; names it.
+            RequestError: if an item cannot be read; the message names it.
         """
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         return messages_of(self.input, known)
 
     def ask(self, messages: Sequence[Message], client: Client) -> ChatRequest:
-        """Return the conversation `messages` with the request's settings; raise RequestError that names the field."""
+        """Return `messages` with the request's settings; raise a RequestError if a field is invalid."""
         said = list(messages)
         if self.instructions is not None:
             said.insert(0, {"role": "system", "content": self.instructions})

@@ -37,7 +37,7 @@ class KeptTurns:
         """Return the turns up to and including a response; none if `name` is None.
 
         Raises:
-            RequestError: if this owner has no such response, or no longer.
+            RequestError: if this owner has no stored response of that name.
         """
         if name is None:
             return ()

@@ -17,7 +17,7 @@ SPELLED = (MARKER, "[ARGS]", "[CALL_ID]", PYTHON_TAG, *HERMES, *(tag for pair in
 
 @dataclass(frozen=True)
 class ToolFamily:
-    """A way to write calls, each between `opening` and `closing`; `array`: all calls are one JSON array."""
+    """A syntax of tool calls, each between `opening` and `closing`. With `array`, all calls form one JSON array."""
 
     name: str
     parser: Callable[[Sequence[str]], ToolParser]

@@ -11,7 +11,7 @@ class ReasoningParser:
     """A parser that separates reasoning at the start of an answer from the rest, which `inner` parses."""
 
     def __init__(self, tags: tuple[str, str], begun: bool, inner: ToolParser) -> None:
-        """Create a parser; `begun`: the prompt ends with the opening tag, so that the answer begins with reasoning."""
+        """Create a parser. With `begun`, the prompt ends with the opening tag, so the answer begins with reasoning."""
         self._open, self._close = tags
         self._inner = inner
         self._text = ""

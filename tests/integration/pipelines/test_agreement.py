@@ -94,7 +94,7 @@ def test_a_group_batches_on_request_or_where_that_pays(
     if told != "batch":
         assert batched(made, sparse, wish) == made
         return
-    with pytest.raises(PlanError, match="nodes that choose neurons do not batch; give --sparsity off too"):
+    with pytest.raises(PlanError, match="nodes that compute only active neurons cannot batch; add --sparsity off"):
         batched(made, sparse, wish)
 
 

@@ -200,7 +200,7 @@ def test_others_go_on_while_a_costly_one_is_tried(grammars_of: Grammars) -> None
     threads = [Thread(target=ask, args=(lark,)) for lark in costly]
     for thread in threads:
         thread.start()
-    assert grammars_of.kept(own) is not None  # at once, whatever the others do
+    assert grammars_of.cached(own) is not None  # at once, whatever the others do
     for thread in threads:
         thread.join()
     assert len(refused) == len(costly)

@@ -82,7 +82,7 @@ class Auto(Group):
     @property
     def stats(self) -> GroupStats:
         """Totals since the group was opened, with the bytes that the shared connections carried."""
-        return self.transport.counted(self._stats)
+        return self.transport.with_traffic(self._stats)
 
     def _begin(self, step: int) -> None:
         self.transport.begin(step)
@@ -97,11 +97,11 @@ class Auto(Group):
         decode = "mesh" if self.size <= _FEW else "star"
         return Choice(decode, "two-shot", False, *sizes, predicted, {})
 
-    def _known(self) -> dict[cache.Pair, cache.Known]:
+    def _known(self) -> dict[cache.Pair, cache.CachedLink]:
         """Return the links that the master remembers; on workers none."""
         return cache.load(self._cache, self.spec) if self._cache and self.rank == 0 else {}
 
-    def _chosen_by(self, known: dict[cache.Pair, cache.Known], work: Work, doubted: bool = False) -> Choice:
+    def _chosen_by(self, known: dict[cache.Pair, cache.CachedLink], work: Work, doubted: bool = False) -> Choice:
         """Measure the links that are not `known` (all of them if `doubted`), then choose the algorithms."""
         trusted = {} if doubted else {pair: one.link for pair, one in known.items()}
         self.links = measure_links(self.transport, trusted)
@@ -110,7 +110,7 @@ class Auto(Group):
         choice = choose(self.groups, self.links, *self.spec.payload_values, work)
         return replace(choice, links_age_s=max((one.age_s for one in known.values()), default=0.0) if trusted else 0.0)
 
-    def _remembered(self, known: dict[cache.Pair, cache.Known]) -> bool:
+    def _remembered(self, known: dict[cache.Pair, cache.CachedLink]) -> bool:
         """Return True if the choice uses remembered links that were never confirmed.
 
         The master's answer is shared with all nodes.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.flight import IN_FLIGHT, Exchange, Flight
+from allreduce.flight import IN_FLIGHT, Exchange, PendingSum
 from tpi.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Group(ABC):
         self.size = spec.size
         self.wire = spec.wire
         self._stats = GroupStats()
-        self._flying = deque[Flight]()
+        self._pending = deque[PendingSum]()
 
     def allreduce(self, partial: F32) -> F32:
         """Return the sum of all nodes' `partial`, on every node. The result is valid until the next sum is finished."""
@@ -153,12 +153,12 @@ class Group(ABC):
             NodeLost: if a peer does not answer within its deadline.
         """
         started = perf_counter()
-        if len(self._flying) == IN_FLIGHT:
+        if len(self._pending) == IN_FLIGHT:
             raise RuntimeError(f"{IN_FLIGHT} sums are on their way; finish one first")
         exchange = self._allreduce(partial) if everywhere else self._reduce(partial)
-        flight = Flight(exchange, partial.shape, everywhere or self.rank == 0)
+        flight = PendingSum(exchange, partial.shape, everywhere or self.rank == 0)
         flight.resume()
-        self._flying.append(flight)
+        self._pending.append(flight)
         self._stats.seconds += perf_counter() - started
 
     def finish(self) -> F32 | None:
@@ -167,16 +167,16 @@ class Group(ABC):
         Valid until the next sum is finished.
         """
         started = perf_counter()
-        flight = self._flying.popleft()
+        flight = self._pending.popleft()
         if (total := flight.resume()) is None:
             # let the other sums progress while messages of this one are on their way
-            for other in self._flying:
+            for other in self._pending:
                 other.resume()
         while total is None:
             total = flight.resume()
         self._stats.exchanges += 1
         self._stats.seconds += perf_counter() - started
-        return total.reshape(flight.shape) if flight.here else None
+        return total.reshape(flight.shape) if flight.for_this_node else None
 
     @property
     def stats(self) -> GroupStats:
@@ -214,7 +214,7 @@ class Group(ABC):
 
     def begin(self, step: int) -> None:
         """Start step number `step`. Step numbers only increase. Sums and frames of earlier steps are dropped."""
-        self._flying.clear()
+        self._pending.clear()
         self._begin(step)
 
     @abstractmethod

@@ -21,7 +21,7 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Known:
+class CachedLink:
     """A link that was measured `age_s` seconds ago.
 
     `confirmed`: it was doubted once, and measured again with the same result.
@@ -50,15 +50,15 @@ def _valid(entry: object) -> bool:
     return all(isinstance(x, (int, float)) for x in entry) and all(x > 0 for x in entry[:3])
 
 
-def load(path: Path, spec: GroupSpec) -> dict[Pair, Known]:
+def load(path: Path, spec: GroupSpec) -> dict[Pair, CachedLink]:
     """Return the links of `spec` that were measured within a day. A missing or damaged file contains none."""
     entries, now = _read(path), time()
     pairs = ((pair, entries.get(_key(spec, *pair))) for pair in combinations(range(spec.size), 2))
-    known = {pair: Known(Link(e[0], e[1]), now - e[2], bool(e[3:] and e[3])) for pair, e in pairs if e}
+    known = {pair: CachedLink(Link(e[0], e[1]), now - e[2], bool(e[3:] and e[3])) for pair, e in pairs if e}
     return {pair: one for pair, one in known.items() if 0 <= one.age_s < FRESH_S}
 
 
-def save(path: Path, spec: GroupSpec, table: LinkTable, known: dict[Pair, Known], doubted: bool = False) -> None:
+def save(path: Path, spec: GroupSpec, table: LinkTable, known: dict[Pair, CachedLink], doubted: bool = False) -> None:
     """Add the links of `table` that were not `known`; if those were `doubted` and measured again, add all.
 
     Errors are ignored: the next start then measures again.

@@ -51,7 +51,7 @@ class Lateness:
         self.usual_s += _WEIGHT * (took - self.usual_s)
 
 
-class Patience:
+class Deadlines:
     """Deadlines of one node's waits for all others.
 
     Times are `since_boot` seconds, without those in which this process was stopped.

@@ -16,16 +16,16 @@ Exchange = Generator[None, None, F32]
 IN_FLIGHT = 2  # most sums that may be under way at once
 
 
-class Flight:
-    """A sum that was started. `shape` is that of the partial result; `here` is True if this node gets the sum."""
+class PendingSum:
+    """A sum under way. `shape` is that of the partial result; `for_this_node` is True if this node gets the sum."""
 
-    __slots__ = ("_exchange", "_total", "here", "shape")
+    __slots__ = ("_exchange", "_total", "for_this_node", "shape")
 
-    def __init__(self, exchange: Exchange, shape: tuple[int, ...], here: bool) -> None:
+    def __init__(self, exchange: Exchange, shape: tuple[int, ...], for_this_node: bool) -> None:
         self._exchange = exchange
         self._total: F32 | None = None
         self.shape = shape
-        self.here = here
+        self.for_this_node = for_this_node
 
     def resume(self) -> F32 | None:
         """Continue the sum. Return it, or None if it has sent more and would now wait for other nodes."""

@@ -18,7 +18,7 @@ _ROUND_TRIPS = 25  # or this many of the slowest round trips if that is longer
 _PINGS = 8
 _MESSAGES = 64  # limit of messages per pair
 _PROBE_VALUES = (1 << 12, 1 << 14, 1 << 16, 1 << 18)  # 16 KiB to 1 MiB
-BELIEVED = ((1e-9, 1.0), (1e4, 1e13))  # accepted ranges of latency in seconds and of bytes per second
+PLAUSIBLE = ((1e-9, 1.0), (1e4, 1e13))  # accepted ranges of latency in seconds and of bytes per second
 _ENOUGH_S = 0.02  # a probe that takes this long measures the bandwidth well enough
 
 
@@ -66,9 +66,9 @@ def share(transport: Transport, values: F32) -> F32:
     return out
 
 
-def believed(claims: F32) -> F32:
+def plausible(claims: F32) -> F32:
     """Return measured latencies and bandwidths `[..., 2]`, clipped to plausible ranges. NaN becomes the lower limit."""
-    return np.clip(np.nan_to_num(claims, nan=0.0), *(np.array(bound, np.float32) for bound in BELIEVED))
+    return np.clip(np.nan_to_num(claims, nan=0.0), *(np.array(bound, np.float32) for bound in PLAUSIBLE))
 
 
 def _mask(size: int, known: dict[tuple[int, int], Link]) -> F32:
@@ -140,7 +140,7 @@ def _assemble(transport: Transport, found: F32, known: dict[tuple[int, int], Lin
         table[0] = found
         for rank in range(1, size):
             transport.box.receive(rank, number, table[rank].reshape(-1), EXACT.code)
-        table = believed(table)
+        table = plausible(table)
         for pair, link in known.items():
             table[pair] = link.latency_s, link.bytes_per_s
     else:

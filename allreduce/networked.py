@@ -24,11 +24,11 @@ class Networked(Group):
         # rotated, so that the nodes do not all send to the same node first
         self.others = tuple((spec.rank + step) % spec.size for step in range(1, spec.size))
         self.transport = transport or Transport(spec, endpoints)
-        self.transport.connect(self.reach())
+        self.transport.connect(self.partners())
         self.box = self.transport.box
 
     @abstractmethod
-    def reach(self) -> set[int]:
+    def partners(self) -> set[int]:
         """Return the ranks that this node exchanges messages with."""
 
     @property
@@ -39,7 +39,7 @@ class Networked(Group):
     @property
     def stats(self) -> GroupStats:
         """Totals since the group was opened, with the bytes that its connections carried."""
-        return self.transport.counted(self._stats)
+        return self.transport.with_traffic(self._stats)
 
     def _begin(self, step: int) -> None:
         self.transport.begin(step)

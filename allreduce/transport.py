@@ -10,7 +10,7 @@ from importlib import import_module
 
 from allreduce._mailbox import Mailbox
 from allreduce.base import Endpoints, GroupSpec, GroupStats
-from allreduce.deadline import Patience
+from allreduce.deadline import Deadlines
 from allreduce.flight import IN_FLIGHT
 from tpi.errors import PlanError
 from tpi.net.monitor import Socket
@@ -59,16 +59,16 @@ class Transport:
             spec.spin_us * 1e-6,
             SEGMENT_VALUES,
             IN_FLIGHT,
-            Patience(spec, endpoints.watch, endpoints.lateness),
+            Deadlines(spec, endpoints.watch, endpoints.lateness),
         )
         if endpoints.router is not None:
             endpoints.router.rcvtimeo = _SLICE_MS
             for rank in range(spec.rank):
                 self.box.connect(rank, endpoints.router.underlying, identity(spec, rank))
 
-    def connect(self, reach: Iterable[int]) -> None:
-        """Connect to those of `reach` that have a higher rank. Lower ranks connect to this node."""
-        for rank in reach:
+    def connect(self, ranks: Iterable[int]) -> None:
+        """Connect to those of `ranks` that are above this node's rank. Lower ranks connect to this node."""
+        for rank in ranks:
             if rank > self.spec.rank and rank not in self._dealers:
                 peer = self.spec.peers[rank]
                 host, port = split_address(peer.address.removeprefix("tcp://"))
@@ -82,7 +82,7 @@ class Transport:
         """Go to `step` and drop messages of earlier ones."""
         self.box.begin(step & _STEP_MASK)
 
-    def counted(self, stats: GroupStats) -> GroupStats:
+    def with_traffic(self, stats: GroupStats) -> GroupStats:
         """Return `stats` with the bytes and frames counted so far filled in."""
         stats.sent_bytes, stats.received_bytes = self.box.sent_bytes, self.box.received_bytes
         stats.dropped = self.box.dropped

@@ -32,7 +32,7 @@ PROCESS = 7 << 20  # bytes that a process takes once it works: code, sockets, pl
 
 
 @dataclass(frozen=True)
-class Demand:
+class MemoryNeed:
     """Memory needs of one node, in bytes except for `pages`."""
 
     blocks: tuple[int, ...]  # each block or tile, in order of use (`Extent.slot_bytes`)
@@ -73,7 +73,12 @@ class Budget:
 
 
 def plan_budget(
-    need: Demand, total: int, chunk: int = LONGEST_CHUNK, window: int = 0, retain: int = 0, speeds: Speeds | None = None
+    need: MemoryNeed,
+    total: int,
+    chunk: int = LONGEST_CHUNK,
+    window: int = 0,
+    retain: int = 0,
+    speeds: Speeds | None = None,
 ) -> Budget:
     """Divide `total` bytes among the needs of a node.
 
@@ -108,12 +113,12 @@ def plan_budget(
     )
 
 
-def minimum_bytes(need: Demand, window: int = 0, retain: int = 0) -> int:
+def minimum_bytes(need: MemoryNeed, window: int = 0, retain: int = 0) -> int:
     """Return the smallest budget that works without any KV cache: one token a step, one block in memory at a time."""
     return need.fixed + need.token + need.table_tiles + _least_weights(need, window, retain)[0]
 
 
-def sufficient_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> int:
+def sufficient_budget(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK) -> int:
     """Return the smallest budget found with which `plan_budget` leaves `weights` bytes for blocks: bytes, whole MiB.
 
     The head or a longer chunk may take added memory first, so the budget grows in steps until the blocks get theirs.
@@ -124,7 +129,7 @@ def sufficient_budget(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) ->
     return total
 
 
-def window_budget(need: Demand, window: int, retain: int, chunk: int = LONGEST_CHUNK) -> int:
+def window_budget(need: MemoryNeed, window: int, retain: int, chunk: int = LONGEST_CHUNK) -> int:
     """Return the smallest budget found for this window with the head in memory: bytes, whole MiB."""
     total = _whole_mib(minimum_bytes(need, window, retain) + need.pages * need.page_bytes)
     while (head := _shares(need, total, chunk, window, retain)[1]) < round_up(need.head):
@@ -132,7 +137,7 @@ def window_budget(need: Demand, window: int, retain: int, chunk: int = LONGEST_C
     return total
 
 
-def budget_with_head(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> int:
+def budget_with_head(need: MemoryNeed, weights: int, chunk: int = LONGEST_CHUNK) -> int:
     """Return the smallest budget found that leaves `weights` bytes for blocks with the head in memory: whole MiB.
 
     If `weights` is the size of all blocks, the budget includes the embedding.
@@ -143,13 +148,13 @@ def budget_with_head(need: Demand, weights: int, chunk: int = LONGEST_CHUNK) -> 
     return total + (round_up(need.embedding) if weights >= sum(need.blocks) else 0)
 
 
-def affordable_pages(need: Demand, total: int, window: int = 0, retain: int = 0) -> int:
+def affordable_pages(need: MemoryNeed, total: int, window: int = 0, retain: int = 0) -> int:
     """Return how many pages fit into `total` bytes if all other needs are at their minimum; 0 if those do not fit."""
     room = total - minimum_bytes(need, window, retain)
     return max(0, room // need.page_bytes) if need.page_bytes else need.pages
 
 
-def _shares(need: Demand, total: int, chunk: int, window: int, retain: int) -> tuple[int, int, int]:
+def _shares(need: MemoryNeed, total: int, chunk: int, window: int, retain: int) -> tuple[int, int, int]:
     """Return the tokens of a prefill step, the bytes for the head, and the bytes left for blocks.
 
     The arguments are those of `plan_budget`.
@@ -163,7 +168,7 @@ def _shares(need: Demand, total: int, chunk: int, window: int, retain: int) -> t
     return chunk, head, left - head - min(TILE, round_up(need.embedding))
 
 
-def _least_weights(need: Demand, window: int, retain: int) -> tuple[int, int]:
+def _least_weights(need: MemoryNeed, window: int, retain: int) -> tuple[int, int]:
     """Return the bytes that blocks need at least, and the bytes with which loads overlap computing."""
     if window:
         needed = place_window(need.blocks, window, retain, need.kinds).memory_bytes
@@ -171,7 +176,7 @@ def _least_weights(need: Demand, window: int, retain: int) -> tuple[int, int]:
     return max(need.blocks, default=0), min(sum(need.blocks), neighbours(need.blocks, 2)) if need.blocks else 0
 
 
-def _chunk(need: Demand, left: int, weights: tuple[int, int], longest: int, everything: int) -> int:
+def _chunk(need: MemoryNeed, left: int, weights: tuple[int, int], longest: int, everything: int) -> int:
     """Return the tokens of the longest prefill step: `longest`, halved until it leaves enough for weights.
 
     Activations take memory from weights, so each of their bytes is one more byte to stream for every token. A step
@@ -196,7 +201,7 @@ def _chunk(need: Demand, left: int, weights: tuple[int, int], longest: int, ever
     return chunk
 
 
-def _head(need: Demand, left: int, weights: tuple[int, int]) -> int:
+def _head(need: MemoryNeed, left: int, weights: tuple[int, int]) -> int:
     """Return the bytes for the head: all of it if blocks can still be streamed, else its tiles.
 
     The whole head has priority over resident blocks because nothing hides the time to load it.
@@ -220,7 +225,7 @@ def _placed(
     return place(blocks, room // PAGE * PAGE, speeds)
 
 
-def _refusal(need: Demand, total: int, window: int, retain: int) -> PlanError:
+def _refusal(need: MemoryNeed, total: int, window: int, retain: int) -> PlanError:
     smallest = round_up(minimum_bytes(need, window, retain) + need.pages * need.page_bytes)
     fitting = PAGE_TOKENS * affordable_pages(need, total, window, retain)
     context = f"a context of {fitting} tokens would fit" if fitting else "no context would fit"

@@ -151,7 +151,7 @@ def _write(file: Path, text: str, device: Host) -> None:
         raise TestbedError(f"the limits of device {device.name} cannot be set: {file}: {error.strerror}") from error
 
 
-def rubbish(hierarchies: Hierarchies, name: str, devices: list[str]) -> tuple[str, ...]:
+def group_directories(hierarchies: Hierarchies, name: str, devices: list[str]) -> tuple[str, ...]:
     """Return the directories that the group `name` leaves in all hierarchies, children first."""
     roots = [hierarchies.unified] if hierarchies.unified else list(hierarchies.version1.values())
     return tuple(str(root / name / child) for root in roots for child in (*devices, ""))

@@ -70,7 +70,7 @@ def workers(bed: Testbed, options: HostWorkerOptions | None = None) -> Iterator[
 
 
 @dataclass
-class Ending:
+class StopSignal:
     """A request to end this process: the number of the signal, or 0 if there was none."""
 
     signal: int = 0
@@ -84,19 +84,19 @@ class Ending:
             raise SystemExit(128 + self.signal)
 
 
-def run(bed: Testbed, command: list[str], addresses: str, ending: Ending | None = None) -> int:
+def run(bed: Testbed, command: list[str], addresses: str, stop: StopSignal | None = None) -> int:
     """Run `command` on the first device with `TPI_WORKERS` set to `addresses`. Return its exit code.
 
     Raises:
         TestbedError: if the testbed ends before the command does.
-        SystemExit: if this process received a signal to end, as recorded in `ending`.
+        SystemExit: if this process received a signal to end, as recorded in `stop`.
     """
-    ending = ending or Ending()
+    stop = stop or StopSignal()
     environment = {**os.environ, WORKERS: addresses}
     process = bed.popen(bed.topology.devices[0].name, command, env=environment)
     try:
         while process.poll() is None:
-            ending.check()
+            stop.check()
             if bed.ended():
                 raise TestbedError("the testbed's holder process ended, and the network with it: start again")
             _wait(process, 0.2)
@@ -109,22 +109,22 @@ def run(bed: Testbed, command: list[str], addresses: str, ending: Ending | None 
 
 
 @contextmanager
-def ending_gracefully() -> Iterator[Ending]:
+def stop_on_signals() -> Iterator[StopSignal]:
     """Turn SIGTERM and SIGHUP into an exception inside the block, so that everything is taken down.
 
     The yielded object records the signal, even if the exception was lost.
     """
-    ending = Ending()
+    stop = StopSignal()
 
     def leave(number: int, frame: FrameType | None) -> None:
-        ending.signal = number
-        ending.check()
+        stop.signal = number
+        stop.check()
 
     before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         before[number] = signal.signal(number, leave)
     try:
-        yield ending
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

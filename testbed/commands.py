@@ -95,11 +95,11 @@ def run(
     options = cluster.HostWorkerOptions(cache=cache and cache.resolve(), logs=logs)
     if worker:
         options = cluster.HostWorkerOptions(tuple(shlex.split(worker)), options.cache, options.logs)
-    with cluster.ending_gracefully() as ending, Testbed.start(topology, backend) as bed:
+    with cluster.stop_on_signals() as stop, Testbed.start(topology, backend) as bed:
         if verify:
             _verify(bed)
         with cluster.workers(bed, options) as addresses:
-            code = cluster.run(bed, list(command), addresses, ending)
+            code = cluster.run(bed, list(command), addresses, stop)
             _print_traffic(bed.ask("report"))
     sys.exit(code)
 
@@ -141,9 +141,9 @@ def fault(action: str, device: str, bandwidth: float | None, latency: float | No
     cut: nothing gets through. heal: undo cut and slow. slow: less bandwidth, more latency. kill: send SIGKILL to all
     that runs on it. freeze: stop its programs, with connections staying open. thaw: let them go on.
     """
-    from testbed.faults import inflict
+    from testbed.faults import apply_fault
 
-    click.echo(inflict(_find(name), action, device, bandwidth, latency))
+    click.echo(apply_fault(_find(name), action, device, bandwidth, latency))
 
 
 @testbed.command("status")
@@ -173,7 +173,7 @@ def down(name: str | None, everything: bool) -> None:
         launch.take_down(_find_any(name))
         click.echo(f"down: {name}")
         return
-    for left in launch.sweep():
+    for left in launch.remove_dead_testbeds():
         click.echo(f"removed the remains of {left}")
     for folder in state.folders(state.default_root()):
         if everything or state.read(folder).owner == "up":

@@ -11,7 +11,7 @@ from tpi.errors import TestbedError, UsageError
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
 
 
-def inflict(
+def apply_fault(
     folder: Path, action: str, device: str, bandwidth: float | None = None, latency: float | None = None
 ) -> str:
     """Do `action` to a device of the testbed at `folder`. Return a sentence that describes what was done.

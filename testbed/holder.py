@@ -18,11 +18,11 @@ from pathlib import Path
 from types import FrameType
 
 from testbed import state
-from testbed.cgroups import block_devices, find_hierarchies, make_group, remove_groups, rubbish
+from testbed.cgroups import block_devices, find_hierarchies, group_directories, make_group, remove_groups
 from testbed.control import answer, listen
 from testbed.network.backends import open_backend
 from testbed.processes import kill_all
-from testbed.state import HostProcess, TestbedRecord
+from testbed.state import DeviceRecord, TestbedRecord
 from tpi.errors import TestbedError, TpiError
 from tpi.topology.topology import Topology
 
@@ -76,12 +76,12 @@ def _enrol(folder: Path, record: TestbedRecord, topology: Topology, namespaces: 
     group = f"tpi-{record.id}"
     names = [device.name for device in topology.devices]
     scratch = Path(tempfile.gettempdir(), f"tpi-testbed-{record.id}")
-    left = rubbish(hierarchies, group, names)
+    left = group_directories(hierarchies, group, names)
     record = replace(record, holder=os.getpid(), mtu=mtu, scratch=str(scratch), rubbish=left)
     state.write(folder, record)
     scratch.mkdir(mode=0o700)
     for device, namespace in zip(topology.devices, namespaces, strict=True):
-        host = HostProcess(
+        host = DeviceRecord(
             device.name,
             topology.address(device.name),
             f"/proc/{os.getpid()}/fd/{namespace}",

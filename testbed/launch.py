@@ -60,7 +60,7 @@ class Testbed:
         require_root()
         chosen = choose_backend(topology, backend, has_netem())
         folder = state.new_folder(root or state.default_root())
-        lock = state.hold(folder)
+        lock = state.lock(folder)
         try:
             (folder / TOPOLOGY).write_text(json.dumps(topology.to_dict()))
             state.write(folder, TestbedRecord(folder.name, topology.name, chosen, owner))
@@ -190,7 +190,7 @@ def remove_dead(folder: Path) -> None:
         state.discard(folder)
 
 
-def sweep(root: Path | None = None) -> list[str]:
+def remove_dead_testbeds(root: Path | None = None) -> list[str]:
     """Remove the remains of all testbeds whose holder has ended. Return their ids."""
     dead = [folder for folder in state.folders(root or state.default_root()) if not state.alive(folder)]
     for folder in dead:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from testbed.state import HostProcess, TestbedRecord
+from testbed.state import DeviceRecord, TestbedRecord
 
 MARK, DEVICE = "TPI_TESTBED", "TPI_DEVICE"
 
@@ -21,7 +21,7 @@ def marked(record: TestbedRecord, device: str, environment: Mapping[str, str]) -
     return {**environment, MARK: record.id, DEVICE: device}
 
 
-def processes(record: TestbedRecord, host: HostProcess | None = None) -> set[int]:
+def processes(record: TestbedRecord, host: DeviceRecord | None = None) -> set[int]:
     """Return the ids of the processes of one device, or of all devices, of a testbed."""
     devices = record.devices if host is None else (host,)
     found = {
@@ -36,7 +36,7 @@ def processes(record: TestbedRecord, host: HostProcess | None = None) -> set[int
     return found - {0, os.getpid()}
 
 
-def signal_all(record: TestbedRecord, host: HostProcess | None, number: signal.Signals, patience: float = 2.0) -> int:
+def signal_all(record: TestbedRecord, host: DeviceRecord | None, number: signal.Signals, patience: float = 2.0) -> int:
     """Signal every process of a device or testbed, including those that start in the meantime. Return their number."""
     seen: set[int] = set()
     deadline = time.monotonic() + patience
@@ -51,7 +51,7 @@ def signal_all(record: TestbedRecord, host: HostProcess | None, number: signal.S
     return len(seen)
 
 
-def kill_all(record: TestbedRecord, host: HostProcess | None = None, patience: float = 5.0) -> bool:
+def kill_all(record: TestbedRecord, host: DeviceRecord | None = None, patience: float = 5.0) -> bool:
     """Kill every process of a device or testbed and wait until they are gone. Return False if some are not."""
     deadline = time.monotonic() + patience
     while alive := {process for process in processes(record, host) if _runs(process)}:

@@ -21,7 +21,7 @@ _MAKING = 10.0  # most seconds between creating a directory and locking it
 
 
 @dataclass(frozen=True)
-class HostProcess:
+class DeviceRecord:
     """One device of a running testbed."""
 
     name: str
@@ -41,10 +41,10 @@ class TestbedRecord:
     holder: int = 0  # process id
     mtu: int = 1500
     scratch: str = ""  # directory on disk for the devices' files; removed with the testbed
-    devices: tuple[HostProcess, ...] = ()
+    devices: tuple[DeviceRecord, ...] = ()
     rubbish: tuple[str, ...] = field(default=())  # cgroup directories to remove, children first
 
-    def host(self, name: str) -> HostProcess:
+    def host(self, name: str) -> DeviceRecord:
         """Return the device called `name`.
 
         Raises:
@@ -71,7 +71,7 @@ def new_folder(root: Path) -> Path:
     return folder
 
 
-def hold(folder: Path) -> int:
+def lock(folder: Path) -> int:
     """Lock the testbed at `folder` as long as any process has the returned descriptor open. Children may inherit it."""
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,8 +123,8 @@ def read(folder: Path) -> TestbedRecord:
         raise TestbedError(f"there is no usable testbed at {folder}: run `tpi testbed down` to remove it") from error
 
 
-def _member(fields: dict[str, Any]) -> HostProcess:
-    return HostProcess(**{**fields, "cgroups": tuple(fields["cgroups"])})
+def _member(fields: dict[str, Any]) -> DeviceRecord:
+    return DeviceRecord(**{**fields, "cgroups": tuple(fields["cgroups"])})
 
 
 def folders(root: Path) -> list[Path]:

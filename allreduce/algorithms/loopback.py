@@ -16,13 +16,13 @@ class Board:
     def __init__(self, size: int) -> None:
         self.size = size
         self._changed = Condition()
-        self._laid: dict[tuple[int, int], dict[int, F32]] = {}  # by step and exchange, then by rank
-        self._taken: dict[tuple[int, int], int] = {}
+        self._partials: dict[tuple[int, int], dict[int, F32]] = {}  # by step and exchange, then by rank
+        self._finished: dict[tuple[int, int], int] = {}
 
-    def lay(self, rank: int, key: tuple[int, int], values: F32) -> None:
+    def put(self, rank: int, key: tuple[int, int], values: F32) -> None:
         """Store a copy of this node's partial of exchange `key`."""
         with self._changed:
-            self._laid.setdefault(key, {})[rank] = values.copy()
+            self._partials.setdefault(key, {})[rank] = values.copy()
             self._changed.notify_all()
 
     def collect(self, spec: GroupSpec, key: tuple[int, int]) -> list[F32]:
@@ -33,19 +33,19 @@ class Board:
         """
         deadline = monotonic() + spec.timeout_s
         with self._changed:
-            laid = self._laid[key]
-            while len(laid) < self.size:
+            partials = self._partials[key]
+            while len(partials) < self.size:
                 if not self._changed.wait(deadline - monotonic()):
-                    peer = next(peer for peer in spec.peers if peer.rank not in laid)
+                    peer = next(peer for peer in spec.peers if peer.rank not in partials)
                     raise NodeLost(peer.name, f"{peer.name} (rank {peer.rank}) missed a sum")
-            return [laid[rank] for rank in range(self.size)]
+            return [partials[rank] for rank in range(self.size)]
 
-    def leave(self, key: tuple[int, int]) -> None:
+    def finish(self, key: tuple[int, int]) -> None:
         """Mark exchange `key` as done on this node. After the last node its partials are deleted."""
         with self._changed:
-            self._taken[key] = self._taken.get(key, 0) + 1
-            if self._taken[key] == self.size:
-                del self._taken[key], self._laid[key]
+            self._finished[key] = self._finished.get(key, 0) + 1
+            if self._finished[key] == self.size:
+                del self._finished[key], self._partials[key]
 
 
 class Loopback(Group):
@@ -76,12 +76,12 @@ class Loopback(Group):
         yield
         if self.size == 1 or self._board is None:
             return values
-        self._board.lay(self.rank, self._key, values)
+        self._board.put(self.rank, self._key, values)
         partials = self._board.collect(self.spec, self._key)
         total: F32 = partials[0].copy()
         for partial in partials[1:]:
             np.add(total, partial, out=total)
-        self._board.leave(self._key)
+        self._board.finish(self._key)
         self._key = (self._key[0], self._key[1] + 1)
         return total
 

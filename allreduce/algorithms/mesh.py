@@ -14,7 +14,7 @@ class Mesh(Networked):
 
     name = "mesh"
 
-    def reach(self) -> set[int]:
+    def partners(self) -> set[int]:
         """Return all other ranks."""
         return set(self.others)
 

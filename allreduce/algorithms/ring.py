@@ -24,7 +24,7 @@ class RingGroup(Networked):
         """False: a node must receive a chunk before it can pass it on, so a sum makes no progress in the background."""
         return False
 
-    def reach(self) -> set[int]:
+    def partners(self) -> set[int]:
         """Return both neighbours, and the master, which gets the last sum of a step directly."""
         if self.rank == 0:
             return set(self.others)

@@ -15,7 +15,7 @@ from types import TracebackType
 import numpy as np
 
 from allreduce.base import F32, Endpoints, Group, GroupSpec
-from allreduce.deadline import Patience
+from allreduce.deadline import Deadlines
 from allreduce.flight import Exchange
 from tpi.errors import PlanError, UsageError
 
@@ -76,7 +76,7 @@ class Shared(Group):
         from allreduce._shared import Board
 
         self.wire = "f32"
-        self._patience = Patience(spec, endpoints.watch, endpoints.lateness)
+        self._deadlines = Deadlines(spec, endpoints.watch, endpoints.lateness)
         self._spin_s = spec.spin_us * 1e-6
         memory = np.frombuffer(_map(spec.peers[0].address, Board.bytes(spec.size, _VALUES)), np.uint8)
         self._board: Board | None = Board(memory, spec.rank, spec.size, _VALUES)
@@ -100,7 +100,7 @@ class Shared(Group):
             self._board.lay(values[first : first + _VALUES])
             deadline = 0.0
             while (missing := self._board.take(total[first : first + _VALUES], self._spin_s, _SLICE_S)) >= 0:
-                deadline = self._patience(missing, deadline)
+                deadline = self._deadlines(missing, deadline)
         self.stats.sent_bytes += values.nbytes
         self.stats.received_bytes += values.nbytes * (self.size - 1)
         return total

@@ -15,7 +15,7 @@ class Star(Networked):
 
     name = "star"
 
-    def reach(self) -> set[int]:
+    def partners(self) -> set[int]:
         """Return all workers on the master, and the master on a worker."""
         return set(self.others) if self.rank == 0 else {0}
 

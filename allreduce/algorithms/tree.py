@@ -22,7 +22,7 @@ class Tree(Networked):
         """False: a node must receive a sum before it can pass it on, so a sum makes no progress in the background."""
         return False
 
-    def reach(self) -> set[int]:
+    def partners(self) -> set[int]:
         """Return the ranks of the parent and of up to two children."""
         return {*self._parent, *self._children}
 

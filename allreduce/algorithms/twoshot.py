@@ -26,7 +26,7 @@ class TwoShot(Networked):
 
     name = "two-shot"
 
-    def reach(self) -> set[int]:
+    def partners(self) -> set[int]:
         """Return all other ranks."""
         return set(self.others)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from benchmarks.result import Check, Result, Row, Table
 from scheduler.demand.cache import DemandCache
 from scheduler.demand.choice.replay import bound
-from scheduler.demand.choice.select import of_experts, select
+from scheduler.demand.choice.select import recording_of_experts, select
 from scheduler.demand.policies import Key
 from scheduler.demand.sources import DiskUnits
 from scheduler.slots.workers import Readers
@@ -81,7 +81,7 @@ def _row(path: Path, draw: Draw) -> Row:
     routing = draw.routing
     keys = [(layer, expert) for layer in range(LAYERS) for expert in range(draw.experts)]
     slots = len(keys) // 4
-    chosen = select(of_experts(routing[:RECORDED], range(LAYERS), keys), slots)
+    chosen = select(recording_of_experts(routing[:RECORDED], range(LAYERS), keys), slots)
     blocks = np.array([block for block, _ in keys], np.int64)
     extents = {key: Extent(path, number * UNIT, UNIT) for number, key in enumerate(keys)}
 
@@ -99,7 +99,7 @@ def _row(path: Path, draw: Draw) -> Row:
         taken = [(_pass(some, token), _pass(none, token)) for token in routing[RECORDED:]]
         stats, everything = some.stats(), none.stats()
     hits, uses = stats.hits - before.hits, stats.uses - before.uses
-    best = bound(of_experts(routing[RECORDED - warm :], range(LAYERS), keys), slots).hit_rate
+    best = bound(recording_of_experts(routing[RECORDED - warm :], range(LAYERS), keys), slots).hit_rate
     with_cache, without = (float(np.mean([pair[at] for pair in taken])) for at in range(2))
     rate, gain = hits / uses, without / with_cache
     assert everything.hits == 0  # as without a cache

@@ -10,7 +10,7 @@ from benchmarks.result import Check, Result, Row, Table
 from benchmarks.training.measure import LENGTH
 from benchmarks.training.routing import Routed, routed
 from scheduler.demand.choice.replay import Recording
-from scheduler.demand.choice.select import of_experts, try_all
+from scheduler.demand.choice.select import recording_of_experts, replay_all
 from tests.support.weights.trained import MIXTURE, UNSEEN, trained_facts, write_trained
 from tpi.sparsity.replay import cut_sequences
 
@@ -40,7 +40,7 @@ def bench(quick: bool) -> Result:
     found, experts = trained_routing(4 if quick else 64)
     facts, (tokens, layers, used) = trained_facts(MIXTURE), found.chosen.shape
     keys = [(layer, expert) for layer in range(layers) for expert in range(experts)]
-    recording = of_experts(found.chosen, range(layers), keys)
+    recording = recording_of_experts(found.chosen, range(layers), keys)
     rows = [_row(recording, share, len(keys)) for share in SHARES]
     said: list[Row] = [
         {
@@ -57,7 +57,7 @@ def bench(quick: bool) -> Result:
 
 
 def _row(recording: Recording, share: float, experts: int) -> Row:
-    tried = try_all(recording, int(share * experts))
+    tried = replay_all(recording, int(share * experts))
     assert tried is not None
     found = {_NAMES[choice.kind]: f"{rate:.1%}" for choice, rate in tried.found.items()}
     return {"experts in memory": f"{share:.1%}", **found, "Belady": f"{tried.best:.1%}"}

@@ -17,7 +17,7 @@ from benchmarks.result import Check, Result, Row, Table
 from benchmarks.support.commands import TPI
 from benchmarks.support.machine import MIB, status_bytes
 from benchmarks.support.models import llama_1b_f32
-from testbed.cgroups import find_hierarchies, make_group, remove_groups, rubbish
+from testbed.cgroups import find_hierarchies, group_directories, make_group, remove_groups
 from tpi.config import default_cache
 from tpi.pack.library.locate import open_model
 from tpi.topology.topology import Host
@@ -67,7 +67,7 @@ def group(limit: int) -> Iterator[tuple[str, ...]]:
     try:
         yield make_group(hierarchies, name, Host("process", memory=limit), [])
     finally:
-        remove_groups(rubbish(hierarchies, name, ["process"]))
+        remove_groups(group_directories(hierarchies, name, ["process"]))
 
 
 def run_in_group(limit: int, command: Sequence[str]) -> tuple[dict[str, Any] | str, float]:

@@ -141,6 +141,6 @@ def _row(name: str, times: list[float], stats: RecordStats, plain: float, stream
         "MB read a token": read / 1e6,
         "reads a token": stats.reads / stats.tokens if stats.tokens else "",
         "KiB a read": stats.mean_read / 1024 if stats.reads else "",
-        "found in memory": stats.hit_rate if stats.asked else "",
-        "waited, of the time": stats.stall_seconds / (sum(times) * TOKENS) if stats.asked else "",
+        "found in memory": stats.hit_rate if stats.requested else "",
+        "waited, of the time": stats.stall_seconds / (sum(times) * TOKENS) if stats.requested else "",
     }

@@ -19,7 +19,7 @@ from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.model.machine import emulated_node
 from scheduler.model.offload.work import Offload
 from scheduler.neurons.arena import NeuronArena
-from scheduler.neurons.moving import ArenaFigures, MigrationSettings
+from scheduler.neurons.migration import ArenaFigures, MigrationSettings
 from tests.support.cluster.inprocess import in_process_deployment
 from tpi.devices.emulated.device import open_emulated
 from tpi.devices.emulated.emulation import Emulation
@@ -55,13 +55,13 @@ class SparseSteps:
     @property
     def there(self) -> float:
         """The share of the active neurons that the accelerator computed."""
-        return self.figures.active_there / max(1, self.figures.active)
+        return self.figures.active_on_accelerator / max(1, self.figures.active)
 
     @property
     def here_time(self) -> float:
         """The CPU's share of the time that both computed neurons in."""
-        both = self.figures.seconds_here + self.figures.seconds_there
-        return self.figures.seconds_here / both if both else 1.0
+        both = self.figures.cpu_seconds + self.figures.accelerator_seconds
+        return self.figures.cpu_seconds / both if both else 1.0
 
 
 class SparseNode:
@@ -150,7 +150,7 @@ def by_layers(case: Case) -> Candidate[None]:
     plan = case.plan
     pieces = tuple(replace(piece, device=1) for piece in whole_blocks(plan))
     problem = case.problem(pieces)
-    room, kept = problem.rooms[0], set()
+    room, kept = problem.free_bytes[0], set()
     for layer in range(plan.config.layers):
         own = [number for number, piece in enumerate(pieces) if piece.block.layer == layer]
         room -= sum(pieces[number].nbytes + 4096 for number in own) + layer_pages_bytes(plan)

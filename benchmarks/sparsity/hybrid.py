@@ -17,7 +17,7 @@ from benchmarks.sparsity.emulated import (
     sparse_node,
 )
 from benchmarks.support.models import reglu_layers
-from scheduler.neurons.moving import DYNAMIC, STATIC, MigrationSettings
+from scheduler.neurons.migration import DYNAMIC, STATIC, MigrationSettings
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
 from worker.plan.choose import Choose

@@ -13,7 +13,7 @@ from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import ModelShape, model_shape
 from master.workers.places import WorkerId
-from scheduler.model.home.problem import Dealing, HomeProblem
+from scheduler.model.home.problem import HomeProblem, HomeSplit
 from scheduler.model.home.solve import best_split, split_over
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from tpi.devices.host import open_host
@@ -126,14 +126,14 @@ def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:
     return PlannedSplit(model_shape(options.model, options.dtype, options.cache, memory), own, measured, options)
 
 
-def _shares(found: Dealing, nodes: int) -> Split:
+def _shares(found: HomeSplit, nodes: int) -> Split:
     """Return the shares of every kind, in whole units; a kind that the model lacks gets equal placeholder shares."""
     none = (1.0,) * nodes
     kinds = (tuple(map(float, found.units.get(kind, ()))) or none for kind in ("heads", "neurons", "experts", "shared"))
     return Split(*kinds)
 
 
-def _note(problem: HomeProblem, dealing: Dealing) -> str:
+def _note(problem: HomeProblem, dealing: HomeSplit) -> str:
     """Return what is expected without the nodes that the best split leaves out; empty if it leaves out none."""
     out = [node.name for rank, node in enumerate(problem.nodes) if rank not in dealing.members]
     if not out:
@@ -146,7 +146,7 @@ def _note(problem: HomeProblem, dealing: Dealing) -> str:
     )
 
 
-def _why(problem: HomeProblem, best: Dealing, rank: int, one: Neighbour) -> str:
+def _why(problem: HomeProblem, best: HomeSplit, rank: int, one: Neighbour) -> str:
     """Return what is expected without one node and with it, and how far away it is."""
     both = split_over(problem, tuple(sorted({*best.members, rank})))
     slower = f", {short_number(1 / both.seconds)} with it" if both else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from master.deployment.batching import with_longest_steps
 from scheduler.model.offload.forecast import Gain
-from scheduler.model.offload.work import STRETCHES, Stretch
+from scheduler.model.offload.work import REQUEST_PHASES, RequestPhase
 from scheduler.model.roofline.forecast import BatchForecast, batch_gains, forecast_batch
 from scheduler.model.roofline.latency import PolicyPoint, accelerator_bytes, host_bytes
 from scheduler.model.roofline.levels import Hierarchy, TurningPoints
@@ -22,7 +22,7 @@ RESOURCES = {
     "accelerator": "the GPU", "host": "the CPU", "up": "the link to the GPU", "down": "the link from the GPU",
     "disk": "the disk", "bus": "RAM's bus", "turns": "that CPU and GPU take turns", "sums": "the network",
 }  # fmt: skip
-_STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
+_PHASES: dict[RequestPhase, str] = {"prompt": "prompts", "decode": "tokens"}
 # least speed-up that is named; how many gains are named; least share of a layer's time that is named
 _HELPS, _NAMED, _SHOWN = 1.01, 4, 0.005
 _MS = 1e3
@@ -75,7 +75,7 @@ class BatchReport:
             "prompt_s": self.forecast.prompt,
             "token_s": self.forecast.decode,
             "layer_busy_s": self.forecast.busy,
-            "roof": {stretch: self.forecast.roof(stretch) for stretch in STRETCHES},
+            "roof": {phase: self.forecast.roof(phase) for phase in REQUEST_PHASES},
             "turning_points": asdict(points) if points else None,
             "memory": {
                 "ram": float(host_bytes(self.problem, at)),
@@ -94,9 +94,9 @@ class BatchReport:
             f"{short_number(ahead.rate)} tok/s in all, prompts included: {ahead.policy.batch} prompts in "
             f"{short_number(ahead.prompt)} s, then {short_number(ahead.decode)} s for a token of each"
         )
-        for stretch in STRETCHES:
-            roof = RESOURCES[ahead.roof(stretch)]
-            yield f"the roof for {_STRETCHES[stretch]} is {roof}; a layer keeps {busy_words(ahead, stretch)} busy"
+        for phase in REQUEST_PHASES:
+            roof = RESOURCES[ahead.roof(phase)]
+            yield f"the roof for {_PHASES[phase]} is {roof}; a layer keeps {busy_words(ahead, phase)} busy"
         yield from self._turning()
         helping = [gain for gain in self.gains if gain.faster > _HELPS]
         told = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping[:_NAMED])
@@ -148,9 +148,9 @@ def policy_words(policy: BatchPolicy, sizes: bool = True) -> str:
     return ", ".join(parts)
 
 
-def busy_words(ahead: BatchForecast, stretch: Stretch) -> str:
+def busy_words(ahead: BatchForecast, phase: RequestPhase) -> str:
     """Return the milliseconds of each resource for a layer, the busiest first."""
-    busy = sorted(ahead.busy[stretch].items(), key=lambda item: -item[1])
+    busy = sorted(ahead.busy[phase].items(), key=lambda item: -item[1])
     longest = busy[0][1]
     told = [f"{RESOURCES[name]} {short_number(_MS * value)} ms" for name, value in busy if value > _SHOWN * longest]
     return ", ".join(told)

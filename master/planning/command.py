@@ -17,7 +17,7 @@ from master.planning.problem import planning_case, request_of
 from master.planning.refusals import refuse_idle, refuse_pipeline
 from master.planning.report import PlanReport
 from master.planning.shapes import ModelShape, model_shape
-from scheduler.model.home.problem import Dealing
+from scheduler.model.home.problem import HomeSplit
 from scheduler.model.home.solve import best_split
 from scheduler.model.machine import EXAMPLE
 from scheduler.model.offload.work import Workload
@@ -181,7 +181,7 @@ def _home_report(asked: HomeModel) -> HomeReport | None:
         return None
 
 
-def _dealt(asked: HomeModel) -> Dealing:
+def _dealt(asked: HomeModel) -> HomeSplit:
     """Return the best split for requests one after the other."""
     return best_split(replace(asked, request=replace(asked.request, sequences=1)).problem)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from scheduler.demand.choice.cliff import GUARDED
-from scheduler.demand.choice.first import warmed, worthiest
+from scheduler.demand.choice.cliff import DEFAULT_POLICY
+from scheduler.demand.choice.first import trained_policy, units_to_keep
 from scheduler.demand.choice.select import select
 from scheduler.model.experts.forecast import DemandForecast
 from worker.plan.modes.experts import CardSlots, recording_of, routed_of
@@ -31,8 +31,8 @@ class ExpertsReport:
         """How many experts of each layer would be on the accelerator at first, for layers with experts."""
         keys = [key for key, _ in routed_of(self.plan)]
         recording = recording_of(self.plan.routing, keys)
-        choice = select(recording, self.slots.slots).choice if recording is not None else GUARDED
-        first = worthiest(warmed(choice, keys, recording), keys, self.slots.slots)
+        choice = select(recording, self.slots.slots).choice if recording is not None else DEFAULT_POLICY
+        first = units_to_keep(trained_policy(choice, keys, recording), keys, self.slots.slots)
         counts = Counter(block for block, _ in first)
         return [counts[block] for block in dict.fromkeys(block for block, _ in keys)]
 
@@ -51,7 +51,7 @@ class ExpertsReport:
             f"experts come to the GPU as they are wanted: {self.slots.slots} of {self.slots.units} lie there at once, "
             f"at first {span} of {each} of each layer; all lie in RAM",
             f"of the chosen {found.hit_rate:.0%} are expected there ({known}), {found.fetched:.0%} fetched, the CPU "
-            f"computes {found.computed_here:.0%}: {faster:.2f} times as fast as --pipeline performance",
+            f"computes {found.computed_on_host:.0%}: {faster:.2f} times as fast as --pipeline performance",
         ]
 
     def fields(self) -> dict[str, Any]:
@@ -65,6 +65,6 @@ class ExpertsReport:
             "hit_rate": found.hit_rate,
             "recorded": bool(self.plan.routing),
             "fetched": found.fetched,
-            "computed_by_cpu": found.computed_here,
+            "computed_by_cpu": found.computed_on_host,
             "seconds_if_nothing_moves": self.still,
         }

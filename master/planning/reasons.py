@@ -5,9 +5,9 @@ from math import inf
 
 from scheduler.model.offload.choice import OffloadChoice
 from scheduler.model.offload.problem import Problem
-from scheduler.model.offload.work import KvTier, Pipeline, Stretch
+from scheduler.model.offload.work import KvTier, Pipeline, RequestPhase
 
-_STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
+_PHASES: dict[RequestPhase, str] = {"prompt": "prompts", "decode": "tokens"}
 _OTHER_KV: dict[KvTier, KvTier] = {"gpu": "ram", "ram": "gpu"}
 _OTHER_PIPELINE: dict[Pipeline, Pipeline] = {"performance": "memory", "memory": "performance"}
 _MEMORIES: dict[KvTier, str] = {"gpu": "the GPU's memory", "ram": "RAM"}
@@ -24,8 +24,8 @@ def _places(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
     if problem.machine.accelerator is None:
         yield "without an accelerator the CPU computes everything"
         return
-    for stretch, steps in _STRETCHES.items():
-        rest = zip(chosen.offload.residence, chosen.offload.places(stretch), strict=True)
+    for phase, steps in _PHASES.items():
+        rest = zip(chosen.offload.residence, chosen.offload.places(phase), strict=True)
         outside = [place for tier, place in rest if tier != "gpu"]
         there = outside.count("accelerator")
         if outside:

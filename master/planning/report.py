@@ -11,10 +11,10 @@ from master.planning.reasons import reasons
 from master.planning.shapes import ModelShape, weight_bytes
 from scheduler.model.offload.choice import OffloadChoice
 from scheduler.model.offload.crossover import crossover
-from scheduler.model.offload.forecast import Gain, OffloadForecast, StretchForecast, deepened, forecast, gains
+from scheduler.model.offload.forecast import Gain, OffloadForecast, PhaseForecast, deepened, forecast, gains
 from scheduler.model.offload.memory import Peaks, peaks
 from scheduler.model.offload.problem import Problem
-from scheduler.model.offload.work import PLACES, STRETCHES, TIERS, Tier, kv_pages
+from scheduler.model.offload.work import PLACES, REQUEST_PHASES, TIERS, Tier, kv_pages
 from worker.plan.case import Candidate, Case
 from worker.plan.choose import choose, ranked
 from worker.plan.modes.experts import CardSlots
@@ -105,10 +105,10 @@ class PlanReport:
     def computed(self, kind: str) -> dict[str, dict[str, int]]:
         """Return, for prompts and for decoding, how many segments of a kind are computed in each place."""
         told: dict[str, dict[str, int]] = {}
-        for stretch in STRETCHES:
-            places = zip(self.problem.work.segments, self.chosen.offload.places(stretch), strict=True)
+        for phase in REQUEST_PHASES:
+            places = zip(self.problem.work.segments, self.chosen.offload.places(phase), strict=True)
             counts = Counter(place for segment, place in places if segment.kind == kind)
-            told[stretch] = {place: counts[place] for place in PLACES}
+            told[phase] = {place: counts[place] for place in PLACES}
         return told
 
     def fields(self) -> dict[str, Any]:
@@ -172,8 +172,8 @@ def numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name} {number}"
 
 
-def _percent(stretch: StretchForecast) -> dict[str, float]:
-    return {lane: round(_PERCENT * part, 1) for lane, part in stretch.use.items()}
+def _percent(phase: PhaseForecast) -> dict[str, float]:
+    return {lane: round(_PERCENT * part, 1) for lane, part in phase.use.items()}
 
 
 def _finite(value: float) -> float | None:

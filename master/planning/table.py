@@ -11,7 +11,7 @@ from master.planning.report import KINDS, PlanReport, numbered
 from master.planning.shapes import weight_bytes
 from master.reporting.report import figures_table, wide_console
 from scheduler.model.machine import Accelerator, NodeMachine
-from scheduler.model.offload.forecast import StretchForecast
+from scheduler.model.offload.forecast import PhaseForecast
 from scheduler.model.offload.memory import MemoryParts
 from scheduler.model.offload.work import PLACES, TIERS, Tier, kv_pages
 from tpi.text import short_number
@@ -139,9 +139,9 @@ def _dealing(report: PlanReport) -> Iterator[str]:
         yield f"of {cards.total()} segments {', '.join(names)}"
 
 
-def _use(stretch: StretchForecast) -> str:
+def _use(phase: PhaseForecast) -> str:
     """Return the busy lanes, the busiest first, which is the bottleneck."""
-    busy = sorted(stretch.use.items(), key=lambda item: -item[1])
+    busy = sorted(phase.use.items(), key=lambda item: -item[1])
     return ", ".join(f"{_lane(lane)} {100 * part:.0f}%" for lane, part in busy if part >= _SHOWN)
 
 

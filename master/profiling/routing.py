@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from master.profiling.measure import PIECE
-from scheduler.demand.choice.select import Selected, of_experts, select
+from scheduler.demand.choice.select import SelectedPolicy, recording_of_experts, select
 from tpi.kernels import Kernels
 from tpi.kernels.spec import Routing
 from tpi.pack.manifest import MANIFEST
@@ -44,7 +44,7 @@ def routing_figures(record: RoutingRecord) -> dict[str, Any]:
     layers, count = record.experts.shape[1], int(record.experts.max()) + 1
     counts = [np.bincount(record.experts[:, at].ravel(), minlength=count) for at in range(layers)]
     keys = [(layer, expert) for layer in range(layers) for expert in range(count)]
-    recording = of_experts(record.sample(), range(layers), keys)
+    recording = recording_of_experts(record.sample(), range(layers), keys)
     least = max(recording.largest_use, 1)
     held = {share: select(recording, max(least, int(share * len(keys)))) for share in _SHARES}
     return {
@@ -54,7 +54,7 @@ def routing_figures(record: RoutingRecord) -> dict[str, Any]:
     }
 
 
-def _selected(one: Selected) -> dict[str, Any]:
+def _selected(one: SelectedPolicy) -> dict[str, Any]:
     return {"policy": one.choice.name, "found": one.hit_rate, "lru": one.lru, "belady": one.best}
 
 

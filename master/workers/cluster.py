@@ -19,7 +19,7 @@ from master.workers.places import WorkerId, WorkerOrder
 from master.workers.recruits import RETRY_S, Recruits
 from master.workers.remote import RemoteWorker
 from master.workers.weights import UnitSource
-from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
+from scheduler.model.timeline import NO_OTHER_WAITS, OtherWaits
 from tpi.errors import NodeError, NodeInUse, NodeLost, TpiError
 from tpi.net.codec import encode
 from tpi.net.fields import WindowState
@@ -203,7 +203,7 @@ class Cluster:
         Raises:
             NodeError: if a worker is lost, or does not answer.
         """
-        each = waits or [NOTHING_ELSE] * len(self.workers)
+        each = waits or [NO_OTHER_WAITS] * len(self.workers)
         for worker, beside in zip(self.workers, each, strict=True):
             self._ask(AskStats(self.session, self.epoch, bool(waits), beside.tail, beside.others), worker)
         self._wait(lambda: all(worker.stats for worker in self.workers), STATS_S, self._no_stats)

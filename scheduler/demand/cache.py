@@ -17,10 +17,10 @@ from itertools import groupby
 import numpy as np
 
 from scheduler.demand.choice.replay import Recording
-from scheduler.demand.groups import Groups, Walk
-from scheduler.demand.loads import Gaps, IdleTime
+from scheduler.demand.iterators import GroupIterator, UnitIterator
+from scheduler.demand.loads import IdleGaps, IdleTime
 from scheduler.demand.policies import Key, Policy
-from scheduler.demand.shared import Choose, SharedHold
+from scheduler.demand.shared import ChooseCount, SharedHold
 from scheduler.demand.shelf import UnitShelf
 from scheduler.demand.sources import UnitTier, Verified, Verify
 from scheduler.demand.stats import DemandStats
@@ -73,7 +73,7 @@ class DemandCache:
         self._blocks = np.array([block for block, _ in source.keys], np.int64)
         self._recorded: list[list[Units]] = []
         self._counted: DemandStats | None = None  # the counts at the end of the recording
-        self.shelf = UnitShelf(source, len(self._slots), policy, idle or Gaps(clock))
+        self.shelf = UnitShelf(source, len(self._slots), policy, idle or IdleGaps(clock))
         self.slots = SlotCache(
             Verified(source, self._slots, verify),
             workers,
@@ -129,7 +129,7 @@ class DemandCache:
         There may be more keys than slots. Errors are those of `hold`; some are raised during the iteration.
         """
         units = self._numbers(keys)
-        walk = Walk(units, self._pin, self._bytes, self._unpin)
+        walk = UnitIterator(units, self._pin, self._bytes, self._unpin)
         self._note(units)
         try:
             yield walk
@@ -143,14 +143,14 @@ class DemandCache:
         Errors are those of `follow`.
         """
         units = self._numbers(keys)
-        groups = Groups(units, self.group_size(len(units)), self._pin, self._bytes, self._unpin)
+        groups = GroupIterator(units, self.group_size(len(units)), self._pin, self._bytes, self._unpin)
         self._note(units)
         try:
             yield groups
         finally:
             groups.close()
 
-    def share(self, keys: Sequence[Key], choose: Choose) -> SharedHold:
+    def share(self, keys: Sequence[Key], choose: ChooseCount) -> SharedHold:
         """Hold those of `keys` (of one block) that are loaded, and load as many of the others as `choose` says.
 
         The remaining units are computed elsewhere. They count as used, and are loaded while the tier below is idle if
@@ -160,10 +160,10 @@ class DemandCache:
         self._note(units)
         with self.slots.lock:
             self.slots.require_open()
-            wishes = len(self.shelf.wishes)
+            wishes = len(self.shelf.read_ahead)
             parts, loads = self.shelf.divide(units, lambda *both: choose(*map(self._keys, both)))
             self.slots.submit(loads)
-            self.slots.kick(len(self.shelf.wishes) - (0 if loads else wishes))
+            self.slots.kick(len(self.shelf.read_ahead) - (0 if loads else wishes))
         return self._shared(*parts)
 
     def present(self, keys: Sequence[Key]) -> SharedHold:
@@ -186,9 +186,9 @@ class DemandCache:
         """Expect that the next hold of a block will be of `keys`, which are all of that block; read ahead if idle."""
         with self.slots.lock:
             if keys and not self.slots.closed:
-                wishes = len(self.shelf.wishes)
-                self.shelf.announce(keys[0][0], self._numbers(keys))
-                self.slots.kick(len(self.shelf.wishes) - wishes)
+                wishes = len(self.shelf.read_ahead)
+                self.shelf.expect(keys[0][0], self._numbers(keys))
+                self.slots.kick(len(self.shelf.read_ahead) - wishes)
 
     @property
     def loaded_bytes(self) -> int:

@@ -17,7 +17,7 @@ _FEWEST = 3  # gaps that must have been seen before anything is read ahead
 _MOST_AHEAD = 64  # units that may wait to be read ahead; others are forgotten
 
 
-class Wishes:
+class ReadAheadQueue:
     """The units that wait to be read ahead, in order."""
 
     def __init__(self) -> None:
@@ -26,29 +26,29 @@ class Wishes:
     def __len__(self) -> int:
         return len(self._units)
 
-    def announce(self, units: Iterable[int]) -> None:
+    def add(self, units: Iterable[int]) -> None:
         """Queue units to be read ahead."""
         self._units.extend(unit for unit in units if unit not in self._units)
 
-    def announce_first(self, units: list[int]) -> None:
+    def add_first(self, units: list[int]) -> None:
         """Queue units to be read ahead before all others."""
         others = [unit for unit in self._units if unit not in units]
         self._units = deque([*units, *others][:_MOST_AHEAD])
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all units."""
         self._units.clear()
 
-    def next(self, there: Callable[[int], bool]) -> int | None:
+    def pop(self, has_slot: Callable[[int], bool]) -> int | None:
         """Remove and return the next unit for which `there` returns False; None if there is none."""
         while self._units:
             unit = self._units.popleft()
-            if not there(unit):
+            if not has_slot(unit):
                 return unit
         return None
 
 
-class HintRecord:
+class HintAccuracy:
     """A record of how many units that were read ahead were used.
 
     If fewer than a quarter were used, only one hint in `_RETRY` is followed, to see whether hints improve.
@@ -57,13 +57,13 @@ class HintRecord:
     def __init__(self) -> None:
         self._used = self._wasted = self._asked = 0
 
-    def note(self, used: int, wasted: int) -> None:
+    def add(self, used: int, wasted: int) -> None:
         """Count units that were read ahead and then used, or evicted before they were used."""
         self._used, self._wasted = self._used + used, self._wasted + wasted
         if self._used + self._wasted > _REMEMBERED:
             self._used, self._wasted = self._used // 2, self._wasted // 2
 
-    def follows(self) -> bool:
+    def should_follow(self) -> bool:
         """Return True if the next unit should be read ahead. Call it once for each unit."""
         judged = self._used + self._wasted
         if judged < _JUDGED or 4 * self._used >= judged:
@@ -85,7 +85,7 @@ class IdleTime(Protocol):
         """Return how many bytes could be read ahead now, at `speed` bytes per second, besides those `under_way`."""
 
 
-class Patient:
+class IdleUnlessDemanded:
     """An `IdleTime` for a tier whose loads need not be waited for: it is idle while nothing is demanded.
 
     A hold that finds a unit still loading can do without it, so read-ahead delays only the demand loads behind it, by
@@ -108,7 +108,7 @@ class Patient:
         return 0.0 if self._busy else inf
 
 
-class Gaps:
+class IdleGaps:
     """The times between demands. Not thread-safe: the cache calls it under its lock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -31,7 +31,7 @@ class Policy(Protocol):
     def use(self, units: Units) -> None:
         """Note that `units`, all of one block, are used now."""
 
-    def worth(self, units: Units) -> F64:
+    def priority(self, units: Units) -> F64:
         """Return the worth of keeping each of `units`, float64 `[units]`; only the order of the values matters."""
 
 
@@ -53,10 +53,10 @@ class Lru:
         self._last[units] = self._now + np.arange(len(units))
         self._now += len(units)
 
-    def worth(self, units: Units) -> F64:
+    def priority(self, units: Units) -> F64:
         """Return the time of each unit's last use, counted in uses."""
-        worth: F64 = self._last[units]
-        return worth
+        priority: F64 = self._last[units]
+        return priority
 
 
 class Lfu:
@@ -82,10 +82,10 @@ class Lfu:
         self._score[units] += self._gain
         self._recent.use(units)
 
-    def worth(self, units: Units) -> F64:
+    def priority(self, units: Units) -> F64:
         """Return the number of each unit's uses, aged; recency breaks ties."""
-        worth: F64 = self._score[units] / self._gain + _RECENT * self._recent.worth(units)
-        return worth
+        priority: F64 = self._score[units] / self._gain + _RECENT * self._recent.priority(units)
+        return priority
 
     def frequency(self, units: Units) -> F64:
         """Return the share of steps in which each unit was used, 0 to 1; recent steps count more."""
@@ -112,10 +112,10 @@ class Pinned:
         """Note that `units`, all of one block, are used now."""
         self._recent.use(units)
 
-    def worth(self, units: Units) -> F64:
+    def priority(self, units: Units) -> F64:
         """Return the time of each unit's last use, plus a large bonus for pinned units."""
-        worth: F64 = self._recent.worth(units) + self._bonus[units]
-        return worth
+        priority: F64 = self._recent.priority(units) + self._bonus[units]
+        return priority
 
 
 class Importance:
@@ -150,10 +150,10 @@ class Importance:
         self._frequent.use(units)
         self.expect(units)
 
-    def worth(self, units: Units) -> F64:
+    def priority(self, units: Units) -> F64:
         """Return each unit's importance."""
-        worth: F64 = self._predicted[units] + self._weight * self._frequent.frequency(units)
-        return worth
+        priority: F64 = self._predicted[units] + self._weight * self._frequent.frequency(units)
+        return priority
 
 
 Kind = Literal["lru", "lfu", "aged", "pins", "importance"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from scheduler.demand.policies import Key
 from tpi.devices.pages import Bytes
 
-Choose = Callable[[Sequence[Key], Sequence[Key]], int]
+ChooseCount = Callable[[Sequence[Key], Sequence[Key]], int]
 """Called as `choose(ready, late)` under the cache's lock; returns how many of `late` to load, in their order."""
 
 
@@ -21,7 +21,7 @@ class SharedHold:
         release: Callable[[], None],
     ) -> None:
         """Create a hold. `wait(key)` returns a unit's bytes when they are loaded; `release()` releases all units."""
-        self.ready, self.late, self.left = ready, late, left
+        self.ready, self.loading, self.left_out = ready, late, left
         self._wait, self._release = wait, release
         self._closed = False
 

@@ -4,18 +4,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scheduler.demand.loads import HintRecord, IdleTime, Wishes
+from scheduler.demand.loads import HintAccuracy, IdleTime, ReadAheadQueue
 from scheduler.demand.policies import Policy
 from scheduler.demand.sources import UnitTier
 from scheduler.demand.stats import DemandStats
-from scheduler.slots.shelf import Load, Shelf
+from scheduler.slots.shelf import Load, PriorityShelf
 from scheduler.slots.table import F64, SlotTable, Units
 from tpi.errors import TpiError
 
 _WANTED_SOON = 2.0**100  # added to the worth of units that are expected and have not been used
 
 
-class UnitShelf(Shelf[np.int64]):
+class UnitShelf(PriorityShelf[np.int64]):
     """A shelf for the units of all blocks, numbered as in the source.
 
     Hints are not pinned. The units of a hint are evicted last, and wait to be read ahead until the tier below is idle.
@@ -23,11 +23,11 @@ class UnitShelf(Shelf[np.int64]):
 
     def __init__(self, source: UnitTier, slots: int, policy: Policy, idle: IdleTime) -> None:
         units = len(source.keys)
-        super().__init__("the cache", SlotTable(units, slots), self.worth, DemandStats())
+        super().__init__("the cache", SlotTable(units, slots), self.priority, DemandStats())
         self.policy, self.source = policy, source
-        self.wishes = Wishes()
+        self.read_ahead = ReadAheadQueue()
         self._names = [f"block {block}, unit {own}" for block, own in source.keys]
-        self._idle, self._hints = idle, HintRecord()
+        self._idle, self._hints = idle, HintAccuracy()
         self._unused = np.zeros(slots, np.bool_)  # True for slots that were filled ahead and not used since
         self._announced: dict[int, Units] = {}  # expected units by block
         self._wanted_soon = np.zeros(units, np.bool_)  # True for these units
@@ -40,9 +40,9 @@ class UnitShelf(Shelf[np.int64]):
         assert isinstance(self.stats, DemandStats)
         return self.stats
 
-    def worth(self, units: Units) -> F64:
+    def priority(self, units: Units) -> F64:
         """Return the worth of keeping each of `units`."""
-        return self.policy.worth(units) + _WANTED_SOON * self._wanted_soon[units]
+        return self.policy.priority(units) + _WANTED_SOON * self._wanted_soon[units]
 
     def claim(self, units: Units) -> tuple[Units, Sequence[Load]]:
         """Pin `units`, which are used; return their slots, and the loads of those that have none."""
@@ -53,7 +53,7 @@ class UnitShelf(Shelf[np.int64]):
         if not len(used):
             return units, ()
         self._mark(self.source.keys[used[0]][0], units[:0])
-        lacking = self.table.admit(units, self._worth)
+        lacking = self.table.admit(units, self._priority)
         self.policy.use(used)
         slots, missing = self.table.slot_of[units], self.table.slot_of[lacking]
         wasted = int(np.count_nonzero(self._unused[missing]))
@@ -65,7 +65,7 @@ class UnitShelf(Shelf[np.int64]):
         self._idle.asked(bool(len(lacking)))
         self._demanded += len(lacking)
         if len(lacking):
-            self.wishes.forget()
+            self.read_ahead.clear()
         return slots, [self._load(lacking[at : at + 1], missing[at : at + 1]) for at in range(len(lacking))]
 
     def sorted(self, units: Units) -> tuple[Units, Units, Units]:
@@ -84,30 +84,30 @@ class UnitShelf(Shelf[np.int64]):
         out are read ahead.
         """
         ready, coming, lacking = self.sorted(units)
-        late = np.concatenate([coming, lacking[np.argsort(-self.policy.worth(lacking), kind="stable")]])
+        late = np.concatenate([coming, lacking[np.argsort(-self.policy.priority(lacking), kind="stable")]])
         room = self.room(np.concatenate([ready, late])) - len(ready)
         count = min(choose(ready, late), room) if len(late) else 0
         _, loads = self.claim_some(np.concatenate([ready, late[:count]]), units)
         self.counts.elsewhere += len(late) - count
-        self.wishes.announce_first(self.table.lacking(late[count:]).tolist())
+        self.read_ahead.add_first(self.table.missing(late[count:]).tolist())
         return (ready, late[:count], late[count:]), loads
 
-    def announce(self, block: int, units: Units) -> None:
+    def expect(self, block: int, units: Units) -> None:
         """Expect that the next hold of `block` is of `units`; they are read ahead if there is time."""
         self.policy.expect(units)
         self._mark(block, units)
-        self.wishes.announce(self.table.lacking(units).tolist())
+        self.read_ahead.add(self.table.missing(units).tolist())
 
     def spare(self, speed: float) -> Load | None:
         """Return a load ahead, if a unit is worth it and there is time to load it at `speed` bytes per second."""
-        unit = self.wishes.next(lambda unit: self.table.slot_of[unit] >= 0)
+        unit = self.read_ahead.pop(lambda unit: self.table.slot_of[unit] >= 0)
         if unit is None:
             return None
         size = self.source.nbytes(unit)
-        units, slots = self.table.gains(np.array([unit]), self._worth)
+        units, slots = self.table.gains(np.array([unit]), self._priority)
         able = len(units) and self._idle.room(speed, sum(self._ahead.values())) >= size
-        if not able or not self._hints.follows():
-            self.wishes.forget()
+        if not able or not self._hints.should_follow():
+            self.read_ahead.clear()
             return None
         self._judge(0, int(self._unused[slots[0]]))
         self.table.place(units, slots)
@@ -153,4 +153,4 @@ class UnitShelf(Shelf[np.int64]):
     def _judge(self, used: int, wasted: int) -> None:
         self.counts.ahead_used += used
         self.counts.ahead_wasted += wasted
-        self._hints.note(used, wasted)
+        self._hints.add(used, wasted)

@@ -43,7 +43,7 @@ class KvRates:
         rate: float = getattr(self, kv_dtype)
         return nbytes / rate * max(1.0, sharers / SHARERS)
 
-    def times(self, factor: float) -> "KvRates":
+    def scaled(self, factor: float) -> "KvRates":
         """Return rates that are `factor` times as fast."""
         return KvRates(*(factor * rate for rate in (self.f32, self.f16, self.q8, self.q4)))
 

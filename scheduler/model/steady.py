@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from scheduler.model.placement import PAPERS_LAYER, Placement, Speeds, kinds_of, place, place_window
 from scheduler.model.ring import Ring, neighbours
-from scheduler.model.timeline import NOTHING_ELSE, Costs, OtherWaits, replay, simulate
+from scheduler.model.timeline import NO_OTHER_WAITS, Costs, OtherWaits, replay, simulate
 from tpi.devices.pages import round_up
 from tpi.pack.layout import BlockKind
 
@@ -154,7 +154,7 @@ def judge_streaming(
     tiles: Sequence[int] = (),
     planned: Placement | None = None,
     kinds: Sequence[BlockKind] | None = None,
-    beside: OtherWaits = NOTHING_ELSE,
+    other_waits: OtherWaits = NO_OTHER_WAITS,
 ) -> SteadyReport:
     """Judge a placement by measured seconds per block.
 
@@ -167,19 +167,19 @@ def judge_streaming(
         tiles: how many segments of the placement each block has; empty: one each.
         planned: the placement before resident neighbours were joined, if any were; more memory would change this one.
         kinds: the kind of each block.
-        beside: other waits that the measured exchanges contain.
+        other_waits: other waits that the measured exchanges contain.
     """
     tiles, history = tiles or [1] * len(placement.sizes), history or [costs]
-    net = beside.taken_from(costs)
+    net = other_waits.subtracted_from(costs)
     blocks, streamed = whole(net, set(placement.ring.blocks), tiles, placement.sizes)
     kinds = kinds_of(len(tiles), kinds)
     times = Times.of(blocks, streamed, kinds)
     token, stall = replay(placement.ring, history, max(_TOKENS, 2 * len(history))).typical
-    steady = stall + beside.own <= _NO_STALL * token
+    steady = stall + other_waits.own <= _NO_STALL * token
     enough = stall <= _NO_STALL * token and _waits(placement.ring, net) <= _NO_STALL
     waits = None if enough else (frozenset(range(len(tiles))) - streamed, placement.ring.size)
     later = times if steady else times.with_slower_loads(_SLOWER)
-    rows = beside.rows > _NO_STALL * token  # only with all blocks resident are the rows in memory
+    rows = other_waits.rows > _NO_STALL * token  # only with all blocks resident are the rows in memory
     advised = None if rows else advise(_sums(placement.sizes, tiles), later, waits, kinds)
     least = planned or placement
     return SteadyReport(
@@ -188,7 +188,7 @@ def judge_streaming(
         tight=is_tight(times),
         steady=steady,
         token_seconds=token,
-        stall_seconds=stall + beside.own,
+        stall_seconds=stall + other_waits.own,
         memory_bytes=placement.memory_bytes,
         window=advised[0] if advised else None,
         retain=advised[1] if advised else None,

@@ -56,7 +56,7 @@ class OtherWaits:
         """Seconds that this node waits for its own disk."""
         return self.head + self.rows
 
-    def taken_from(self, costs: Costs) -> Costs:
+    def subtracted_from(self, costs: Costs) -> Costs:
         """Return the costs of a token without these waits."""
         exchange = list(costs.exchange)
         if not exchange:
@@ -71,7 +71,7 @@ class OtherWaits:
         return replace(costs, exchange=exchange)
 
 
-NOTHING_ELSE = OtherWaits()
+NO_OTHER_WAITS = OtherWaits()
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ import numpy as np
 from scheduler.neurons.layer import LayerArena
 from scheduler.neurons.layout import ArenaLayer
 from scheduler.neurons.meter import NeuronMeter
+from scheduler.neurons.migration import DYNAMIC, ArenaFigures, MigrationSettings
 from scheduler.neurons.moves import NeuronMove
-from scheduler.neurons.moving import DYNAMIC, ArenaFigures, MigrationSettings
 from scheduler.slots.cache import SlotCache, Source
 from scheduler.slots.shelf import Load
 from scheduler.slots.stats import LoadStats
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.tickets import Tickets
+from scheduler.transfer.workers import QueueWorkers
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.trace import OFF, NoTrace
@@ -48,7 +48,7 @@ class NeuronArena(Source):
         memory: Bytes,
         layers: Sequence[ArenaLayer],
         queue: TransferQueue,
-        moving: MigrationSettings = DYNAMIC,
+        migration: MigrationSettings = DYNAMIC,
         link: int = 0,
         trace: NoTrace = OFF,
         clock: Callable[[], float] = time.perf_counter,
@@ -58,8 +58,8 @@ class NeuronArena(Source):
         Raises:
             DeviceError: if `memory` does not belong to `device`, or a copy fails.
         """
-        self.moving, self.meter, self.figures = moving, NeuronMeter(trace), ArenaFigures()
-        self.slots = SlotCache(self, Tickets(queue, link=link), LoadStats())
+        self.migration, self.meter, self.figures = migration, NeuronMeter(trace), ArenaFigures()
+        self.slots = SlotCache(self, QueueWorkers(queue, link=link), LoadStats())
         self._device, self._clock = device, clock
         widest = max((layer.record_bytes for layer in layers), default=0)
         self._staging = device.staging(ROOM_MOST * widest)
@@ -86,7 +86,7 @@ class NeuronArena(Source):
             self._expects.clear()
         self.slots.raise_failure()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until all moves have ended, without raising their errors."""
         self.slots.drain()
 
@@ -95,7 +95,7 @@ class NeuronArena(Source):
     def room(self) -> int:
         """Return how many neurons may move now: as many as the link carries from one layer to the next."""
         self._expects.append(self._clock())
-        if self.slots.queued >= max(1, self.moving.ahead):
+        if self.slots.queued >= max(1, self.migration.ahead):
             return 0
         line = self.meter.costs.moves.line
         if line is None or not self._paces:
@@ -112,7 +112,7 @@ class NeuronArena(Source):
         (load,) = loads
         began = self._clock()
         moved = self._copy(load)
-        self.meter.took("link", len(load.units), self._clock() - began)
+        self.meter.record("link", len(load.units), self._clock() - began)
         return moved
 
     def _copy(self, load: Load) -> int:

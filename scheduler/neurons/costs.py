@@ -52,9 +52,9 @@ class DriftAlarm:
         self.up = self.down = 0.0
         self._noise = max(_LEAST_NOISE, noise)
 
-    def note(self, measured: float, foretold: float) -> bool:
+    def add(self, measured: float, expected: float) -> bool:
         """Add one sample, both values in seconds above 0; return True if the times have drifted."""
-        off = max(-_CLIPPED, min(_CLIPPED, log(measured / foretold) / self._noise))
+        off = max(-_CLIPPED, min(_CLIPPED, log(measured / expected) / self._noise))
         self.up, self.down = max(0.0, self.up + off - ALLOWED), max(0.0, self.down - off - ALLOWED)
         return max(self.up, self.down) > ALARM
 
@@ -71,7 +71,7 @@ class FittedCost:
         self._fresh = 0  # samples since the last fit
         self._pools: dict[int, list[tuple[int, float]]] = {}  # by the bit length of the neuron count
 
-    def note(self, count: int, seconds: float) -> bool:
+    def add(self, count: int, seconds: float) -> bool:
         """Add a call that computed `count` neurons in `seconds`; return True if it reveals a drift."""
         if count < 1 or seconds <= 0:
             return False
@@ -87,7 +87,7 @@ class FittedCost:
 
     def _take(self, count: float, seconds: float) -> bool:
         """Add a sample, fit the line again if that is due, and return True if the times have drifted."""
-        drifted = self.line is not None and self._alarm.note(
+        drifted = self.line is not None and self._alarm.add(
             self._usual + seconds, self._usual + self.line.seconds(count)
         )
         if drifted:
@@ -134,15 +134,15 @@ class NeuronCosts:
     """The three costs of one node. All its layers share them, since their neurons have the same size.
 
     Attributes:
-        there: computing on the accelerator.
-        here: computing on the CPU.
+        accelerator: computing on the accelerator.
+        cpu: computing on the CPU.
         moves: copies to the accelerator.
     """
 
     def __init__(self) -> None:
-        self.there, self.here, self.moves = FittedCost(), FittedCost(), FittedCost()
+        self.accelerator, self.cpu, self.moves = FittedCost(), FittedCost(), FittedCost()
 
     @property
     def drifts(self) -> int:
         """Number of drifts found in the three costs."""
-        return sum(cost.drifts for cost in (self.there, self.here, self.moves))
+        return sum(cost.drifts for cost in (self.accelerator, self.cpu, self.moves))

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scheduler.neurons.costs import LineCost
+from scheduler.neurons.importance import NeuronImportance
 from scheduler.neurons.layout import ArenaLayer
 from scheduler.neurons.moves import choose_move
 from scheduler.neurons.thresholds import F32, NeuronShares, balanced_shares, plain_shares
-from scheduler.neurons.worth import NeuronImportance
-from scheduler.slots.shelf import Load, Shelf
+from scheduler.slots.shelf import Load, PriorityShelf
 from scheduler.slots.table import I32, Marks, SlotTable
 from tpi.devices.pages import Bytes
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 class HeldNeurons:
     """The division of a layer's active neurons for one call.
 
-    The accelerator computes `neurons`, which lie in its `slots`; the CPU computes the neurons `here`. No move
+    The accelerator computes `neurons`, which lie in its `slots`; the CPU computes `cpu_neurons`. No move
     overwrites the slots until `release` or `give_up`.
     """
 
-    __slots__ = ("_layer", "here", "neurons", "shares", "slots")
+    __slots__ = ("_layer", "cpu_neurons", "neurons", "shares", "slots")
 
     def __init__(self, layer: "LayerArena", shares: NeuronShares, slots: I32) -> None:
         self._layer, self.shares, self.slots = layer, shares, slots
-        self.neurons, self.here = shares.there, shares.here
+        self.neurons, self.cpu_neurons = shares.on_accelerator, shares.on_cpu
 
     def release(self) -> None:
         """Allow moves to overwrite the slots, after the accelerator has read them. Call once."""
-        self._layer.give_back(self.slots)
+        self._layer.release_slots(self.slots)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Release the slots without having computed anything, and correct the statistics. Replaces `release`."""
-        self._layer.give_up(self)
+        self._layer.cancel(self)
 
 
-class LayerArena(Shelf[np.int32]):
+class LayerArena(PriorityShelf[np.int32]):
     """One layer's part of a `NeuronArena`."""
 
     def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes) -> None:
         """Create empty slots in `data`; if neurons do not migrate, all of them are filled only once."""
-        fixed = layer.fixed if arena.moving.migrate else layer.slots
+        fixed = layer.fixed if arena.migration.migrate else layer.slots
         self.layer, self.data = layer, data
-        self.worth = NeuronImportance(layer.frequency, arena.moving.weight)
+        self.importance = NeuronImportance(layer.frequency, arena.migration.weight)
         table = SlotTable(layer.neurons, layer.slots, np.int32, fixed)
-        super().__init__(layer.name, table, self.worth.worth, arena.slots.stats)
+        super().__init__(layer.name, table, self.importance.priority, arena.slots.stats)
         self._arena, self._lock = arena, arena.slots.lock
         self._there: tuple[int, Marks] = (-1, np.empty(0, np.bool_))
 
@@ -61,7 +61,7 @@ class LayerArena(Shelf[np.int32]):
         if (more := self.layer.neurons - len(scores)) > 0:
             scores = np.pad(scores, (0, more), constant_values=-np.inf)
         meter = self._arena.meter
-        lines = meter.lines() if self._arena.moving.balance else None
+        lines = meter.lines() if self._arena.migration.balance else None
         with self._lock:
             there = self._marks()
             if lines is None:
@@ -80,43 +80,43 @@ class LayerArena(Shelf[np.int32]):
     def expect(self, predicted: I32) -> None:
         """Begin to move neurons that are worth it, given the unique neurons `predicted` for the current token."""
         arena = self._arena
-        if not arena.moving.migrate or not len(self.table):
+        if not arena.migration.migrate or not len(self.table):
             return
         with self._lock:
             room = arena.room()
-            values = self.worth.values(predicted)
+            values = self.importance.values(predicted)
             move = choose_move(self.table, values, predicted, room) if room else None
             if move is not None:
                 self.table.place(move.neurons, move.slots)
                 title = f"{len(move.neurons)} neurons of {self.layer.name}"
                 arena.slots.submit([Load(self, move.neurons, move.slots, title=title)], ahead=True)
 
-    def note(self, active: I32) -> None:
+    def count_active(self, active: I32) -> None:
         """Count the neurons that were active for a token towards their recent frequency."""
-        if self._arena.moving.migrate:
+        if self._arena.migration.migrate:
             with self._lock:
-                self.worth.note(active)
+                self.importance.update(active)
 
     def record_accelerator_time(self, count: int, seconds: float, tokens: int = 1) -> None:
         """Record that the accelerator computed `count` neurons in `seconds`, transfers of activations included."""
-        self._arena.figures.seconds_there += seconds
-        self._arena.meter.took("accelerator", count, seconds, tokens)
+        self._arena.figures.accelerator_seconds += seconds
+        self._arena.meter.record("accelerator", count, seconds, tokens)
 
     def record_cpu_time(self, count: int, seconds: float, tokens: int = 1) -> None:
         """Record that the CPU computed `count` neurons for `tokens` tokens in `seconds`."""
-        self._arena.figures.seconds_here += seconds
-        self._arena.meter.took("CPU", count, seconds, tokens)
+        self._arena.figures.cpu_seconds += seconds
+        self._arena.meter.record("CPU", count, seconds, tokens)
 
-    def give_back(self, slots: I32) -> None:
+    def release_slots(self, slots: I32) -> None:
         """Allow moves to overwrite `slots`, which one call has used."""
         self._arena.slots.release(self, slots)
 
-    def give_up(self, held: HeldNeurons) -> None:
+    def cancel(self, held: HeldNeurons) -> None:
         """Release the slots of `held`, and take its neurons out of the statistics."""
         figures = self._arena.figures
-        figures.active -= len(held.neurons) + len(held.here)
-        figures.active_there -= len(held.neurons)
-        self.give_back(held.slots)
+        figures.active -= len(held.neurons) + len(held.cpu_neurons)
+        figures.active_on_accelerator -= len(held.neurons)
+        self.release_slots(held.slots)
 
     def lines(self, tokens: int = 1) -> tuple[LineCost, LineCost] | None:
         """Return the accelerator's and the CPU's cost in steps of about `tokens` tokens; None until both are known."""
@@ -138,9 +138,9 @@ class LayerArena(Shelf[np.int32]):
 
     def _held(self, shares: NeuronShares) -> HeldNeurons:
         figures = self._arena.figures
-        figures.active += len(shares.there) + len(shares.here)
-        figures.active_there += len(shares.there)
-        return HeldNeurons(self, shares, self.table.pin(shares.there))
+        figures.active += len(shares.on_accelerator) + len(shares.on_cpu)
+        figures.active_on_accelerator += len(shares.on_accelerator)
+        return HeldNeurons(self, shares, self.table.pin(shares.on_accelerator))
 
     def _marks(self) -> Marks:
         if self._there[0] != self.table.version:

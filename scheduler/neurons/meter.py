@@ -28,23 +28,23 @@ class NeuronMeter:
     def lines(self, tokens: int = 1) -> tuple[LineCost, LineCost] | None:
         """Return the accelerator's and the CPU's cost in steps of about `tokens` tokens; None until both are known."""
         costs = self._sizes.get(size_class(tokens))
-        there, here = (None, None) if costs is None else (costs.there.line, costs.here.line)
+        there, here = (None, None) if costs is None else (costs.accelerator.line, costs.cpu.line)
         return None if there is None or here is None else (there, here)
 
-    def took(self, side: Side, count: int, seconds: float, tokens: int = 1) -> None:
+    def record(self, side: Side, count: int, seconds: float, tokens: int = 1) -> None:
         """Record that `side` computed or moved `count` neurons for `tokens` tokens in `seconds`."""
         size = size_class(tokens)
         with self._lock:
             costs = self._sizes.setdefault(size, NeuronCosts())
-            cost = {"accelerator": costs.there, "CPU": costs.here, "link": costs.moves}[side]
+            cost = {"accelerator": costs.accelerator, "CPU": costs.cpu, "link": costs.moves}[side]
             before = cost.line
-            if cost.note(count, seconds):
+            if cost.add(count, seconds):
                 of = f" with {size_name(size)}" if size else ""
                 self._say(f"{side} drifted{of}: {_said(before)} before, {_said(cost.line)} now")
 
     def thresholds(self, shares: NeuronShares) -> None:
         """Note one token's thresholds of a layer in the trace, if they differ from the last noted ones."""
-        now = _told(shares.threshold_there), _told(shares.threshold_here)
+        now = _told(shares.accelerator_threshold), _told(shares.cpu_threshold)
         if now != self._told:
             self._told = now
             self._say(f"thresholds: accelerator {now[0]}, CPU {now[1]}")

@@ -36,15 +36,15 @@ def choose_move(
 
     `values` is the importance of every neuron, `[neurons]`. Only neurons in `predicted` without a slot move.
     """
-    lacking = table.lacking(predicted)
+    lacking = table.missing(predicted)
     lacking = lacking[np.argsort(-values[lacking], kind="stable")][: max(0, room)]
     gained = np.concatenate([[0.0], np.cumsum(values[lacking])])
     kept = np.where(table.unit_of >= 0, values[table.unit_of], 0.0)
-    worth = np.concatenate([[0.0], np.cumsum(kept)])
+    totals = np.concatenate([[0.0], np.cumsum(kept)])
     blocked = np.concatenate([[0], np.cumsum(~table.free)])
     found, best = None, 0.0
     for count in _counts(min(len(lacking), len(table) - table.fixed)):
-        first, lost = _least_run(worth, blocked, count)
+        first, lost = _least_run(totals, blocked, count)
         gain = float(gained[count]) - lost - least_gain * count
         if gain > best:
             found, best = NeuronMove(first, lacking[:count]), gain
@@ -60,12 +60,12 @@ def _counts(most: int) -> list[int]:
     return counts
 
 
-def _least_run(worth: F64, blocked: I64, count: int) -> tuple[int, float]:
+def _least_run(totals: F64, blocked: I64, count: int) -> tuple[int, float]:
     """Return the first slot of the `count` adjacent movable slots with the least importance, and that importance.
 
-    The importance is infinite if no such run exists. `worth` and `blocked`, `[slots + 1]`, are cumulative sums of
+    The importance is infinite if no such run exists. `totals` and `blocked`, `[slots + 1]`, are cumulative sums of
     importance and of slots that cannot be filled.
     """
-    lost = np.where(blocked[count:] == blocked[:-count], worth[count:] - worth[:-count], np.inf)
+    lost = np.where(blocked[count:] == blocked[:-count], totals[count:] - totals[:-count], np.inf)
     first = int(np.argmin(lost))
     return first, float(lost[first])

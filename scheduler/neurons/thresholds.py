@@ -31,10 +31,10 @@ class NeuronShares:
     `there` is the accelerator, `here` the CPU; `lost` is the change of the expected error.
     """
 
-    there: I32
-    here: I32
-    threshold_there: float
-    threshold_here: float
+    on_accelerator: I32
+    on_cpu: I32
+    accelerator_threshold: float
+    cpu_threshold: float
     lost: float = 0.0  # sum of p dropped minus sum of p added: never above 0
 
 
@@ -47,13 +47,13 @@ def plain_shares(scores: F32, threshold: float, there: Marks) -> NeuronShares:
 def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: LineCost, cpu: LineCost) -> NeuronShares:
     """Divide by the two thresholds that finish first, or by `threshold` alone if no pair is faster."""
     before = plain_shares(scores, threshold, there)
-    times = accelerator.seconds(len(before.there)), cpu.seconds(len(before.here))
+    times = accelerator.seconds(len(before.on_accelerator)), cpu.seconds(len(before.on_cpu))
     if times[1] > times[0]:
         gains, drops = _exchange(scores, threshold, there, ~there, accelerator, cpu)
-        added, left_out = before.there, before.here
+        added, left_out = before.on_accelerator, before.on_cpu
     else:
         gains, drops = _exchange(scores, threshold, ~there, there, cpu, accelerator)
-        added, left_out = before.here, before.there
+        added, left_out = before.on_cpu, before.on_accelerator
     if not len(drops):
         return before
     more = np.sort(np.concatenate([added, gains])).astype(np.int32)

@@ -5,8 +5,8 @@
     with cache.hold(shelf, units) as slots:   # waits until all are loaded
         ...
 
-A *shelf* decides which unit lies in which slot: it is an index with an eviction policy (`scheduler.slots.shelf.Shelf`).
-A *source* fills slots from the tier below. *Workers* are the threads that do so: those of a cache, or those of a
+A *shelf* decides which unit lies in which slot: it is an index with an eviction policy
+(`scheduler.slots.shelf.PriorityShelf`). A *source* fills slots from the tier below. *Workers* are the threads that do so: those of a cache, or those of a
 transfer queue. The layers of a model may be shelves of one cache.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from scheduler.slots.shelf import Load, Shelves
+from scheduler.slots.shelf import Load, Shelf
 from scheduler.slots.stats import LoadStats, ReadClock
 from scheduler.slots.workers import LoadWorkers
 from tpi.devices.base import Device
@@ -103,13 +103,13 @@ class SlotCache(Generic[S]):
         self._devices, self._spare = list(devices), spare
         self._demanded, self._ahead = deque[Load](), deque[Load]()
         self._unended = 0  # loads that were submitted and have neither ended nor been cancelled
-        self._expected: dict[Shelves, tuple[Any, Any]] = {}  # units and slots that predictions pin
+        self._expected: dict[Shelf, tuple[Any, Any]] = {}  # units and slots that predictions pin
         self._failure: Exception | None = None
         self.closed = False
         workers.start(self._serve)
 
     @contextmanager
-    def hold(self, shelf: Shelves, units: Any) -> Iterator[Any]:
+    def hold(self, shelf: Shelf, units: Any) -> Iterator[Any]:
         """Yield the slots of `units`, which are distinct, when all are loaded; hold them until the exit.
 
         Raises:
@@ -122,7 +122,7 @@ class SlotCache(Generic[S]):
         finally:
             self.release(shelf, slots)
 
-    def enter(self, shelf: Shelves, units: Any) -> Any:
+    def enter(self, shelf: Shelf, units: Any) -> Any:
         """Begin a hold, which `release` ends; return the slots of `units` when all are loaded. Raises as `hold`."""
         slots = self.pin(shelf, units)
         try:
@@ -132,7 +132,7 @@ class SlotCache(Generic[S]):
             raise
         return slots
 
-    def pin(self, shelf: Shelves, units: Any, least: int | None = None) -> Any:
+    def pin(self, shelf: Shelf, units: Any, least: int | None = None) -> Any:
         """Pin as many of `units` as there is room for, from the first on, and start to load them; return their slots.
 
         If there is no room for `least` of them (None: for all), raise TpiError and pin none.
@@ -148,7 +148,7 @@ class SlotCache(Generic[S]):
             raise shelf.refuse(units[:least])
         return slots
 
-    def wait(self, shelf: Shelves, slots: Any, enough: Callable[[], bool] | None = None) -> None:
+    def wait(self, shelf: Shelf, slots: Any, enough: Callable[[], bool] | None = None) -> None:
         """Wait until `slots`, which are pinned, are loaded or there is `enough`; raise the error of a failed load."""
         with self.lock:
             if shelf.loading(slots) and not (enough and enough()):
@@ -163,7 +163,7 @@ class SlotCache(Generic[S]):
             if (error := shelf.failure(slots)) is not None:
                 raise error
 
-    def release(self, shelf: Shelves, slots: Any, device: Device | None = None) -> None:
+    def release(self, shelf: Shelf, slots: Any, device: Device | None = None) -> None:
         """Remove one pin from each of `slots`; if `device` is given, after the calls that are queued on it."""
         if device is not None:
             device.start(lambda: self.release(shelf, slots))
@@ -172,7 +172,7 @@ class SlotCache(Generic[S]):
             if loads := shelf.release(slots):
                 self.submit(loads)
 
-    def expect(self, shelf: Shelves, units: Any) -> None:
+    def expect(self, shelf: Shelf, units: Any) -> None:
         """Expect that the next hold of the shelf will be of `units`, and start to load them if there is room."""
         with self.lock:
             self._forget_expected(shelf)
@@ -250,7 +250,7 @@ class SlotCache(Generic[S]):
     def _stopped(self) -> bool:
         return self.closed or self._workers.lost
 
-    def _pin(self, shelf: Shelves, units: Any, least: int) -> Any:
+    def _pin(self, shelf: Shelf, units: Any, least: int) -> Any:
         """Return the slots of the units that were pinned; None if there is no room."""
         if self.closed:
             self.require_open()
@@ -273,12 +273,12 @@ class SlotCache(Generic[S]):
             self.submit(loads)
         return slots
 
-    def _promote(self, shelf: Shelves) -> None:
+    def _promote(self, shelf: Shelf) -> None:
         """Turn the read-ahead of a shelf into demand."""
         self._demanded.extend(load for load in self._ahead if load.shelf is shelf)
         self._ahead = deque(load for load in self._ahead if load.shelf is not shelf)
 
-    def _forget_expected(self, shelf: Shelves) -> None:
+    def _forget_expected(self, shelf: Shelf) -> None:
         if (expected := self._expected.pop(shelf, None)) is not None:
             self.submit(shelf.release(expected[1]))
 

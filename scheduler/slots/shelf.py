@@ -1,4 +1,4 @@
-"""Shelves of a `scheduler.slots.cache.SlotCache`: which unit lies in which slot. Numbers only, no threads."""
+"""Shelf of a `scheduler.slots.cache.SlotCache`: which unit lies in which slot. Numbers only, no threads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.slots.stats import LoadStats
-from scheduler.slots.table import N, Slots, SlotTable, Worth
+from scheduler.slots.table import N, Priority, Slots, SlotTable
 from tpi.errors import PlanError, TpiError
 
 
@@ -54,7 +54,7 @@ class Load:
         """Take note that one of several parts was filled."""
 
 
-class Shelves(Protocol):
+class Shelf(Protocol):
     """A shelf, whose methods are called under the cache's lock. `units` and `slots` have the shelf's own form."""
 
     @property
@@ -89,10 +89,10 @@ class Shelves(Protocol):
         """End a load, which failed if there is an `error`."""
 
 
-class Shelf(Generic[N]):
+class PriorityShelf(Generic[N]):
     """Slots of one size, whose units are evicted by their worth. The cache calls it under its lock."""
 
-    def __init__(self, name: str, table: SlotTable[N], worth: Worth, stats: LoadStats) -> None:
+    def __init__(self, name: str, table: SlotTable[N], priority: Priority, stats: LoadStats) -> None:
         """Create a shelf over `table`.
 
         Args:
@@ -102,7 +102,7 @@ class Shelf(Generic[N]):
             stats: where hits and misses are counted.
         """
         self.name, self.table, self.stats = name, table, stats
-        self._worth = worth
+        self._priority = priority
         self._errors: dict[int, Exception] = {}  # by slot; valid while the table says that the slot has failed
 
     @property
@@ -112,17 +112,17 @@ class Shelf(Generic[N]):
 
     def room(self, units: npt.NDArray[N]) -> int:
         """Return how many of `units`, from the first on, can be claimed now."""
-        return self.table.fitting(units)
+        return self.table.room_for(units)
 
     def claim(self, units: npt.NDArray[N]) -> tuple[npt.NDArray[N], Sequence[Load]]:
         """Pin `units`, for which there is room; return their slots, and the loads of those that are not loaded.
 
         Units whose load failed are loaded again.
         """
-        lacking = self.table.admit(units, self._worth)
-        self.stats.misses += len(lacking)
-        self.stats.hits += len(units) - len(lacking)
-        return self.table.slot_of[units], self._loads(lacking) if len(lacking) else ()
+        missing = self.table.admit(units, self._priority)
+        self.stats.misses += len(missing)
+        self.stats.hits += len(units) - len(missing)
+        return self.table.slot_of[units], self._loads(missing) if len(missing) else ()
 
     def release(self, slots: Slots) -> Sequence[Load]:
         """Remove one pin from each of `slots`; return the loads that there is room for now."""
@@ -135,7 +135,7 @@ class Shelf(Generic[N]):
 
     def failure(self, slots: Slots) -> Exception | None:
         """Return the error of one of `slots` that failed; None if none did."""
-        if self.table.sound:
+        if self.table.none_failed:
             return None
         failed = self.table.failed[slots]
         return self._errors[int(slots[failed][0])] if failed.any() else None
@@ -160,6 +160,6 @@ class Shelf(Generic[N]):
             self._errors |= dict.fromkeys(np.arange(len(self.table))[load.slots].tolist(), error)
         self.table.end(load.slots, arrived=error is None)
 
-    def _loads(self, lacking: npt.NDArray[N]) -> Sequence[Load]:
+    def _loads(self, missing: npt.NDArray[N]) -> Sequence[Load]:
         """Return the loads of `lacking`, which have slots now."""
-        return [Load(self, lacking, self.table.slot_of[lacking], self.name)]
+        return [Load(self, missing, self.table.slot_of[missing], self.name)]

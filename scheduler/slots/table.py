@@ -18,20 +18,20 @@ Units = npt.NDArray[np.int64]
 """Numbers of units: experts, counted over all blocks."""
 Slots = npt.NDArray[np.signedinteger[Any]]
 N = TypeVar("N", bound=np.signedinteger[Any])
-Worth = Callable[[npt.NDArray[Any]], F64]
+Priority = Callable[[npt.NDArray[Any]], F64]
 """Returns the worth of keeping each of some units; the unit with the least is evicted first."""
 _FEW = 128  # values: sorting that many takes no longer than finding the least of them
 
 
-def least(worth: F64, count: int) -> Units:
+def least(priority: F64, count: int) -> Units:
     """Return the positions of the `count` least values, in ascending order; of equal values, the first.
 
     If there are many values, only the least are sorted.
     """
-    if count >= len(worth) or len(worth) < _FEW:
-        return np.argsort(worth, kind="stable")[:count]
-    among = np.flatnonzero(worth <= np.partition(worth, count - 1)[count - 1])
-    found: Units = among[np.argsort(worth[among], kind="stable")[:count]]
+    if count >= len(priority) or len(priority) < _FEW:
+        return np.argsort(priority, kind="stable")[:count]
+    among = np.flatnonzero(priority <= np.partition(priority, count - 1)[count - 1])
+    found: Units = among[np.argsort(priority[among], kind="stable")[:count]]
     return found
 
 
@@ -63,7 +63,7 @@ class SlotTable(Generic[N]):
         self.pins = np.zeros(slots, np.int32)
         self.loading = np.zeros(slots, np.bool_)
         self.failed = np.zeros(slots, np.bool_)
-        self.sound = True
+        self.none_failed = True
         self.fixed = fixed
         self.version = 0
 
@@ -90,12 +90,12 @@ class SlotTable(Generic[N]):
         """True if a slot is loading but not pinned, so that it becomes free when the load ends."""
         return bool((self.loading & (self.pins == 0)).any())
 
-    def lacking(self, units: npt.NDArray[N]) -> npt.NDArray[N]:
+    def missing(self, units: npt.NDArray[N]) -> npt.NDArray[N]:
         """Return those of `units` that have no slot, in their order."""
-        lacking: npt.NDArray[N] = units[self.slot_of[units] < 0]
-        return lacking
+        missing: npt.NDArray[N] = units[self.slot_of[units] < 0]
+        return missing
 
-    def fitting(self, units: npt.NDArray[N]) -> int:
+    def room_for(self, units: npt.NDArray[N]) -> int:
         """Return how many of `units`, from the first on, can be pinned in addition to the present pins."""
         free = self.free
         room = int(np.count_nonzero(free))
@@ -113,46 +113,46 @@ class SlotTable(Generic[N]):
     def unpin(self, slots: Slots) -> None:
         """Remove one pin from each of `slots`; a failed slot is emptied with its last pin."""
         self.pins[slots] -= 1
-        if not self.sound:
+        if not self.none_failed:
             self.clear(slots[self.failed[slots] & (self.pins[slots] == 0)])
 
-    def admit(self, units: npt.NDArray[N], worth: Worth) -> npt.NDArray[N]:
+    def admit(self, units: npt.NDArray[N], priority: Priority) -> npt.NDArray[N]:
         """Pin `units`, which must fit; return those that have to be loaded, in their order, and mark them as loading.
 
         These are the units without a slot, each of which gets one, and those whose load failed.
         """
         slots = self.slot_of[units]
         absent = slots < 0
-        if self.sound and not absent.any():
+        if self.none_failed and not absent.any():
             self.pins[slots] += 1
             return units[:0]
         self.pins[slots[~absent]] += 1
-        slots[absent] = free = self.least(int(np.count_nonzero(absent)), worth)
+        slots[absent] = free = self.least(int(np.count_nonzero(absent)), priority)
         self.place(units[absent], free)
         self.pins[free] += 1
         again = self.failed[slots]
         self.loading[slots[again]], self.failed[slots] = True, False
-        lacking: npt.NDArray[N] = units[absent | again]
-        return lacking
+        missing: npt.NDArray[N] = units[absent | again]
+        return missing
 
-    def least(self, count: int, worth: Worth) -> Slots:
+    def least(self, count: int, priority: Priority) -> Slots:
         """Return up to `count` slots that are free: first empty ones, then those whose units are worth least."""
         free = self.free
         empty = np.flatnonzero(free & (self.unit_of < 0))[:count]
         if len(empty) == count:
             return empty
         used = np.flatnonzero(free & (self.unit_of >= 0))
-        return np.concatenate([empty, used[least(worth(self.unit_of[used]), count - len(empty))]])
+        return np.concatenate([empty, used[least(priority(self.unit_of[used]), count - len(empty))]])
 
-    def gains(self, units: npt.NDArray[N], worth: Worth) -> tuple[npt.NDArray[N], Slots]:
+    def gains(self, units: npt.NDArray[N], priority: Priority) -> tuple[npt.NDArray[N], Slots]:
         """Return those of `units`, which have no slots, that are worth more than what they would replace, and where.
 
         The unit that is worth most would replace the one that is worth least, and so on.
         """
-        slots = self.least(len(units), worth)
-        value, lost = worth(units), np.full(len(slots), -np.inf)
+        slots = self.least(len(units), priority)
+        value, lost = priority(units), np.full(len(slots), -np.inf)
         used = self.unit_of[slots] >= 0
-        lost[used] = worth(self.unit_of[slots[used]])
+        lost[used] = priority(self.unit_of[slots[used]])
         best = np.argsort(-value, kind="stable")[: len(slots)]
         better = value[best] > lost
         return units[best[better]], slots[better]
@@ -172,14 +172,14 @@ class SlotTable(Generic[N]):
         self.version += 1
         if not arrived:
             slots = slots if isinstance(slots, np.ndarray) else np.arange(slots.start, slots.stop)
-            self.failed[slots], self.sound = True, False
+            self.failed[slots], self.none_failed = True, False
             self.clear(slots[self.pins[slots] == 0])
 
     def clear(self, slots: Slots) -> None:
         """Empty `slots`, which have units and are not in use."""
         self.slot_of[self.unit_of[slots]] = -1
         self.unit_of[slots], self.failed[slots] = -1, False
-        self.sound = not self.failed.any()
+        self.none_failed = not self.failed.any()
         self.version += 1
 
     def faults(self) -> list[str]:
@@ -190,7 +190,7 @@ class SlotTable(Generic[N]):
             wrong.append("a unit is in two slots, or a slot has two units")
         if (self.pins < 0).any() or self.pins[self.unit_of < 0].any():
             wrong.append("an empty slot is pinned, or one was released twice")
-        if self.sound and self.failed.any():
+        if self.none_failed and self.failed.any():
             wrong.append("a slot has failed, and holds do not know")
         if (self.loading & self.failed).any() or (self.failed & (self.pins == 0)).any():
             wrong.append("a slot that is not in use has failed")

@@ -1,4 +1,4 @@
-"""The threads that fill slots: a cache's own. Those of a transfer queue are `scheduler.transfer.tickets.Tickets`."""
+"""The threads of a cache that fill its slots. A transfer queue has `scheduler.transfer.workers.QueueWorkers`."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -44,11 +44,11 @@ class DiskSpeed:
     confirmed: bool = field(default=False, compare=False)  # after a doubt, a second measurement agreed with the first
 
     @property
-    def good(self) -> bool:
+    def reliable(self) -> bool:
         """True if the measurement can be relied upon: it is neither old nor doubted."""
         return 0 <= time.time() - self.at < _FRESH_S and not self.doubted
 
-    def contradicted(self, nbytes: int, seconds: float) -> bool:
+    def contradicted_by(self, nbytes: int, seconds: float) -> bool:
         """Return True if a run that read `nbytes` in `seconds` contradicts the measurement, unless it is confirmed."""
         if self.confirmed or not self.bytes_per_second or nbytes < _LEAST_RUN or seconds <= 0:
             return False
@@ -71,7 +71,7 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
     """Return how to read the disk that holds `files`: remembered in `cache`/disks.json, or measured now in 2.5 s.
 
     A measurement is remembered for a week, until the next boot (after which disks may have other numbers), or until a
-    run contradicts it (`doubt`). If the files are too small or unreadable, the defaults are returned and not
+    run contradicts it (`mark_doubted`). If the files are too small or unreadable, the defaults are returned and not
     remembered. Processes that share a cache measure one after the other: each has the disk to itself, and the later
     ones find the measurement of the first.
     """
@@ -80,11 +80,11 @@ def disk_for(files: Sequence[Path], cache: Path) -> DiskSpeed:
     record = cache / "disks.json"
     with _one_at_a_time(record.with_suffix(".lock")):
         known, key = _load(record), f"{present[0].stat().st_dev} {_boot()}" if present else ""
-        if key not in known or not known[key].good:
+        if key not in known or not known[key].reliable:
             if sum(extent.nbytes for extent in extents) < _LEAST:
                 return DiskSpeed()
             known = {other: speed for other, speed in known.items() if other.endswith(f" {_boot()}")}
-            known[key] = _confirmed(known.get(key), best(extents))
+            known[key] = _confirmed(known.get(key), measure_disk(extents))
             _save(record, known)
         return known[key]
 
@@ -97,7 +97,7 @@ def known_speed(path: Path, cache: Path) -> float:
     return 0.0
 
 
-def doubt(files: Sequence[Path], cache: Path) -> None:
+def mark_doubted(files: Sequence[Path], cache: Path) -> None:
     """Mark the measurement of the disk that holds `files` as doubted: the next start measures the disk again."""
     record = cache / "disks.json"
     present = [path for path in files if path.is_file()]
@@ -119,7 +119,7 @@ def _agree(one: float, other: float, times: float) -> bool:
     return one <= times * other and other <= times * one
 
 
-def best(extents: Sequence[Extent]) -> DiskSpeed:
+def measure_disk(extents: Sequence[Extent]) -> DiskSpeed:
     """Return the fastest candidate; among nearly equal ones, that with most reads in flight, then the largest reads.
 
     Nothing else runs during the measurement, but later the readers compete with computing threads. In that situation

@@ -23,7 +23,7 @@ from tpi.trace import ON, TransferKind
 Pages = frozenset[int]
 
 
-class PageStage:
+class PageBuffer:
     """Room for one layer's pages in the accelerator's memory, and which pages are in it."""
 
     def __init__(self, keys: KvArray, values: KvArray) -> None:
@@ -40,8 +40,8 @@ class StagedPages:
     def __init__(
         self,
         device: Device,
-        home: KvPages,
-        stages: Sequence[PageStage],
+        host_pages: KvPages,
+        buffers: Sequence[PageBuffer],
         layers: Sequence[int],
         queue: TransferQueue,
         link: int = 0,
@@ -56,9 +56,9 @@ class StagedPages:
             queue: where transfers are submitted.
             link: the number of the device's link in `queue`.
         """
-        self._device, self._home, self._queue, self._link = device, home, queue, link
+        self._device, self._host_pages, self._queue, self._link = device, host_pages, queue, link
         self._number = f"{ON}{device.name}" if link else ""
-        self._stages = list(stages)
+        self._buffers = list(buffers)
         self._next = dict(zip(layers, [*layers[1:], *layers[:1]], strict=True))
         self._saves: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # may still be running
         self._earlier: dict[int, list[QueuedTransfer]] = {layer: [] for layer in layers}  # saves of earlier steps
@@ -75,8 +75,8 @@ class StagedPages:
         if self._lost is not None:
             raise self._lost
         self._earlier = {layer: list(saves) for layer, saves in self._saves.items()}
-        for stage in self._stages:
-            stage.layer, stage.present = -1, set()
+        for buffer in self._buffers:
+            buffer.layer, buffer.present = -1, set()
 
     def abandon(self) -> None:
         """Abort the step. What it appended will be computed again, so errors of its saves are ignored."""
@@ -87,12 +87,12 @@ class StagedPages:
                 if save not in self._earlier[layer]:
                     saves.remove(save)
         self._lost = next((save.error for saves in self._earlier.values() for save in saves if save.error), None)
-        for stage in self._stages:
-            for move in stage.moves:
+        for buffer in self._buffers:
+            for move in buffer.moves:
                 move.join()
-            stage.moves = []
+            buffer.moves = []
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until everything that was appended is saved on the host; raise the error of a save that failed."""
         self._device.start(lambda: None).wait()  # a save is submitted only once its data is computed
         for saves in self._saves.values():
@@ -106,45 +106,45 @@ class StagedPages:
         Raises:
             DeviceError: if a copy failed; other errors of a transfer are raised unchanged.
         """
-        stage = self._staged(layer, batch)
-        if len(self._stages) > 1 and self._next[layer] > layer:
+        buffer = self._staged(layer, batch)
+        if len(self._buffers) > 1 and self._next[layer] > layer:
             self._staged(self._next[layer], batch)
-        wait_all([move for move in stage.moves if move.kind == "kv load"])
-        yield stage.keys, stage.values
+        wait_all([move for move in buffer.moves if move.kind == "kv load"])
+        yield buffer.keys, buffer.values
         written = _written(batch)
-        stage.present |= written
-        self._device.start(lambda: self._save(stage, layer, written))
+        buffer.present |= written
+        self._device.start(lambda: self._save(buffer, layer, written))
 
-    def _staged(self, layer: int, batch: Batch) -> PageStage:
+    def _staged(self, layer: int, batch: Batch) -> PageBuffer:
         """Return the staging pages of a layer: all that `batch` attends to are copied, or being copied."""
-        stage = next((each for each in self._stages if each.layer == layer), self._stages[0])
-        self._stages.remove(stage)
-        self._stages.append(stage)  # so that the first is always the least recently used
-        if stage.layer != layer:
+        buffer = next((each for each in self._buffers if each.layer == layer), self._buffers[0])
+        self._buffers.remove(buffer)
+        self._buffers.append(buffer)  # so that the first is always the least recently used
+        if buffer.layer != layer:
             self._device.start(lambda: None).wait()  # until the stage's last save is submitted
-            wait_all(stage.moves)
-            stage.layer, stage.present, stage.moves = layer, set(), []
-        missing = _filled(batch) - stage.present
+            wait_all(buffer.moves)
+            buffer.layer, buffer.present, buffer.moves = layer, set(), []
+        missing = _filled(batch) - buffer.present
         if missing:
-            self._load(stage, layer, missing)
-        return stage
+            self._load(buffer, layer, missing)
+        return buffer
 
-    def _load(self, stage: PageStage, layer: int, pages: Pages) -> None:
+    def _load(self, buffer: PageBuffer, layer: int, pages: Pages) -> None:
         def load() -> None:
-            self._copy(self._home.keys[layer], stage.keys, pages)
-            self._copy(self._home.values[layer], stage.values, pages)
+            self._copy(self._host_pages.keys[layer], buffer.keys, pages)
+            self._copy(self._host_pages.values[layer], buffer.values, pages)
 
         after, self._saves[layer] = self._saves[layer], []  # to wait for the load is to wait for these saves
-        stage.present |= pages
-        stage.moves.append(self._submit("kv load", layer, load, after))
+        buffer.present |= pages
+        buffer.moves.append(self._submit("kv load", layer, load, after))
 
-    def _save(self, stage: PageStage, layer: int, pages: Pages) -> None:
+    def _save(self, buffer: PageBuffer, layer: int, pages: Pages) -> None:
         def save() -> None:
-            self._copy(stage.keys, self._home.keys[layer], pages)
-            self._copy(stage.values, self._home.values[layer], pages)
+            self._copy(buffer.keys, self._host_pages.keys[layer], pages)
+            self._copy(buffer.values, self._host_pages.values[layer], pages)
 
         move = self._submit("kv save", layer, save)
-        stage.moves.append(move)
+        buffer.moves.append(move)
         self._saves[layer].append(move)
 
     def _submit(

@@ -4,7 +4,7 @@ Its arithmetic is that of the memory window (`scheduler.model.ring`, `scheduler.
 decides how far loading runs ahead. With room for two neighbours, the next segment is loaded while one is computed
 (PIPO's performance pipeline). With room for one, it is loaded after the one before is released (the memory pipeline).
 
-A ring may span the memories of several accelerators (`scheduler.transfer.merged`). Segments are then requested in the
+A ring may span the memories of several accelerators (`scheduler.transfer.merge`). Segments are then requested in the
 order of use, whichever accelerator they go to, and all links work at once. Segments that the tier below streams are
 read one after the other in that order, because that tier has a single reader.
 """
@@ -19,22 +19,22 @@ from scheduler.slots.cyclic import CyclicShelf
 from scheduler.slots.shelf import Load
 from scheduler.slots.stats import LoadStats
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.tickets import Tickets
+from scheduler.transfer.workers import QueueWorkers
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.trace import OFF, NoTrace
 
-Feed = Callable[[Bytes], None]
+Fill = Callable[[Bytes], None]
 """Function that fills a segment's place in the accelerator's memory, in order, and returns when it is full."""
 
 
 @dataclass(frozen=True)
-class RingContents:
+class RingSegment:
     """One segment that passes through the ring."""
 
     name: str  # what traces and errors call it
     nbytes: int
-    feed: Feed
+    fill: Fill
     card: int = 0  # the accelerator that it goes to: the number of the ring's part
     in_turn: bool = False  # whether the tier below streams it
 
@@ -50,7 +50,7 @@ class RingPart:
 class SegmentShelf(CyclicShelf, Source):
     """The segments of a ring, each in the memory of its accelerator, at the ring's offset; the source of its loads."""
 
-    def __init__(self, parts: Sequence[RingPart], ring: Ring, contents: Mapping[int, RingContents]) -> None:
+    def __init__(self, parts: Sequence[RingPart], ring: Ring, contents: Mapping[int, RingSegment]) -> None:
         super().__init__(ring)
         self._contents = contents
         self.slots = [self._slot(parts, *place) for place in zip(ring.blocks, ring.offsets, strict=True)]
@@ -70,10 +70,10 @@ class SegmentShelf(CyclicShelf, Source):
         return self._contents[self._units[use % self.cycle.period]].card
 
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Fill the place of one load, and return its bytes. Errors are those of its `Feed`."""
+        """Fill the place of one load, and return its bytes. Errors are those of its `Fill`."""
         (load,) = loads
         place: int = load.slots
-        self._contents[self._units[place]].feed(self.slots[place])
+        self._contents[self._units[place]].fill(self.slots[place])
         return self.slots[place].size
 
     def _slot(self, parts: Sequence[RingPart], segment: int, offset: int) -> Bytes:
@@ -91,7 +91,7 @@ class DeviceRing:
         self,
         parts: Sequence[RingPart],
         ring: Ring,
-        contents: Mapping[int, RingContents],
+        contents: Mapping[int, RingSegment],
         queue: TransferQueue,
         trace: NoTrace = OFF,
     ) -> None:
@@ -106,7 +106,7 @@ class DeviceRing:
         """
         self.devices = [part.device for part in parts]
         self.shelf = SegmentShelf(parts, ring, contents)
-        self.slots = SlotCache(self.shelf, Tickets(queue), LoadStats(), trace=trace, devices=self.devices)
+        self.slots = SlotCache(self.shelf, QueueWorkers(queue), LoadStats(), trace=trace, devices=self.devices)
 
     @property
     def loaded_bytes(self) -> int:
@@ -134,18 +134,18 @@ class DeviceRing:
 
     def pause(self) -> None:
         """Stop loading and forget what was loaded ahead; the ring's memory may then serve another purpose."""
-        self.quiet()
+        self.wait_idle()
         with self.slots.lock:
             self.shelf.pause()
 
-    def quiet(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until no load is in flight, so that others may hold the tier below. What was loaded stays."""
         self.slots.flush_releases()
         self.slots.drain()
 
     def abandon(self) -> None:
         """Abort the step; a segment that failed to load is loaded again when it is needed next."""
-        self.quiet()
+        self.wait_idle()
         self.slots.abandon()
 
 

@@ -18,7 +18,7 @@ _TRAIN_SECONDS = 0.08
 
 
 @dataclass(frozen=True)
-class Measured:
+class LinkMeasurement:
     """A measurement for a pair of devices, and the expected value.
 
     The unit is seconds for a round trip, bits per second from the first to the second device for a bandwidth.
@@ -31,7 +31,7 @@ class Measured:
     tolerance: float
 
     @property
-    def off(self) -> bool:
+    def out_of_tolerance(self) -> bool:
         """True if the measurement differs from the expected value by more than the tolerance."""
         return abs(self.measured - self.expected) > self.tolerance
 
@@ -42,14 +42,14 @@ class Measured:
         return f"round trip {first} - {second} is {self.measured * 1e3:.2f} ms, not {self.expected * 1e3:.2f} ms"
 
 
-def verify(bed: Testbed) -> list[Measured]:
+def verify(bed: Testbed) -> list[LinkMeasurement]:
     """Measure every pair's round trip, and the bandwidth into and out of every device. Return all measurements.
 
     Raises:
         TestbedError: if one is off by more than 10% (a round trip: or 0.3 ms if that is more) in `ROUNDS` rounds.
     """
     with HostProbe(bed.record) as probe:
-        results: dict[tuple[str, tuple[str, str]], Measured] = {}
+        results: dict[tuple[str, tuple[str, str]], LinkMeasurement] = {}
         wanted: set[tuple[str, str]] | None = None  # all
         for attempt in range(ROUNDS):
             time.sleep(_BREATH * attempt)
@@ -57,7 +57,7 @@ def verify(bed: Testbed) -> list[Measured]:
                 _calibrate(bed, probe)
             for one in [*_round_trips(bed, probe, wanted), *_bandwidths(bed, probe, wanted)]:
                 results[one.quantity, one.pair] = one
-            bad = [one for one in results.values() if one.off]
+            bad = [one for one in results.values() if one.out_of_tolerance]
             if not bad:
                 return list(results.values())
             wanted = {one.pair for one in bad}
@@ -87,7 +87,7 @@ def _calibrate(bed: Testbed, probe: HostProbe) -> None:
             bed.ask("compensate", seconds=statistics.median(errors))
 
 
-def _round_trips(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[Measured]:
+def _round_trips(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[LinkMeasurement]:
     pairs = [pair for pair in _pairs(bed) if wanted is None or _names(bed, pair) in wanted]
     delays = probe.delays([*pairs, *((b, a) for a, b in pairs)])
     results = []
@@ -95,11 +95,11 @@ def _round_trips(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | 
         names = _names(bed, (a, b))
         expected = bed.topology.latency(*names) + bed.topology.latency(*names[::-1])
         tolerance = max(RELATIVE * expected, ABSOLUTE) + 2 * bed.topology.jitter(*names)
-        results.append(Measured(names, expected, delays[a, b] + delays[b, a], "round trip", tolerance))
+        results.append(LinkMeasurement(names, expected, delays[a, b] + delays[b, a], "round trip", tolerance))
     return results
 
 
-def _bandwidths(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[Measured]:
+def _bandwidths(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | None) -> list[LinkMeasurement]:
     """Measure the bandwidth from each device to the next, which uses every device's own link in both directions."""
     count = len(bed.topology.devices)
     results = []
@@ -114,5 +114,5 @@ def _bandwidths(bed: Testbed, probe: HostProbe, wanted: set[tuple[str, str]] | N
         seconds = min(_TRAIN_SECONDS, *(hop.link.queue * 0.8 for hop in path))
         measured = probe.bandwidth(*pair, expected, seconds, any(hop.link.loss for hop in path), turns)
         tolerance = RELATIVE + sum(hop.link.loss for hop in path)
-        results.append(Measured(names, expected, measured, "bandwidth", tolerance * expected))
+        results.append(LinkMeasurement(names, expected, measured, "bandwidth", tolerance * expected))
     return results

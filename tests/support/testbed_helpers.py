@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from testbed.cgroups import find_hierarchies
-from testbed.checks.verify import Measured, verify
+from testbed.checks.verify import LinkMeasurement, verify
 from testbed.launch import Testbed
 from testbed.network.namespaces import new_namespace, require_root
 from tpi.errors import TestbedError
@@ -150,7 +150,7 @@ def trips(bed: Testbed, source: str, target: str, count: int, size: int) -> list
     return sorted(float(line) for line in output.split())
 
 
-def verified(bed: Testbed) -> list[Measured]:
+def verified(bed: Testbed) -> list[LinkMeasurement]:
     """As `verify`, again and again: a shared machine has minutes in which it cannot emulate a network."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

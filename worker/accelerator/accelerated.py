@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 
-from scheduler.transfer.pages import PageStage, StagedPages
+from scheduler.transfer.pages import PageBuffer, StagedPages
 from scheduler.transfer.queue import TransferQueue
 from scheduler.weights import Hold
 from scheduler.window.window import Window
@@ -154,7 +154,7 @@ class Accelerators:
         if self._rings is not None:
             self._rings.quiet()
         for staged in self._staged:
-            staged.settle()
+            staged.flush()
 
     def open_rings(self, window: Window) -> None:
         """Open the accelerators' rings and start to load streamed pieces from the host's `window`."""
@@ -197,7 +197,7 @@ class Accelerators:
     def _stages(self, card: int, device: Device, count: int) -> StagedPages:
         numbers = range(self.offload.stages(card))
         room = self._placed.pages(device, self._plan, numbers, count, self._heads)
-        stages = [PageStage(room.keys[number], room.values[number]) for number in numbers]
+        stages = [PageBuffer(room.keys[number], room.values[number]) for number in numbers]
         return StagedPages(device, self.home, stages, self.offload.staged_on(card), self._queue, card - 1)
 
     @property

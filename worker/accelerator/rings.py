@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.ring import DeviceRing, RingContents, RingPart
+from scheduler.transfer.ring import DeviceRing, RingPart, RingSegment
 from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
@@ -98,7 +98,7 @@ class Rings:
     def quiet(self) -> None:
         """Wait until no load is in flight. Pieces that were loaded remain."""
         for ring in self._now:
-            ring.quiet()
+            ring.wait_idle()
 
     def abandon(self) -> None:
         """Abort the step. A piece that failed to load is loaded again when it is needed next."""
@@ -109,12 +109,12 @@ class Rings:
     def _all(self) -> set[DeviceRing]:
         return {*self._long, *self._short}
 
-    def _contents(self, plan: OffloadPlan, piece: int, part: StreamedRange) -> RingContents:
+    def _contents(self, plan: OffloadPlan, piece: int, part: StreamedRange) -> RingSegment:
         segment = plan.pieces[piece]
         card, streamed = segment.device - 1, part.number not in self._window.placement.resident
         name = f"{plan.named(piece)}{ON}{self._devices[card].name}" if card else plan.named(piece)
         feed = partial(self._feed, part, self._devices[card], plan.problem.machine.cards[card].link.piece)
-        return RingContents(name, part.nbytes, feed, card, streamed)
+        return RingSegment(name, part.nbytes, feed, card, streamed)
 
     def _feed(self, part: StreamedRange, device: Device, piece: int, slot: Bytes) -> None:
         """Copy a piece from the window to its `slot` on `device`, in parts as the disk delivers them.

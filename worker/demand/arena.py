@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from scheduler.demand.cache import DemandCache
-from scheduler.demand.choice.cliff import GUARDED
-from scheduler.demand.choice.first import warmed, worthiest
-from scheduler.demand.choice.replay import Recording, Replayed, bound_with_bypass
-from scheduler.demand.choice.select import Selected, select
-from scheduler.demand.loads import Gaps, Patient
+from scheduler.demand.choice.cliff import DEFAULT_POLICY
+from scheduler.demand.choice.first import trained_policy, units_to_keep
+from scheduler.demand.choice.replay import Recording, ReplayResult, bound_with_bypass
+from scheduler.demand.choice.select import SelectedPolicy, select
+from scheduler.demand.loads import IdleGaps, IdleUnlessDemanded
 from scheduler.demand.policies import Key
 from scheduler.demand.shared import SharedHold
 from scheduler.demand.sources import HostUnits
 from scheduler.model.experts.costs import ExpertCosts, divide
 from scheduler.slots.stats import ReadClock
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.tickets import Tickets
+from scheduler.transfer.workers import QueueWorkers
 from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes
 from tpi.errors import DeviceError
@@ -77,20 +77,27 @@ class ExpertArena:
         self._known = frozenset(units)
         self._asked: Pending[None] | None = None  # the last prediction
         slots = memory.size // max(1, self._source.slot_bytes)
-        self.policy = Selected(GUARDED) if recording is None else select(recording, slots)
-        policy = warmed(self.policy.choice, list(units), recording)
-        self._reads, self._gaps = ReadClock(), Gaps(time.perf_counter)  # from a prediction to the block it is for
-        workers = Tickets(queue, "experts")
+        self.policy = SelectedPolicy(DEFAULT_POLICY) if recording is None else select(recording, slots)
+        policy = trained_policy(self.policy.choice, list(units), recording)
+        self._reads, self._gaps = ReadClock(), IdleGaps(time.perf_counter)  # from a prediction to the block it is for
+        workers = QueueWorkers(queue, "experts")
         self.cache = DemandCache(
-            self._source, memory, policy, workers, device=device, reads=self._reads, trace=trace, idle=Patient()
+            self._source,
+            memory,
+            policy,
+            workers,
+            device=device,
+            reads=self._reads,
+            trace=trace,
+            idle=IdleUnlessDemanded(),
         )
-        self._first = worthiest(policy, list(units), self.cache.capacity)
+        self._first = units_to_keep(policy, list(units), self.cache.capacity)
         try:
             self.cache.warm(self._first)
         except BaseException:
             self.cache.close()
             raise
-        self._best: Replayed | None = None  # Belady's
+        self._best: ReplayResult | None = None  # Belady's
 
     def share(self, block: int, wanted: Mapping[int, int]) -> SharedHold:
         """Hold the experts of a block that are cached or worth loading; the CPU computes the others.
@@ -159,7 +166,7 @@ class ExpertArena:
             f"({stats.ahead_used} used, {stats.ahead_wasted} wasted); kept {self.policy.sentence}"
         )
 
-    def best(self) -> Replayed:
+    def best(self) -> ReplayResult:
         """Return the result of Belady's policy for the recorded steps, from the same initial contents."""
         recording, _ = self.cache.recording()
         if self._best is None or len(recording.steps) != self._best.steps:

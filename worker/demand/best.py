@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 
-from scheduler.demand.choice.replay import Replayed
+from scheduler.demand.choice.replay import ReplayResult
 from scheduler.demand.stats import DemandStats
 
 MB = 1e6
 
 
 def the_best(
-    show: Callable[[DemandStats | Replayed], str], whole: DemandStats, recorded: DemandStats, best: Replayed, name: str
+    show: Callable[[DemandStats | ReplayResult], str],
+    whole: DemandStats,
+    recorded: DemandStats,
+    best: ReplayResult,
+    name: str,
 ) -> str:
     """Return the note behind a figure of the whole run: the best possible figure of its recorded steps.
 
@@ -20,11 +24,11 @@ def the_best(
     return f"({part}{name} {show(best)})"
 
 
-def hits(counted: DemandStats | Replayed) -> str:
+def hits(counted: DemandStats | ReplayResult) -> str:
     """Return the share of uses that found their unit in the cache, in percent."""
     return f"{counted.hit_rate:.0%}"
 
 
-def megabytes(counted: DemandStats | Replayed) -> str:
+def megabytes(counted: DemandStats | ReplayResult) -> str:
     """Return the MB read per step."""
     return f"{counted.bytes_per_step / MB:.2f}"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from scheduler.demand.cache import DemandCache
-from scheduler.demand.choice.replay import Recording, Replayed, bound
+from scheduler.demand.choice.replay import Recording, ReplayResult, bound
 from scheduler.demand.hold import DemandedBlock
 from scheduler.slots.stats import ReadClock
 from scheduler.slots.workers import Readers
@@ -47,7 +47,7 @@ class Fetched:
         policy = self.policy.choice.open(np.array([block for block, _ in source.keys], np.int64))
         memory: Bytes = page_buffer(plan.slots * source.slot_bytes)
         self.cache = DemandCache(source, memory, policy, Readers(disk.threads), verify=check, reads=reads, trace=trace)
-        self._best: Replayed | None = None  # Belady's
+        self._best: ReplayResult | None = None  # Belady's
 
     def blocks(
         self, always: Sequence[Sequence[tuple[Segment, Hold]]], open_one: Callable[[NodeSegment], Segment]
@@ -87,7 +87,7 @@ class Fetched:
         """Join the readers. Idempotent."""
         self.cache.close()
 
-    def _bound(self, recording: Recording) -> Replayed:
+    def _bound(self, recording: Recording) -> ReplayResult:
         """Return the result of Belady's policy for the recorded steps."""
         if self._best is None or len(recording.steps) != self._best.steps:
             self._best = bound(recording.of_at_most(self.cache.capacity), self.cache.capacity, self._unit_bytes)

@@ -61,8 +61,8 @@ class HybridExperts:
         finally:
             held.close()  # released after the accelerator's call
         self.arena.foretell(self.block, part.x)
-        if held.left:
-            pending.append(self._here(held.left, data, take(self), routing))
+        if held.left_out:
+            pending.append(self._here(held.left_out, data, take(self), routing))
         return Merged(pending) if pending else Finished(lambda: np.zeros_like(part.x))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
@@ -86,10 +86,10 @@ class HybridExperts:
 
     def _there(self, held: SharedHold, x: Input, routing: Routing) -> list[Pending[F32]]:
         """Start the accelerator's part: the cached experts together, then each other expert when it is loaded."""
-        if not (held.ready or held.late):
+        if not (held.ready or held.loading):
             return []
         spec, kernels = self.spec, self.beside.kernels
-        together = [held.ready, *([key] for key in held.late)]
+        together = [held.ready, *([key] for key in held.loading)]
 
         def computed(keys: Sequence[Key]) -> F32:
             weights = {self._pieces[expert][0]: held.data((block, expert)) for block, expert in keys}

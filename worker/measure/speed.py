@@ -27,7 +27,7 @@ def host_rates_allowed(kernels: Kernels, cache: Path, remeasure: bool = False) -
     finally:
         kernels.set_threads(wanted)
     part, rates = min(1.0, allowed / busy), found.figures
-    kv = rates.kv.times(part) if rates.kv else None
+    kv = rates.kv.scaled(part) if rates.kv else None
     return replace(found, figures=Rates(part * rates.read, part * rates.operations, rates.start, kv))
 
 

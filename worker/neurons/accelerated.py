@@ -92,13 +92,13 @@ class NeuronAccelerated(Accelerators):
         super().abandon()
         if self.arena is not None:
             self.foresight.abandon()
-            self.arena.settle()
+            self.arena.wait()
 
     def describe(self) -> str:
         """Return what the accelerator and the CPU computed and what moved, for the user."""
         assert self.arena is not None
         figures = self.arena.figures
-        share = figures.active_there / max(1, figures.active)
+        share = figures.active_on_accelerator / max(1, figures.active)
         dense, setup = self._fallback.dense, self._neurons.setup
         said = [
             f"{super().describe()}; it computed {share:.0%} of the active neurons; {figures.moved} migrated, "

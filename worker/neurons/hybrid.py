@@ -91,9 +91,9 @@ class HybridFfn:
         else:
             held = self.arena.divide(chosen.scores, chosen.threshold)
         if len(part.x) <= HABITS:
-            self.arena.note(chosen.active)
+            self.arena.count_active(chosen.active)
         if not self._pays(held, len(part.x)):
-            held.give_up()
+            held.cancel()
             chosen.then()
             return whole.start(phases, data, part, take)
         pending = self._there(held, part, take)
@@ -113,7 +113,7 @@ class HybridFfn:
 
     def _pays(self, held: HeldNeurons, tokens: int) -> bool:
         count = self.spec.neuron.units * self.spec.neuron.width
-        paid = self.fallback.pays(len(held.slots), len(held.here), count, self.arena.lines(tokens), tokens)
+        paid = self.fallback.pays(len(held.slots), len(held.cpu_neurons), count, self.arena.lines(tokens), tokens)
         self.fallback.note(self.layer, tokens, paid)
         return paid
 
@@ -157,14 +157,14 @@ class HybridFfn:
 
     def _here(self, held: HeldNeurons, data: Bytes, part: MicroBatch, take: Take) -> list[Pending[F32]]:
         """Start the CPU's part, if there is one."""
-        if not len(held.here):
+        if not len(held.cpu_neurons):
             return []
         spec, kernels, x = self.spec, self.device.kernels, take(self)
 
         def call() -> F32:
             began = self.clock()
-            found = kernels.ffn(spec, data, x, held.here)
-            self.arena.record_cpu_time(len(held.here), self.clock() - began, len(part.x))
+            found = kernels.ffn(spec, data, x, held.cpu_neurons)
+            self.arena.record_cpu_time(len(held.cpu_neurons), self.clock() - began, len(part.x))
             return found
 
         return [self.device.start(call)]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from allreduce.base import Work, idle
 from scheduler.demand.stats import DemandStats
 from scheduler.model.steady import judge_streaming
-from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
+from scheduler.model.timeline import NO_OTHER_WAITS, OtherWaits
 from scheduler.window.stats import WindowPosition, WindowStats
 from tpi.kernels.kv import pages_for, states_for
 from tpi.kernels.spec import PAGE_TOKENS, Batch
@@ -195,7 +195,7 @@ class Node:
         records = None if self.sparse is None else self.sparse.records
         return DemandStats() if records is None else records.stats()
 
-    def steady(self, other_waits: OtherWaits = NOTHING_ELSE) -> Steady | None:
+    def steady(self, other_waits: OtherWaits = NO_OTHER_WAITS) -> Steady | None:
         """Return whether the node waits for its disk, from measured times, and which placement would end that.
 
         Return None if the node streams no blocks, has an accelerator, reads single neurons, or has run no step.

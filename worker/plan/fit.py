@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from allreduce.algorithms.shared import board_bytes
 from allreduce.base import arrays_to_sum
-from scheduler.budget import PROCESS, Budget, Demand, plan_budget
+from scheduler.budget import PROCESS, Budget, MemoryNeed, plan_budget
 from scheduler.free import default_budget
 from scheduler.model.placement import Speeds
 from tpi.config import ModelConfig
@@ -85,7 +85,7 @@ def fit(
     return budget
 
 
-def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None = None) -> Demand:
+def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None = None) -> MemoryNeed:
     """Return the memory that `node` needs, by use. The arguments are those of `fit`."""
     config, options = node.config, node.options
     tables, pieces = tables or Tables(), tiles(node)
@@ -96,7 +96,7 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
     token, chunk = computing_bytes(node), 0
     if options.batch is not None:  # only one chunk of a step is computed at once; the other tokens wait
         token, chunk = passing_bytes(node), options.batch.chunk * token
-    return Demand(
+    return MemoryNeed(
         blocks=hosted.sizes,
         kinds=hosted.kinds,
         page_bytes=page_bytes(layers, kv_heads, config.head_dim, options.kv_dtype) - (-states // PAGES_PER_STATE),

@@ -14,7 +14,7 @@ from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import KvTier, Offload
 from scheduler.model.placement import Placement
 from scheduler.model.ring import Ring, smallest, with_lags
-from scheduler.transfer.merged import merged
+from scheduler.transfer.merge import merge_rings
 from tpi.devices.arena import cuts_between
 from tpi.devices.pages import round_up
 from tpi.errors import PlanError
@@ -127,7 +127,7 @@ class OffloadPlan:
             return self._ring_of_halves()
         sizes = [piece_bytes(piece) for piece in self.pieces]
         depth = self.ahead or self.depth
-        return merged([smallest(sorted(numbers & self.on(card)), sizes, depth) for card in self.cards], sizes)
+        return merge_rings([smallest(sorted(numbers & self.on(card)), sizes, depth) for card in self.cards], sizes)
 
     def ring_bytes(self, card: int) -> int:
         """Return the bytes of accelerator `card`'s ring: long and short steps use the same memory in turn."""
@@ -201,7 +201,7 @@ class OffloadPlan:
     def shared_bytes(self) -> int:
         """Bytes of host memory that accelerators without memory of their own take, including kernels' buffers."""
         cards = self.problem.machine.cards
-        buffers = self.problem.needs.there.nbytes(self.problem.tokens)
+        buffers = self.problem.needs.card_need.nbytes(self.problem.tokens)
         taken = [(card, size) for card, size in zip(cards, self.card_bytes, strict=False) if card.shared and size]
         return sum(size + buffers for _, size in taken)
 

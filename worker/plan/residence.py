@@ -9,7 +9,7 @@ from scheduler.budget import Budget, budget_with_head, window_budget
 from scheduler.model.placement import Placement
 from scheduler.storage.disk import Disk
 from scheduler.storage.extent import Extent
-from scheduler.storage.tune import DiskSpeed, doubt
+from scheduler.storage.tune import DiskSpeed, mark_doubted
 from tpi.config import default_cache
 from tpi.pack.layout import BlockKind
 from worker.plan.case import Candidate, Case, HostWindow, Mode
@@ -68,8 +68,8 @@ class Residence:
 
         If the run contradicts the measurement, the next start measures the disk again.
         """
-        if self.speed.contradicted(nbytes, seconds):
-            doubt(sorted({extent.path for extent in self.extents}), default_cache())
+        if self.speed.contradicted_by(nbytes, seconds):
+            mark_doubted(sorted({extent.path for extent in self.extents}), default_cache())
 
 
 def residence_of(case: Case, chosen: Candidate[Any]) -> Residence:

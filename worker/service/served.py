@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allreduce.base import Endpoints
-from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
+from scheduler.model.timeline import NO_OTHER_WAITS, OtherWaits
 from scheduler.window.stats import WindowPosition
 from tpi.net.messages import (
     Assign,
@@ -70,7 +70,7 @@ class ServedNode(Protocol):
     def figures(self) -> Figures:
         """Return the totals so far."""
 
-    def steady(self, other_waits: OtherWaits = NOTHING_ELSE) -> Steady | None:
+    def steady(self, other_waits: OtherWaits = NO_OTHER_WAITS) -> Steady | None:
         """Return whether the node waits for its disk, and which placement would end that; None if it streams nothing.
 
         This takes long to compute. `other_waits` has the waits for disks that are not for this node's blocks.

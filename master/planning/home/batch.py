@@ -9,10 +9,10 @@ from typing import Any
 from master.planning.batch import RESOURCES, busy_words, policy_words
 from master.planning.home.dealing import HomeModel
 from master.planning.problem import default_kv
-from scheduler.model.home.problem import Dealing
+from scheduler.model.home.problem import HomeSplit
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.forecast import Gain, better_machines
-from scheduler.model.offload.work import STRETCHES, Stretch, TableWork, Tier
+from scheduler.model.offload.work import REQUEST_PHASES, RequestPhase, TableWork, Tier
 from scheduler.model.roofline.forecast import BatchForecast, forecast_batch
 from scheduler.model.roofline.layer import LayerShape, layer_shape
 from scheduler.model.roofline.policy import BatchProblem, BatchWork, PolicyLimits, SumCost
@@ -23,7 +23,7 @@ _TIMES = 2.0  # factor by which a resource is improved to find its gain
 _HELPS, _NAMED = 1.01, 4  # least speed-up that is named; how many are named
 _MANY = 512  # tokens of the larger of two sums from which the time per token is derived
 _PROMPTS = 0.05  # of the memory, for the hidden states of a step of prompts
-_STRETCHES: dict[Stretch, str] = {"prompt": "prompts", "decode": "tokens"}
+_PHASES: dict[RequestPhase, str] = {"prompt": "prompts", "decode": "tokens"}
 _HIDDEN = 5 * 4  # bytes of RAM for each value of a hidden state that waits
 
 
@@ -38,7 +38,7 @@ class GroupBatchReport:
     left_out: tuple[str, ...] = ()  # by the split, which is made for single requests
 
     @classmethod
-    def of(cls, model: HomeModel, dealing: Dealing) -> "GroupBatchReport":
+    def of(cls, model: HomeModel, dealing: HomeSplit) -> "GroupBatchReport":
         """Return the report for the requests of `model`, with the units dealt as in `dealing`.
 
         Raises:
@@ -55,9 +55,9 @@ class GroupBatchReport:
         """Tokens generated per second, prompts included; all nodes wait for the slowest."""
         return _rate(self.problems, self.forecasts)
 
-    def seconds(self, stretch: Stretch) -> float:
+    def seconds(self, phase: RequestPhase) -> float:
         """Return the seconds for all prompts, or for one token of every sequence."""
-        return _seconds(self.forecasts, stretch)
+        return _seconds(self.forecasts, phase)
 
     def fields(self) -> dict[str, Any]:
         """Return the object for `--json`: times in seconds."""
@@ -95,8 +95,8 @@ class GroupBatchReport:
         if self.left_out:
             out = ", ".join(self.left_out)
             yield f"left out, since single requests are answered faster without: {out}; --split equal uses all of them"
-        for stretch in STRETCHES:
-            yield self._roof(stretch)
+        for phase in REQUEST_PHASES:
+            yield self._roof(phase)
         helping = [gain for gain in self.gains if gain.faster > _HELPS][:_NAMED]
         helps = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping)
         yield (
@@ -105,16 +105,16 @@ class GroupBatchReport:
             else "twice as much of any one thing would not help a batch"
         )
 
-    def _roof(self, stretch: Stretch) -> str:
-        slowest = max(range(len(self.names)), key=lambda at: max(self.forecasts[at].busy[stretch].values()))
+    def _roof(self, phase: RequestPhase) -> str:
+        slowest = max(range(len(self.names)), key=lambda at: max(self.forecasts[at].busy[phase].values()))
         ahead = self.forecasts[slowest]
-        roof = ahead.roof(stretch)
+        roof = ahead.roof(phase)
         whose = "" if roof == "sums" else f", on {self.names[slowest]}"
-        busy = busy_words(ahead, stretch)
-        return f"the roof for {_STRETCHES[stretch]} is {RESOURCES[roof]}{whose}; a layer keeps {busy} busy"
+        busy = busy_words(ahead, phase)
+        return f"the roof for {_PHASES[phase]} is {RESOURCES[roof]}{whose}; a layer keeps {busy} busy"
 
 
-def _problems(model: HomeModel, dealing: Dealing) -> Iterator[BatchProblem]:
+def _problems(model: HomeModel, dealing: HomeSplit) -> Iterator[BatchProblem]:
     whole, request = model.whole, model.request
     asked = BatchWork(request.sequences, request.prompt, request.answer)
     hidden = _HIDDEN * model.shape.config.hidden
@@ -147,14 +147,14 @@ def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
 
 
 def _shares(model: HomeModel, units: dict[str, int]) -> dict[str, float]:
-    return {each.kind: units[each.kind] / each.units for each in model.problem.dealt}
+    return {each.kind: units[each.kind] / each.units for each in model.problem.kinds}
 
 
 def _kv_heads(model: HomeModel, units: dict[str, int]) -> int:
     return ceil(model.shape.config.kv_heads * _shares(model, units).get("heads", 1.0))
 
 
-def _sums(model: HomeModel, dealing: Dealing) -> SumCost:
+def _sums(model: HomeModel, dealing: HomeSplit) -> SumCost:
     """Return the cost of a sum between the members; its time is nearly affine in the number of tokens."""
     one, many = (model.exchange(dealing.members, tokens)[0] for tokens in (1, _MANY))
     each = max(0.0, many - one) / (_MANY - 1)
@@ -166,8 +166,8 @@ def _forecasts(problems: Sequence[BatchProblem]) -> tuple[BatchForecast, ...]:
     return tuple(forecast_batch(problem, policy) for problem, policy in zip(problems, policies, strict=True))
 
 
-def _seconds(forecasts: Sequence[BatchForecast], stretch: Stretch) -> float:
-    return max(ahead.prompt if stretch == "prompt" else ahead.decode for ahead in forecasts)
+def _seconds(forecasts: Sequence[BatchForecast], phase: RequestPhase) -> float:
+    return max(ahead.prompt if phase == "prompt" else ahead.decode for ahead in forecasts)
 
 
 def _rate(problems: Sequence[BatchProblem], forecasts: Sequence[BatchForecast]) -> float:

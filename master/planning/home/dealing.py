@@ -8,7 +8,7 @@ from allreduce.predict import PREDICTIONS, predict
 from master.planning.home.members import Home
 from master.planning.problem import block_bytes, default_kv, planning_problem
 from master.planning.shapes import ModelShape
-from scheduler.model.home.problem import DealtUnits, HomeNode, HomeProblem, Members
+from scheduler.model.home.problem import HomeNode, HomeProblem, Members, UnitKind
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import Workload
 from tpi.kernels.kv import KvDtype, vector_bytes
@@ -65,10 +65,10 @@ class HomeModel:
         """Return how many heads or neurons a unit of `kind` has, and how many there are in all: the last may be cut."""
         config, mixture = self.shape.config, self.shape.config.mixture
         if kind == "heads":
-            units = next(each.units for each in self.problem.dealt if each.kind == kind)
+            units = next(each.units for each in self.problem.kinds if each.kind == kind)
             return -(-config.heads // units), config.heads
-        of_experts = {"experts": mixture.width, "shared": mixture.shared} if mixture else {}
-        return FFN_UNIT, of_experts.get(kind, config.intermediate)
+        recording_of_experts = {"experts": mixture.width, "shared": mixture.shared} if mixture else {}
+        return FFN_UNIT, recording_of_experts.get(kind, config.intermediate)
 
     @cached_property
     def everywhere(self) -> int:
@@ -84,7 +84,7 @@ class HomeModel:
         turn = 0.0 if rank else (tables + self.everywhere) / machine.host.read
         return HomeNode(self.home.names[rank], machine.host.read, machine.disk.read, machine.memory, fixed, turn)
 
-    def _dealt(self) -> Iterator[DealtUnits]:
+    def _dealt(self) -> Iterator[UnitKind]:
         config, blocks = self.shape.config, self.shape.blocks
         if heads := [block for block in blocks if block.kind == "attention"]:
             vector = vector_bytes(config.head_dim, self.kv_dtype or default_kv(self.shape))
@@ -93,27 +93,27 @@ class HomeModel:
             units = _run(heads[0], "query").units
             nbytes = sum(map(block_bytes, [*heads, *recurrent])) - self.everywhere
             attended = self.request.prompt + self.request.answer / 2
-            yield DealtUnits(
+            yield UnitKind(
                 "heads", units, len(heads), nbytes / units, (nbytes + token * attended) / units,
                 token * self.request.context / units,
             )  # fmt: skip
         if dense := [block for block in blocks if block.kind == "ffn"]:
             units, nbytes = _run(dense[0], "neuron").units, sum(map(block_bytes, dense))
-            yield DealtUnits("neurons", units, len(dense), nbytes / units, nbytes / units)
+            yield UnitKind("neurons", units, len(dense), nbytes / units, nbytes / units)
         if mixed := [block for block in blocks if block.kind == "experts"]:
             yield from self._experts(mixed)
 
-    def _experts(self, blocks: list[BlockShape]) -> Iterator[DealtUnits]:
+    def _experts(self, blocks: list[BlockShape]) -> Iterator[UnitKind]:
         """Yield the shared experts, and slices of every routed expert, of which a token reads only those it chooses."""
         mixture = self.shape.config.mixture
         assert mixture is not None
         run = _run(blocks[0], "neuron")
         slices = run.units // mixture.experts
         nbytes = len(blocks) * run.unit_bytes * mixture.experts
-        yield DealtUnits("experts", slices, len(blocks), nbytes, nbytes * mixture.used / mixture.experts)
+        yield UnitKind("experts", slices, len(blocks), nbytes, nbytes * mixture.used / mixture.experts)
         for shared in (each for each in blocks[0].runs if each.name == "shared"):
             nbytes = len(blocks) * shared.unit_bytes
-            yield DealtUnits("shared", shared.units, len(blocks), nbytes, nbytes)
+            yield UnitKind("shared", shared.units, len(blocks), nbytes, nbytes)
 
 
 def among(links: LinkTable, members: Members) -> LinkTable:

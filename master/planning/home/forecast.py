@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from master.planning.home.dealing import HomeModel
-from scheduler.model.home.problem import Dealing
+from scheduler.model.home.problem import HomeSplit
 from scheduler.model.offload.choice import choose
 from scheduler.model.offload.forecast import OffloadForecast, forecast
 from scheduler.model.offload.memory import MemoryParts, peaks
@@ -29,7 +29,7 @@ class MemberForecast:
 class HomeForecast:
     """All nodes of a split, and the seconds of a token and of a prompt, which are those of the slowest node."""
 
-    dealing: Dealing
+    dealing: HomeSplit
     members: tuple[MemberForecast, ...]
 
     @property
@@ -53,7 +53,7 @@ class HomeForecast:
         return min(each.prompt.prompt.rate for each in self.members)
 
 
-def forecast_home(model: HomeModel, dealing: Dealing) -> HomeForecast:
+def forecast_home(model: HomeModel, dealing: HomeSplit) -> HomeForecast:
     """Return the forecast for `dealing`.
 
     Raises:
@@ -70,7 +70,7 @@ def forecast_home(model: HomeModel, dealing: Dealing) -> HomeForecast:
     return HomeForecast(dealing, tuple(members))
 
 
-def _member(model: HomeModel, dealing: Dealing, rank: int, units: dict[str, int]) -> MemberForecast:
+def _member(model: HomeModel, dealing: HomeSplit, rank: int, units: dict[str, int]) -> MemberForecast:
     whole = model.whole
     work = _share(model, units, rank == 0)
     machine = model.home.machines[rank]
@@ -92,7 +92,7 @@ def _member(model: HomeModel, dealing: Dealing, rank: int, units: dict[str, int]
 
 def _share(model: HomeModel, units: dict[str, int], master: bool) -> NodeWork:
     """Return the part of a model's work that has these units of every block."""
-    shares = {each.kind: units[each.kind] / each.units for each in model.problem.dealt}
+    shares = {each.kind: units[each.kind] / each.units for each in model.problem.kinds}
     kinds = {"attention": "heads", "delta": "heads", "ffn": "neurons", "experts": "experts"}
     parts = [shares[kinds[block.kind]] for block in model.shape.blocks]
     segments: Sequence[SegmentWork] = [_cut(each, parts[each.block]) for each in model.whole.work.segments]

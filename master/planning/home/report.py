@@ -7,7 +7,7 @@ from typing import Any
 from master.planning.home.dealing import HomeModel
 from master.planning.home.forecast import HomeForecast, MemberForecast, forecast_home
 from master.planning.shapes import weight_bytes
-from scheduler.model.home.problem import Dealing
+from scheduler.model.home.problem import HomeSplit
 from scheduler.model.home.solve import best_split, split_over
 from scheduler.model.offload.forecast import Gain
 from tpi.partition import Range
@@ -23,7 +23,7 @@ class HomeReport:
 
     model: HomeModel
     ahead: HomeForecast
-    everyone: Dealing | None  # the best split over all nodes, if some are left out
+    everyone: HomeSplit | None  # the best split over all nodes, if some are left out
     gains: tuple[Gain, ...]
 
     @classmethod
@@ -38,7 +38,7 @@ class HomeReport:
         return cls(model, forecast_home(model, dealing), everyone, tuple(_gains(model, dealing)))
 
     @property
-    def dealing(self) -> Dealing:
+    def dealing(self) -> HomeSplit:
         """The units of each node."""
         return self.ahead.dealing
 
@@ -108,7 +108,7 @@ class HomeReport:
         }
 
 
-def _gains(model: HomeModel, dealing: Dealing) -> Iterator[Gain]:
+def _gains(model: HomeModel, dealing: HomeSplit) -> Iterator[Gain]:
     """Yield the speed-up of a token from twice as much of each resource, with a new split; the most helpful first."""
     home = model.home
     better: dict[str, HomeModel] = {

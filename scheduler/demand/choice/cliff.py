@@ -6,9 +6,9 @@ uses have no such cliff.
 
 from scheduler.demand.policies import PolicyChoice
 
-GUARDED = PolicyChoice("importance")  # without a recording: no cliff, and within a few percent of LRU above it
+DEFAULT_POLICY = PolicyChoice("importance")  # without a recording: no cliff, and within a few percent of LRU above it
 
 
-def sensible(choice: PolicyChoice, slots: int, per_step: float) -> PolicyChoice:
+def without_lru_cliff(choice: PolicyChoice, slots: int, per_step: float) -> PolicyChoice:
     """Return `choice`, or a policy that counts uses if `choice` is LRU and `slots` are fewer than a step uses."""
-    return GUARDED if choice.kind == "lru" and slots < per_step else choice
+    return DEFAULT_POLICY if choice.kind == "lru" and slots < per_step else choice

@@ -8,7 +8,7 @@ from scheduler.demand.choice.replay import Recording
 from scheduler.demand.policies import Key, Policy, PolicyChoice
 
 
-def warmed(choice: PolicyChoice, keys: Sequence[Key], recording: Recording | None = None) -> Policy:
+def trained_policy(choice: PolicyChoice, keys: Sequence[Key], recording: Recording | None = None) -> Policy:
     """Return a policy for the units `keys` that has been told all uses of a recording.
 
     Errors are those of `PolicyChoice.open`.
@@ -21,12 +21,12 @@ def warmed(choice: PolicyChoice, keys: Sequence[Key], recording: Recording | Non
     return policy
 
 
-def worthiest(policy: Policy, keys: Sequence[Key], count: int) -> list[Key]:
+def units_to_keep(policy: Policy, keys: Sequence[Key], count: int) -> list[Key]:
     """Return the `count` units that the policy would keep, in the order of blocks.
 
     Of units with equal worth, the same ones of every block are chosen.
     """
-    worth = policy.worth(np.arange(len(keys)))
+    priority = policy.priority(np.arange(len(keys)))
     blocks, units = np.array(keys, np.int64).reshape(-1, 2).T
-    chosen = np.lexsort((blocks, units, -worth))[:count]
+    chosen = np.lexsort((blocks, units, -priority))[:count]
     return [keys[unit] for unit in sorted(chosen.tolist())]

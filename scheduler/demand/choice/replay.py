@@ -61,7 +61,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """The result of replaying a recording with a policy."""
 
     name: str
@@ -107,19 +107,19 @@ class Belady:
         """Take note of the next use in order, which must be of `units`."""
         self._next[units] = self._after.pop()
 
-    def worth(self, units: Units) -> F64:
+    def priority(self, units: Units) -> F64:
         """Return minus the time of each unit's next use."""
-        worth: F64 = -self._next[units]
-        return worth
+        priority: F64 = -self._next[units]
+        return priority
 
 
-def replay(recording: Recording, policy: Policy, slots: int, unit_bytes: int = 1, name: str = "") -> Replayed:
+def replay(recording: Recording, policy: Policy, slots: int, unit_bytes: int = 1, name: str = "") -> ReplayResult:
     """Replay a recording with a cache of `slots` units of `unit_bytes` each, which is empty at first.
 
     Errors are those of `hits_by_step`.
     """
     hits, uses = int(hits_by_step(recording, policy, slots).sum()), int(recording.counts_by_step.sum())
-    return Replayed(name, hits, uses, len(recording.steps), unit_bytes)
+    return ReplayResult(name, hits, uses, len(recording.steps), unit_bytes)
 
 
 def hits_by_step(recording: Recording, policy: Policy, slots: int) -> Units:
@@ -135,7 +135,7 @@ def hits_by_step(recording: Recording, policy: Policy, slots: int) -> Units:
     for at, step in enumerate(recording.steps):
         policy.begin()
         for units in step:
-            lacking = table.admit(units, policy.worth)
+            lacking = table.admit(units, policy.priority)
             policy.use(units)
             hits[at] -= len(lacking)
             table.end(table.slot_of[lacking], arrived=True)
@@ -143,12 +143,12 @@ def hits_by_step(recording: Recording, policy: Policy, slots: int) -> Units:
     return hits
 
 
-def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> Replayed:
+def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> ReplayResult:
     """Replay a recording with Belady's policy, whose hits no policy exceeds. Errors are those of `replay`."""
     return replay(recording, Belady(len(recording.blocks), recording.uses), slots, unit_bytes, "Belady")
 
 
-def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -> Replayed:
+def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -> ReplayResult:
     """Replay a recording with Belady's policy if a missing unit may be used elsewhere and need not be loaded.
 
     `first` are the units in the cache at the start, as many as it has room for. After each use, of the cached and the
@@ -162,9 +162,9 @@ def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -
         hits += int(there[units].sum())
         nearest.use(units)
         both = np.union1d(np.flatnonzero(there), units)
-        kept = both[np.argsort(-nearest.worth(both), kind="stable")[:slots]]
+        kept = both[np.argsort(-nearest.priority(both), kind="stable")[:slots]]
         came += int((~there[kept]).sum())
         there[:] = False
         there[kept] = True
     uses = int(recording.counts.sum())
-    return Replayed("Belady", hits, uses, len(recording.steps), unit_bytes, came)
+    return ReplayResult("Belady", hits, uses, len(recording.steps), unit_bytes, came)

@@ -12,7 +12,7 @@ from scheduler.demand.choice.replay import Recording
 MOST_USES = 8192  # uses that are replayed: a policy takes 20 to 45 us for each, and there are six replays
 
 
-def sampled(recording: Recording, slots: int, most_uses: int = MOST_USES) -> tuple[Recording, int]:
+def sample_layers(recording: Recording, slots: int, most_uses: int = MOST_USES) -> tuple[Recording, int]:
     """Return a sample of about `most_uses` uses at most, and its part of `slots`."""
     blocks = np.unique(recording.blocks)
     count = most_uses * len(blocks) // max(1, len(recording.uses))

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.demand.choice.cliff import GUARDED, sensible
+from scheduler.demand.choice.cliff import DEFAULT_POLICY, without_lru_cliff
 from scheduler.demand.choice.gain import WINDOWS, clear_gain
 from scheduler.demand.choice.replay import Belady, Recording, hits_by_step
-from scheduler.demand.choice.sample import sampled
+from scheduler.demand.choice.sample import sample_layers
 from scheduler.demand.policies import Key, Policy, PolicyChoice
 from scheduler.slots.table import F64, Units
 
-ROBUST = PolicyChoice("aged")  # with a recording: within a few percent of the best in every recording so far
+ROBUST_POLICY = PolicyChoice("aged")  # with a recording: within a few percent of the best in every recording so far
 _LRU = PolicyChoice("lru")
 _PINNED = 0.5  # share of the slots that the policy `pins` pins
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedPolicy:
     """The chosen policy, and its hit rate in the recording; None without a recording."""
 
     choice: PolicyChoice
@@ -36,7 +36,7 @@ class Selected:
         return f"by {self.choice.name} ({found})"
 
 
-def of_experts(experts: npt.NDArray[np.uint16], blocks: Sequence[int], keys: Sequence[Key]) -> Recording:
+def recording_of_experts(experts: npt.NDArray[np.uint16], blocks: Sequence[int], keys: Sequence[Key]) -> Recording:
     """Convert recorded choices of experts, uint16 `[tokens, layers, used]`, to uses of the units in `keys`.
 
     `blocks[i]` is the block number of layer i. Experts that are not in `keys` belong to another node and are ignored.
@@ -53,7 +53,7 @@ def of_experts(experts: npt.NDArray[np.uint16], blocks: Sequence[int], keys: Seq
 
 
 @dataclass(frozen=True)
-class Tried:
+class ReplayedPolicies:
     """Hit rates in the second half of a recording: of each policy, and of Belady's (`best`).
 
     `windows` has those of each policy in equal parts of the second half, float64 `[windows]`.
@@ -64,29 +64,29 @@ class Tried:
     windows: dict[PolicyChoice, F64]
 
 
-def select(recording: Recording, slots: int) -> Selected:
-    """Return `ROBUST`, or a policy with clearly more hits in the second half after the first half has warmed it up.
+def select(recording: Recording, slots: int) -> SelectedPolicy:
+    """Return `ROBUST_POLICY`, or a policy with clearly more hits in the second half, trained on the first half.
 
     "Clearly" means by more than chance (`scheduler.demand.choice.gain`). LRU is never chosen if there are fewer slots
     than one token uses (`scheduler.demand.choice.cliff`).
     """
-    some, room = sampled(recording, slots)
-    tried = try_all(some, room)
+    some, room = sample_layers(recording, slots)
+    tried = replay_all(some, room)
     if tried is None:
-        return Selected(GUARDED)
+        return SelectedPolicy(DEFAULT_POLICY)
     choice = _clearly_best(tried, room, some.units_per_step)
     found = tried.found[choice]
-    return Selected(_of_all(choice, recording, slots), found, tried.found[_LRU], max(tried.best, found))
+    return SelectedPolicy(_of_all(choice, recording, slots), found, tried.found[_LRU], max(tried.best, found))
 
 
-def _clearly_best(tried: Tried, slots: int, per_step: float) -> PolicyChoice:
-    robust = tried.windows[ROBUST]
+def _clearly_best(tried: ReplayedPolicies, slots: int, per_step: float) -> PolicyChoice:
+    robust = tried.windows[ROBUST_POLICY]
     better = [
         choice
         for choice, windows in tried.windows.items()
-        if sensible(choice, slots, per_step) == choice and clear_gain(windows, robust) > 0
+        if without_lru_cliff(choice, slots, per_step) == choice and clear_gain(windows, robust) > 0
     ]
-    return max(better, key=tried.found.__getitem__, default=ROBUST)
+    return max(better, key=tried.found.__getitem__, default=ROBUST_POLICY)
 
 
 def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyChoice:
@@ -96,7 +96,7 @@ def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyCho
     return next(one for one in candidates(recording, slots) if one.kind == "pins")
 
 
-def try_all(recording: Recording, slots: int) -> Tried | None:
+def replay_all(recording: Recording, slots: int) -> ReplayedPolicies | None:
     """Replay every policy with a cache that is empty at first; pinned units are chosen from the first half.
 
     Return None if the recording has fewer than two steps.
@@ -117,11 +117,13 @@ def try_all(recording: Recording, slots: int) -> Tried | None:
 
     each = {choice: found(choice.open(known.blocks)) for choice in candidates(seen, slots)}
     best, _ = found(Belady(len(known.blocks), known.uses))
-    return Tried({one: rate for one, (rate, _) in each.items()}, best, {one: rates for one, (_, rates) in each.items()})
+    return ReplayedPolicies(
+        {one: rate for one, (rate, _) in each.items()}, best, {one: rates for one, (_, rates) in each.items()}
+    )
 
 
 def candidates(seen: Recording, slots: int) -> list[PolicyChoice]:
     """Return the policies that are tried. The policy `pins` pins the units that `seen` uses most."""
     often = np.argsort(-seen.counts, kind="stable")
     pinned = tuple(often[: int(_PINNED * slots)].tolist())
-    return [GUARDED, _LRU, PolicyChoice("lfu"), ROBUST, PolicyChoice("pins", pinned=pinned)]
+    return [DEFAULT_POLICY, _LRU, PolicyChoice("lfu"), ROBUST_POLICY, PolicyChoice("pins", pinned=pinned)]

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler.demand.records.reads import Bounds, ReadSizes, RecordRead, covered, dealt, plan_ranges
+from scheduler.demand.records.reads import Bounds, ReadSizes, RecordRead, divide_ranges, neurons_in, plan_ranges
 from scheduler.demand.records.stats import RecordStats
-from scheduler.neurons.worth import NeuronImportance
-from scheduler.slots.shelf import Load, Shelf
+from scheduler.neurons.importance import NeuronImportance
+from scheduler.slots.shelf import Load, PriorityShelf
 from scheduler.slots.table import F64, I32, SlotTable
 from scheduler.storage.extent import Extent
 from tpi.devices.pages import Bytes
@@ -59,18 +59,18 @@ class RecordLoad(Load):
     read: RecordRead = field(kw_only=True)
 
 
-class OpenLayer(Shelf[np.int32]):
+class RecordShelf(PriorityShelf[np.int32]):
     """A layer's slots during a run."""
 
     def __init__(self, layer: RecordLayer, sizes: ReadSizes, readers: int, stats: RecordStats) -> None:
         """Create the layer without slots; reads will have `sizes` and be dealt to `readers` threads."""
         self.layer = layer
-        self.worth = NeuronImportance(layer.frequency, half_life=HALF_LIFE)
-        super().__init__(layer.name, SlotTable(layer.neurons, 0, np.int32), self.worth.worth, stats)
+        self.importance = NeuronImportance(layer.frequency, half_life=HALF_LIFE)
+        super().__init__(layer.name, SlotTable(layer.neurons, 0, np.int32), self.importance.priority, stats)
         self._counts, self._sizes, self._readers = stats, sizes, readers
-        self.lay(None)
+        self.attach(None)
 
-    def lay(self, data: Bytes | None) -> None:
+    def attach(self, data: Bytes | None) -> None:
         """Put empty slots into `data`; None: have no slots. Nothing may be pinned or loading."""
         slots = 0 if data is None else self.layer.slots
         self.data: Bytes = np.empty(0, np.uint8) if data is None else data
@@ -79,7 +79,7 @@ class OpenLayer(Shelf[np.int32]):
 
     def hottest(self) -> I32:
         """Return the neurons that are active most often, as many as there are slots, in ascending order."""
-        hot = np.argsort(-self.worth.frequency, kind="stable")[: len(self.table)]
+        hot = np.argsort(-self.importance.frequency, kind="stable")[: len(self.table)]
         return np.sort(hot).astype(np.int32)
 
     def claim(self, units: I32) -> tuple[I32, Sequence[Load]]:
@@ -96,14 +96,14 @@ class OpenLayer(Shelf[np.int32]):
     def _loads(self, lacking: I32) -> Sequence[Load]:
         ranges = plan_ranges(lacking, self._sizes, self.layer.neurons)
         kept = np.sort(np.concatenate([lacking, self._passing(ranges, len(lacking))]))
-        self._counts.along += len(kept) - len(lacking)
-        reads = dealt(ranges, kept, self.table.slot_of[kept], self._readers)
+        self._counts.extra += len(kept) - len(lacking)
+        reads = divide_ranges(ranges, kept, self.table.slot_of[kept], self._readers)
         return [RecordLoad(self, read.neurons, read.slots, self.name, read=read) for read in reads]
 
     def _passing(self, ranges: list[Bounds], asked: int) -> I32:
         """Assign slots to those records between the requested ones that are worth keeping, and return them."""
         if sum(last - first for first, last in ranges) == asked:
             return np.empty(0, np.int32)
-        kept, slots = self.table.gains(self.table.lacking(covered(ranges)), self._worth)
+        kept, slots = self.table.gains(self.table.missing(neurons_in(ranges)), self._priority)
         self.table.place(kept, slots)
         return kept

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 
-from scheduler.demand.records.layer import OpenLayer, RecordLayer, RecordLoad
+from scheduler.demand.records.layer import RecordLayer, RecordLoad, RecordShelf
 from scheduler.demand.records.reads import RecordRead, range_extent, staging_bytes
 from scheduler.slots.cache import Source
 from scheduler.slots.shelf import Load
@@ -28,7 +28,7 @@ class RecordReader(Source):
         assert isinstance(load, RecordLoad)
         return self.read(load.shelf, load.read)
 
-    def read(self, layer: OpenLayer, read: RecordRead) -> int:
+    def read(self, layer: RecordShelf, read: RecordRead) -> int:
         """Read all ranges of `read` and copy the kept records to their slots; return the number of bytes read.
 
         Raises:

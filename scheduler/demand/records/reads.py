@@ -64,13 +64,13 @@ def plan_ranges(neurons: I32, sizes: ReadSizes, end: int) -> list[Bounds]:
     return [part for first, last in pairs for part in _cut(first, last, sizes.most)]
 
 
-def covered(ranges: Sequence[Bounds]) -> I32:
+def neurons_in(ranges: Sequence[Bounds]) -> I32:
     """Return all neurons of the ranges, in order."""
     parts = [np.arange(first, last, dtype=np.int32) for first, last in ranges]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
-def dealt(ranges: Sequence[Bounds], neurons: I32, slots: I32, readers: int) -> list[RecordRead]:
+def divide_ranges(ranges: Sequence[Bounds], neurons: I32, slots: I32, readers: int) -> list[RecordRead]:
     """Divide `ranges` equally among `readers`; `neurons` (ascending) lie in them and go to `slots`."""
     each = -(-len(ranges) // readers) if ranges else 1
     return [_read_of(ranges[at : at + each], neurons, slots) for at in range(0, len(ranges), each)]

@@ -11,11 +11,11 @@ class RecordStats(LoadStats):
 
     tokens: int = 0  # steps that read single neurons
     reads: int = 0
-    along: int = 0  # records between requested ones that were kept
+    extra: int = 0  # records between requested ones that were kept
     dense_bytes: int = 0  # bytes that reading the same blocks as a whole would have taken
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """Number of records that were requested."""
         return self.hits + self.misses
 
@@ -27,7 +27,7 @@ class RecordStats(LoadStats):
     @property
     def hit_rate(self) -> float:
         """Share of the requested records that were in memory, 0 to 1."""
-        return self.found / max(1, self.asked)
+        return self.found / max(1, self.requested)
 
     @property
     def mean_read(self) -> float:
@@ -36,11 +36,11 @@ class RecordStats(LoadStats):
 
     def describe(self) -> str:
         """Return the counts as a sentence; empty if nothing was requested."""
-        if not self.asked:
+        if not self.requested:
             return ""
         steps = max(1, self.tokens)
         return (
-            f"neurons are read from disk when they are needed: {self.asked / steps:.0f} records per step, "
+            f"neurons are read from disk when they are needed: {self.requested / steps:.0f} records per step, "
             f"{self.hit_rate:.0%} found in memory, {self.read_bytes / steps / 1e6:.2f} MB read (all neurons: "
             f"{self.dense_bytes / steps / 1e6:.2f} MB), {self.mean_read / 1024:.0f} KiB per read"
         )

@@ -1,19 +1,19 @@
 """Records of a node's neurons in slots, read from disk when they are needed: a tier for models larger than memory.
 
-    tier.lay(memory); tier.fill()                # slots with the neurons that are active most often
+    tier.attach(memory); tier.fill()             # slots with the neurons that are active most often
     tier.expect(layer, neurons)                  # a prediction: reads begin
     with tier.hold(layer, neurons) as slots:     # waits until all are loaded; int32, in the order of the neurons
         ...                                      # tier.layers[layer].data has the records by slot
 
 The memory for slots is fixed before anything is read. Neurons are evicted by their worth, v = a + lambda f
-(`scheduler.neurons.worth`). The rules of holds, reads and failures are those of `scheduler.slots.cache.SlotCache`; each
-layer is a shelf of one cache. One thread holds, one hold of a layer at a time.
+(`scheduler.neurons.importance`). The rules of holds, reads and failures are those of
+`scheduler.slots.cache.SlotCache`; each layer is a shelf of one cache. One thread holds, one hold of a layer at a time.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from scheduler.demand.records.layer import OpenLayer, RecordLayer
+from scheduler.demand.records.layer import RecordLayer, RecordShelf
 from scheduler.demand.records.reader import RecordReader
 from scheduler.demand.records.reads import USUAL_GAP, ReadSizes
 from scheduler.demand.records.stats import RecordStats
@@ -53,11 +53,11 @@ class RecordTier:
         """
         stats, widest = RecordStats(), max((layer.record_bytes for layer in layers), default=1)
         self.layers = [
-            OpenLayer(layer, ReadSizes.of(layer.record_bytes, gap, least), readers, stats) for layer in layers
+            RecordShelf(layer, ReadSizes.of(layer.record_bytes, gap, least), readers, stats) for layer in layers
         ]
         self._slots = SlotCache(RecordReader(disk, widest), workers, stats, reads=reads, trace=trace)
 
-    def lay(self, memory: Bytes) -> None:
+    def attach(self, memory: Bytes) -> None:
         """Put the empty slots of all layers into `memory`, one layer after the other.
 
         Raises:
@@ -68,16 +68,16 @@ class RecordTier:
         at = 0
         with self._slots.lock:
             for each in self.layers:
-                each.lay(memory[at : at + each.layer.nbytes])
+                each.attach(memory[at : at + each.layer.nbytes])
                 at += each.layer.nbytes
 
-    def rest(self) -> None:
+    def detach(self) -> None:
         """Wait until no read is running, then remove all slots. Nothing may be held. Frequencies are kept."""
         self.abandon()
         self._slots.drain()
         with self._slots.lock:
             for each in self.layers:
-                each.lay(None)
+                each.attach(None)
 
     def fill(self, progress: Progress = silent) -> None:
         """Fill all slots with the neurons that are active most often, without counting. Errors are those of `hold`."""
@@ -102,7 +102,7 @@ class RecordTier:
         """
         each = self.layers[layer]
         with self._slots.hold(each, neurons) as slots:
-            each.worth.note(neurons)
+            each.importance.update(neurons)
             yield slots
 
     def begin(self) -> None:

@@ -21,7 +21,7 @@ class ExpertCosts:
     """
 
     host: Rates
-    there: Rates
+    accelerator: Rates
     link: DeviceLink
     nbytes: int
     weights: int
@@ -80,15 +80,15 @@ def divide(
         most: the most experts to fetch; None: all.
     """
     count = len(absent) if most is None else min(most, len(absent))
-    accelerator = costs.before + costs.there.start if there else 0.0
-    accelerator += sum(costs.computing(costs.there, tokens) for tokens in there)
+    accelerator = costs.before + costs.accelerator.start if there else 0.0
+    accelerator += sum(costs.computing(costs.accelerator, tokens) for tokens in there)
     here = [costs.computing(costs.host, tokens) for tokens in absent]
     left = sum(here)
     best = ExpertDivision(0, max(accelerator, left + costs.host.start if absent else 0.0))
     accelerator = accelerator or costs.before
     for fetched, tokens in enumerate(absent[:count], 1):
-        start = max(accelerator, fetched * costs.copying) + costs.there.start
-        accelerator = start + costs.computing(costs.there, tokens)
+        start = max(accelerator, fetched * costs.copying) + costs.accelerator.start
+        accelerator = start + costs.computing(costs.accelerator, tokens)
         left -= here[fetched - 1]
         seconds = max(accelerator, left + costs.host.start if fetched < len(absent) else 0.0)
         if seconds < best.seconds * (1 - 1e-9):

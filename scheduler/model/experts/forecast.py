@@ -11,7 +11,7 @@ from math import comb
 
 from scheduler.model.experts.costs import ExpertCosts, divide
 from scheduler.model.offload.crossover import NEVER, first_from
-from scheduler.model.offload.forecast import StretchForecast, forecast, step_seconds
+from scheduler.model.offload.forecast import PhaseForecast, forecast, step_seconds
 from scheduler.model.offload.memory import Peaks, peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import KV_TIERS, NodeWork, Offload, Place, SegmentWork, StepSize, Tier
@@ -51,15 +51,15 @@ class DemandForecast:
     """The forecast for `slots` expert slots on the accelerator, all other weights placed as in `offload`.
 
     Of the experts that tokens want, the share `hit_rate` is on the accelerator, `fetched` is copied there, and
-    `computed_here` is computed on the host; the three add up to 1.
+    `computed_on_host` is computed on the host; the three add up to 1.
     """
 
     offload: Offload
     slots: int
     hit_rate: float
     fetched: float
-    computed_here: float
-    prompt: StretchForecast
+    computed_on_host: float
+    prompt: PhaseForecast
     prompt_seconds: float  # of all prompts
     token_seconds: float
     tokens: int  # tokens of the answer
@@ -129,7 +129,7 @@ def _forecast(problem: Problem, experts: ExpertWork, hit_rate: HitRate, offload:
         slots=slots,
         hit_rate=found,
         fetched=block.fetched,
-        computed_here=1 - found - block.fetched,
+        computed_on_host=1 - found - block.fetched,
         prompt=ahead.prompt,
         prompt_seconds=ahead.ttft,
         token_seconds=token,
@@ -180,7 +180,7 @@ class _BlockForecast:
 def _block(problem: Problem, experts: ExpertWork, found: float) -> _BlockForecast:
     """Return the mean over all numbers of hits; each wanted expert is a hit with probability `found`, independently."""
     costs, used = _costs(problem, experts), experts.used
-    one_there, one_here = (costs.computing(rates, 1) for rates in (costs.there, costs.host))
+    one_there, one_here = (costs.computing(rates, 1) for rates in (costs.accelerator, costs.host))
     seconds = fetched = 0.0
     for there in range(used + 1):
         likely = comb(used, there) * found**there * (1 - found) ** (used - there)
@@ -188,7 +188,7 @@ def _block(problem: Problem, experts: ExpertWork, found: float) -> _BlockForecas
         seconds += likely * division.seconds
         fetched += likely * division.fetched
     busy = {
-        "accelerator": costs.before + costs.there.start + (used * found + fetched) * one_there,
+        "accelerator": costs.before + costs.accelerator.start + (used * found + fetched) * one_there,
         "host": (used * (1 - found) - fetched) * one_here,
         "up": fetched * costs.copying,
     }

@@ -35,7 +35,7 @@ class HomeNode:
 
 
 @dataclass(frozen=True)
-class DealtUnits:
+class UnitKind:
     """The units of one kind, which are divided among the nodes.
 
     Attributes:
@@ -44,7 +44,7 @@ class DealtUnits:
         blocks: how many blocks have them.
         nbytes: bytes in memory of one unit's weights, in all blocks together.
         read: bytes of weights, keys and values that a token reads of one unit in all blocks, on average.
-        kept: bytes of one unit's keys and values in all blocks, for the whole context.
+        kv_bytes: bytes of one unit's keys and values in all blocks, for the whole context.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class DealtUnits:
     blocks: int
     nbytes: float
     read: float
-    kept: float = 0.0
+    kv_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class HomeProblem:
     """
 
     nodes: tuple[HomeNode, ...]
-    dealt: tuple[DealtUnits, ...]
+    kinds: tuple[UnitKind, ...]
     exchange: Callable[[Members], float]
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class HomeProblem:
     @cached_property
     def read(self) -> float:
         """Bytes of the whole model that a token reads."""
-        return sum(each.units * each.read for each in self.dealt)
+        return sum(each.units * each.read for each in self.kinds)
 
     def bound(self, members: Members) -> float:
         """Return a lower bound of a token's seconds on these nodes: units infinitely small, memory unlimited."""
@@ -89,7 +89,7 @@ class HomeProblem:
 
 
 @dataclass(frozen=True)
-class Dealing:
+class HomeSplit:
     """A split: `units[kind]` for each of `members`, and the seconds of a token in three parts.
 
     `compute` includes the master's turn; `disk` is the time spent waiting for a disk in addition to computing and sums.

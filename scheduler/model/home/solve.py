@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.model.highs import solve_milp
-from scheduler.model.home.problem import Dealing, HomeProblem, Members
+from scheduler.model.home.problem import HomeProblem, HomeSplit, Members
 from tpi.errors import PlanError
 
 F64 = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ _EVERY_SET = 9  # up to so many nodes, every set of nodes is compared
 _UNIT = 1e6  # bytes in a MB and microseconds in a second: brings numbers to a size that suits the solver
 
 
-def best_split(problem: HomeProblem, drop: bool = True) -> Dealing:
+def best_split(problem: HomeProblem, drop: bool = True) -> HomeSplit:
     """Return the best split over all nodes or, with `drop`, without the nodes that make a token slower.
 
     Raises:
@@ -32,7 +32,7 @@ def best_split(problem: HomeProblem, drop: bool = True) -> Dealing:
     """
     everyone = tuple(range(len(problem.nodes)))
     sets = _sets(problem, everyone) if drop else [everyone]
-    best: Dealing | None = None
+    best: HomeSplit | None = None
     for members in sorted(sets, key=problem.bound):
         if best is not None and problem.bound(members) >= best.seconds:
             break
@@ -66,7 +66,7 @@ def _alike(problem: HomeProblem, members: Members) -> tuple[object, ...]:
     return (*nodes, problem.sums(members))
 
 
-def split_over(problem: HomeProblem, members: Members) -> Dealing | None:
+def split_over(problem: HomeProblem, members: Members) -> HomeSplit | None:
     """Return the best split over exactly these nodes; None if it does not fit into their memories."""
     from scipy.optimize import Bounds
 
@@ -75,7 +75,7 @@ def split_over(problem: HomeProblem, members: Members) -> Dealing | None:
         model.objective(), integrality=model.integrality(), bounds=Bounds(0, model.upper()),
         constraints=list(model.constraints()), options={"time_limit": _SECONDS, "mip_rel_gap": _GAP},
     )  # fmt: skip
-    return None if solved.x is None else model.dealing(solved.x)
+    return None if solved.x is None else model.split(solved.x)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Model:
 
     @property
     def _counts(self) -> tuple[int, int]:
-        return len(self.problem.dealt), len(self.members)
+        return len(self.problem.kinds), len(self.members)
 
     @property
     def _width(self) -> int:
@@ -116,7 +116,7 @@ class _Model:
         """Return the upper bounds: no node has more units than a block has."""
         kinds, nodes = self._counts
         most = np.full(self._width, np.inf)
-        most[: kinds * nodes] = np.repeat([each.units for each in self.problem.dealt], nodes)
+        most[: kinds * nodes] = np.repeat([each.units for each in self.problem.kinds], nodes)
         return most
 
     def constraints(self) -> Iterator[object]:
@@ -125,15 +125,15 @@ class _Model:
 
         problem, (kinds, nodes) = self.problem, self._counts
         sums, slowest, held, loads = [], [], [], []
-        units = [each.units for each in problem.dealt]
+        units = [each.units for each in problem.kinds]
         for kind in range(kinds):
             sums.append(self._row({self._at(kind, node): 1.0 for node in range(nodes)}))
             for node, rank in enumerate(self.members):
-                seconds = problem.dealt[kind].read / problem.nodes[rank].read
+                seconds = problem.kinds[kind].read / problem.nodes[rank].read
                 slowest.append(self._row({self._time(kind): _UNIT, self._at(kind, node): -_UNIT * seconds}))
         for node, rank in enumerate(self.members):
-            weights = {self._at(kind, node): each.nbytes / _UNIT for kind, each in enumerate(problem.dealt)}
-            kept = {self._at(kind, node): each.kept / _UNIT for kind, each in enumerate(problem.dealt)}
+            weights = {self._at(kind, node): each.nbytes / _UNIT for kind, each in enumerate(problem.kinds)}
+            kept = {self._at(kind, node): each.kv_bytes / _UNIT for kind, each in enumerate(problem.kinds)}
             held.append((self._row(kept), self._room(rank)))
             both = {at: weights[at] + kept[at] for at in weights}
             held.append((self._row(both | {self._disk(node): -1.0}), self._room(rank)))
@@ -147,23 +147,25 @@ class _Model:
         yield LinearConstraint(np.array(loads), 0, np.inf)
         yield LinearConstraint(total, self._beside, np.inf)
 
-    def dealing(self, found: F64) -> Dealing:
+    def split(self, found: F64) -> HomeSplit:
         """Return the split that the solution `found` describes, with its times calculated from the whole units."""
         problem, (kinds, nodes) = self.problem, self._counts
         units = np.round(found[: kinds * nodes]).astype(int).reshape(kinds, nodes)
         times = [
             max(count * each.read / problem.nodes[rank].read for count, rank in zip(row, self.members, strict=True))
-            for row, each in zip(units.tolist(), problem.dealt, strict=True)
+            for row, each in zip(units.tolist(), problem.kinds, strict=True)
         ]
         compute, exchange = sum(times) + problem.nodes[0].turn, problem.sums(self.members)
         loading = max(self._loading(node, units[:, node].tolist()) for node in range(nodes))
-        dealt = {each.kind: tuple(row) for each, row in zip(problem.dealt, units.tolist(), strict=True)}
-        return Dealing(self.members, dealt, compute, exchange, max(0.0, loading - compute - exchange))
+        dealt = {each.kind: tuple(row) for each, row in zip(problem.kinds, units.tolist(), strict=True)}
+        return HomeSplit(self.members, dealt, compute, exchange, max(0.0, loading - compute - exchange))
 
     def _loading(self, node: int, units: Sequence[int]) -> float:
         """Return the seconds that a node's disk takes to read what does not fit into its memory."""
         rank = self.members[node]
-        needed = sum(count * (each.nbytes + each.kept) for count, each in zip(units, self.problem.dealt, strict=True))
+        needed = sum(
+            count * (each.nbytes + each.kv_bytes) for count, each in zip(units, self.problem.kinds, strict=True)
+        )
         return max(0.0, needed - self._room(rank) * _UNIT) / self.problem.nodes[rank].disk
 
     @property

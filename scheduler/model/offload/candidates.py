@@ -63,7 +63,7 @@ class Residences:
         """Number of candidates."""
         return len(self.gpu[0])
 
-    def there(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Mask:
+    def on_accelerator(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Mask:
         """Return which segments the accelerator computes if those outside its memory are computed in way `way`.
 
         The way is one of the `WAYS`; the result is `[segments, candidates]`, of the candidates in `columns`.
@@ -72,7 +72,7 @@ class Residences:
         taken = [np.where(disk, way & 2 << shift, way & 1 << shift) > 0 for shift in (0, 2)]
         return gpu | np.where(self.attends, *taken)
 
-    def useless(self, way: int) -> Mask:
+    def redundant(self, way: int) -> Mask:
         """Return for which candidates a way has a bit set without any segment that it applies to, `[candidates]`."""
         outside = ~self.gpu
         kinds = [outside & ~self.disk & self.attends, self.disk & self.attends]
@@ -84,7 +84,7 @@ class Residences:
 
     def candidates(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Candidates:
         """Return the candidates in `columns`, computed in way `way`."""
-        there, gpu = self.there(way, columns), self.gpu[:, columns]
+        there, gpu = self.on_accelerator(way, columns), self.gpu[:, columns]
         kv_up = there & self.attends & (self.kv == "ram")
         return Candidates(self.disk[:, columns], there & ~gpu, there, kv_up, np.full(gpu.shape[1], self.head_read))
 
@@ -99,7 +99,7 @@ class Residences:
         return Offload(tuple(tiers), first, then, self.kv, self.pipeline, head, cards=self.cards)
 
     def _places(self, way: int, column: int) -> tuple[Place, ...]:
-        return tuple(PLACES[int(there)] for there in self.there(way, [column])[:, 0])
+        return tuple(PLACES[int(there)] for there in self.on_accelerator(way, [column])[:, 0])
 
 
 def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences | None:
@@ -134,7 +134,7 @@ def _shared_bytes(problem: Problem, gpu: Mask, kv: KvTier, pipeline: Pipeline) -
     if not problem.machine.shared:
         return np.zeros(gpu.shape[1], np.int64)
     most = int(problem.sizes.max(initial=0))
-    beside = ACCELERATOR_SLOTS[pipeline] * most + problem.needs.there.nbytes(problem.tokens)
+    beside = ACCELERATOR_SLOTS[pipeline] * most + problem.needs.card_need.nbytes(problem.tokens)
     pages = kv_pages(problem.work, problem.request) if kv == "gpu" else 0
     found: I64 = (
         np.where(gpu, problem.sizes, 0).sum(axis=0) + np.where(gpu.any(axis=0) | bool(pages), beside, 0) + pages
@@ -191,7 +191,7 @@ def _most_other_bytes(problem: Problem) -> int:
     Where this much or less is left, every number of segments is tried.
     """
     slots = max(ACCELERATOR_SLOTS.values()) * int(problem.sizes.max())
-    return kv_pages(problem.work, problem.request) + slots + problem.needs.there.nbytes(problem.tokens)
+    return kv_pages(problem.work, problem.request) + slots + problem.needs.card_need.nbytes(problem.tokens)
 
 
 def _orders(problem: Problem) -> list[list[int]]:

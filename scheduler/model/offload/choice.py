@@ -1,7 +1,7 @@
 """The best way to place a node's work: the fastest for a whole request among all that fit, by bound and by timeline.
 
 PIPO's equation 1 asks three questions in a row: does everything fit on the GPU, does it fit into RAM, and is there room
-for preloading? Here any part may be anywhere, each stretch may be computed on either device, and the predicted time
+for preloading? Here any part may be anywhere, each phase may be computed on either device, and the predicted time
 decides. Each residence has a lower bound (the closed form). Residences are simulated in the order of their bounds until
 the next bound is no better than the best simulated time.
 """
@@ -19,7 +19,7 @@ from scheduler.model.offload.fitting import all_residences, fit_together, possib
 from scheduler.model.offload.problem import I64, Problem
 from scheduler.model.offload.tasks import F64, Candidates, Mask, Tasks, bound
 from scheduler.model.offload.timeline import simulate_steps
-from scheduler.model.offload.work import STRETCHES, KvTier, Offload, Pipeline, Stretch, kv_pages
+from scheduler.model.offload.work import REQUEST_PHASES, KvTier, Offload, Pipeline, RequestPhase, kv_pages
 from tpi.errors import PlanError
 
 _AT_ONCE = 24  # residences that are simulated together
@@ -91,12 +91,12 @@ class _Group:
 
     def __init__(self, problem: Problem, of: Residences) -> None:
         self._of, self._blocks = of, problem.work.blocks
-        self._steps = {stretch: problem.step(stretch) for stretch in STRETCHES}
+        self._steps = {phase: problem.step(phase) for phase in REQUEST_PHASES}
         self._tasks = {
-            stretch: Tasks.of(problem.work, problem.machine, size, problem.exchange, problem.cards)
-            for stretch, (size, _) in self._steps.items()
+            phase: Tasks.of(problem.work, problem.machine, size, problem.exchange, problem.cards)
+            for phase, (size, _) in self._steps.items()
         }
-        self._least = {stretch: self._bounds(problem, stretch) for stretch in STRETCHES}
+        self._least = {phase: self._bounds(problem, phase) for phase in REQUEST_PHASES}
         self._problem = problem
         self._together: dict[tuple[int, int], Mask] = {}
         self._found: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
@@ -115,7 +115,7 @@ class _Group:
     @cached_property
     def least(self) -> F64:
         """Lower bounds of the request's seconds, `[candidates]`; infinite for residences that do not fit."""
-        total: F64 = sum((self._least[stretch].min(axis=0) for stretch in STRETCHES), np.zeros(self._of.count))
+        total: F64 = sum((self._least[phase].min(axis=0) for phase in REQUEST_PHASES), np.zeros(self._of.count))
         return total
 
     def simulate(self, columns: Sequence[int], best: float) -> list[tuple[float, int]]:
@@ -123,18 +123,18 @@ class _Group:
 
         Ways that cannot take less than `best` are left out, and so are residences without any other way.
         """
-        times: dict[Stretch, dict[int, list[tuple[float, int]]]] = {}
-        for stretch, beside in (STRETCHES, STRETCHES[::-1]):
+        times: dict[RequestPhase, dict[int, list[tuple[float, int]]]] = {}
+        for phase, beside in (REQUEST_PHASES, REQUEST_PHASES[::-1]):
             other = self._least[beside].min(axis=0)
             ways = [
                 (way, column)
                 for column in columns
                 for way in range(WAYS)
-                if self._least[stretch][way, column] + other[column] < best
+                if self._least[phase][way, column] + other[column] < best
             ]
             columns = sorted({column for _, column in ways})
-            times[stretch] = self._times(ways, stretch)
-        prompt, decode = (times[stretch] for stretch in STRETCHES)
+            times[phase] = self._times(ways, phase)
+        prompt, decode = (times[phase] for phase in REQUEST_PHASES)
         self._found |= {
             column: pair for column in columns if (pair := self._pair(column, prompt[column], decode[column]))
         }
@@ -165,12 +165,12 @@ class _Group:
         (prompt, first), (decode, then) = self._found[column]
         return OffloadChoice(self._of.offload(column, first, then), prompt, decode, compared, simulated, least)
 
-    def _times(self, ways: Sequence[tuple[int, int]], stretch: Stretch) -> dict[int, list[tuple[float, int]]]:
-        """Return, for each column, the seconds of a stretch in each way to compute it, and that way."""
+    def _times(self, ways: Sequence[tuple[int, int]], phase: RequestPhase) -> dict[int, list[tuple[float, int]]]:
+        """Return, for each column, the seconds of a phase in each way to compute it, and that way."""
         if not ways:
             return {}
         parts = [self._of.candidates(way, [column for of, column in ways if of == way]) for way in range(WAYS)]
-        count, tasks = self._steps[stretch][1], self._tasks[stretch]
+        count, tasks = self._steps[phase][1], self._tasks[phase]
         steps = min(count, _STEPS)
         times = simulate_steps(tasks, Candidates.joined(parts), self._blocks, self._of.pipeline, steps).steps.sum(
             axis=0
@@ -181,14 +181,14 @@ class _Group:
             found.setdefault(column, []).append((_digits(value, 6), way))
         return found
 
-    def _bounds(self, problem: Problem, stretch: Stretch) -> F64:
-        """Return the closed form of every way to compute a stretch, `[WAYS, candidates]`; infinite if impossible."""
+    def _bounds(self, problem: Problem, phase: RequestPhase) -> F64:
+        """Return the closed form of every way to compute a phase, `[WAYS, candidates]`; infinite if impossible."""
         found = np.full((WAYS, self._of.count), np.inf)
         for way in range(WAYS):
-            fits = possible(problem, self._of, way, stretch)
+            fits = possible(problem, self._of, way, phase)
             if fits.any():
-                least = bound(self._tasks[stretch], self._of.candidates(way), self._blocks, self._of.pipeline)
-                found[way] = np.where(fits, self._steps[stretch][1] * least, np.inf)
+                least = bound(self._tasks[phase], self._of.candidates(way), self._blocks, self._of.pipeline)
+                found[way] = np.where(fits, self._steps[phase][1] * least, np.inf)
         return found
 
 

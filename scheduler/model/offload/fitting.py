@@ -11,7 +11,7 @@ from scheduler.model.offload.dealing import dealt_problems, to_be_dealt
 from scheduler.model.offload.problem import I64, Problem
 from scheduler.model.offload.tasks import Mask
 from scheduler.model.offload.timeline import ACCELERATOR_SLOTS
-from scheduler.model.offload.work import KV_TIERS, PIPELINES, STRETCHES, Stretch, kv_pages
+from scheduler.model.offload.work import KV_TIERS, PIPELINES, REQUEST_PHASES, RequestPhase, kv_pages
 
 _MIB = 1 << 20
 _MOST = 1 << 30  # MiB: more than any machine has
@@ -27,39 +27,39 @@ def all_residences(problem: Problem) -> list[Residences]:
 
 
 def feasible(problem: Problem) -> bool:
-    """Return True if some configuration fits on all devices in both stretches, in some way of dealing."""
+    """Return True if some configuration fits on all devices in both phases, in some way of dealing."""
     if to_be_dealt(problem):
         return any(feasible(dealt) for dealt in dealt_problems(problem))
     return any(
         np.logical_and.reduce(
             [
-                np.logical_or.reduce([possible(problem, of, way, stretch) for way in range(WAYS)])
-                for stretch in STRETCHES
+                np.logical_or.reduce([possible(problem, of, way, phase) for way in range(WAYS)])
+                for phase in REQUEST_PHASES
             ]
         ).any()
         for of in all_residences(problem)
     )
 
 
-def possible(problem: Problem, of: Residences, way: int, stretch: Stretch) -> Mask:
-    """Return which candidates can compute a stretch in way `way`, `[candidates]`.
+def possible(problem: Problem, of: Residences, way: int, phase: RequestPhase) -> Mask:
+    """Return which candidates can compute a phase in way `way`, `[candidates]`.
 
     A way with a bit set for segments that a candidate does not have is not possible for it: another way is the same.
     """
-    device, found = problem.machine.accelerator, ~of.useless(way)
+    device, found = problem.machine.accelerator, ~of.redundant(way)
     if of.kv == "gpu":
-        found &= (of.there(way) | ~of.attends).all(axis=0)
-    place = problem.limits.place(stretch)
+        found &= (of.on_accelerator(way) | ~of.attends).all(axis=0)
+    place = problem.limits.place(phase)
     if place == "accelerator":
-        found &= of.there(way).all(axis=0)
+        found &= of.on_accelerator(way).all(axis=0)
     elif place == "host":
         found &= _computes_least(of, way)
     found &= _one_reader(of, way)
     if problem.machine.shared:  # without resident segments, no memory is set aside for the accelerator's slots
-        found &= of.gpu.any(axis=0) | np.full(of.count, of.kv == "gpu") | ~of.there(way).any(axis=0)
+        found &= of.gpu.any(axis=0) | np.full(of.count, of.kv == "gpu") | ~of.on_accelerator(way).any(axis=0)
     if device is None:
         return found & ~of.gpu.any(axis=0) & (way == 0) & (of.kv == "ram")
-    tokens = problem.tokens if stretch == "prompt" else problem.request.sequences
+    tokens = problem.tokens if phase == "prompt" else problem.request.sequences
     for number, card in enumerate(problem.machine.cards):
         found &= accelerator_bytes(problem, of, way, tokens, number).total <= card.memory
     return found
@@ -73,7 +73,7 @@ def _computes_least(of: Residences, way: int) -> Mask:
     """
     there = np.full(of.count, of.kv == "gpu")
     forced = there & of.disk.any(axis=0) & (of.attends & ~of.gpu).any(axis=0)  # by the rule of `_one_reader`
-    copied = (of.there(way) & ~of.gpu & (~of.attends | (of.kv == "ram"))).any(axis=0)
+    copied = (of.on_accelerator(way) & ~of.gpu & (~of.attends | (of.kv == "ram"))).any(axis=0)
     return np.logical_or(forced, np.logical_not(copied))
 
 
@@ -82,7 +82,7 @@ def _one_reader(of: Residences, way: int) -> Mask:
 
     A disk is read in the order of use by one reader, which is either the ring or the host.
     """
-    outside, there = ~of.gpu, of.there(way)
+    outside, there = ~of.gpu, of.on_accelerator(way)
     mixed = (outside & there).any(axis=0) & (outside & ~there).any(axis=0)
     return np.logical_not(mixed & of.disk.any(axis=0))
 
@@ -91,7 +91,7 @@ def _one_reader(of: Residences, way: int) -> Mask:
 class TakenBytes:
     """Bytes of an accelerator's memory by purpose, `[candidates]` each."""
 
-    kept: I64
+    resident: I64
     kv: I64
     slots: I64
     activations: I64
@@ -99,13 +99,13 @@ class TakenBytes:
     @property
     def total(self) -> I64:
         """Bytes for all purposes."""
-        found: I64 = self.kept + self.kv + self.slots + self.activations
+        found: I64 = self.resident + self.kv + self.slots + self.activations
         return found
 
-    def beside(self, other: "TakenBytes") -> I64:
-        """Return the total bytes if another stretch takes `other`: buffers are allocated once, for the larger."""
+    def total_with(self, other: "TakenBytes") -> I64:
+        """Return the total bytes if another phase takes `other`: buffers are allocated once, for the larger."""
         most = (np.maximum(self.kv, other.kv), np.maximum(self.slots, other.slots))
-        found: I64 = self.kept + most[0] + most[1] + np.maximum(self.activations, other.activations)
+        found: I64 = self.resident + most[0] + most[1] + np.maximum(self.activations, other.activations)
         return found
 
 
@@ -114,14 +114,16 @@ def fit_together(problem: Problem, of: Residences, prompt: int, decode: int) -> 
     found = np.ones(of.count, np.bool_)
     for number, card in enumerate(problem.machine.cards):
         long = accelerator_bytes(problem, of, prompt, problem.tokens, number)
-        found &= long.beside(accelerator_bytes(problem, of, decode, problem.request.sequences, number)) <= card.memory
+        found &= (
+            long.total_with(accelerator_bytes(problem, of, decode, problem.request.sequences, number)) <= card.memory
+        )
     return found
 
 
 def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int, card: int = 0) -> TakenBytes:
     """Return the bytes of an accelerator's memory that candidates take with steps of `tokens` (see `.memory.peaks`)."""
     dealt = problem.dealt(card)
-    there, gpu, slots = of.there(way) & dealt, of.gpu & dealt, ACCELERATOR_SLOTS[of.pipeline]
+    there, gpu, slots = of.on_accelerator(way) & dealt, of.gpu & dealt, ACCELERATOR_SLOTS[of.pipeline]
     kept = np.where(gpu, problem.sizes, 0).sum(axis=0)
     kv_token = np.where(dealt, np.array([[segment.kv_token] for segment in problem.work.segments]), 0)
     layers: I64 | int = int(kv_token.sum())
@@ -129,7 +131,7 @@ def accelerator_bytes(problem: Problem, of: Residences, way: int, tokens: int, c
         layers = largest_neighbours(there & of.attends, kv_token, slots)
     pages = kv_pages(problem.work, problem.request) * layers // max(problem.work.kv_token, 1)
     copied = largest_neighbours(there & ~gpu, problem.sizes, slots)
-    activations = np.where(there.any(axis=0), problem.needs.there.nbytes(tokens), 0)
+    activations = np.where(there.any(axis=0), problem.needs.card_need.nbytes(tokens), 0)
     return TakenBytes(kept, np.broadcast_to(pages, kept.shape), copied, activations)
 
 

@@ -9,7 +9,7 @@ from scheduler.model.offload.memory import peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.tasks import Candidates, Tasks
 from scheduler.model.offload.timeline import simulate_steps
-from scheduler.model.offload.work import Offload, StepSize, Stretch
+from scheduler.model.offload.work import Offload, RequestPhase, StepSize
 
 _STEPS = 4  # decode steps simulated; the last one counts
 _DEEPER = (4, 3)  # numbers of slots that are tried
@@ -17,7 +17,7 @@ _TIMES = 2.0  # gains are forecast for so many times as much of a thing
 
 
 @dataclass(frozen=True)
-class StretchForecast:
+class PhaseForecast:
     """The forecast of one kind of step: `tokens` in `seconds`, and the share of the time that each lane is busy."""
 
     tokens: float
@@ -40,8 +40,8 @@ class OffloadForecast:
     """The forecast of a request; `ttft` is the seconds to the first token of all sequences."""
 
     ttft: float
-    prompt: StretchForecast
-    decode: StretchForecast
+    prompt: PhaseForecast
+    decode: PhaseForecast
 
 
 def deepened(problem: Problem, offload: Offload) -> Offload:
@@ -63,8 +63,8 @@ def _fits(problem: Problem, offload: Offload) -> bool:
 def forecast(problem: Problem, offload: Offload) -> OffloadForecast:
     """Return the forecast of a configuration that fits: its mean prompt step, and its decode step in the long run."""
     count = problem.step("prompt")[1]
-    prompt = _stretch(problem, offload, "prompt", min(count, 2), long_run=False)
-    return OffloadForecast(count * prompt.seconds, prompt, _stretch(problem, offload, "decode", _STEPS, long_run=True))
+    prompt = _phase(problem, offload, "prompt", min(count, 2), long_run=False)
+    return OffloadForecast(count * prompt.seconds, prompt, _phase(problem, offload, "decode", _STEPS, long_run=True))
 
 
 def step_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:
@@ -75,19 +75,19 @@ def step_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:
     return float(times.steps[-1, 0])
 
 
-def _stretch(problem: Problem, offload: Offload, stretch: Stretch, steps: int, long_run: bool) -> StretchForecast:
-    size, _ = problem.step(stretch)
+def _phase(problem: Problem, offload: Offload, phase: RequestPhase, steps: int, long_run: bool) -> PhaseForecast:
+    size, _ = problem.step(phase)
     tasks = Tasks.of(problem.work, problem.machine, size, problem.exchange, offload.cards)
     times = simulate_steps(
         tasks,
-        Candidates.of(problem.work, [offload], stretch),
+        Candidates.of(problem.work, [offload], phase),
         problem.work.blocks,
         offload.pipeline,
         steps,
         offload.slots,
     )
     seconds = float(times.steps[-1, 0] if long_run else times.steps[:, 0].mean())
-    return StretchForecast(
+    return PhaseForecast(
         size.tokens, seconds, {lane: min(1.0, float(busy[0]) / seconds) for lane, busy in times.busy.items()}
     )
 
@@ -128,5 +128,5 @@ def _wider(link: DeviceLink) -> DeviceLink:
 
 
 def _faster(rates: Rates, reading: float, computing: float) -> Rates:
-    kv = rates.kv.times(computing) if rates.kv else None
+    kv = rates.kv.scaled(computing) if rates.kv else None
     return replace(rates, read=rates.read * reading, operations=rates.operations * computing, kv=kv)

@@ -10,7 +10,7 @@ PIPO's appendix B, for what this runtime allocates:
 | pbs(5d + hs), pbs(3d_h + 2d)| `tpi.kernels.memory.card_memory_need` for a chunk, in place of scores of s^2     |
 | W_embed, pbsV               | nothing: tables are on the host, with one row of logits per sequence             |
 
-Resident segments are added to that. Slots and pages are allocated once, so a node takes the larger of both stretches.
+Resident segments are added to that. Slots and pages are allocated once, so a node takes the larger of both phases.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.timeline import ACCELERATOR_SLOTS, HOST_SLOTS
-from scheduler.model.offload.work import NodeWork, Offload, Stretch, Workload, kv_pages
+from scheduler.model.offload.work import NodeWork, Offload, RequestPhase, Workload, kv_pages
 from scheduler.model.ring import neighbours
 from scheduler.model.sizes import LONGEST_CHUNK, TILE
 from tpi.kernels.memory import CardMemoryNeed
@@ -35,7 +35,7 @@ class Needs:
     card: CardMemoryNeed | None = None  # on an accelerator; None: as much for a token as on the host
 
     @property
-    def there(self) -> CardMemoryNeed:
+    def card_need(self) -> CardMemoryNeed:
         """The needs of kernels on an accelerator."""
         return self.card or CardMemoryNeed(self.token)
 
@@ -80,7 +80,7 @@ def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs, longest:
     least = min((card.memory for card in machine.cards), default=machine.memory)
     chunk = min(longest, request.prompt * request.sequences)
     while chunk > 1 and not (
-        chunk * needs.token <= machine.memory // _CHUNK_SHARE and chunk * needs.there.token <= least // _CHUNK_SHARE
+        chunk * needs.token <= machine.memory // _CHUNK_SHARE and chunk * needs.card_need.token <= least // _CHUNK_SHARE
     ):
         chunk //= 2
     return chunk
@@ -108,8 +108,8 @@ def peaks(work: NodeWork, offload: Offload, request: Workload, needs: Needs, chu
 def _accelerator(
     work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, card: int
 ) -> MemoryParts:
-    prompt = _stretch_parts(work, offload, request, needs, tokens, "prompt", card)
-    decode = _stretch_parts(work, offload, request, needs, request.sequences, "decode", card)
+    prompt = _phase_parts(work, offload, request, needs, tokens, "prompt", card)
+    decode = _phase_parts(work, offload, request, needs, request.sequences, "decode", card)
     return MemoryParts(
         weights=prompt.weights,
         slots=max(prompt.slots, decode.slots),
@@ -119,21 +119,19 @@ def _accelerator(
     )
 
 
-def _stretch_parts(
-    work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, stretch: Stretch, card: int
+def _phase_parts(
+    work: NodeWork, offload: Offload, request: Workload, needs: Needs, tokens: int, phase: RequestPhase, card: int
 ) -> MemoryParts:
     dealt = _dealt_to(offload, card)
-    there = [place == "accelerator" and mine for place, mine in zip(offload.places(stretch), dealt, strict=True)]
+    there = [place == "accelerator" and mine for place, mine in zip(offload.places(phase), dealt, strict=True)]
     mine = _only_dealt(work, dealt)
     kv = kv_pages(mine, request) if offload.kv == "gpu" else _kv_slots(mine, offload, request, there)
     return MemoryParts(
         weights=_stored_bytes(mine, offload, "gpu"),
-        slots=_slots(
-            _streamed_sizes(work, offload, stretch, card), offload.slots or ACCELERATOR_SLOTS[offload.pipeline]
-        ),
+        slots=_slots(_streamed_sizes(work, offload, phase, card), offload.slots or ACCELERATOR_SLOTS[offload.pipeline]),
         kv=kv,
-        activations=needs.there.nbytes(tokens) - needs.there.fixed if any(there) else 0,
-        other=needs.there.fixed if any(there) else 0,
+        activations=needs.card_need.nbytes(tokens) - needs.card_need.fixed if any(there) else 0,
+        other=needs.card_need.fixed if any(there) else 0,
     )
 
 
@@ -145,9 +143,9 @@ def _kv_slots(work: NodeWork, offload: Offload, request: Workload, there: Sequen
     return round(kv_pages(work, request) * share)
 
 
-def _streamed_sizes(work: NodeWork, offload: Offload, stretch: Stretch, card: int) -> list[int]:
+def _streamed_sizes(work: NodeWork, offload: Offload, phase: RequestPhase, card: int) -> list[int]:
     """Return the bytes of the segments that are copied to an accelerator, in the order of use."""
-    found = zip(work.segments, offload.residence, offload.places(stretch), _dealt_to(offload, card), strict=True)
+    found = zip(work.segments, offload.residence, offload.places(phase), _dealt_to(offload, card), strict=True)
     return [segment.nbytes for segment, tier, place, mine in found if mine and place == "accelerator" and tier != "gpu"]
 
 

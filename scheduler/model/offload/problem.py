@@ -9,7 +9,17 @@ import numpy.typing as npt
 from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.memory import Needs, chunk_tokens
 from scheduler.model.offload.tasks import Mask
-from scheduler.model.offload.work import Cards, KvTier, NodeWork, Pipeline, Place, StepSize, Stretch, Tier, Workload
+from scheduler.model.offload.work import (
+    Cards,
+    KvTier,
+    NodeWork,
+    Pipeline,
+    Place,
+    RequestPhase,
+    StepSize,
+    Tier,
+    Workload,
+)
 from scheduler.model.sizes import LONGEST_CHUNK
 
 I64 = npt.NDArray[np.int64]
@@ -25,9 +35,9 @@ class Limits:
     prompt: Place | None = None  # where prompt steps compute all segments that are not resident on the accelerator
     decode: Place | None = None  # the same of decode steps, except attention if its keys and values are there
 
-    def place(self, stretch: Stretch) -> Place | None:
-        """Return the fixed place for a stretch."""
-        return self.prompt if stretch == "prompt" else self.decode
+    def place(self, phase: RequestPhase) -> Place | None:
+        """Return the fixed place for a phase."""
+        return self.prompt if phase == "prompt" else self.decode
 
 
 @dataclass(frozen=True)
@@ -65,18 +75,18 @@ class Problem:
         return found
 
     @property
-    def rooms(self) -> list[int]:
+    def free_bytes(self) -> list[int]:
         """Bytes of each accelerator's memory that its kernels leave free in a step."""
-        return [card.memory - self.needs.there.nbytes(self.tokens) for card in self.machine.cards]
+        return [card.memory - self.needs.card_need.nbytes(self.tokens) for card in self.machine.cards]
 
     @property
     def tokens(self) -> int:
         """The most tokens of any step."""
         return max(self.chunk, self.request.sequences)
 
-    def step(self, stretch: Stretch) -> tuple[StepSize, int]:
-        """Return the mean step of a stretch, and the number of its steps."""
-        return self._prompt_step() if stretch == "prompt" else self._decode_step()
+    def step(self, phase: RequestPhase) -> tuple[StepSize, int]:
+        """Return the mean step of a phase, and the number of its steps."""
+        return self._prompt_step() if phase == "prompt" else self._decode_step()
 
     def _prompt_step(self) -> tuple[StepSize, int]:
         """Return the mean prompt step, and the number of steps.

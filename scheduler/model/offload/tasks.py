@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.model.machine import Accelerator, NodeMachine, Rates, laptop_gpu
-from scheduler.model.offload.work import Cards, NodeWork, Offload, Pipeline, SegmentWork, StepSize, Stretch
+from scheduler.model.offload.work import Cards, NodeWork, Offload, Pipeline, RequestPhase, SegmentWork, StepSize
 
 F64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -32,8 +32,8 @@ class Tasks:
         accelerator: compute it on the accelerator.
         host: compute it on the host.
         weights_bus: pass its weights through the host's memory.
-        here_bus: read from the host's memory the weights that the host computes with (of experts, the chosen ones).
-        kv_here: read its keys and values for computing on the host.
+        host_bus: read from the host's memory the weights that the host computes with (of experts, the chosen ones).
+        host_kv_bus: read its keys and values for computing on the host.
         kv_bus: load and save its keys and values.
         head: compute the head.
         head_read: read the head from disk.
@@ -50,8 +50,8 @@ class Tasks:
     accelerator: F64
     host: F64
     weights_bus: F64
-    here_bus: F64
-    kv_here: F64
+    host_bus: F64
+    host_kv_bus: F64
     kv_bus: F64
     head: float
     head_read: float
@@ -98,8 +98,8 @@ class Tasks:
             accelerator=_on_accelerator(work, mine, step, cards),
             host=machine.host.start + _column([_computing(machine.host, segment, step) for segment in work.segments]),
             weights_bus=read / machine.bus,
-            here_bus=touched / machine.bus,
-            kv_here=kv * step.context * step.sequences / machine.bus,
+            host_bus=touched / machine.bus,
+            host_kv_bus=kv * step.context * step.sequences / machine.bus,
             kv_bus=(loaded + saved) / machine.bus,
             head=machine.host.seconds(work.head.nbytes, 2.0 * work.head.weights * step.sequences),
             head_read=work.head.nbytes / machine.disk.read,
@@ -128,15 +128,15 @@ class Candidates:
 
     disk: Mask  # the segment is on disk
     up: Mask  # it is copied to the accelerator
-    there: Mask  # it is computed on the accelerator
+    on_accelerator: Mask  # it is computed on the accelerator
     kv_up: Mask  # it is attention computed on the accelerator, with keys and values from RAM
     head_read: Mask  # the head is read from disk
 
     @classmethod
-    def of(cls, work: NodeWork, offloads: Sequence[Offload], stretch: Stretch) -> "Candidates":
-        """Return the candidates for these configurations in a stretch."""
+    def of(cls, work: NodeWork, offloads: Sequence[Offload], phase: RequestPhase) -> "Candidates":
+        """Return the candidates for these configurations in a phase."""
         tiers = np.array([offload.residence for offload in offloads]).T
-        there = np.array([offload.places(stretch) for offload in offloads]).T == "accelerator"
+        there = np.array([offload.places(phase) for offload in offloads]).T == "accelerator"
         attends = _column([segment.kv_token for segment in work.segments]) > 0
         kv_in_ram = np.array([offload.kv == "ram" for offload in offloads])
         head = np.array([offload.head == "disk" for offload in offloads])
@@ -162,8 +162,8 @@ def bound(tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipelin
         of_blocks: F64 = np.add.reduceat(np.where(mask, seconds, 0.0), starts)
         return of_blocks
 
-    chains = [chain(~candidates.there, tasks.host)]
-    chains += [chain(candidates.there & tasks.dealt(card), tasks.accelerator) for card in tasks.numbers]
+    chains = [chain(~candidates.on_accelerator, tasks.host)]
+    chains += [chain(candidates.on_accelerator & tasks.dealt(card), tasks.accelerator) for card in tasks.numbers]
     if pipeline == "memory" and len(tasks.numbers) == 1:
         chains.append(chain(candidates.up, tasks.up + tasks.accelerator))
         chains.append(chain(candidates.kv_up, tasks.kv_up + tasks.accelerator + tasks.kv_down))
@@ -187,14 +187,14 @@ def busy_seconds(tasks: Tasks, candidates: Candidates) -> dict[str, F64]:
         return {
             f"up{number}": total(masks.up & mine, tasks.up) + total(masks.kv_up & mine, tasks.kv_up),
             f"down{number}": total(masks.kv_up & mine, tasks.kv_down),
-            f"accelerator{number}": total(masks.there & mine, tasks.accelerator),
+            f"accelerator{number}": total(masks.on_accelerator & mine, tasks.accelerator),
         }
 
     return {
         "disk": total(masks.disk, tasks.read) + np.where(masks.head_read, tasks.head_read, 0.0),
         **{name: seconds for card in tasks.numbers for name, seconds in of_card(card).items()},
-        "host": total(~masks.there, tasks.host) + tasks.head,
-        "bus": total(~masks.there, tasks.here_bus + tasks.kv_here)
+        "host": total(~masks.on_accelerator, tasks.host) + tasks.head,
+        "bus": total(~masks.on_accelerator, tasks.host_bus + tasks.host_kv_bus)
         + total(masks.up, tasks.weights_bus)
         + total(masks.disk, tasks.weights_bus)
         + total(masks.kv_up, tasks.kv_bus),

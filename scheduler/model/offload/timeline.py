@@ -96,7 +96,7 @@ class _Clock:
         arrived = self._copy_up(number, *here) if self._copied[number] else self._never
         if self._kv[number]:
             arrived = np.maximum(arrived, self._load_kv(number))
-        there = masks.there[number]
+        there = masks.on_accelerator[number]
         ended_card = longest(card.computing, self._ready, arrived) + tasks.accelerator[number]
         ended_host = longest(self._host, self._ready, here[1]) + tasks.host[number]
         card.computing = np.where(there, ended_card, card.computing)

@@ -14,7 +14,7 @@ Tier = Literal["gpu", "ram", "disk"]  # where a segment is stored: the accelerat
 Place = Literal["host", "accelerator"]  # where it is computed
 KvTier = Literal["gpu", "ram"]
 Pipeline = Literal["performance", "memory"]
-Stretch = Literal["prompt", "decode"]  # the two kinds of step that a request is made of
+RequestPhase = Literal["prompt", "decode"]  # the two kinds of step that a request is made of
 
 TIERS: tuple[Tier, ...] = ("gpu", "ram", "disk")
 PLACES: tuple[Place, ...] = ("host", "accelerator")
@@ -22,7 +22,7 @@ KV_TIERS: tuple[KvTier, ...] = ("gpu", "ram")
 Cards = tuple[int, ...]
 """The node's accelerator, numbered from 0, that each segment is dealt to; empty: the first for all."""
 
-STRETCHES: tuple[Stretch, Stretch] = ("prompt", "decode")
+REQUEST_PHASES: tuple[RequestPhase, RequestPhase] = ("prompt", "decode")
 PIPELINES: tuple[Pipeline, ...] = ("performance", "memory")
 VALUE = 4  # bytes of an activation
 
@@ -136,9 +136,9 @@ class Offload:
     slots: int = 0  # slots for streamed segments on the accelerator; 0: as few as the pipeline needs
     cards: Cards = ()
 
-    def places(self, stretch: Stretch) -> tuple[Place, ...]:
-        """Return where each segment is computed in a stretch."""
-        return self.prompt if stretch == "prompt" else self.decode
+    def places(self, phase: RequestPhase) -> tuple[Place, ...]:
+        """Return where each segment is computed in a phase."""
+        return self.prompt if phase == "prompt" else self.decode
 
 
 def kv_pages(work: NodeWork, request: Workload) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.model.highs import solve_milp
-from scheduler.model.offload.work import STRETCHES, Stretch
+from scheduler.model.offload.work import REQUEST_PHASES, RequestPhase
 from scheduler.model.roofline.latency import (
     F64,
     PolicyPoint,
@@ -47,10 +47,10 @@ class Combination:
         self.heads = problem.limits.kv_heads if divided else 1
         base = PolicyPoint(batches, parts, int(attention), int(ffn), adds=int(adds), divided=int(divided))
         self.lower, self.upper = _allowed(problem.limits, attention, divided, most_weights(problem, base))
-        self.seconds: dict[Stretch, dict[str, Affine]] = {}
-        for stretch in STRETCHES:
-            corners = [roofs(problem, point, stretch) for point in _corners(base)]
-            self.seconds[stretch] = {
+        self.seconds: dict[RequestPhase, dict[str, Affine]] = {}
+        for phase in REQUEST_PHASES:
+            corners = [roofs(problem, point, phase) for point in _corners(base)]
+            self.seconds[phase] = {
                 name: _affine([corner[name] for corner in corners], len(batches)) for name in corners[0]
             }
         device = problem.machine.accelerator
@@ -60,7 +60,7 @@ class Combination:
         if device is not None:
             there = _affine([accelerator_bytes(problem, point) for point in _corners(base)], len(batches))
             self.memory.append((there, device.memory))
-        self.steps = dict(zip(STRETCHES, (1, problem.request.answer - 1), strict=True))
+        self.steps = dict(zip(REQUEST_PHASES, (1, problem.request.answer - 1), strict=True))
         self.head = np.array([problem.request.answer * head_seconds(problem, batch) for batch in batches])
         self._layers = problem.layer.layers
         self.rough = self._rough()
@@ -99,9 +99,9 @@ class Combination:
     def _rough(self) -> F64:
         """Return a lower bound of `bounds` that is quick to calculate, `[pairs]`: shares need not fit the memories."""
         total = self.head.copy()
-        for stretch, steps in self.steps.items():
+        for phase, steps in self.steps.items():
             if steps:  # answers of one token have no decode steps
-                times = [self._least_of(roof) for roof in self.seconds[stretch].values()]
+                times = [self._least_of(roof) for roof in self.seconds[phase].values()]
                 total += steps * self._layers * np.max(times, axis=0)
         for memory, room in self.memory:
             total[self._least_of(memory) > room * (1 + _EDGE)] = inf
@@ -121,9 +121,9 @@ class Combination:
         memory = [(_of_pairs(affine, pairs), room) for affine, room in self.memory]
         left = Vertices(memory, (weights, kv, disk), (most_weights, most_kv, most_disk))
         total = self.head[pairs]
-        for stretch, steps in self.steps.items():
+        for phase, steps in self.steps.items():
             if steps:
-                times = [left.least(_of_pairs(roof, pairs)) for roof in self.seconds[stretch].values()]
+                times = [left.least(_of_pairs(roof, pairs)) for roof in self.seconds[phase].values()]
                 total = total + steps * self._layers * np.max(times, axis=0)
         return total / self.batches[pairs]
 
@@ -173,8 +173,8 @@ def solve_pair(
         bound * tables[0].batches[at] / (problem.layer.layers * problem.request.answer)
     )  # about the seconds of a layer
     objective = np.zeros(count + 2)
-    for number, stretch in enumerate(STRETCHES):
-        objective[count + number] = tables[0].steps[stretch]
+    for number, phase in enumerate(REQUEST_PHASES):
+        objective[count + number] = tables[0].steps[phase]
     objective[1:count:4] = objective[2:count:4] = -_STAYS * problem.request.answer
     rows = list(_rows(tables, at, scale))
     upper = np.concatenate([*([1.0, *table.counted(table.upper)] for table in tables), [inf, inf]])
@@ -198,7 +198,7 @@ def solve_pair(
     table = tables[chosen]
     weights, kv, disk = found.x[4 * chosen + 1 : 4 * chosen + 4].round(_DIGITS)
     shares = np.clip((weights, table.share(kv), disk), 0.0, table.upper)
-    times = sum(table.steps[stretch] * float(found.x[count + number]) for number, stretch in enumerate(STRETCHES))
+    times = sum(table.steps[phase] * float(found.x[count + number]) for number, phase in enumerate(REQUEST_PHASES))
     total = problem.layer.layers * scale * times + float(table.head[at])
     weights, kv, disk = map(float, shares)
     batch, parts = int(table.batches[at]), int(table.parts[at])
@@ -209,7 +209,7 @@ def solve_pair(
 def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F64, float]]:
     """Yield the left side and the limit of each inequality.
 
-    The unknowns are, for each combination, whether it is chosen, r_w, r_c and the disk's share; then the two stretches'
+    The unknowns are, for each combination, whether it is chosen, r_w, r_c and the disk's share; then the two phases'
     times. If heads are whole, the number of resident key and value heads takes the place of r_c.
     """
     count = 4 * len(tables)
@@ -221,9 +221,9 @@ def _rows(tables: list[Combination], at: int, scale: float) -> Iterator[tuple[F6
             found[4 * number + 2] /= table.heads or 1
         return found
 
-    for number, stretch in enumerate(STRETCHES):
-        for name in tables[0].seconds[stretch]:
-            found = row(lambda table, stretch=stretch, name=name: table.seconds[stretch][name], scale)  # type: ignore[misc]
+    for number, phase in enumerate(REQUEST_PHASES):
+        for name in tables[0].seconds[phase]:
+            found = row(lambda table, phase=phase, name=name: table.seconds[phase][name], scale)  # type: ignore[misc]
             found[count + number] = -1.0
             yield found, 0.0
     for which, (_, room) in enumerate(tables[0].memory):

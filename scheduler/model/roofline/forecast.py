@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scheduler.model.offload.forecast import Gain, better_machines
-from scheduler.model.offload.work import STRETCHES, Stretch
+from scheduler.model.offload.work import REQUEST_PHASES, RequestPhase
 from scheduler.model.roofline.latency import PolicyPoint, roofs, step_seconds, throughput
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from scheduler.model.roofline.search import best_policy
@@ -21,28 +21,28 @@ class BatchForecast:
         rate: tokens generated per second, prompts included.
         prompt: seconds of all prompts.
         decode: seconds of one token of every sequence.
-        busy: for either stretch, the seconds of a layer that each resource is busy.
+        busy: for either phase, the seconds of a layer that each resource is busy.
     """
 
     policy: BatchPolicy
     rate: float
     prompt: float
     decode: float
-    busy: dict[Stretch, dict[str, float]]
+    busy: dict[RequestPhase, dict[str, float]]
 
-    def roof(self, stretch: Stretch) -> str:
-        """Return the resource that limits a stretch."""
-        busy = self.busy[stretch]
+    def roof(self, phase: RequestPhase) -> str:
+        """Return the resource that limits a phase."""
+        busy = self.busy[phase]
         return max(busy, key=lambda name: busy[name])
 
 
 def forecast_batch(problem: BatchProblem, policy: BatchPolicy) -> BatchForecast:
     """Return the forecast of a policy that fits."""
     at = PolicyPoint.of(policy)
-    busy: dict[Stretch, dict[str, float]] = {
-        stretch: {name: float(value) for name, value in roofs(problem, at, stretch).items()} for stretch in STRETCHES
+    busy: dict[RequestPhase, dict[str, float]] = {
+        phase: {name: float(value) for name, value in roofs(problem, at, phase).items()} for phase in REQUEST_PHASES
     }
-    prompt, decode = (step_seconds(problem, policy, stretch) for stretch in STRETCHES)
+    prompt, decode = (step_seconds(problem, policy, phase) for phase in REQUEST_PHASES)
     return BatchForecast(policy, throughput(problem, policy), prompt, decode, busy)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.model.machine import Accelerator, Number, Rates, laptop_gpu
-from scheduler.model.offload.work import Stretch
+from scheduler.model.offload.work import RequestPhase
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem, SumCost
 
 F64 = npt.NDArray[np.float64]
@@ -53,15 +53,15 @@ class PolicyPoint:
         )  # fmt: skip
 
 
-def roofs(problem: BatchProblem, at: PolicyPoint, stretch: Stretch) -> dict[str, Number]:
+def roofs(problem: BatchProblem, at: PolicyPoint, phase: RequestPhase) -> dict[str, Number]:
     """Return the seconds that a layer keeps each resource busy, for one token of every sequence or for all prompts."""
-    return _Layer(problem, at, stretch).seconds()
+    return _Layer(problem, at, phase).seconds()
 
 
-def step_seconds(problem: BatchProblem, policy: BatchPolicy, stretch: Stretch) -> float:
+def step_seconds(problem: BatchProblem, policy: BatchPolicy, phase: RequestPhase) -> float:
     """Return the seconds of all layers and the head, for one token of every sequence or for all prompts."""
     at = PolicyPoint.of(policy)
-    return problem.layer.layers * float(max(roofs(problem, at, stretch).values())) + head_seconds(problem, at.batch)
+    return problem.layer.layers * float(max(roofs(problem, at, phase).values())) + head_seconds(problem, at.batch)
 
 
 def head_seconds(problem: BatchProblem, batch: Number) -> float:
@@ -166,16 +166,16 @@ def _roofline(rates: Rates, nbytes: Number, operations: Number) -> Number:
 
 
 class _Layer:
-    """One layer in one stretch: `parts` micro-batches of `tokens`; streamed weights cross the link `passes` times.
+    """One layer in one phase: `parts` micro-batches of `tokens`; streamed weights cross the link `passes` times.
 
     Prompts are computed in chunks, on the device that computes with the weights. Weights cross the link once for all
     chunks of a step.
     """
 
-    def __init__(self, problem: BatchProblem, at: PolicyPoint, stretch: Stretch) -> None:
+    def __init__(self, problem: BatchProblem, at: PolicyPoint, phase: RequestPhase) -> None:
         self._layer, self._machine, self._at = problem.layer, problem.machine, at
         self._device: Accelerator = problem.machine.accelerator or laptop_gpu()
-        request, self._prompt = problem.request, stretch == "prompt"
+        request, self._prompt = problem.request, phase == "prompt"
         self._attention = max(at.attention, at.ffn) if self._prompt else at.attention
         if self._prompt:
             self._all: Number = at.batch * request.prompt

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from allreduce.base import GroupSpec, Peer
-from allreduce.deadline import Patience
+from allreduce.deadline import Deadlines
 from master.workers import heartbeats, remote
 from master.workers.cluster import Cluster
 from master.workers.heartbeats import HeartbeatState, RoundTrip
@@ -210,7 +210,7 @@ def test_workers_have_time_to_answer_after_a_pause_of_the_master(stopped: float,
 
 def test_a_pause_in_a_sum_is_nobodys_fault(clock: Clock) -> None:
     peers = (Peer(0, "master"), Peer(1, "a"))
-    patience = Patience(GroupSpec(0, 1, 1, peers, timeout_s=3), None)
+    patience = Deadlines(GroupSpec(0, 1, 1, peers, timeout_s=3), None)
     deadline = patience(1, 0)
     clock.now += 300
     deadline = patience(1, deadline)

@@ -158,7 +158,7 @@ def test_a_doubted_link_is_confirmed_and_old_ones_are_dropped(tmp_path: Path) ->
     path = tmp_path / "links.json"
     with House(2) as house:
         spec = house.spec(0)
-        known = {(0, 1): cache.Known(Link(0.5, 2.0), 0.0)}
+        known = {(0, 1): cache.CachedLink(Link(0.5, 2.0), 0.0)}
         cache.save(path, spec, LinkTable.uniform(2, Link(0.4, 3.0)), known, doubted=True)
         assert cache.load(path, spec)[0, 1].confirmed
         cache.save(path, spec, LinkTable.uniform(2, Link(0.1, 3.0)), known, doubted=True)

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.neurons.arena import NeuronArena
 from scheduler.neurons.layout import arena_layer
-from scheduler.neurons.moving import STATIC, MigrationSettings
+from scheduler.neurons.migration import STATIC, MigrationSettings
 from scheduler.transfer.queue import TransferQueue
 from tests.support.devices.opencl_device import TOLERANCE, assert_close, opencl_device
 from tests.support.devices.shuffled import Shuffled
@@ -53,7 +53,7 @@ def hybrid(
         queue = stack.enter_context(closing(TransferQueue()))
         memory = device.memory.allocate(layer.nbytes)
         arena = NeuronArena(device, memory, [layer], queue, moving)
-        stack.callback(arena.settle)
+        stack.callback(arena.wait)
         yield HybridFfn(HOST, spec, device, device.start, arena.layers[0], lambda _: chosen[-1]), case.data, chosen
 
 
@@ -84,9 +84,9 @@ def test_both_sides_come_to_what_the_cpu_computes_alone(
             chosen.append(NeuronChoice(active))
             x = normal(random, (1, 2, 3, 20)[step % 4], HIDDEN)
             assert_close(run(block, data, x), native.ffn(block.spec, data, x, active), TOLERANCE[format])
-        block.arena._arena.settle()  # on a busy machine no move may have ended yet
+        block.arena._arena.wait()  # on a busy machine no move may have ended yet
         figures = block.arena._arena.figures
-        assert 0 < figures.active_there < figures.active
+        assert 0 < figures.active_on_accelerator < figures.active
         assert bool(figures.moved) == moving.migrate
 
 

@@ -16,7 +16,7 @@ from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.model.machine import emulated_node
 from scheduler.neurons.arena import NeuronArena
 from scheduler.neurons.costs import FittedCost
-from scheduler.neurons.moving import MigrationSettings
+from scheduler.neurons.migration import MigrationSettings
 from scheduler.neurons.thresholds import NeuronShares
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.neurons import Exact, relu_packs, scorers
@@ -94,7 +94,7 @@ class Watched:
     @property
     def here(self) -> FittedCost:
         """What neurons cost on the CPU."""
-        return self.arena.meter.costs.here
+        return self.arena.meter.costs.cpu
 
     @property
     def seconds(self) -> float:
@@ -104,7 +104,7 @@ class Watched:
 
     def left(self) -> float:
         """The CPU's threshold of late: the higher it is, the less the CPU is left with."""
-        return float(np.mean([min(9.0, shares.threshold_here) for shares in self.told[-8:]]))
+        return float(np.mean([min(9.0, shares.cpu_threshold) for shares in self.told[-8:]]))
 
     def spans(self) -> set[str]:
         """Names in the trace, of what is not a transfer."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scheduler.model.machine import LAPTOP, Accelerator, NodeMachine
-from scheduler.neurons.moving import DYNAMIC, STATIC, MigrationSettings
+from scheduler.neurons.migration import DYNAMIC, STATIC, MigrationSettings
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.devices.neurons import SMALL, All, Exact, relu_packs, scorers
 from tests.support.devices.offloading import answers, prompts
@@ -69,7 +69,7 @@ def sparse_answers(
         link = deployment.node.link
         assert isinstance(link, NeuronAccelerated)
         assert link.arena is not None
-        link.arena.settle()
+        link.arena.wait()
         assert not any(each.table.faults() or each.table.pins.any() for each in link.arena.layers)
         return found, link
 
@@ -109,7 +109,7 @@ def test_tokens_equal_the_dense_run(
             assert found == dense_answers(pack, tmp_path / "dense", asked)
     assert link.arena is not None
     figures = link.arena.figures
-    assert 0 < figures.active_there < figures.active
+    assert 0 < figures.active_on_accelerator < figures.active
     assert (figures.moved > 0) == (moving.migrate and kind is Exact)  # where all are active the hottest stay
     said = re.match(r"\S+.* holds (\d+) of (\d+) other blocks and (\d+) of (\d+) neurons; ", link.describe())
     assert said is not None
@@ -154,5 +154,5 @@ def test_a_group_of_three_of_which_two_have_accelerators(
         link = deployment.node.link
         assert isinstance(link, NeuronAccelerated)
         assert link.arena is not None
-        assert link.arena.figures.active_there > 0
-        assert link.arena.moving.migrate == (sparsity == "dynamic")
+        assert link.arena.figures.active_on_accelerator > 0
+        assert link.arena.migration.migrate == (sparsity == "dynamic")

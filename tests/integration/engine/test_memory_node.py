@@ -73,7 +73,7 @@ def test_a_disk_slower_than_remembered_is_doubted_at_the_end(
     speed = DiskSpeed(4 * PAGE, 2, remembered)
     monkeypatch.setattr("scheduler.storage.tune._LEAST_RUN", 1)
     monkeypatch.setattr("worker.plan.case.disk_for", lambda files, cache: speed)
-    monkeypatch.setattr("worker.plan.residence.doubt", lambda files, cache: doubted.append(files))
+    monkeypatch.setattr("worker.plan.residence.mark_doubted", lambda files, cache: doubted.append(files))
     with single_node(tiny_pack("llama"), WINDOW, cache=tmp_path) as (engine, _):
         tokens(engine)
     assert bool(doubted) is odd

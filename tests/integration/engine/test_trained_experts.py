@@ -11,9 +11,9 @@ import pytest
 from master.generation.engine import Engine
 from master.profiling.routing import record_routing, routing_figures
 from master.vocabulary.sampler import Sampler, Sampling
-from scheduler.demand.choice.cliff import GUARDED
+from scheduler.demand.choice.cliff import DEFAULT_POLICY
 from scheduler.demand.choice.replay import replay
-from scheduler.demand.choice.select import ROBUST, of_experts, select
+from scheduler.demand.choice.select import ROBUST_POLICY, recording_of_experts, select
 from scheduler.demand.policies import PolicyChoice
 from scheduler.storage.disk import DirectDisk
 from tests.support.cluster.inprocess import in_process_deployment
@@ -107,7 +107,7 @@ def test_a_short_record_gives_no_worse_policy_than_none(pack: Pack, pieces: I32)
     experts = record_routing(pack, pieces, open_kernels(), silent).experts
     layers = range(experts.shape[1])
     keys = [(layer, expert) for layer in layers for expert in range(16)]
-    judged = of_experts(experts[:JUDGED], layers, keys)
+    judged = recording_of_experts(experts[:JUDGED], layers, keys)
     for slots in (len(keys) // 8, len(keys) // 4, len(keys) // 2):
 
         @cache
@@ -116,10 +116,10 @@ def test_a_short_record_gives_no_worse_policy_than_none(pack: Pack, pieces: I32)
 
         for tokens in (85, 512):
             records = [experts[at:][:tokens] for at in np.linspace(0, len(experts) - tokens, 11).astype(int)]
-            chosen = [select(of_experts(record, layers, keys), slots).choice for record in records]
+            chosen = [select(recording_of_experts(record, layers, keys), slots).choice for record in records]
             mean = float(np.mean([found(choice) for choice in chosen]))
-            assert mean > found(GUARDED), f"{slots} slots, {tokens} tokens"
-            assert mean > found(ROBUST) - 0.001, f"{slots} slots, {tokens} tokens"
+            assert mean > found(DEFAULT_POLICY), f"{slots} slots, {tokens} tokens"
+            assert mean > found(ROBUST_POLICY) - 0.001, f"{slots} slots, {tokens} tokens"
 
 
 def test_the_next_router_foretells_what_is_wanted(

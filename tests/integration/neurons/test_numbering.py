@@ -145,7 +145,7 @@ def test_fewer_reads_fetch_what_is_wanted(
     monkeypatch.setattr(records, "measured_gap", lambda *given: 0)
     profiled(pack, tokens, [1], tmp_path)
     before, after = (read(each, tmp_path, tokens) for each in (pack, numbered_for("static", pack, [1], tmp_path)))
-    assert after.asked == pytest.approx(before.asked, rel=0.1)
+    assert after.requested == pytest.approx(before.requested, rel=0.1)
     assert after.reads < 0.8 * before.reads
     assert after.read_bytes < 0.9 * before.read_bytes
 

@@ -120,12 +120,12 @@ def test_tokens_are_those_of_the_dense_run(
         assert answered(deployment, pack.config.vocab) == expected
         stats = stats_of(deployment)
         if share == 1.0:
-            assert stats.asked == stats.found > 0  # all that there is was there from the start
+            assert stats.requested == stats.found > 0  # all that there is was there from the start
         elif predictors is exact_predictors:
-            assert 0 < stats.found < stats.asked
+            assert 0 < stats.found < stats.requested
             assert stats.read_bytes > 0
         else:
-            assert stats.asked == 0  # more than there are slots for: all of it passes through the window
+            assert stats.requested == 0  # more than there are slots for: all of it passes through the window
 
 
 def test_what_does_not_fit_is_read_within_the_memory(pack: Pack, expected: list[list[int]], tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_both_ways_share_one_memory_with_the_same_tokens(
         assert judged is not None
         assert judged.records is not None
         assert judged.judge.pays() is pays
-        assert judged.records.stats().asked > 0
+        assert judged.records.stats().requested > 0
         kept = window.placement.resident_bytes
         with_slots = any(len(layer.table) for layer in judged.records.layers)
         assert with_slots is pays

@@ -133,7 +133,7 @@ def tier_of(
     memory = page_buffer(used + 64)
     memory[used:] = AFTER
     with closing(RecordTier(given, disk, readers, threads, gap)) as tier:
-        tier.lay(memory[:used])
+        tier.attach(memory[:used])
         yield tier, disk, memory
         assert not any(each.table.faults() for each in tier.layers)
     assert (memory[used:] == AFTER).all()  # the slots are never exceeded

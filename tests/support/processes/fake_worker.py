@@ -10,7 +10,7 @@ import numpy as np
 import zmq
 
 from allreduce.base import Endpoints
-from scheduler.model.timeline import NOTHING_ELSE, OtherWaits
+from scheduler.model.timeline import NO_OTHER_WAITS, OtherWaits
 from scheduler.window.stats import WindowPosition
 from tpi.errors import NodeLost
 from tpi.keys.policy import KeyPolicy
@@ -78,7 +78,7 @@ class FakeMember:
             return Figures(compute_s=float("nan"))
         return Figures(self.steps, self.tokens, size, resident_bytes=size, planned_bytes=planned)
 
-    def steady(self, other_waits: OtherWaits = NOTHING_ELSE) -> Steady:
+    def steady(self, other_waits: OtherWaits = NO_OTHER_WAITS) -> Steady:
         return Steady(1.0, 1.0, 0.5, 1.0, 1.0, True, True, True, 0.0, 2, 0, 4096, 0, 3.0, 2.0)
 
     def close(self) -> None:

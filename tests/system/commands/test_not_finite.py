@@ -80,8 +80,8 @@ def test_scales_of_quantised_weights_are_seen(format: str, factors: int) -> None
 
 
 def test_a_measurement_that_is_no_number_is_not_believed() -> None:
-    low, high = (np.array(bound, np.float32) for bound in measure.BELIEVED)
+    low, high = (np.array(bound, np.float32) for bound in measure.PLAUSIBLE)
     claims = np.array([[np.nan, np.nan], [np.inf, -np.inf], [-1.0, 0.0], [0.01, 1e6]], np.float32)
-    found = measure.believed(claims)
+    found = measure.plausible(claims)
     assert ((found >= low) & (found <= high)).all()
     np.testing.assert_array_equal(found[3], claims[3])

@@ -23,7 +23,7 @@ from master.vocabulary.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import Vocabulary, table_block_bytes
 from master.workers.cluster import Cluster
 from scheduler.model.steady import judge_streaming
-from scheduler.model.timeline import NOTHING_ELSE
+from scheduler.model.timeline import NO_OTHER_WAITS
 from tests.support.cluster.cluster_helpers import MadeUpModel, fake_worker, step
 from tests.support.cluster.single import Setting, single_node
 from tests.support.commands import TPI, clean
@@ -77,7 +77,7 @@ def test_a_verdict_is_computed_only_where_it_is_asked_for(tmp_path: Path) -> Non
     with fake_worker(tmp_path / "a") as (_, address), Cluster.connect([address]) as cluster:
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         assert cluster.stats()[0].steady is None
-        asked = cluster.stats([NOTHING_ELSE])[0].steady
+        asked = cluster.stats([NO_OTHER_WAITS])[0].steady
         assert asked is not None
         assert asked.window == 2
 

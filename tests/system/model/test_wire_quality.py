@@ -24,7 +24,7 @@ def log_probabilities(pack: Pack, wire: str, cache: Path, monkeypatch: pytest.Mo
     """`[CHUNKS * CONTEXT, vocab]` log-probabilities of three nodes whose partials pass through `wire`."""
     from master.text.tokenizer import Tokenizer
 
-    lay = Board.lay
+    lay = Board.put
 
     def through_the_wire(board: Board, rank: int, key: tuple[int, int], values: np.ndarray) -> None:
         decoded = values.copy()

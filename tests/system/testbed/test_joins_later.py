@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.faults import inflict
+from testbed.faults import apply_fault
 from tests.support.figures import assert_figures
 from tests.support.home import home, home_by_cable
 from tests.support.models import SIZES, write_tokenizer
@@ -38,12 +38,12 @@ def test_a_later_worker_is_used_if_that_is_faster(large_model: Path, tmp_path: P
         assert place.answer() == ["master"]
         place.joins("b")
         until(lambda: place.answer() == ["master", "b"], LONG_S)
-        inflict(bed.folder, "slow", "c", latency=0.1)
+        apply_fault(bed.folder, "slow", "c", latency=0.1)
         place.joins("c")
         until(lambda: place.answer() == ["master", "b"] and "c is not used" in place.said, LONG_S)
-        inflict(bed.folder, "heal", "c")
+        apply_fault(bed.folder, "heal", "c")
         until(lambda: place.answer() == ["master", "b", "c"], LONG_S)
-        inflict(bed.folder, "kill", "b")
+        apply_fault(bed.folder, "kill", "b")
         until(lambda: place.answer() == ["master", "c"], LONG_S)
         place.joins("b")
         until(lambda: place.answer() == ["master", "b", "c"], LONG_S)  # in its place
@@ -65,11 +65,11 @@ def test_laptop_sleeps_and_wakes_changes_address(large_model: Path, tmp_path: Pa
             names, tokens, sent = place.ask()
             assert names == ["master", "b"], place.said
             assert sent > 0
-            inflict(bed.folder, "freeze", "b")
+            apply_fault(bed.folder, "freeze", "b")
             place.moves("b", 3)
             assert place.ask()[:2] == (["master"], tokens)
             begun = time.monotonic()
-            inflict(bed.folder, "thaw", "b")
+            apply_fault(bed.folder, "thaw", "b")
             until(lambda: place.answer() == ["master", "b"], LONG_S)
             seconds = time.monotonic() - begun
             assert place.ask() == (["master", "b"], tokens, 0)

@@ -15,8 +15,8 @@ import pytest
 from testbed import state
 from testbed.checks.verify import verify
 from testbed.control import ask
-from testbed.faults import inflict
-from testbed.launch import Testbed, sweep, take_down
+from testbed.faults import apply_fault
+from testbed.launch import Testbed, remove_dead_testbeds, take_down
 from testbed.network.namespaces import CONGESTION
 from tests.support.testbed_helpers import echo_on, needs_root, pair, started, traces, trips, until, verified, wheel
 from tpi.errors import TestbedError, UsageError
@@ -76,7 +76,7 @@ def test_tcp_reaches_the_links_bandwidth_and_no_more(tmp_path: Path) -> None:
 
 def test_verification_refuses_what_is_not_as_specified(tmp_path: Path) -> None:
     with start(pair(100e6, 0.002), tmp_path) as bed:
-        assert all(not one.off for one in verified(bed))
+        assert all(not one.out_of_tolerance for one in verified(bed))
         bed.ask("slow", device="b", bandwidth=None, latency=0.002)
         with pytest.raises(TestbedError, match=r"round trip a - b is (7|8|9|\d\d)\.\d+ ms, not 4\.00 ms"):  # or later
             verify(bed)
@@ -128,26 +128,26 @@ def test_cut_and_heal_slow_and_freeze(tmp_path: Path) -> None:
 
         see("beat")
         for harm, mend in (("cut", "heal"), ("freeze", "thaw")):
-            inflict(bed.folder, harm, "b")
+            apply_fault(bed.folder, harm, "b")
             see("stalled")
-            inflict(bed.folder, mend, "b")
+            apply_fault(bed.folder, mend, "b")
             see("beat")
-        inflict(bed.folder, "slow", "b", latency=0.1)
+        apply_fault(bed.folder, "slow", "b", latency=0.1)
         assert median(trips(bed, "a", "b", 3, 10)) > 200
-        inflict(bed.folder, "heal", "b")
+        apply_fault(bed.folder, "heal", "b")
         assert trips(bed, "a", "b", 3, 10)[0] < 100
-        inflict(bed.folder, "kill", "b")
+        apply_fault(bed.folder, "kill", "b")
         assert echo.wait(10) == -signal.SIGKILL
 
 
 def test_a_fault_that_makes_no_sense_is_one_sentence(tmp_path: Path) -> None:
     with start(pair(), tmp_path) as bed:
         with pytest.raises(TestbedError, match="no device 'z'; it has a, b"):
-            inflict(bed.folder, "cut", "z")
+            apply_fault(bed.folder, "cut", "z")
         with pytest.raises(TestbedError, match="nothing runs on b"):
-            inflict(bed.folder, "kill", "b")
+            apply_fault(bed.folder, "kill", "b")
         with pytest.raises(UsageError, match="--bandwidth"):
-            inflict(bed.folder, "slow", "b")
+            apply_fault(bed.folder, "slow", "b")
         with pytest.raises(TestbedError, match="KeyError"):
             bed.ask("no such verb")
 
@@ -157,7 +157,7 @@ def test_parallel_testbeds_keep_apart(tmp_path: Path) -> None:
         with echo_on(one, "b") as left, echo_on(other, "b") as killed:
             assert trips(one, "a", "b", 5, 10)[0] < 20
             assert trips(other, "a", "b", 5, 10)[0] > 40
-            inflict(other.folder, "kill", "b")
+            apply_fault(other.folder, "kill", "b")
             assert killed.wait(10) == -signal.SIGKILL
             assert left.poll() is None
         with pytest.raises(TestbedError, match="several testbeds"):
@@ -192,7 +192,7 @@ def test_a_killed_holder_is_found_and_removed(tmp_path: Path) -> None:
             os.kill(bed.record.holder, signal.SIGKILL)
             until(bed.ended)
             assert traces(tmp_path, bed.record.id)
-            assert sweep(tmp_path) == [bed.record.id]
+            assert remove_dead_testbeds(tmp_path) == [bed.record.id]
             assert traces(tmp_path, bed.record.id) == []
             assert echo.wait(10) == -signal.SIGKILL
         bed.close()

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler.demand.choice.first import warmed, worthiest
-from scheduler.demand.loads import Patient, Wishes
+from scheduler.demand.choice.first import trained_policy, units_to_keep
+from scheduler.demand.loads import IdleUnlessDemanded, ReadAheadQueue
 from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.model.experts.costs import ExpertCosts
 from scheduler.model.machine import LAPTOP
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.tickets import Tickets
+from scheduler.transfer.workers import QueueWorkers
 from tests.support.devices.twin import Twin
 from tests.support.kernels.kernel_cases import native
 from tests.support.recordings import record
@@ -60,16 +60,16 @@ def arena_of(slots: int, kernels: Foretelling, in_time: bool = True) -> Iterator
 
 
 def test_as_many_of_every_layer_lie_there_where_nothing_is_known() -> None:
-    first = worthiest(warmed(PolicyChoice("importance"), KEYS), KEYS, 5)
+    first = units_to_keep(trained_policy(PolicyChoice("importance"), KEYS), KEYS, 5)
     assert first == [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1)]
 
 
 @pytest.mark.parametrize("kind", ["lru", "lfu", "aged", "importance"])
 def test_what_was_recorded_to_be_used_lies_there_first(kind: str) -> None:
     recording = record(KEYS, [[(1, 3), (3, 0)], [(1, 3), (3, 2)], [(1, 3), (3, 2)]])
-    policy = warmed(PolicyChoice(kind), KEYS, recording)  # type: ignore[arg-type]
-    assert worthiest(policy, KEYS, 2) == [(1, 3), (3, 2)]
-    assert worthiest(policy, KEYS, 3) == [(1, 3), (3, 0), (3, 2)]
+    policy = trained_policy(PolicyChoice(kind), KEYS, recording)  # type: ignore[arg-type]
+    assert units_to_keep(policy, KEYS, 2) == [(1, 3), (3, 2)]
+    assert units_to_keep(policy, KEYS, 3) == [(1, 3), (3, 0), (3, 2)]
 
 
 def test_the_next_blocks_router_has_its_experts_come() -> None:
@@ -80,8 +80,8 @@ def test_the_next_blocks_router_has_its_experts_come() -> None:
         arena.settle()
         arena.cache.slots._workers._asked[-1].join()  # type: ignore[attr-defined]
         held = arena.share(3, {2: 1, 3: 1})
-        assert {*held.ready, *held.late} == {(3, 2), (3, 3)}
-        assert all((held.data(key) == KEYS.index(key)).all() for key in [*held.ready, *held.late])
+        assert {*held.ready, *held.loading} == {(3, 2), (3, 3)}
+        assert all((held.data(key) == KEYS.index(key)).all() for key in [*held.ready, *held.loading])
         held.close()
         assert (kernels.asked, arena.cache.stats().ahead) == (1, 2)
 
@@ -117,7 +117,7 @@ def test_a_prompt_uses_what_is_there_and_changes_nothing() -> None:
     with arena_of(4, Foretelling([])) as arena:
         arena.begin(short=False)
         held = arena.share(1, dict.fromkeys(range(EXPERTS), 100))
-        assert (len(held.ready), held.late, len(held.left)) == (2, [], 2)
+        assert (len(held.ready), held.loading, len(held.left_out)) == (2, [], 2)
         held.close()
         stats = arena.cache.stats()
         assert (stats.uses, stats.steps, stats.read_bytes) == (0, 0, 0)
@@ -128,7 +128,7 @@ def test_a_slow_link_is_not_asked_for_more_than_waits_for_it() -> None:
     free = Event()
     with arena_of(4, Foretelling([])) as arena:
         workers = arena.cache.slots._workers
-        assert isinstance(workers, Tickets)
+        assert isinstance(workers, QueueWorkers)
         workers._queue.submit("weight load", "a long one", lambda: _wait(free))
         try:
             for token in range(100):
@@ -146,7 +146,7 @@ def _wait(free: Event) -> None:
 
 
 def test_a_patient_link_is_idle_unless_something_is_demanded() -> None:
-    link = Patient()
+    link = IdleUnlessDemanded()
     link.asked(loads=False)
     assert link.room(0.0, 1 << 30) == float("inf")
     link.asked(loads=True)
@@ -157,9 +157,9 @@ def test_a_patient_link_is_idle_unless_something_is_demanded() -> None:
 
 
 def test_what_comes_first_is_kept_in_mind_before_the_others() -> None:
-    waiting = Wishes()
-    waiting.announce([1, 2])
-    waiting.announce_first([3, 2])
-    assert [waiting.next(lambda unit: unit == 3) for _ in range(3)] == [2, 1, None]
-    waiting.announce_first(list(range(200)))
+    waiting = ReadAheadQueue()
+    waiting.add([1, 2])
+    waiting.add_first([3, 2])
+    assert [waiting.pop(lambda unit: unit == 3) for _ in range(3)] == [2, 1, None]
+    waiting.add_first(list(range(200)))
     assert len(waiting) < 100

@@ -1,10 +1,10 @@
 """What is said of a demand cache beside Belady's policy."""
 
-from scheduler.demand.choice.replay import Replayed
+from scheduler.demand.choice.replay import ReplayResult
 from scheduler.demand.stats import DemandStats
 from worker.demand.best import hits, megabytes, the_best
 
-BEST = Replayed("Belady", hits=70, uses=100, steps=256, unit_bytes=1_000_000)
+BEST = ReplayResult("Belady", hits=70, uses=100, steps=256, unit_bytes=1_000_000)
 
 
 def test_the_best_of_a_part_is_given_with_the_parts_own_figure() -> None:

@@ -13,7 +13,7 @@ from scheduler.demand.policies import PolicyChoice
 from scheduler.demand.sources import ALONE, DiskUnits, HostUnits
 from scheduler.slots.workers import Readers
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.tickets import Tickets
+from scheduler.transfer.workers import QueueWorkers
 from tests.support.devices.demanded import IMPORTANCE, Clock, ShuffledDisk, cache_of, content, files_of, right
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
@@ -56,7 +56,9 @@ def test_nothing_is_overwritten_before_a_device_has_used_it(seeds: range) -> Non
                 source = HostUnits(device, {key: _Bytes(data) for key, data in zip(keys, below, strict=True)}, sizes)
                 memory = device.memory.allocate(random.randint(2, 6) * source.slot_bytes)
                 policy = IMPORTANCE.open(np.array([block for block, _ in keys]))
-                with closing(DemandCache(source, memory, policy, Tickets(queue, "experts"), device=device)) as cache:
+                with closing(
+                    DemandCache(source, memory, policy, QueueWorkers(queue, "experts"), device=device)
+                ) as cache:
                     _use_on(device, cache, random, dict(zip(keys, sizes, strict=True)))
             device.memory.free(memory)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.demand.choice.cliff import sensible
+from scheduler.demand.choice.cliff import without_lru_cliff
 from scheduler.demand.choice.replay import Recording, bound, replay
 from scheduler.demand.choice.select import candidates, select
 from scheduler.demand.policies import Importance, Lfu, PolicyChoice
@@ -77,15 +77,15 @@ def test_the_least_worth_goes_first(slots: int) -> None:
     table.place(random.permutation(2 * slots)[:slots], np.arange(slots))
     table.end(np.arange(slots), arrived=True)
     policy._score[:] = random.integers(0, 4, 2 * slots)
-    order = np.argsort(policy.worth(table.unit_of), kind="stable")
+    order = np.argsort(policy.priority(table.unit_of), kind="stable")
     for count in (1, 3, slots // 2, slots, slots + 1):
-        assert table.least(count, policy.worth).tolist() == order[:count].tolist()
+        assert table.least(count, policy.priority).tolist() == order[:count].tolist()
 
 
 def test_the_cliff_is_guarded() -> None:
     lru = PolicyChoice("lru")
-    assert sensible(lru, 40, 64).kind == "importance"
-    assert sensible(lru, 64, 64) is lru
+    assert without_lru_cliff(lru, 40, 64).kind == "importance"
+    assert without_lru_cliff(lru, 64, 64) is lru
 
 
 def test_bytes_and_hits_are_of_the_recording() -> None:
@@ -108,7 +108,7 @@ def test_importance_is_prediction_and_frequency() -> None:
         policy.use(np.array([0]))
         policy.use(np.array([3, 4]))
     policy.expect(np.array([1]))
-    np.testing.assert_allclose(policy.worth(np.arange(6)), [0.5, 1, 0, 1.5, 1.5, 0], atol=0.01)
+    np.testing.assert_allclose(policy.priority(np.arange(6)), [0.5, 1, 0, 1.5, 1.5, 0], atol=0.01)
 
 
 def test_aged_counts_halve() -> None:
@@ -118,17 +118,17 @@ def test_aged_counts_halve() -> None:
         if step % 8 == 7:
             aged.use(np.array([0]))
     aged.use(np.array([1]))
-    first = aged.worth(np.array([0, 1]))
+    first = aged.priority(np.array([0, 1]))
     for _ in range(4):
         aged.begin()
-    np.testing.assert_allclose(aged.worth(np.array([0, 1])), first / 2, rtol=1e-6)
+    np.testing.assert_allclose(aged.priority(np.array([0, 1])), first / 2, rtol=1e-6)
 
 
 def test_what_is_pinned_stays() -> None:
     pinned = PolicyChoice("pins", pinned=(0, 3)).open(BLOCKS)
     pinned.use(np.array([1, 2]))
-    worth = pinned.worth(np.arange(6))
-    assert set(np.argsort(-worth)[:2]) == {0, 3}
+    priority = pinned.priority(np.arange(6))
+    assert set(np.argsort(-priority)[:2]) == {0, 3}
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:

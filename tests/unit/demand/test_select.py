@@ -7,9 +7,9 @@ import pytest
 
 from scheduler.demand.choice.gain import WINDOWS, clear_gain
 from scheduler.demand.choice.replay import Recording, hits_by_step, replay
-from scheduler.demand.choice.sample import MOST_USES, sampled
-from scheduler.demand.choice.select import ROBUST, _of_all, candidates, of_experts, select, try_all
-from scheduler.demand.loads import HintRecord
+from scheduler.demand.choice.sample import MOST_USES, sample_layers
+from scheduler.demand.choice.select import ROBUST_POLICY, _of_all, candidates, recording_of_experts, replay_all, select
+from scheduler.demand.loads import HintAccuracy
 from scheduler.demand.policies import PolicyChoice
 from tpi.errors import ModelError
 from tpi.pack.routing import MAX_SENT_BYTES, MAX_TOKENS, RoutingRecord, from_bytes, load_routing, save_routing
@@ -37,13 +37,13 @@ SKEWED = 0.6 ** np.arange(EXPERTS) / (0.6 ** np.arange(EXPERTS)).sum()
 
 def test_uses_are_those_of_units_that_this_node_has() -> None:
     experts = np.array([[[3, 1], [0, 2]]], np.uint16)
-    recording = of_experts(experts, [1, 3], [(1, 1), (1, 3), (3, 5)])
+    recording = recording_of_experts(experts, [1, 3], [(1, 1), (1, 3), (3, 5)])
     assert [[use.tolist() for use in step] for step in recording.steps] == [[[1, 0]]]
     assert recording.blocks.tolist() == [1, 1, 3]
 
 
 def test_a_small_cache_counts_uses_and_is_never_lru() -> None:
-    recording = of_experts(routing(120, SKEWED), BLOCKS, KEYS)
+    recording = recording_of_experts(routing(120, SKEWED), BLOCKS, KEYS)
     for slots in (4, 5, 7):
         chosen = select(recording, slots)
         assert chosen.choice.kind != "lru"
@@ -54,15 +54,15 @@ def test_a_small_cache_counts_uses_and_is_never_lru() -> None:
 @pytest.mark.parametrize("tokens", [160, 1600])
 def test_a_policy_that_follows_the_last_token_is_taken(tokens: int) -> None:
     """LRU where there is room for a token's units and hardly more, importance where there is more."""
-    recording = of_experts(routing(tokens, EVEN, sticky=0.5), BLOCKS, KEYS)
+    recording = recording_of_experts(routing(tokens, EVEN, sticky=0.5), BLOCKS, KEYS)
     for slots, kind in ((9, "lru"), (20, "importance")):
         chosen = select(recording, slots)
         assert chosen.choice.kind == kind
         assert chosen.hit_rate is not None
         assert chosen.hit_rate >= chosen.lru > 0.5
-        tried = try_all(recording, slots)
+        tried = replay_all(recording, slots)
         assert tried is not None
-        assert chosen.hit_rate == max(tried.found.values()) > tried.found[ROBUST] + 0.2
+        assert chosen.hit_rate == max(tried.found.values()) > tried.found[ROBUST_POLICY] + 0.2
         assert f"{chosen.hit_rate:.0%} in its recorded routing" in chosen.sentence
 
 
@@ -70,17 +70,17 @@ def test_chance_in_a_short_record_changes_no_policy() -> None:
     """Experts drawn by fixed weights: what finds most of a few tokens does so by chance, and ageing costs little."""
     ahead = 0
     for seed in range(12):
-        recording = of_experts(routing(60, SKEWED, seed=seed), BLOCKS, KEYS)
-        tried = try_all(recording, 20)
+        recording = recording_of_experts(routing(60, SKEWED, seed=seed), BLOCKS, KEYS)
+        tried = replay_all(recording, 20)
         assert tried is not None
-        ahead += max(tried.found.values()) > tried.found[ROBUST]
-        assert select(recording, 20).choice == ROBUST
+        ahead += max(tried.found.values()) > tried.found[ROBUST_POLICY]
+        assert select(recording, 20).choice == ROBUST_POLICY
     assert ahead > 3
 
 
 def test_a_record_too_short_for_windows_gets_the_robust_policy() -> None:
-    recording = of_experts(routing(2 * WINDOWS - 2, EVEN, sticky=0.9), BLOCKS, KEYS)
-    assert select(recording, 20).choice == ROBUST
+    recording = recording_of_experts(routing(2 * WINDOWS - 2, EVEN, sticky=0.9), BLOCKS, KEYS)
+    assert select(recording, 20).choice == ROBUST_POLICY
 
 
 def test_a_gain_is_clear_if_windows_agree() -> None:
@@ -99,10 +99,10 @@ def test_a_pinning_policy_is_chosen_by_some_layers_for_all() -> None:
     favourites = np.tile(np.arange(USED, dtype=np.uint16), (1600, layers, 1))
     others = (np.arange(1600) * USED)[:, None] % (EXPERTS - USED) + USED + np.arange(USED)
     favourites[::4] = others[::4, None, :]
-    recording = of_experts(favourites, range(layers), keys)
+    recording = recording_of_experts(favourites, range(layers), keys)
     whole = next(one for one in candidates(recording, 200) if one.kind == "pins")
     assert len(whole.pinned) == 100
-    some, room = sampled(recording, 200)
+    some, room = sample_layers(recording, 200)
     assert len(some.uses) <= MOST_USES < len(recording.uses)
     part = next(one for one in candidates(some, room) if one.kind == "pins")
     assert _of_all(part, recording, 200) == whole
@@ -114,25 +114,25 @@ def test_evenly_spread_layers_behave_as_all_layers_do() -> None:
     keys = [(layer, expert) for layer in range(layers) for expert in range(EXPERTS)]
     weights = [decay ** np.arange(EXPERTS) for decay in np.linspace(0.6, 0.95, layers)]
     drawn = [[random.choice(EXPERTS, USED, replace=False, p=w / w.sum()) for w in weights] for _ in range(400)]
-    recording = of_experts(np.array(drawn, np.uint16), range(layers), keys)
-    some, room = sampled(recording, len(keys) // 4, 1600)
+    recording = recording_of_experts(np.array(drawn, np.uint16), range(layers), keys)
+    some, room = sample_layers(recording, len(keys) // 4, 1600)
     assert (len(some.uses), len(np.unique(some.blocks)), room) == (1600, 4, len(keys) // 12)
-    whole, part = try_all(recording, len(keys) // 4), try_all(some, room)
+    whole, part = replay_all(recording, len(keys) // 4), replay_all(some, room)
     assert whole is not None
     assert part is not None
     for kind in ("lru", "aged", "importance"):
         found, of_all = part.found[PolicyChoice(kind)], whole.found[PolicyChoice(kind)]
         assert found == pytest.approx(of_all, abs=0.03)
-    assert sampled(recording, 9) == (recording, 9)
+    assert sample_layers(recording, 9) == (recording, 9)
 
 
 def test_both_halves_are_counted_in_one_pass() -> None:
-    recording = of_experts(routing(80, SKEWED, sticky=0.3), BLOCKS, KEYS)
+    recording = recording_of_experts(routing(80, SKEWED, sticky=0.3), BLOCKS, KEYS)
     seen = Recording(recording.blocks, recording.steps[:40])
     for choice in candidates(seen, 20):
         hits = hits_by_step(recording, choice.open(recording.blocks), 20)
         assert hits[:40].sum() == replay(seen, choice.open(seen.blocks), 20).hits
-        tried = try_all(recording, 20)
+        tried = replay_all(recording, 20)
         assert tried is not None
         assert tried.found[choice] == hits[40:].sum() / (40 * LAYERS * USED)
         assert tried.windows[choice].mean() == pytest.approx(tried.found[choice])
@@ -182,9 +182,9 @@ def test_a_deep_models_record_is_told_by_thousands_of_tokens(layers: int, used: 
 
 
 def test_hints_that_do_not_come_true_are_followed_now_and_then() -> None:
-    hints = HintRecord()
-    assert all(hints.follows() for _ in range(50))
-    hints.note(1, 15)
-    assert sum(hints.follows() for _ in range(160)) == 10
-    hints.note(8, 0)
-    assert all(hints.follows() for _ in range(50))
+    hints = HintAccuracy()
+    assert all(hints.should_follow() for _ in range(50))
+    hints.add(1, 15)
+    assert sum(hints.should_follow() for _ in range(160)) == 10
+    hints.add(8, 0)
+    assert all(hints.should_follow() for _ in range(50))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from scheduler.demand.cache import DemandCache
-from scheduler.demand.loads import Patient
+from scheduler.demand.loads import IdleUnlessDemanded
 from scheduler.demand.policies import Key, PolicyChoice
 from scheduler.demand.shared import SharedHold
 from scheduler.demand.sources import DiskUnits
 from scheduler.slots.workers import Readers
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.tickets import Tickets
+from scheduler.transfer.workers import QueueWorkers
 from tests.support.devices.apart import Apart
 from tests.support.devices.demanded import ShuffledDisk, content, files_of, right
 from tests.support.kernels.kernel_cases import native
@@ -40,7 +40,7 @@ class Shared:
         self.memory = device.memory.allocate(self.capacity * self.source.slot_bytes)
         policy = PolicyChoice(random.choice(["importance", "lfu", "aged"])).open(np.array([key[0] for key in KEYS]))
         self.cache = DemandCache(
-            self.source, self.memory, policy, Tickets(queue, "experts"), device=device, idle=Patient()
+            self.source, self.memory, policy, QueueWorkers(queue, "experts"), device=device, idle=IdleUnlessDemanded()
         )
         self._device, self._random = device, random
         self.named: list[bool] = []
@@ -63,11 +63,11 @@ class Shared:
             keys = [(block, unit) for unit in self._random.sample(range(UNITS), self._random.randint(1, UNITS))]
             if self._random.random() < 0.2:
                 held = self.cache.present(keys)
-                assert not held.late
+                assert not held.loading
             else:
                 held = self.cache.share(keys, self._chosen)
-            assert sorted([*held.ready, *held.late, *held.left]) == sorted(keys)
-            assert len(held.ready) + len(held.late) <= self.capacity
+            assert sorted([*held.ready, *held.loading, *held.left_out]) == sorted(keys)
+            assert len(held.ready) + len(held.loading) <= self.capacity
             self._use(held)
             hints = self._random.sample(range(UNITS), 2)
             self.cache.expect([((block + 1) % BLOCKS, unit) for unit in hints])
@@ -86,7 +86,7 @@ class Shared:
         return self._random.randint(0, len(late))
 
     def _use(self, held: SharedHold) -> None:
-        keys = [*held.ready, *held.late]
+        keys = [*held.ready, *held.loading]
         self.pending.append((keys, self._device.start(lambda: [held.data(key).copy() for key in keys])))
         held.close()
         held.close()
@@ -144,7 +144,7 @@ def disk_cache(slots: int, kind: str = "importance") -> DemandCache:
     source = DiskUnits(ShuffledDisk(files, 1), extents)
     memory = page_buffer(slots * source.slot_bytes)[: slots * source.slot_bytes]
     policy = PolicyChoice(kind).open(np.array([block for block, _ in source.keys]))  # type: ignore[arg-type]
-    return DemandCache(source, memory, policy, Readers(1), idle=Patient())
+    return DemandCache(source, memory, policy, Readers(1), idle=IdleUnlessDemanded())
 
 
 def test_resident_units_are_ready_and_the_asked_number_is_loaded() -> None:
@@ -160,8 +160,8 @@ def test_resident_units_are_ready_and_the_asked_number_is_loaded() -> None:
 
         held = cache.share([(0, unit) for unit in range(4)], one)
         assert asked == [([(0, 1), (0, 2)], [(0, 0), (0, 3)])]
-        assert (held.ready, held.late, held.left) == ([(0, 1), (0, 2)], [(0, 0)], [(0, 3)])
-        assert all(right(held.data(key), key) for key in [*held.ready, *held.late])
+        assert (held.ready, held.loading, held.left_out) == ([(0, 1), (0, 2)], [(0, 0)], [(0, 3)])
+        assert all(right(held.data(key), key) for key in [*held.ready, *held.loading])
         held.close()
         stats = cache.stats()
         assert (stats.hits, stats.misses, stats.elsewhere) == (2, 1, 1)
@@ -172,8 +172,8 @@ def test_no_more_is_fetched_than_fits_beside_held_units() -> None:
         cache.begin()
         first = cache.share([(0, 0)], lambda _, late: len(late))
         second = cache.share([(1, 0), (1, 1), (1, 2)], lambda _, late: len(late))
-        assert [len(each.late) for each in (first, second)] == [1, 1]
-        assert len(second.left) == 2
+        assert [len(each.loading) for each in (first, second)] == [1, 1]
+        assert len(second.left_out) == 2
         for held in (first, second):
             held.close()
         assert not cache.shelf.table.pins.any()
@@ -210,7 +210,7 @@ def _until_loaded(cache: DemandCache) -> None:
     over = threading.Event()
     for _ in range(5000):
         with cache.slots.lock:
-            if not cache.slots.queued and not len(cache.shelf.wishes):
+            if not cache.slots.queued and not len(cache.shelf.read_ahead):
                 return
         over.wait(0.002)
     pytest.fail("it was not loaded in ten seconds")

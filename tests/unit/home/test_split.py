@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.model.home.problem import DealtUnits, HomeNode, HomeProblem, Members
+from scheduler.model.home.problem import HomeNode, HomeProblem, Members, UnitKind
 from scheduler.model.home.solve import best_split, split_over
 from tpi.errors import PlanError
 
@@ -22,8 +22,8 @@ def home(speeds: list[float], memories: list[int], latency: float, heads: int = 
         for rank, (speed, memory) in enumerate(zip(speeds, memories, strict=True))
     )
     dealt = (
-        DealtUnits("heads", heads, 10, 200 * MB, 200 * MB, 100 * MB),
-        DealtUnits("neurons", neurons, 10, 300 * MB, 300 * MB),
+        UnitKind("heads", heads, 10, 200 * MB, 200 * MB, 100 * MB),
+        UnitKind("neurons", neurons, 10, 300 * MB, 300 * MB),
     )
     return HomeProblem(nodes, dealt, lambda members: latency * (len(members) - 1))
 
@@ -36,17 +36,17 @@ def deals(units: int, nodes: int) -> list[tuple[int, ...]]:
 def seconds(problem: HomeProblem, members: Members, dealt: tuple[tuple[int, ...], ...]) -> float | None:
     """Of a token, worked out anew; None if a memory does not hold the keys and values."""
     compute, loading = problem.nodes[0].turn, 0.0
-    for counts, kind in zip(dealt, problem.dealt, strict=True):
+    for counts, kind in zip(dealt, problem.kinds, strict=True):
         compute += max(
             count * kind.read / problem.nodes[rank].read for count, rank in zip(counts, members, strict=True)
         )
     for position, rank in enumerate(members):
         node = problem.nodes[rank]
-        own = [(counts[position], kind) for counts, kind in zip(dealt, problem.dealt, strict=True)]
+        own = [(counts[position], kind) for counts, kind in zip(dealt, problem.kinds, strict=True)]
         room = node.memory - node.fixed
-        if sum(count * kind.kept for count, kind in own) > room:
+        if sum(count * kind.kv_bytes for count, kind in own) > room:
             return None
-        loading = max(loading, (sum(count * (kind.nbytes + kind.kept) for count, kind in own) - room) / node.disk)
+        loading = max(loading, (sum(count * (kind.nbytes + kind.kv_bytes) for count, kind in own) - room) / node.disk)
     return max(compute + problem.exchange(members), loading)
 
 
@@ -56,7 +56,7 @@ def best_of_all(problem: HomeProblem) -> float | None:
     found = [
         seconds(problem, members, dealt)
         for members in sets
-        for dealt in product(*(deals(kind.units, len(members)) for kind in problem.dealt))
+        for dealt in product(*(deals(kind.units, len(members)) for kind in problem.kinds))
     ]
     return min((each for each in found if each is not None), default=None)
 
@@ -75,7 +75,7 @@ def test_no_other_split_is_faster(nodes: list[tuple[float, int]], latency: float
     told = seconds(problem, found.members, tuple(found.units.values()))
     assert told is not None
     assert found.seconds == pytest.approx(told)
-    assert [sum(counts) for counts in found.units.values()] == [kind.units for kind in problem.dealt]
+    assert [sum(counts) for counts in found.units.values()] == [kind.units for kind in problem.kinds]
 
 
 def test_twice_as_fast_gets_twice_as_much() -> None:
@@ -87,7 +87,7 @@ def test_twice_as_fast_gets_twice_as_much() -> None:
 def test_a_node_whose_sums_cost_more_than_it_brings_is_left_out() -> None:
     def problem(far: float) -> HomeProblem:
         near = home([1e9, 1e9, 1e9], [8 << 30] * 3, 0.0, heads=12, neurons=12)
-        return HomeProblem(near.nodes, near.dealt, lambda members: far if 2 in members else 0.0)
+        return HomeProblem(near.nodes, near.kinds, lambda members: far if 2 in members else 0.0)
 
     assert best_split(problem(0.01)).members == (0, 1, 2)
     assert best_split(problem(10.0)).members == (0, 1)

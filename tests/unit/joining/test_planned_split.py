@@ -19,7 +19,7 @@ from master.planning.home.asked import Neighbour, neighbours_at
 from master.planning.shapes import model_shape
 from master.workers.asking import WorkerInquiry
 from master.workers.places import WorkerId
-from scheduler.model.home.problem import Dealing
+from scheduler.model.home.problem import HomeSplit
 from scheduler.model.machine import LAPTOP
 from tests.support.paths import DATA
 from tpi.keys.policy import KeyPolicy
@@ -45,8 +45,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> PlannedSplit:
     def problem(self: PlannedSplit, neighbours: Sequence[Neighbour]) -> Any:
         return neighbours
 
-    def dealt(neighbours: Any, members: tuple[int, ...]) -> Dealing:
-        return Dealing(members, {"heads": (1, *(len(one.address) for one in neighbours))}, 1.0, 0.0)
+    def dealt(neighbours: Any, members: tuple[int, ...]) -> HomeSplit:
+        return HomeSplit(members, {"heads": (1, *(len(one.address) for one in neighbours))}, 1.0, 0.0)
 
     def measure(addresses: Sequence[str], wanted: Callable[[], bool]) -> list[Neighbour]:
         return [neighbour(one, KEYS[one]) for one in addresses if one in KEYS]

@@ -10,7 +10,7 @@ from scheduler.neurons.arena import NeuronArena
 from scheduler.neurons.costs import LineCost
 from scheduler.neurons.layer import HeldNeurons
 from scheduler.neurons.layout import ArenaLayer, arena_bytes, arena_layer
-from scheduler.neurons.moving import STATIC, MigrationSettings
+from scheduler.neurons.migration import STATIC, MigrationSettings
 from scheduler.neurons.thresholds import F32
 from scheduler.slots.table import Marks
 from scheduler.transfer.queue import TransferQueue
@@ -51,7 +51,7 @@ def arena_of(
         memory[arena_bytes(given) :] = 77
         arena = NeuronArena(device, memory, given, queue, moving)
         yield arena, memory, queue
-        arena.settle()
+        arena.wait()
         assert (memory[arena_bytes(given) :] == 77).all()  # the arena is never exceeded
 
 
@@ -60,7 +60,7 @@ def computed(arena: NeuronArena, layer: int, held: HeldNeurons, costs: tuple[Lin
     each = arena.layers[layer]
     data = each.data.reshape(-1, RECORD)
     each.record_accelerator_time(len(held.slots), costs[0].seconds(len(held.slots)))
-    each.record_cpu_time(len(held.here), costs[1].seconds(len(held.here)))
+    each.record_cpu_time(len(held.cpu_neurons), costs[1].seconds(len(held.cpu_neurons)))
 
     def call() -> None:
         try:
@@ -75,10 +75,12 @@ def computed(arena: NeuronArena, layer: int, held: HeldNeurons, costs: tuple[Lin
 def check_shares(held: HeldNeurons, there: Marks, scores: F32) -> None:
     """Each neuron once at most, none missed by its side's own threshold, and what is left out within the error."""
     shares, chance = held.shares, 1 / (1 + np.exp(-scores.astype(float)))
-    assert held.neurons.tolist() == np.flatnonzero(there & (scores >= np.float32(shares.threshold_there))).tolist()
-    assert held.here.tolist() == np.flatnonzero(~there & (scores >= np.float32(shares.threshold_here))).tolist()
+    assert (
+        held.neurons.tolist() == np.flatnonzero(there & (scores >= np.float32(shares.accelerator_threshold))).tolist()
+    )
+    assert held.cpu_neurons.tolist() == np.flatnonzero(~there & (scores >= np.float32(shares.cpu_threshold))).tolist()
     left_out = np.ones(NEURONS, bool)
-    left_out[held.neurons] = left_out[held.here] = False
+    left_out[held.neurons] = left_out[held.cpu_neurons] = False
     change = chance[left_out].sum() - chance[scores < 0].sum()
     assert change == pytest.approx(shares.lost, abs=1e-9)
     assert shares.lost <= 1e-9
@@ -110,12 +112,12 @@ def test_nothing_computes_with_a_neuron_that_is_half_there(seeds: range) -> None
                     scores = random.normal(-1, 2, NEURONS).astype(np.float32)
                     held = each.divide(scores, 0.0)
                     check_shares(held, each._there[1], scores)  # as it was seen under the lock
-                    balanced += held.shares.threshold_there != held.shares.threshold_here
-                    each.note(np.sort(np.concatenate([held.neurons, held.here])))
+                    balanced += held.shares.accelerator_threshold != held.shares.cpu_threshold
+                    each.count_active(np.sort(np.concatenate([held.neurons, held.cpu_neurons])))
                     pending.append(computed(arena, layer, held, costs))
             for each_pending in pending:
                 each_pending.wait()
-            arena.settle()
+            arena.wait()
             moved += arena.figures.moved
             assert not any(each.table.faults() for each in arena.layers)
     assert moved > 0  # how many have time before the next step is up to the machine
@@ -129,12 +131,12 @@ def test_a_failed_move_is_raised_and_its_neurons_stay_on_the_cpu() -> None:
         layer = next(each for each in arena.layers if len(each.table))
         absent = np.flatnonzero(~layer.table.loaded)[:8].astype(np.int32)
         layer.expect(absent)
-        arena.settle()
+        arena.wait()
         with pytest.raises(OSError, match="failed"):
             arena.begin()
         assert not layer.table.loaded[absent].any()
         held = layer.divide_active(absent)
-        assert held.here.tolist() == absent.tolist()
+        assert held.cpu_neurons.tolist() == absent.tolist()
         arena.begin()  # once said, it is over
 
 
@@ -143,7 +145,7 @@ def test_static_moves_nothing() -> None:
         for each in arena.layers:
             before = each.table.unit_of.copy()
             each.expect(np.arange(NEURONS, dtype=np.int32))
-            arena.settle()
+            arena.wait()
             assert (each.table.unit_of == before).all()
         assert arena.figures.moves == 0
 
@@ -155,8 +157,8 @@ def test_a_neuron_predicted_repeatedly_becomes_resident() -> None:
         for _ in range(20):
             arena.begin()
             layer.expect(wanted)
-            layer.note(wanted)
-            arena.settle()
+            layer.count_active(wanted)
+            arena.wait()
         assert layer.table.loaded[wanted].all()
         assert arena.figures.moved < 20 * 8  # what is there does not move again
 
@@ -178,5 +180,5 @@ def test_what_fills_the_last_unit_is_never_computed(balance: bool) -> None:
         number = next(at for at, each in enumerate(arena.layers) if len(each.table))
         for _ in range(20):
             held = arena.layers[number].divide(scores, 0.0)
-            assert max([*held.neurons, *held.here]) < len(scores)
+            assert max([*held.neurons, *held.cpu_neurons]) < len(scores)
             computed(arena, number, held, (LineCost(0.0, 1e-6), LineCost(0.0, 4e-6))).wait()

@@ -16,7 +16,7 @@ def noted(cost: FittedCost, random: np.random.Generator, start: float, each: flo
     drifts = 0
     for _ in range(samples):
         count = int(random.integers(50, 800))
-        drifts += cost.note(count, (start + each * count) * float(random.uniform(0.95, 1.1)))
+        drifts += cost.add(count, (start + each * count) * float(random.uniform(0.95, 1.1)))
     return drifts
 
 
@@ -44,7 +44,7 @@ def test_a_drift_is_seen_soon_and_fitted_again(factor: float) -> None:
 def test_one_interrupted_call_hardly_moves_the_line() -> None:
     cost, random = FittedCost(), np.random.default_rng(6)
     noted(cost, random, START, EACH, 60)
-    assert not cost.note(400, 0.5)
+    assert not cost.add(400, 0.5)
     noted(cost, random, START, EACH, 2 * KEPT)
     assert cost.line is not None
     assert cost.line.seconds(400) == pytest.approx(START + 400 * EACH, rel=0.15)
@@ -56,7 +56,7 @@ def interrupted(random: np.random.Generator, cost: FittedCost, calls: int, share
     for _ in range(calls):
         count = int(random.integers(20, 80))
         stopped = SLICE if random.random() < share else 0.0
-        drifts += cost.note(count, 1e-5 + 1e-5 * count + stopped)
+        drifts += cost.add(count, 1e-5 + 1e-5 * count + stopped)
     return drifts
 
 
@@ -75,7 +75,7 @@ def test_calls_that_are_interrupted_now_and_then_cost_their_mean(share: float) -
 def test_equal_samples_still_give_a_cost_for_each_neuron() -> None:
     cost = FittedCost()
     for _ in range(FIRST):
-        cost.note(64, 64e-6)
+        cost.add(64, 64e-6)
     assert cost.line is not None
     assert cost.line.seconds(64) == pytest.approx(64e-6)
     assert cost.line.count(32e-6) == 32
@@ -84,7 +84,7 @@ def test_equal_samples_still_give_a_cost_for_each_neuron() -> None:
 def test_nothing_is_learnt_of_no_neurons() -> None:
     cost = FittedCost()
     for _ in range(50):
-        assert not cost.note(0, 1.0)
+        assert not cost.add(0, 1.0)
     assert cost.line is None
 
 
@@ -92,11 +92,11 @@ def test_the_noisier_it_is_the_more_it_takes_to_be_a_drift() -> None:
     random = np.random.default_rng(7)
     ratios = np.exp(random.normal(0, 0.4, 200))
     calm, noisy = DriftAlarm(0.1), DriftAlarm(0.4)
-    assert any(calm.note(ratio, 1.0) for ratio in ratios.tolist())
-    assert not any(noisy.note(ratio, 1.0) for ratio in ratios.tolist())
+    assert any(calm.add(ratio, 1.0) for ratio in ratios.tolist())
+    assert not any(noisy.add(ratio, 1.0) for ratio in ratios.tolist())
 
 
 def test_the_sums_forget_what_evens_out() -> None:
     alarm = DriftAlarm()
-    assert not any(alarm.note(1.1 if at % 2 else 0.9, 1.0) for at in range(1000))
-    assert any(alarm.note(1.5, 1.0) for _ in range(10))
+    assert not any(alarm.add(1.1 if at % 2 else 0.9, 1.0) for at in range(1000))
+    assert any(alarm.add(1.5, 1.0) for _ in range(10))

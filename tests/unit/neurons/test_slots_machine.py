@@ -50,16 +50,16 @@ class SlotsMachine(RuleBasedStateMachine):
         scores = self.random.normal(0, 2, self.neurons).astype(np.float32)
         there = self.table.loaded
         shares = plain_shares(scores, threshold, there)
-        active = np.sort(np.concatenate([shares.there, shares.here]))
+        active = np.sort(np.concatenate([shares.on_accelerator, shares.on_cpu]))
         assert active.tolist() == np.flatnonzero(scores >= np.float32(threshold)).tolist()
         if balanced:
             shares = balanced_shares(scores, threshold, there, FAST, SLOW)
-            both = np.concatenate([shares.there, shares.here])
+            both = np.concatenate([shares.on_accelerator, shares.on_cpu])
             assert len(np.unique(both)) == len(both)  # none twice
             assert shares.lost <= 1e-9
-        slots = self.table.pin(shares.there)
-        assert self.memory[slots].tolist() == shares.there.tolist()
-        self.held.append((slots, shares.there))
+        slots = self.table.pin(shares.on_accelerator)
+        assert self.memory[slots].tolist() == shares.on_accelerator.tolist()
+        self.held.append((slots, shares.on_accelerator))
 
     @precondition(lambda self: self.held)
     @rule(which=st.integers(0, 99))

@@ -12,13 +12,13 @@ from tests.support.devices.neurons import FAST, SLOW
 
 
 def ends(shares: NeuronShares, accelerator: LineCost, cpu: LineCost) -> float:
-    return max(accelerator.seconds(len(shares.there)), cpu.seconds(len(shares.here)))
+    return max(accelerator.seconds(len(shares.on_accelerator)), cpu.seconds(len(shares.on_cpu)))
 
 
 def left_out(shares: NeuronShares, scores: F32) -> float:
     """The expected number of active neurons that are not computed."""
     done = np.zeros(len(scores), bool)
-    done[shares.there] = done[shares.here] = True
+    done[shares.on_accelerator] = done[shares.on_cpu] = True
     return float((1 / (1 + np.exp(-scores[~done].astype(float)))).sum())
 
 
@@ -47,25 +47,25 @@ def test_two_thresholds_are_within_the_error_and_no_slower(
     assert left_out(shares, scores) <= left_out(plain, scores) + 1e-6
     assert ends(shares, FAST, SLOW) <= ends(plain, FAST, SLOW)
     assert ends(shares, FAST, SLOW) >= best_by_hand(scores, threshold, there) - 1e-9
-    assert there[shares.there].all()
-    assert not there[shares.here].any()
-    assert (scores[shares.there] >= np.float32(shares.threshold_there)).all()
-    assert (scores[shares.here] >= np.float32(shares.threshold_here)).all()
+    assert there[shares.on_accelerator].all()
+    assert not there[shares.on_cpu].any()
+    assert (scores[shares.on_accelerator] >= np.float32(shares.accelerator_threshold)).all()
+    assert (scores[shares.on_cpu] >= np.float32(shares.cpu_threshold)).all()
 
 
 def test_a_slow_cpu_gets_a_higher_threshold_than_the_accelerator() -> None:
     scores = np.linspace(-3, 3, 200, dtype=np.float32)
     there = np.arange(200) % 2 == 0
     plain, shares = plain_shares(scores, 0.0, there), balanced_shares(scores, 0.0, there, FAST, SLOW)
-    assert shares.threshold_there < 0 < shares.threshold_here
-    assert len(shares.here) < 0.8 * len(plain.here)
-    assert len(shares.there) > len(plain.there)
+    assert shares.accelerator_threshold < 0 < shares.cpu_threshold
+    assert len(shares.on_cpu) < 0.8 * len(plain.on_cpu)
+    assert len(shares.on_accelerator) > len(plain.on_accelerator)
 
 
 def test_a_slow_accelerator_hands_neurons_to_the_cpu() -> None:
     scores = np.linspace(-3, 3, 200, dtype=np.float32)
     shares = balanced_shares(scores, 0.0, np.arange(200) % 2 == 0, SLOW, FAST)
-    assert shares.threshold_here < 0 < shares.threshold_there
+    assert shares.cpu_threshold < 0 < shares.accelerator_threshold
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_a_slow_accelerator_hands_neurons_to_the_cpu() -> None:
 def test_what_is_certain_is_never_left_out(scores: np.ndarray) -> None:
     scores, there = scores.astype(np.float32), np.arange(40) < 10
     shares = balanced_shares(scores, 0.0, there, FAST, SLOW)
-    assert sorted([*shares.there, *shares.here]) == np.flatnonzero(scores >= 0).tolist()
+    assert sorted([*shares.on_accelerator, *shares.on_cpu]) == np.flatnonzero(scores >= 0).tolist()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.budget import (
-    Demand,
+    MemoryNeed,
     affordable_pages,
     budget_with_head,
     minimum_bytes,
@@ -25,12 +25,12 @@ from tpi.errors import PlanError
 from worker.plan.fit import token_bytes
 
 MIB = 1 << 20
-DEMAND = Demand(
+DEMAND = MemoryNeed(
     blocks=(36 * MIB, 132 * MIB) * 22, page_bytes=1 * MIB, pages=64, token=100_000, fixed=2 * MIB, head=250 * MIB
 )
 
 needs = st.builds(
-    Demand,
+    MemoryNeed,
     blocks=st.lists(st.integers(0, 40).map(lambda pages: pages * PAGE * 16), min_size=1, max_size=12).map(tuple),
     page_bytes=st.integers(1, 200_000),
     pages=st.integers(1, 300),
@@ -43,7 +43,7 @@ needs = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(needs, st.integers(0, 200 * MIB), st.integers(1, 600), st.integers(0, 3), st.integers(0, 2))
-def test_never_over_the_budget(need: Demand, total: int, chunk: int, window: int, retain: int) -> None:
+def test_never_over_the_budget(need: MemoryNeed, total: int, chunk: int, window: int, retain: int) -> None:
     try:
         budget = plan_budget(need, total, chunk, window, retain)
     except PlanError as error:
@@ -59,12 +59,12 @@ def test_never_over_the_budget(need: Demand, total: int, chunk: int, window: int
 
 @settings(max_examples=100, deadline=None)
 @given(needs, st.integers(1, 300), st.integers(0, 1 << 20))
-def test_the_context_that_would_fit_fits(need: Demand, fitting: int, more: int) -> None:
+def test_the_context_that_would_fit_fits(need: MemoryNeed, fitting: int, more: int) -> None:
     total = minimum_bytes(need) + fitting * need.page_bytes + more % need.page_bytes
     assert affordable_pages(need, total) == fitting
-    smaller = Demand(**{**vars(need), "pages": fitting})
+    smaller = MemoryNeed(**{**vars(need), "pages": fitting})
     assert plan_budget(smaller, total).used <= total
-    larger = Demand(**{**vars(need), "pages": fitting + 1})
+    larger = MemoryNeed(**{**vars(need), "pages": fitting + 1})
     with pytest.raises(PlanError, match=f"a context of {32 * fitting} tokens would fit"):
         plan_budget(larger, total)
 
@@ -82,7 +82,7 @@ def test_a_refusal_is_one_sentence_with_the_way_out() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(needs, st.floats(0, 1), st.integers(1, 600))
-def test_enough_leaves_blocks_what_they_need(need: Demand, share: float, chunk: int) -> None:
+def test_enough_leaves_blocks_what_they_need(need: MemoryNeed, share: float, chunk: int) -> None:
     weights = round(share * sum(need.blocks))
     total = sufficient_budget(need, weights, chunk)
     budget = plan_budget(need, total, chunk)
@@ -93,7 +93,7 @@ def test_enough_leaves_blocks_what_they_need(need: Demand, share: float, chunk: 
 
 @settings(max_examples=200, deadline=None)
 @given(needs, st.floats(0, 1), st.integers(1, 600))
-def test_a_head_that_fits_stays_and_blocks_keep_their_room(need: Demand, share: float, chunk: int) -> None:
+def test_a_head_that_fits_stays_and_blocks_keep_their_room(need: MemoryNeed, share: float, chunk: int) -> None:
     weights = round(share * sum(need.blocks))
     budget = plan_budget(need, budget_with_head(need, weights, chunk), chunk)
     assert budget.head_bytes >= need.head
@@ -104,7 +104,7 @@ def test_a_head_that_fits_stays_and_blocks_keep_their_room(need: Demand, share: 
 
 @settings(max_examples=200, deadline=None)
 @given(needs, st.integers(1, 3), st.integers(0, 2), st.integers(1, 600))
-def test_enough_for_a_window_keeps_the_head_in_memory(need: Demand, window: int, retain: int, chunk: int) -> None:
+def test_enough_for_a_window_keeps_the_head_in_memory(need: MemoryNeed, window: int, retain: int, chunk: int) -> None:
     total = window_budget(need, window, retain, chunk)
     budget = plan_budget(need, total, chunk, window, retain)
     assert budget.head_bytes >= need.head
@@ -131,7 +131,7 @@ def test_a_prefill_chunk_shrinks_when_memory_is_tight() -> None:
 
 @pytest.mark.parametrize(("pages", "chunk"), [(2, 64), (15, 480), (16, 512), (17, 512)])
 def test_a_prefill_chunk_is_not_longer_than_the_context(pages: int, chunk: int) -> None:
-    budget = plan_budget(Demand(**{**vars(DEMAND), "pages": pages}), 1 << 40)
+    budget = plan_budget(MemoryNeed(**{**vars(DEMAND), "pages": pages}), 1 << 40)
     assert budget.chunk == chunk
     assert budget.chunk_bytes == chunk * DEMAND.token
 
@@ -151,7 +151,7 @@ def test_the_head_stays_only_beside_blocks_that_can_stream() -> None:
 
 
 def test_everything_stays_when_everything_fits() -> None:
-    need = Demand(**{**vars(DEMAND), "embedding": 250 * MIB})
+    need = MemoryNeed(**{**vars(DEMAND), "embedding": 250 * MIB})
     budget = plan_budget(need, 6000 * MIB)
     assert budget.placement.streamed_bytes == 0
     assert budget.embedding_bytes == 250 * MIB

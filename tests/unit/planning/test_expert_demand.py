@@ -33,10 +33,10 @@ def finish(costs: ExpertCosts, there: list[float], absent: list[float], fetched:
     if there or fetched:
         now = costs.before
         if there:
-            now += costs.there.start + sum(costs.computing(costs.there, tokens) for tokens in there)
+            now += costs.accelerator.start + sum(costs.computing(costs.accelerator, tokens) for tokens in there)
         for number in range(fetched):
-            now = max(now, (number + 1) * costs.copying) + costs.there.start
-            now += costs.computing(costs.there, absent[number])
+            now = max(now, (number + 1) * costs.copying) + costs.accelerator.start
+            now += costs.computing(costs.accelerator, absent[number])
         sides.append(now)
     if absent[fetched:]:
         sides.append(costs.host.start + sum(costs.computing(costs.host, tokens) for tokens in absent[fetched:]))
@@ -145,7 +145,7 @@ def test_what_is_left_beside_everything_else_is_slots() -> None:
     assert taken <= 64 * MIB < taken + 2 * WORK.slot_bytes
     assert found.peaks.accelerator.slots >= found.slots * WORK.slot_bytes
     assert found.hit_rate == even(found.slots)
-    assert found.fetched + found.computed_here + found.hit_rate == pytest.approx(1)
+    assert found.fetched + found.computed_on_host + found.hit_rate == pytest.approx(1)
 
 
 def test_more_memory_and_a_better_policy_make_tokens_sooner() -> None:
@@ -186,6 +186,6 @@ def test_long_steps_are_those_that_the_other_way_is_faster_for() -> None:
 def test_the_bus_carries_what_the_host_computes_of_experts() -> None:
     """Not all of them: a token chooses few."""
     few = Tasks.of(problem_of(64 * MIB, replace(LAPTOP, bus=40e9)).work, replace(LAPTOP, bus=40e9), StepSize(1, 1, 64))
-    routed = few.weights_bus > few.here_bus * 1.01
+    routed = few.weights_bus > few.host_bus * 1.01
     assert routed.sum() == LAYERS
-    assert few.here_bus[routed] == pytest.approx(USED * EACH / 40e9)
+    assert few.host_bus[routed] == pytest.approx(USED * EACH / 40e9)

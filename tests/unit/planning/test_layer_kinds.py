@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.budget import Demand, plan_budget
+from scheduler.budget import MemoryNeed, plan_budget
 from scheduler.model.placement import place_window
 from scheduler.model.ring import Ring
 from scheduler.model.steady import Times, advise, is_loose, is_tight, judge_streaming, layer_seconds, longest_retain
@@ -65,7 +65,7 @@ def test_one_extra_block_makes_the_loose_condition_enough(times: Times) -> None:
 def test_one_ffn_block_stays_in_every_so_many(layer: tuple[BlockKind, ...], retain: int, kept: set[int]) -> None:
     of_all = layer * (12 // len(layer))
     assert place_window([PAGE] * 12, 2, retain, of_all).resident == kept
-    needed = Demand(blocks=(PAGE,) * 12, page_bytes=1, pages=1, token=1, kinds=of_all)
+    needed = MemoryNeed(blocks=(PAGE,) * 12, page_bytes=1, pages=1, token=1, kinds=of_all)
     assert plan_budget(needed, 1 << 30, window=2, retain=retain).placement.resident == kept
 
 

@@ -19,14 +19,14 @@ from scheduler.model.offload.work import (
     KV_TIERS,
     PIPELINES,
     PLACES,
-    STRETCHES,
+    REQUEST_PHASES,
     TIERS,
     KvTier,
     NodeWork,
     Offload,
     Pipeline,
     Place,
-    Stretch,
+    RequestPhase,
     Tier,
     Workload,
 )
@@ -58,10 +58,10 @@ def problem_of(machine: NodeMachine, layer_count: int = 1, limits: Limits = FREE
 def seconds_of(problem: Problem, chosen: Offload) -> float:
     """Of the whole request, as the search counts them."""
     total = 0.0
-    for stretch in STRETCHES:
-        size, count = problem.step(stretch)
+    for phase in REQUEST_PHASES:
+        size, count = problem.step(phase)
         tasks = Tasks.of(problem.work, problem.machine, size)
-        candidates = Candidates.of(problem.work, [chosen], stretch)
+        candidates = Candidates.of(problem.work, [chosen], phase)
         steps = min(count, 2)
         found = simulate_steps(tasks, candidates, problem.work.blocks, chosen.pipeline, steps).steps
         total += float(found.sum()) * count / steps
@@ -90,7 +90,7 @@ def everything(problem: Problem) -> Iterator[Offload]:
 def one_reader(chosen: Offload) -> bool:
     """Whether nothing comes from disk, or whatever is not on the accelerator is computed in one place in a step."""
     outside = [number for number, tier in enumerate(chosen.residence) if tier != "gpu"]
-    places = [{chosen.places(stretch)[number] for number in outside} for stretch in STRETCHES]
+    places = [{chosen.places(phase)[number] for number in outside} for phase in REQUEST_PHASES]
     return "disk" not in chosen.residence or all(len(each) == 1 for each in places)
 
 
@@ -252,7 +252,7 @@ def test_prompts_go_to_the_accelerator_and_tokens_to_the_weights() -> None:
     machine = NodeMachine(Rates(100.0, 1e4), 10_000, DiskRate(50.0), device, bus=90.0)
     work = NodeWork(tuple(replace(each, pair=0) for each in layers(4).segments), 0)
     found = choose(Problem(work, machine, Workload(512, 64, 1, 1024), Needs(0), Limits("ram", "ram"))).offload
-    places: dict[Stretch, set[Place]] = {stretch: set(found.places(stretch)) for stretch in STRETCHES}
+    places: dict[RequestPhase, set[Place]] = {phase: set(found.places(phase)) for phase in REQUEST_PHASES}
     assert places == {"prompt": {"accelerator"}, "decode": {"host"}}
 
 

@@ -127,8 +127,8 @@ def test_no_lane_is_busy_for_longer_than_a_step(memory: int, gpu_memory: int, sp
     device = replace(MACHINE.accelerator, memory=gpu_memory, link=DeviceLink(speed, speed, piece=10))
     problem = replace(PROBLEM, machine=replace(PROBLEM.machine, memory=memory, accelerator=device))
     found = forecast(problem, choose(problem).offload)
-    for stretch in (found.prompt, found.decode):
-        assert all(0 <= part <= 1 for part in stretch.use.values())
+    for phase in (found.prompt, found.decode):
+        assert all(0 <= part <= 1 for part in phase.use.values())
 
 
 def test_more_memory_helps_where_it_is_what_lacks() -> None:

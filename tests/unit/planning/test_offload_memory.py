@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.model.offload.memory import MemoryParts, Needs, chunk_tokens, peaks
-from scheduler.model.offload.work import KvTier, Offload, Pipeline, Place, Stretch, Workload
+from scheduler.model.offload.work import KvTier, Offload, Pipeline, Place, RequestPhase, Workload
 from tests.support.devices.offload_cases import ATTENTION, FFN, MACHINE, layers, offload
 
 LAYERS = 3
@@ -20,20 +20,20 @@ CHUNK = 40
 STREAMED = offload(["ram"] * COUNT, ["accelerator"] * COUNT)
 
 
-def there(chosen: Offload, stretch: Stretch) -> MemoryParts:
-    """The most that one stretch takes of the accelerator's memory."""
-    other = "decode" if stretch == "prompt" else "prompt"
+def there(chosen: Offload, phase: RequestPhase) -> MemoryParts:
+    """The most that one phase takes of the accelerator's memory."""
+    other = "decode" if phase == "prompt" else "prompt"
     alone = replace(chosen, **{other: ("host",) * COUNT})  # type: ignore[arg-type]
     return peaks(WORK, alone, REQUEST, Needs(TOKEN), CHUNK).accelerator
 
 
-@pytest.mark.parametrize(("stretch", "tokens"), [("prompt", CHUNK), ("decode", 2)])
+@pytest.mark.parametrize(("phase", "tokens"), [("prompt", CHUNK), ("decode", 2)])
 @pytest.mark.parametrize(
     ("pipeline", "weights", "kv_layers"), [("performance", ATTENTION + FFN, 2), ("memory", FFN, 1)]
 )
-def test_appendix_b(pipeline: Pipeline, weights: int, kv_layers: int, stretch: Stretch, tokens: int) -> None:
+def test_appendix_b(pipeline: Pipeline, weights: int, kv_layers: int, phase: RequestPhase, tokens: int) -> None:
     """With preloading W_mha + W_mlp + 2C/l, without the larger of both + C/l; activations of a chunk, or of a token."""
-    found = there(replace(STREAMED, pipeline=pipeline), stretch)
+    found = there(replace(STREAMED, pipeline=pipeline), phase)
     assert found.slots == weights
     assert found.kv == kv_layers * C // LAYERS
     assert found.activations == tokens * TOKEN
@@ -50,7 +50,7 @@ def test_nothing_is_there_where_the_host_computes() -> None:
     assert there(offload(["ram"] * COUNT), "decode") == MemoryParts()
 
 
-def test_the_most_of_both_stretches_counts_once() -> None:
+def test_the_most_of_both_phases_counts_once() -> None:
     """FFNs are taken up for prompts, attention for tokens: the slots are the larger ones."""
     ffn: list[Place] = ["host", "accelerator"] * LAYERS
     attention: list[Place] = ["accelerator", "host"] * LAYERS

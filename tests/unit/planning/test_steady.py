@@ -222,7 +222,7 @@ def test_with_what_is_advised_nothing_waits_any_more(
 ) -> None:
     """Whatever of the exchanges was waiting: for the head, between tokens, or for other nodes."""
     costs, placement = replace(times, tail=tail).costs(16), place_window(SIZES, window)
-    report = judge_streaming(placement, with_waits(costs, beside), beside=beside)
+    report = judge_streaming(placement, with_waits(costs, beside), other_waits=beside)
     if not report.steady:
         assert waits_with(report, placement, replace(costs, load=[slower * load for load in costs.load])) <= 0.006
 
@@ -232,7 +232,7 @@ def test_the_heads_disk_time_is_no_time_that_hides_loads() -> None:
     times = Times(0.0003, 0.0005, 0.0, 0.0012, 0.0035)
     beside, placement = OtherWaits(head=HEAD_S), place_window(SIZES, 2)
     measured = with_waits(times.costs(16), beside)
-    report = judge_streaming(placement, measured, beside=beside)
+    report = judge_streaming(placement, measured, other_waits=beside)
     assert not report.steady
     assert report.stall_seconds >= HEAD_S
     assert report.times.busy == pytest.approx(times.busy)
@@ -243,7 +243,7 @@ def test_a_node_that_waits_for_its_head_alone_waits() -> None:
     """The same window does, with memory for the head."""
     times = Times(0.01, 0.02, 0.005, 0.001, 0.002)
     beside = OtherWaits(head=HEAD_S)
-    report = judge_streaming(place_window(SIZES, 2), with_waits(times.costs(16), beside), beside=beside)
+    report = judge_streaming(place_window(SIZES, 2), with_waits(times.costs(16), beside), other_waits=beside)
     assert not report.steady
     assert report.stall_seconds == pytest.approx(HEAD_S)
     assert report.window is not None
@@ -253,7 +253,7 @@ def test_a_node_that_waits_for_its_head_alone_waits() -> None:
 def test_embedding_rows_are_in_memory_only_with_everything_else() -> None:
     times = Times(0.01, 0.02, 0.005, 0.001, 0.002)
     beside = OtherWaits(rows=0.05)
-    report = judge_streaming(place_window(SIZES, 2), with_waits(times.costs(16), beside), beside=beside)
+    report = judge_streaming(place_window(SIZES, 2), with_waits(times.costs(16), beside), other_waits=beside)
     assert (report.steady, report.window, report.least_bytes) == (False, None, sum(SIZES))
 
 
@@ -261,7 +261,7 @@ def test_another_nodes_disk_is_neither_a_wait_nor_an_excuse() -> None:
     """It hides loads for as long as the other waits; what is advised does not rely on that."""
     times = Times(0.001, 0.002, 0.001, 0.004, 0.008)
     beside = OtherWaits(tail=0.05, others=0.3)
-    report = judge_streaming(place_window(SIZES, 1), with_waits(times.costs(16), beside), beside=beside)
+    report = judge_streaming(place_window(SIZES, 1), with_waits(times.costs(16), beside), other_waits=beside)
     assert report.times.busy == pytest.approx(times.busy)
     assert report.stall_seconds < 0.05
 

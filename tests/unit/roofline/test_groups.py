@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.model.offload.work import STRETCHES
+from scheduler.model.offload.work import REQUEST_PHASES
 from scheduler.model.roofline.latency import PolicyPoint, roofs, seconds
 from scheduler.model.roofline.policy import BatchProblem, SumCost
 from scheduler.model.roofline.search import GAP, best_policies, best_policy
@@ -71,7 +71,7 @@ def test_sums_are_a_roof_and_wait_where_micro_batches_are_few(attention: int) ->
     problem = replace(paper("t4", 64), sums=SumCost(1e-3, 1e-5))
     for parts in (1, 8):
         at = PolicyPoint(64.0, float(parts), attention, 1)
-        found = {stretch: roofs(problem, at, stretch) for stretch in STRETCHES}
+        found = {phase: roofs(problem, at, phase) for phase in REQUEST_PHASES}
         assert float(found["decode"]["sums"]) == pytest.approx(2 * (parts * 1e-3 + 64 * 1e-5))
         assert float(found["prompt"]["sums"]) > float(found["decode"]["sums"])
         beside = float(found["decode"]["sums"]) + float(found["decode"]["accelerator"])

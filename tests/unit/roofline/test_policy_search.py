@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from scheduler.model.machine import SHARERS, KvRates, Rates, emulated_node
-from scheduler.model.offload.work import STRETCHES
+from scheduler.model.offload.work import REQUEST_PHASES
 from scheduler.model.roofline.latency import (
     PolicyPoint,
     accelerator_bytes,
@@ -94,9 +94,9 @@ def test_times_and_memories_are_affine_in_the_shares(
     def mixed(values: list[float]) -> float:
         return values[0] + sum(share * (value - values[0]) for share, value in zip(shares, values[1:], strict=True))
 
-    for stretch in STRETCHES:
-        of_corners = [roofs(problem, corner, stretch) for corner in corners]
-        for name, value in roofs(problem, point, stretch).items():
+    for phase in REQUEST_PHASES:
+        of_corners = [roofs(problem, corner, phase) for corner in corners]
+        for name, value in roofs(problem, point, phase).items():
             assert float(value) == pytest.approx(mixed([float(each[name]) for each in of_corners]), rel=1e-9, abs=1e-6)
     for memory in (host_bytes, accelerator_bytes):
         expected = mixed([float(memory(problem, corner)) for corner in corners])

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from scheduler.demand.policies import PolicyChoice
 from scheduler.model.ring import Ring, smallest
-from scheduler.neurons.worth import NeuronImportance
+from scheduler.neurons.importance import NeuronImportance
 from scheduler.slots.cache import SlotCache, Source
 from scheduler.slots.cyclic import CyclicShelf
-from scheduler.slots.shelf import Load, Shelf
+from scheduler.slots.shelf import Load, PriorityShelf
 from scheduler.slots.stats import LoadStats
 from scheduler.slots.table import SlotTable
 from scheduler.slots.workers import Readers
@@ -44,7 +44,7 @@ class Memory(Source):
         return len(loads)
 
 
-class Equal(Shelf[Any]):
+class Equal(PriorityShelf[Any]):
     """Equal slots, evicted by worth."""
 
     def targets(self, load: Load) -> list[tuple[int, int]]:
@@ -80,7 +80,7 @@ class Cyclic(CyclicShelf):
 
 class SlotCacheMachine(RuleBasedStateMachine):
     @initialize(
-        policy=st.sampled_from(["cyclic", "lfu", "worth"]),
+        policy=st.sampled_from(["cyclic", "lfu", "importance"]),
         units=st.integers(1, 12),
         slots=st.integers(1, 8),
         threads=st.integers(1, 3),
@@ -96,10 +96,10 @@ class SlotCacheMachine(RuleBasedStateMachine):
             self.shelf, size = Cyclic(ring, sizes), ring.size // PAGE
         elif policy == "lfu":
             order = PolicyChoice("aged").open(np.zeros(units, np.int64))
-            self.shelf, size = Equal("shelf", SlotTable(units, slots), order.worth, stats), slots
+            self.shelf, size = Equal("shelf", SlotTable(units, slots), order.priority, stats), slots
         else:
-            worth = NeuronImportance(self.random.random(units)).worth
-            self.shelf, size = Equal("shelf", SlotTable(units, slots, np.int32), worth, stats), slots
+            priority = NeuronImportance(self.random.random(units)).priority
+            self.shelf, size = Equal("shelf", SlotTable(units, slots, np.int32), priority, stats), slots
         self.memory, self.before = Memory(size), set(threading.enumerate())
         self.cache = SlotCache(self.memory, Readers(threads), stats)
         if policy == "cyclic":

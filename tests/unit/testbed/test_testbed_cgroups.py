@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from testbed import cgroups
-from testbed.cgroups import Hierarchies, find_hierarchies, make_group, quota, remove_groups, rubbish
+from testbed.cgroups import Hierarchies, find_hierarchies, group_directories, make_group, quota, remove_groups
 from testbed.launch import Testbed
 from tests.support.testbed_helpers import needs_root
 from tpi.errors import TestbedError
@@ -86,7 +86,7 @@ def test_groups_are_removed_children_first(mounted: Path) -> None:
     version1 = {name: mounted / name for name in ("cpu", "memory")}
     for device in ("a", "b"):
         make_group(Hierarchies(version1), "tpi-1", Host(device), [])
-    left = rubbish(Hierarchies(version1), "tpi-1", ["a", "b", "never-made"])
+    left = group_directories(Hierarchies(version1), "tpi-1", ["a", "b", "never-made"])
     assert remove_groups(left) == []
     assert not list(mounted.glob("*/*"))
 

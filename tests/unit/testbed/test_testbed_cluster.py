@@ -41,7 +41,7 @@ class Struck:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_whose_exception_is_dropped_ends_the_run() -> None:
     bed: Any = FakeBed()
-    with cluster.ending_gracefully() as ending:
+    with cluster.stop_on_signals() as ending:
         struck = Struck()
         del struck
         with pytest.raises(SystemExit) as left:

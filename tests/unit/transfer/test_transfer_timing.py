@@ -13,10 +13,10 @@ import pytest
 
 from scheduler.model.placement import place, place_window
 from scheduler.model.ring import smallest
-from scheduler.transfer.merged import merged
-from scheduler.transfer.pages import PageStage, StagedPages
+from scheduler.transfer.merge import merge_rings
+from scheduler.transfer.pages import PageBuffer, StagedPages
 from scheduler.transfer.queue import TransferQueue
-from scheduler.transfer.ring import DeviceRing, RingContents, RingPart
+from scheduler.transfer.ring import DeviceRing, RingPart, RingSegment
 from tests.support.devices.shuffled import Shuffled
 from tests.support.kernels.kernel_cases import native
 from tpi.devices.base import Pending
@@ -39,7 +39,7 @@ def ring_of(seed: int, device: Shuffled, queue: TransferQueue) -> Iterator[tuple
     ring = place_window(sizes, depth).ring if depth < 3 else place(sizes, sum(sizes) - min(sizes)).ring
     memory = device.memory.allocate(ring.size)
     contents = {
-        number: RingContents(f"segment {number}", sizes[number], partial(fill, device, weights[number]))
+        number: RingSegment(f"segment {number}", sizes[number], partial(fill, device, weights[number]))
         for number in sorted(set(ring.blocks))
     }
     found = DeviceRing([RingPart(device, memory)], ring, contents, queue)
@@ -67,7 +67,7 @@ def test_nothing_computes_with_a_segment_that_is_half_there(seeds: range) -> Non
                         pending.append((number, device.start(data.copy)))
             for number, result in pending:
                 np.testing.assert_array_equal(result.wait(), weights[number])
-            ring.quiet()
+            ring.wait_idle()
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -78,7 +78,7 @@ def test_two_rings_in_one_place_take_turns(seed: int) -> None:
         sizes = [PAGE * random.randint(1, 4) for _ in range(SEGMENTS)]
         weights = [np.full(size, number + 1, np.uint8) for number, size in enumerate(sizes)]
         contents = {
-            number: RingContents(f"segment {number}", sizes[number], partial(fill, device, weights[number]))
+            number: RingSegment(f"segment {number}", sizes[number], partial(fill, device, weights[number]))
             for number in range(SEGMENTS)
         }
         chosen = [sorted(random.sample(range(SEGMENTS), random.randint(1, SEGMENTS))) for _ in range(2)]
@@ -153,12 +153,12 @@ def ring_of_two(
     parts = [RingPart(device, device.memory.allocate(ring.size)) for device, ring in zip(devices, rings, strict=True)]
     weights = [np.full(size, number + 1, np.uint8) for number, size in enumerate(sizes)]
     contents = {
-        number: RingContents(
+        number: RingSegment(
             f"segment {number}", size, partial(reader.feed, devices[card], number, weights[number]), card, in_turn=True
         )
         for number, (size, card) in enumerate(zip(sizes, cards, strict=True))
     }
-    found = DeviceRing(parts, merged(rings, sizes), contents, queue)
+    found = DeviceRing(parts, merge_rings(rings, sizes), contents, queue)
     found.resume()
     return parts, found
 
@@ -181,7 +181,7 @@ def test_no_load_of_keys_and_values_overtakes_a_save_of_them(seeds: range) -> No
                         assert found == shown[sequence], f"layer {layer}, step {step}"
                 for sequence, count in zip(*np.unique(batch.sequence, return_counts=True), strict=True):
                     shown[int(sequence)] += [step + 1] * int(count)
-            pages.settle()
+            pages.flush()
             for layer in layers:
                 for sequence, expected in shown.items():
                     assert stored(home.keys[layer], table(sequence), len(expected)) == expected
@@ -190,7 +190,7 @@ def test_no_load_of_keys_and_values_overtakes_a_save_of_them(seeds: range) -> No
 def kept_pages(device: Shuffled, queue: TransferQueue, layers: range, stages: int) -> tuple[KvPages, StagedPages]:
     home = KvPages.allocate(layers, POOL, 1, 1, "f32")
     room = KvPages.allocate(range(stages), POOL, 1, 1, "f32", device.memory.allocate)
-    places = [PageStage(room.keys[number], room.values[number]) for number in range(stages)]
+    places = [PageBuffer(room.keys[number], room.values[number]) for number in range(stages)]
     return home, StagedPages(device, home, places, layers, queue)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scheduler.storage import disk as disk_module
 from scheduler.storage.disk import DirectDisk, Disk, read_chunk, read_extent
 from scheduler.storage.extent import Extent
-from scheduler.storage.tune import DiskSpeed, best, disk_for, doubt
+from scheduler.storage.tune import DiskSpeed, disk_for, mark_doubted, measure_disk
 from tests.support.disks import MemoryDisk, ThrottledDisk
 from tpi.devices.pages import PAGE, Bytes, page_buffer
 from tpi.errors import WeightsError
@@ -177,12 +177,12 @@ def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "big.shard"
     path.write_bytes(bytes(33 << 20))
     found = DiskSpeed(1 << 20, 2, 1e9)
-    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: found)
+    monkeypatch.setattr("scheduler.storage.tune.measure_disk", lambda extents: found)
     assert disk_for([path], tmp_path / "cache") == found
-    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: pytest.fail("measured again"))
+    monkeypatch.setattr("scheduler.storage.tune.measure_disk", lambda extents: pytest.fail("measured again"))
     assert disk_for([path], tmp_path / "cache") == found
     again = DiskSpeed(1 << 20, 4, 1e9)
-    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: again)
+    monkeypatch.setattr("scheduler.storage.tune.measure_disk", lambda extents: again)
     monkeypatch.setattr("scheduler.storage.tune._boot", lambda: "another")
     assert disk_for([path], tmp_path / "cache") == again
     assert len(json.loads((tmp_path / "cache" / "disks.json").read_text())) == 1
@@ -192,7 +192,7 @@ def test_what_was_measured_is_remembered(tmp_path: Path, monkeypatch: pytest.Mon
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The speeds that the next measurements find, in order."""
     found: list[float] = []
-    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: DiskSpeed(1 << 20, 2, found.pop(0)))
+    monkeypatch.setattr("scheduler.storage.tune.measure_disk", lambda extents: DiskSpeed(1 << 20, 2, found.pop(0)))
     return found
 
 
@@ -207,14 +207,14 @@ def test_a_disk_that_a_run_contradicts_is_measured_again(tmp_path: Path, looks: 
     path, read = big(tmp_path), 1 << 30
     looks += [1e9, 2.5e8]
     first = disk_for([path], tmp_path)
-    assert not first.contradicted(read, read / 0.8e9)  # as it reads beside computing
-    assert not first.contradicted(1 << 20, 1.0)  # too little to tell
-    assert first.contradicted(read, read / 0.3e9)
-    assert first.contradicted(read, read / 2.5e9)
-    doubt([path], tmp_path)
+    assert not first.contradicted_by(read, read / 0.8e9)  # as it reads beside computing
+    assert not first.contradicted_by(1 << 20, 1.0)  # too little to tell
+    assert first.contradicted_by(read, read / 0.3e9)
+    assert first.contradicted_by(read, read / 2.5e9)
+    mark_doubted([path], tmp_path)
     second = disk_for([path], tmp_path)
     assert second.bytes_per_second == 2.5e8
-    assert second.contradicted(read, read / 1e9)
+    assert second.contradicted_by(read, read / 1e9)
     assert not looks
 
 
@@ -222,8 +222,8 @@ def test_a_disk_that_was_confirmed_is_not_doubted_again(tmp_path: Path, looks: l
     path = big(tmp_path)
     looks += [1e9, 0.9e9]
     disk_for([path], tmp_path)
-    doubt([path], tmp_path)
-    assert not disk_for([path], tmp_path).contradicted(1 << 30, 10.0)
+    mark_doubted([path], tmp_path)
+    assert not disk_for([path], tmp_path).contradicted_by(1 << 30, 10.0)
     assert disk_for([path], tmp_path).bytes_per_second == 0.9e9
 
 
@@ -244,7 +244,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     path = tmp_path / "big.shard"
     path.write_bytes(bytes(33 << 20))
     found = DiskSpeed(1 << 20, 2, 1e9)
-    monkeypatch.setattr("scheduler.storage.tune.best", lambda extents: found)
+    monkeypatch.setattr("scheduler.storage.tune.measure_disk", lambda extents: found)
     assert disk_for([path], path / "no folder") == found
 
 
@@ -261,7 +261,7 @@ def test_the_most_in_flight_among_equals_then_the_largest_reads(monkeypatch: pyt
     monkeypatch.setattr(
         "scheduler.storage.tune.measure_reads", lambda extents, disk: speeds.get((disk.chunk, disk.threads), 0.0)
     )
-    assert best([]) == DiskSpeed(4 << 20, 8, 990e6)
+    assert measure_disk([]) == DiskSpeed(4 << 20, 8, 990e6)
 
 
 def test_a_block_is_read_in_a_part_for_each_thread_unless_small() -> None:
@@ -277,4 +277,4 @@ def test_a_block_is_read_in_a_part_for_each_thread_unless_small() -> None:
 def test_a_real_measurement_is_a_speed(tmp_path: Path) -> None:
     path = tmp_path / "big.shard"
     path.write_bytes(bytes(8 << 20))
-    assert best([Extent(path, 0, 8 << 20)]).bytes_per_second > 1e6
+    assert measure_disk([Extent(path, 0, 8 << 20)]).bytes_per_second > 1e6

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
-from scheduler.demand.records.layer import OpenLayer
+from scheduler.demand.records.layer import RecordShelf
 from scheduler.demand.records.tier import RecordTier
 from scheduler.slots.table import I32
 from scheduler.weights import BlockHold, Hold, Wanted
@@ -85,7 +85,7 @@ class RecordFfn:
         return replace(self.spec, neuron=replace(neuron, units=units), gate_bias=None, up_bias=None)
 
     @property
-    def _opened(self) -> OpenLayer:
+    def _opened(self) -> RecordShelf:
         return self.tier.layers[self.number]
 
     def _spec_of(self, active: I32, slots: I32) -> FfnSpec:

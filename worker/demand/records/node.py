@@ -70,7 +70,7 @@ class StreamedNeurons:
 
         A failed read raises the same errors as `RecordTier.hold`.
         """
-        self.tier.lay(page_buffer(self._plan.slots_bytes))
+        self.tier.attach(page_buffer(self._plan.slots_bytes))
         self.tier.fill(progress)
 
     def begin(self, short: bool) -> None:
@@ -96,7 +96,7 @@ class StreamedNeurons:
         plain = self._plan.plain
         if by_neurons == self._by_neurons or plain is None:
             return
-        self.tier.rest()
+        self.tier.detach()
         self._window.switch(self._plan.placement if by_neurons else plain)
         if by_neurons:
             self.fill()

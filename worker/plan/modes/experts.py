@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from scheduler.demand.choice.cliff import GUARDED
+from scheduler.demand.choice.cliff import DEFAULT_POLICY
 from scheduler.demand.choice.replay import Recording, replay
-from scheduler.demand.choice.sample import sampled
-from scheduler.demand.choice.select import Selected, of_experts, select
+from scheduler.demand.choice.sample import sample_layers
+from scheduler.demand.choice.select import SelectedPolicy, recording_of_experts, select
 from scheduler.demand.policies import Key
 from scheduler.demand.sources import DiskUnits
 from scheduler.model.experts.costs import ExpertCosts
@@ -75,10 +75,10 @@ class HostSlots:
     slots: int
     routing: bytes = b""  # recorded routing of the model; empty if there is none
 
-    def select(self, keys: Sequence[Key]) -> Selected:
+    def select(self, keys: Sequence[Key]) -> SelectedPolicy:
         """Return the eviction policy that `scheduler.demand.choice.select.select` chooses for the recorded routing."""
         recording = recording_of(self.routing, keys)
-        return Selected(GUARDED) if recording is None else select(recording, self.slots)
+        return SelectedPolicy(DEFAULT_POLICY) if recording is None else select(recording, self.slots)
 
     def source(self, held: Sequence[HeldBlock], disk: Disk) -> DiskUnits:
         """Return the units as a source that reads them from disk."""
@@ -118,7 +118,7 @@ def from_memory(case: Case) -> Candidate[CardSlots] | None:
     offload, details = _made(case, problem, pieces, work, found)
     if not case.in_memory(offload):
         return None
-    room = problem.rooms[0] - offload.memory_bytes - PAGE
+    room = problem.free_bytes[0] - offload.memory_bytes - PAGE
     details = replace(details, slots=min(details.units, room // max(1, details.slot_bytes)))
     if details.slots < details.least:
         return None
@@ -163,9 +163,9 @@ def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
 
     @cache
     def found(slots: int) -> float:
-        some, room = sampled(first, slots, _USES)
+        some, room = sample_layers(first, slots, _USES)
         known = some.of_at_most(room)
-        return replay(known, GUARDED.open(known.blocks), room).hit_rate
+        return replay(known, DEFAULT_POLICY.open(known.blocks), room).hit_rate
 
     return found
 
@@ -233,7 +233,7 @@ def recording_of(routing: bytes, keys: Sequence[Key]) -> Recording | None:
     experts = from_bytes(routing)
     if experts.shape[1] != len(blocks):  # this node has some of the layers, or the record is of another model
         return None
-    return of_experts(experts, blocks, keys)
+    return recording_of_experts(experts, blocks, keys)
 
 
 def always_of(block: NodeBlock) -> NodeSegment:

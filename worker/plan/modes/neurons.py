@@ -23,7 +23,7 @@ from scheduler.model.neurons.problem import LayerNeurons, NeuronProblem
 from scheduler.model.neurons.solve import NeuronPlacement, place_neurons
 from scheduler.model.offload.forecast import forecast, step_seconds
 from scheduler.model.offload.work import KvTier, Offload, Place, Tier
-from scheduler.neurons.moving import DYNAMIC, STATIC, MigrationSettings
+from scheduler.neurons.migration import DYNAMIC, STATIC, MigrationSettings
 from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import round_up
 from tpi.errors import PlanError
@@ -139,7 +139,7 @@ def beside_the_host(case: Case, setup: NeuronSetup) -> Candidate[NeuronArenas]:
             "give more --memory, or leave --sparsity off",
         ),
     )
-    room = problem.rooms[0] - offload.memory_bytes
+    room = problem.free_bytes[0] - offload.memory_bytes
     if room < 0:
         raise PlanError(
             f"the accelerator lacks {-(room >> 20)}MiB for attention, beside which neurons could lie there; give it "

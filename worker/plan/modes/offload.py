@@ -50,5 +50,5 @@ def propose(case: Case) -> Candidate[OffloadChoice | None]:
         longest=problem.tokens,
         memory=MemoryRule.of(case.options.weights),
     )
-    planned = planned if problem.machine.shared else planned.deepened(problem.rooms)
+    planned = planned if problem.machine.shared else planned.deepened(problem.free_bytes)
     return Candidate("offload", choice, planned, seconds=(choice.prompt_seconds, choice.decode_seconds))

@@ -11,9 +11,9 @@ from scheduler.demand.records.reads import (
     MOST_GAP,
     USUAL_GAP,
     ReadSizes,
-    covered,
-    dealt,
+    divide_ranges,
     measured_gap,
+    neurons_in,
     plan_ranges,
     staging_bytes,
 )
@@ -35,7 +35,7 @@ def test_ranges_have_all_once_and_no_gap_that_is_too_long(
 ) -> None:
     least = min(least, most)
     ranges = plan_ranges(neurons, ReadSizes(gap, most, least), 301)
-    every = covered(ranges)
+    every = neurons_in(ranges)
     assert len(np.unique(every)) == len(every)
     assert set(neurons.tolist()) <= set(every.tolist())
     assert all(0 < last - first <= most for first, last in ranges)
@@ -45,7 +45,7 @@ def test_ranges_have_all_once_and_no_gap_that_is_too_long(
         before, after = neurons[neurons < beside], neurons[neurons > beside]
         between = len(after) and after[0] - before[-1] <= max(gap + 1, least)
         assert between or any(run[0] <= beside < run[0] + least for run in runs)
-    reads = dealt(ranges, neurons, neurons + 1000, readers)
+    reads = divide_ranges(ranges, neurons, neurons + 1000, readers)
     assert len(reads) <= readers
     assert [part for read in reads for part in read.ranges] == ranges
     assert np.concatenate([*(read.neurons for read in reads), np.empty(0)]).tolist() == neurons.tolist()

@@ -23,13 +23,13 @@ class TableMachine(RuleBasedStateMachine):
     @rule(most=st.integers(0, 12))
     def request(self, most: int) -> None:
         wanted = np.sort(self.random.permutation(self.neurons)[:most]).astype(np.int32)
-        fitting = self.table.fitting(wanted)
+        fitting = self.table.room_for(wanted)
         free = (self.table.pins == 0) & ~self.table.loading
         needed = [slot < 0 or free[slot] for slot in self.table.slot_of[wanted].tolist()]
         assert sum(needed[:fitting]) <= np.count_nonzero(free)  # in addition to what is pinned and being filled
         assert fitting == len(wanted) or sum(needed[: fitting + 1]) > np.count_nonzero(free)
         wanted = wanted[:fitting]
-        lacking = self.table.admit(wanted, self._worth)
+        lacking = self.table.admit(wanted, self._priority)
         slots = self.table.slot_of[wanted]
         assert (slots >= 0).all()
         assert len(set(slots.tolist())) == len(wanted)
@@ -39,7 +39,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(most=st.integers(0, 12))
     def pass_by(self, most: int) -> None:
         absent = np.flatnonzero(self.table.slot_of < 0).astype(np.int32)[:most]
-        kept, slots = self.table.gains(absent, self._worth)
+        kept, slots = self.table.gains(absent, self._priority)
         assert set(kept.tolist()) <= set(absent.tolist())
         replaced = self.table.unit_of[slots]
         self.table.place(kept, slots)
@@ -80,7 +80,7 @@ class TableMachine(RuleBasedStateMachine):
             uses[table.slot_of[wanted]] += 1
         assert (uses == table.pins).all()
 
-    def _worth(self, neurons: I32) -> F64:
+    def _priority(self, neurons: I32) -> F64:
         return self.values[neurons]
 
     def _on_their_way(self, neurons: I32) -> None:

@@ -41,7 +41,7 @@ def test_what_is_held_is_whole_in_every_timing(seeds: range) -> None:
                 tier.abandon()
                 assert not any(each.table.pins.any() for each in tier.layers)
             stats = tier.stats()
-            asked, found, along = asked + stats.asked, found + stats.found, along + stats.along
+            asked, found, along = asked + stats.requested, found + stats.found, along + stats.extra
     assert asked > 1500
     assert 0.1 * asked < found < asked
     assert along > 100
@@ -56,7 +56,7 @@ def test_it_is_filled_with_what_is_active_most_often() -> None:
             with tier.hold(layer, hot) as slots:
                 assert whole(tier, layer, hot, slots)
         stats = tier.stats()
-        assert (stats.asked, stats.found, stats.reads) == (48, 48, 0)
+        assert (stats.requested, stats.found, stats.reads) == (48, 48, 0)
 
 
 def test_repeated_units_stay_and_others_are_evicted() -> None:
@@ -79,7 +79,7 @@ def test_neighbours_are_one_read_and_useful_gaps_are_kept() -> None:
         with tier.hold(0, wanted):
             pass
         stats = tier.stats()
-        assert (stats.reads, stats.along) == (2, 3)  # slots are empty, so whatever passes by is worth more
+        assert (stats.reads, stats.extra) == (2, 3)  # slots are empty, so whatever passes by is worth more
         with tier.hold(0, np.array([2, 4, 5], np.int32)) as slots:
             assert whole(tier, 0, np.array([2, 4, 5], np.int32), slots)
         assert tier.stats().reads == 2

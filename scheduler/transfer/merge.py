@@ -13,7 +13,7 @@ from math import lcm
 from scheduler.model.ring import EMPTY, Ring, with_lags
 
 
-def merged(rings: Sequence[Ring], sizes: Sequence[int]) -> Ring:
+def merge_rings(rings: Sequence[Ring], sizes: Sequence[int]) -> Ring:
     """Return one ring with the uses of all `rings`, cycle by cycle, in the order of segment numbers.
 
     An offset is relative to the memory of the segment's own accelerator; the size is the sum of all memories. Segment n

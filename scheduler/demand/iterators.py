@@ -6,7 +6,7 @@ from scheduler.slots.table import Units
 from tpi.devices.pages import Bytes
 
 
-class Groups(Iterator[list[Bytes]]):
+class GroupIterator(Iterator[list[Bytes]]):
     """The bytes of units in groups, in order; each group is valid until the next is requested.
 
     If not all of them fit, one half of the cache is loaded while the other is used. The groups do not depend on which
@@ -56,7 +56,7 @@ class Groups(Iterator[list[Bytes]]):
         self._unpin(units)
 
 
-class Walk(Iterator[Bytes]):
+class UnitIterator(Iterator[Bytes]):
     """The bytes of units in order, with as many units pinned ahead as there is room for.
 
     Each unit is released when the next is requested, the last ones by `close`.

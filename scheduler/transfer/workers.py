@@ -11,7 +11,7 @@ from scheduler.transfer.queue import QueuedTransfer, TransferQueue
 _SPARE = Load(None, (), ())
 
 
-class Tickets:
+class QueueWorkers:
     """The threads of a transfer queue. Each load is a transfer, which runs the load that is most urgent at its turn."""
 
     def __init__(self, queue: TransferQueue, name: str = "", link: int = 0) -> None:

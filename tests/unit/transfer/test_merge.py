@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from scheduler.model.ring import EMPTY, Ring, smallest
 from scheduler.slots.cycle import Cycle
-from scheduler.transfer.merged import merged
+from scheduler.transfer.merge import merge_rings
 from tpi.devices.pages import PAGE
 
 
@@ -24,7 +24,7 @@ def test_segments_follow_in_order_in_slots_of_their_own_ring(
     case: tuple[list[int], list[int], list[Ring]],
 ) -> None:
     sizes, cards, parts = case
-    ring = merged(parts, sizes)
+    ring = merge_rings(parts, sizes)
     assert list(ring.blocks) == list(range(len(sizes))) * (len(ring.blocks) // len(sizes))
     assert ring.size == sum(part.size for part in parts)
     for segment, offset in zip(ring.blocks, ring.offsets, strict=True):
@@ -37,7 +37,7 @@ def test_no_use_overlaps_another_or_waits_for_a_later_one(
 ) -> None:
     """Opened as far as it goes before every hold, uses that are there overlap nowhere, and the next one is there."""
     sizes, cards, parts = case
-    ring = merged(parts, sizes)
+    ring = merge_rings(parts, sizes)
     cycle, period = Cycle(ring), len(ring.blocks)
     for use in range(2 * period):
         while cycle.may_open(cycle.tail):
@@ -56,4 +56,4 @@ def test_no_use_overlaps_another_or_waits_for_a_later_one(
 
 
 def test_rings_with_nothing_are_nothing() -> None:
-    assert merged([EMPTY, EMPTY], []) == EMPTY
+    assert merge_rings([EMPTY, EMPTY], []) == EMPTY

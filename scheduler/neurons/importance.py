@@ -20,12 +20,12 @@ class NeuronImportance:
         self.frequency = frequency.astype(np.float64)
         self._weight, self._keep = weight, 0.5 ** (1.0 / half_life)
 
-    def note(self, active: I32) -> None:
+    def update(self, active: I32) -> None:
         """Count the unique neurons `active` for one token towards the frequencies."""
         self.frequency *= self._keep
         self.frequency[active] += 1.0 - self._keep
 
-    def worth(self, neurons: I32) -> F64:
+    def priority(self, neurons: I32) -> F64:
         """Return v of `neurons` that no prediction names."""
         found: F64 = self._weight * self.frequency[neurons]
         return found

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from scheduler.neurons.worth import LAMBDA
+from scheduler.neurons.importance import LAMBDA
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class ArenaFigures:
     """Statistics of an arena, summed since the start."""
 
     active: int = 0  # neurons computed
-    active_there: int = 0  # neurons computed on the accelerator
+    active_on_accelerator: int = 0  # neurons computed on the accelerator
     moved: int = 0  # neurons moved
     moves: int = 0
     moved_bytes: int = 0
-    seconds_there: float = 0.0  # computing on the accelerator
-    seconds_here: float = 0.0  # computing on the CPU
+    accelerator_seconds: float = 0.0  # computing on the accelerator
+    cpu_seconds: float = 0.0  # computing on the CPU

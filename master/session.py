@@ -39,7 +39,7 @@ from tpi.trace import clock
 from worker.equipment import Equipment, measured, open_equipment
 from worker.node.node import Node
 from worker.profile import memory_budget, rss
-from worker.shards.shelf import keep_within
+from worker.shards.inventory import keep_within
 
 _MANY = 1 << 30  # requests: no limit
 _LEAST_CONTEXT = 128  # tokens; a shorter context is too short for a conversation
@@ -181,7 +181,7 @@ class Session:
         Raises:
             TpiError: if the remaining nodes cannot hold the model, and no worker came back within `--patience`.
         """
-        left = self.equipment.after(error)
+        left = self.equipment.without_failed(error)
         if left is None:
             return self._membership.recover(error, wanted)
         self._equipment, self._deployer = left, replace(self._deployer, equipment=left)

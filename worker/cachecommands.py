@@ -16,7 +16,7 @@ from tpi.config import default_cache
 from tpi.errors import TpiError, UsageError, WeightsError
 from tpi.pack.library.inventory import Entry
 from tpi.paths import DIRECTORY
-from worker.shards.shelf import discard, entries
+from worker.shards.inventory import discard, entries
 
 _CACHE = click.option("--cache", type=DIRECTORY, help="The cache to use (default: ~/.cache/tpi).")
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"))

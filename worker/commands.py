@@ -83,7 +83,7 @@ def worker(
         threads=threads or 0,
         cache_limit=cache_limit,
         attached=attached,
-        door=KeyPolicy(locked=not no_keys),
+        key_policy=KeyPolicy(locked=not no_keys),
         model_dir=model_dir,
         announce=announce,
     )

@@ -18,7 +18,7 @@ from tpi.devices.trial import find_accelerator
 from tpi.errors import DeviceError, EmulationError, KernelError, PlanError, TpiError
 from tpi.progress import Progress, warn
 from tpi.text import NAME_CHARACTERS, plain
-from worker.starting import run_trial, say_experimental, settle, warn_left_out, watch
+from worker.trial import calibrate_emulation, run_trial, warn_experimental, warn_left_out, watch
 
 if TYPE_CHECKING:  # not imported at run time: commands that only name a device start faster
     from allreduce.base import Endpoints
@@ -46,8 +46,10 @@ class AcceleratorSetup:
     options: OffloadOptions = field(default_factory=OffloadOptions)
     choose: "Choose | None" = None  # replaces `worker.plan.choose.choose`
     more: tuple[Device, ...] = ()  # `figures` has one accelerator for each
-    doubt: Callable[[], None] | None = None  # called if a run contradicts the figures; None if they were not measured
-    found: bool = False  # True if `auto` found it: if it fails at the start, the host computes alone
+    mark_doubted: Callable[[], None] | None = (
+        None  # called if a run contradicts the figures; None if they were not measured
+    )
+    found_by_auto: bool = False  # True if `auto` found it: if it fails at the start, the host computes alone
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -113,22 +115,22 @@ class Equipment:
 
         If an accelerator that `auto` found fails in a trial run, a warning says so, and the node is built without it.
         """
-        able = self.able(assign.config)
+        able = self.for_model(assign.config)
         try:
             return able._built(assign, held, endpoints, progress, tables)
         except Exception as error:
             others = isinstance(error, TpiError) and not isinstance(error, (DeviceError, KernelError, PlanError))
-            if others or able.accelerator is None or not able.accelerator.found:
+            if others or able.accelerator is None or not able.accelerator.found_by_auto:
                 raise
             return able._without(error)._built(assign, held, endpoints, progress, tables)
 
-    def able(self, config: "ModelConfig") -> "Equipment":
+    def for_model(self, config: "ModelConfig") -> "Equipment":
         """Return this equipment. Leave out an accelerator that `auto` found if it cannot compute the model `config`.
 
         If the accelerator is left out, a warning says so.
         """
         setup = self.accelerator
-        if setup is None or not setup.found:
+        if setup is None or not setup.found_by_auto:
             return self
         try:
             for device in setup.devices:
@@ -137,7 +139,7 @@ class Equipment:
             return self._without(error)
         return self
 
-    def after(self, failure: TpiError) -> "Equipment | None":
+    def without_failed(self, failure: TpiError) -> "Equipment | None":
         """Return the equipment to go on with after a step failed with `failure`.
 
         Return None unless an accelerator that `auto` found has failed. The accelerator stays open, so that the node
@@ -145,7 +147,7 @@ class Equipment:
         """
         setup = self.accelerator
         of_device = isinstance(failure, (DeviceError, KernelError)) and not isinstance(failure, EmulationError)
-        return self._without(failure) if of_device and setup is not None and setup.found else None
+        return self._without(failure) if of_device and setup is not None and setup.found_by_auto else None
 
     def _without(self, why: Exception) -> "Equipment":
         warn_left_out(why)
@@ -163,12 +165,12 @@ class Equipment:
 
         setup = self.accelerator
         node = build_node(assign, held, endpoints, progress, tables, self.disk, self.host, accelerator=setup)
-        if setup is not None and setup.found:
+        if setup is not None and setup.found_by_auto:
             run_trial(node, setup.devices)
         if self.emulation is not None:
-            settle(self.emulation, node)
-        if setup is not None and setup.doubt is not None:
-            watch(node, setup.doubt)
+            calibrate_emulation(self.emulation, node)
+        if setup is not None and setup.mark_doubted is not None:
+            watch(node, setup.mark_doubted)
         return node
 
     def close(self) -> None:
@@ -187,7 +189,7 @@ class MeasuredNode:
     """The measured speeds of this machine and its devices, and a function to call if a run contradicts them."""
 
     machine: "NodeMachine"
-    doubt: Callable[[], None]
+    mark_doubted: Callable[[], None]
 
 
 Measure = Callable[[HostDevice, Sequence[Device]], MeasuredNode]
@@ -241,9 +243,14 @@ def open_equipment(options: DeviceOptions, measure: Measure) -> Equipment:
         warn_left_out(error)
         return Equipment(host)
     if not found:
-        say_experimental(devices)
+        warn_experimental(devices)
     return Equipment(
-        host, replace(_accelerator_setup(devices, known.machine, options.offload), doubt=known.doubt, found=found)
+        host,
+        replace(
+            _accelerator_setup(devices, known.machine, options.offload),
+            mark_doubted=known.mark_doubted,
+            found_by_auto=found,
+        ),
     )
 
 

@@ -55,7 +55,7 @@ def memory_budget(profile: Profile) -> int:
     return profile.memory_limit or profile.memory_free
 
 
-def limited(asked: NodeOptions, profile: Profile) -> NodeOptions:
+def limit_options(asked: NodeOptions, profile: Profile) -> NodeOptions:
     """Return the master's options `asked`, limited by the node's profile, so that both plan with the same values.
 
     In the result, memory (bytes) and threads are set. If no memory is free, the result is 1 byte, since 0 would mean

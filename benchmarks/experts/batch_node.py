@@ -82,7 +82,7 @@ class BatchNode:
         self._emulation, self._node, self._others = device.emulation, node, others or ThreadedWorkers([])
         self.sequences, self._position, self._number = self.link.settings.policy.batch, filled, 0
         self._known = set[int]()  # sequences that the nodes have pages of
-        shape = self.sequences, int(self.link.settings.asked.layer.hidden) // 4  # values are float32
+        shape = self.sequences, int(self.link.settings.problem.layer.hidden) // 4  # values are float32
         self._x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
     @property
@@ -114,7 +114,7 @@ class BatchNode:
             x = np.repeat(self._x[: len(numbers)], tokens, axis=0)
             self._run([self._entry(number, 0, tokens) for number in numbers], x)
         seconds = self._emulation.emulated_seconds(time.perf_counter() - began)
-        self.link.settle()
+        self.link.wait_idle()
         return seconds, self.link.figures.weight_bytes - before
 
     def _step(self) -> None:

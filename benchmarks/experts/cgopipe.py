@@ -118,14 +118,14 @@ def _run(setting: Setting, steps: int, schedule: str = "", decide: Choose | None
         node.steps(1)
         seconds, use, overran = node.steps(steps)
         plan = node.link.settings
-        bound = plan.asked.layer.layers * max(_roofs(plan).values())
+        bound = plan.problem.layer.layers * max(_roofs(plan).values())
         busiest = max(use, key=lambda lane: use[lane])
         batch = plan.policy.batch
         return BatchRun(plan.policy, batch / seconds, batch / bound, f"{busiest} {use[busiest]:.2f}", overran)
 
 
 def _roofs(plan: BatchSettings) -> dict[str, float]:
-    busy = roofs(plan.asked, PolicyPoint.of(plan.policy), "decode")
+    busy = roofs(plan.problem, PolicyPoint.of(plan.policy), "decode")
     return {name: float(value) for name, value in busy.items()}
 
 

@@ -95,8 +95,8 @@ def _setting(setting: DividedSetting, quick: bool) -> dict[str, DividedRun]:
 
 def _planned(node: BatchNode) -> DividedRun:
     plan = node.link.settings
-    busy = max(map(float, roofs(plan.asked, PolicyPoint.of(plan.policy), "decode").values()))
-    return DividedRun(plan.policy, plan.policy.batch / (plan.asked.layer.layers * busy), [])
+    busy = max(map(float, roofs(plan.problem, PolicyPoint.of(plan.policy), "decode").values()))
+    return DividedRun(plan.policy, plan.policy.batch / (plan.problem.layer.layers * busy), [])
 
 
 def _most(setting: DividedSetting) -> int:

@@ -66,7 +66,9 @@ def _decode(setting: GroupSetting, nodes: int, steps: int) -> Row:
         node.steps(1)
         seconds, use, overran = node.steps(steps)
         plan, policy = node.link.settings, node.link.settings.policy
-        bound = plan.asked.layer.layers * max(map(float, roofs(plan.asked, PolicyPoint.of(policy), "decode").values()))
+        bound = plan.problem.layer.layers * max(
+            map(float, roofs(plan.problem, PolicyPoint.of(policy), "decode").values())
+        )
         busiest = max(use, key=lambda lane: use[lane])
         return {
             "machine": setting.name,

@@ -22,7 +22,7 @@ class Schedule:
 
     def enter(self, hold: Hold) -> Bytes:
         """Wait for all transfers, then free a place for the load of the next layer."""
-        self._link.settle()
+        self._link.wait_idle()
         data = hold.__enter__()
         self._give_back()
         return data

@@ -89,7 +89,7 @@ def _deployment(pack: Pack, cache: Path, kind: Kind) -> Deployment:
 
     def decided(case: Case) -> Candidate[RecordPlan] | None:
         found = read_by_neuron(case)
-        return found and replace(found, details=replace(found.details, least=kind.least or 0))
+        return found and replace(found, details=replace(found.details, min_read_bytes=kind.least or 0))
 
     with patch.object(neurons, "read_by_neuron", decided):
         return in_process_deployment(

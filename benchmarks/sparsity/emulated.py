@@ -32,7 +32,7 @@ from worker.equipment import AcceleratorSetup
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.plan.case import Candidate, Case, layer_pages_bytes
 from worker.plan.choose import Choose
-from worker.plan.modes.neurons import NeuronSetup, beside_the_host
+from worker.plan.modes.neurons import NeuronSetup, plan_on_accelerator
 from worker.plan.offload import MemoryRule, OffloadPlan
 from worker.plan.segments import whole_blocks
 
@@ -135,14 +135,14 @@ def frequencies(predictors: dict[int, Predictor]) -> dict[int, F64]:
 
 def hybrid(setup: NeuronSetup) -> Choose:
     """Return a planner that divides neurons between CPU and accelerator."""
-    return partial(beside_the_host, setup=setup)
+    return partial(plan_on_accelerator, setup=setup)
 
 
 def setup_of(
     predictors: dict[int, Predictor], moving: MigrationSettings, frequency: dict[int, F64] | None = None
 ) -> NeuronSetup:
     """Return a neuron setup that places neurons by `frequency`, by default the model's own."""
-    return NeuronSetup(frequency or frequencies(predictors), predictors, moving=moving)
+    return NeuronSetup(frequency or frequencies(predictors), predictors, migration=moving)
 
 
 def by_layers(case: Case) -> Candidate[None]:

@@ -17,7 +17,7 @@ from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.generating import generate
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import NAME, load_predictors
-from worker.neurons.judge import Judge
+from worker.neurons.judge import SparsityJudge
 
 ROUNDS, TOKENS, PROMPT = 8, 12, [3, 4, 5]
 GAIN, PREDICTING = 2.0, 0.1
@@ -77,7 +77,7 @@ def _paces(deployment: Deployment) -> Iterator[float]:
         yield (perf_counter() - began) / TOKENS
 
 
-def _row(name: str, times: list[float], dense: list[float], judge: Judge | None, predicting: float) -> Row:
+def _row(name: str, times: list[float], dense: list[float], judge: SparsityJudge | None, predicting: float) -> Row:
     return {
         "computed": name,
         "tokens/s": 1 / median(times),

@@ -90,7 +90,7 @@ def _read(pack: Pack, cache: Path, asked: list[list[int]], gap: int) -> RecordSt
     """Generate the answers one after the other and return their reads."""
 
     def nothing_resident(case: Case) -> tuple[Budget, DiskSpeed]:
-        budget, speed = case.budget(*case.hosted(None))
+        budget, speed = case.budget(*case.host_part(None))
         return replace(budget, placement=replace(budget.placement, resident=frozenset()), total=1 << 40), speed
 
     def decided(case: Case) -> Candidate[RecordPlan] | None:

@@ -32,7 +32,7 @@ from worker.node.node import Node
 from worker.plan.choose import check
 from worker.plan.fit import Tables
 from worker.plan.node_plan import node_plan
-from worker.profile import limited
+from worker.profile import limit_options
 from worker.shards.cache import ShardCache
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Deployer:
     @cached_property
     def able(self) -> Equipment:
         """The devices of this machine that can compute this model."""
-        return self.equipment.able(self.pack.config)
+        return self.equipment.for_model(self.pack.config)
 
     @cached_property
     def predictors(self) -> PredictorSource | None:
@@ -198,12 +198,12 @@ class Deployer:
     def _tables(self, own: Assign) -> Tables:
         """Return the memory that the master needs in addition to its part of the layers."""
         sent = self.predictors.kept_for(own.size) if self.predictors else 0
-        return replace(table_bytes(self.pack), sent=sent)
+        return replace(table_bytes(self.pack), predictor_bytes=sent)
 
     def _taken(self, plans: Sequence[Assign]) -> Iterator[tuple[str, Assign, Tables | None]]:
         """Yield every node's name, its plan within the node's own limits, and its tables (the master's only)."""
         workers = zip(plans[1:], self.cluster.hellos, strict=True)
-        taken = [replace(plan, options=limited(plan.options, hello.profile)) for plan, hello in workers]
+        taken = [replace(plan, options=limit_options(plan.options, hello.profile)) for plan, hello in workers]
         for peer, own in zip(self.cluster.peers(MASTER), [plans[0], *taken], strict=True):
             yield peer.name, own, self._tables(own) if own.rank == 0 else None
 
@@ -226,7 +226,7 @@ class Deployer:
         stack.callback(node.close)
         with phase("sending weights to the workers") as progress:
             ready = cluster.finish(progress)
-        if cache.made or any(worker.feeder and worker.feeder.stats.sent for worker in cluster.workers):
+        if cache.completed or any(worker.feeder and worker.feeder.stats.sent for worker in cluster.workers):
             self.make_room()
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))

@@ -9,7 +9,7 @@ from scheduler.demand.choice.cliff import DEFAULT_POLICY
 from scheduler.demand.choice.first import trained_policy, units_to_keep
 from scheduler.demand.choice.select import select
 from scheduler.model.experts.forecast import DemandForecast
-from worker.plan.modes.experts import CardSlots, recording_of, routed_of
+from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
 from worker.plan.node_plan import NodePlan
 
 
@@ -29,7 +29,7 @@ class ExpertsReport:
     @cached_property
     def there(self) -> list[int]:
         """How many experts of each layer would be on the accelerator at first, for layers with experts."""
-        keys = [key for key, _ in routed_of(self.plan)]
+        keys = [key for key, _ in routed_experts(self.plan)]
         recording = recording_of(self.plan.routing, keys)
         choice = select(recording, self.slots.slots).choice if recording is not None else DEFAULT_POLICY
         first = units_to_keep(trained_policy(choice, keys, recording), keys, self.slots.slots)
@@ -39,7 +39,7 @@ class ExpertsReport:
     @property
     def _each(self) -> int:
         """The number of experts of each layer that has any."""
-        return self.slots.units // len(self.there)
+        return self.slots.expert_count // len(self.there)
 
     def lines(self) -> list[str]:
         """Return the sentences for the user."""
@@ -48,8 +48,8 @@ class ExpertsReport:
         known = "as recorded" if self.plan.routing else "as if all were as likely; tpi profile records what they are"
         faster = self.still / found.seconds
         return [
-            f"experts come to the GPU as they are wanted: {self.slots.slots} of {self.slots.units} lie there at once, "
-            f"at first {span} of {each} of each layer; all lie in RAM",
+            f"experts come to the GPU as they are wanted: {self.slots.slots} of {self.slots.expert_count} lie there at "
+            f"once, at first {span} of {each} of each layer; all lie in RAM",
             f"of the chosen {found.hit_rate:.0%} are expected there ({known}), {found.fetched:.0%} fetched, the CPU "
             f"computes {found.computed_on_host:.0%}: {faster:.2f} times as fast as --pipeline performance",
         ]
@@ -59,7 +59,7 @@ class ExpertsReport:
         found = self.forecast
         return {
             "slots": self.slots.slots,
-            "experts": self.slots.units,
+            "experts": self.slots.expert_count,
             "there_by_layer": self.there,
             "of_each_layer": self._each,
             "hit_rate": found.hit_rate,

@@ -16,7 +16,7 @@ from tpi.devices.trial import find_accelerator
 from tpi.errors import PlanError, UsageError
 from worker.measure.remembered import Remembered, device_rates
 from worker.plan.speeds import OF_DISK, OF_MEMORY
-from worker.starting import warn_left_out
+from worker.trial import warn_left_out
 
 AUTO = "auto"
 HOST_ONLY: tuple[tuple[str, ...], ...] = ((), ("cpu",))

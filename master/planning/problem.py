@@ -72,7 +72,7 @@ def planning_problem(
 ) -> Problem:
     """Return the cost model's problem of placing all blocks of the model, and its tables, on `machine`."""
     case = planning_case(shape, machine, request, options, kv_dtype)
-    return case.problem(case.pieces, case.rounding(case.pieces))
+    return case.problem(case.pieces, case.rounding_bytes(case.pieces))
 
 
 def coarse_pieces(plan: NodePlan) -> list[NodeSegment]:

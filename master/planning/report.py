@@ -74,7 +74,7 @@ class PlanReport:
     @classmethod
     def _fixed(cls, shape: ModelShape, node: PlannedNode, case: Case, chosen: OffloadChoice) -> "PlanReport":
         """Return the report on a plan in which weights only move in a fixed cycle."""
-        problem = case.problem(case.pieces, case.rounding(case.pieces))
+        problem = case.problem(case.pieces, case.rounding_bytes(case.pieces))
         offload = deepened(problem, chosen.offload)
         cards, work = problem.machine.cards, problem.work
         largest = max((each for each in work.segments if each.kind == "ffn"), key=lambda each: each.nbytes)

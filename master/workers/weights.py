@@ -212,7 +212,7 @@ def _in_place(plan: ImagePlan, block: PackBlock, cache: ShardCache) -> HeldBlock
     ranges = [(block.offset(run.layout.name, run.first), run.nbytes) for run in plan.runs if run.nbytes]
     if not ranges or any(offset + nbytes != after for (offset, nbytes), (after, _) in pairwise(ranges)):
         return None
-    if not cache.sound(block.path, _pieces_in_pack(plan, block), plan.token):
+    if not cache.is_intact(block.path, _pieces_in_pack(plan, block), plan.token):
         raise block.damaged(_WRONG)
     extent = Extent(block.path, ranges[0][0], plan.data_bytes)
     return HeldBlock(plan.block.id, extent, block.vectors(), remedy="start again to have it made anew")

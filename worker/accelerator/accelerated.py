@@ -64,7 +64,7 @@ class Accelerators:
         self._short = False  # whether the last step was short
         with ExitStack() as stack:
             stack.enter_context(closing(self))
-            self.home = self._home(residence.budget.pages)
+            self.host_pages = self._home(residence.budget.pages)
             self._staged: list[StagedPages] = []
             self._pages = self._opened(residence.budget.pages)
             stack.pop_all()
@@ -85,7 +85,7 @@ class Accelerators:
         plan, moved = self.offload, self.figures
         cards = "accelerators" if len(plan.cards) > 1 else "accelerator"
         said = [
-            self.held,
+            self.resident_summary,
             f"keys and values are {f'on the {cards}' if plan.kv == 'gpu' else 'in memory'}",
             _steps(plan),
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved",
@@ -94,11 +94,12 @@ class Accelerators:
         return "; ".join(part for part in said if part)
 
     @property
-    def held(self) -> str:
+    def resident_summary(self) -> str:
         """A phrase that says how many pieces of the weights are resident on each accelerator."""
         plan = self.offload
         each = [
-            f"{device.name} holds {len(plan.kept & plan.on(number))}" for number, device in enumerate(self.devices, 1)
+            f"{device.name} holds {len(plan.resident & plan.pieces_on(number))}"
+            for number, device in enumerate(self.devices, 1)
         ]
         return f"{', '.join(each)} of {len(plan.pieces)} pieces of the weights"
 
@@ -107,11 +108,11 @@ class Accelerators:
         """The division of steps into micro-batches; None for the default, `worker.node.division.Halves`."""
         return None
 
-    def adapted(self, segment: Segment) -> Segment:
+    def adapt_segment(self, segment: Segment) -> Segment:
         """Return a segment of an accelerator in the form in which this plan computes it."""
         return segment
 
-    def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
+    def gather(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
         """Return a segment of an accelerator whose weights lie in several places, with one hold for all of them.
 
         Only plans for which `OffloadPlan.chunked` is True have such segments.
@@ -121,13 +122,13 @@ class Accelerators:
         """
         raise TypeError(f"{type(self).__name__} needs {segment} in one place, but it lies in {len(parts)} places")
 
-    def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
+    def adapt_host_segment(self, segment: Segment, layer: int, name: str) -> Segment:
         """Return the host's segment of block `name` of a layer in the form in which this plan computes it."""
         return segment
 
     def pages(self, layer: int) -> HeldPages:
         """Return the KV pages for attention of `layer`: on its accelerator, or in host memory if the host attends."""
-        return self._pages.get(layer, self.home)
+        return self._pages.get(layer, self.host_pages)
 
     def begin(self, short: bool) -> None:
         """Begin a step, which is `short` or long.
@@ -137,9 +138,9 @@ class Accelerators:
         for staged in self._staged:
             staged.begin()
         if short != self._short and self.offload.long != self.offload.short:
-            self.settle()
+            self.wait_idle()
             if self._rings is not None:
-                self._rings.turn_to(short)
+                self._rings.switch_to(short)
         self._short = short
 
     def abandon(self) -> None:
@@ -149,10 +150,10 @@ class Accelerators:
         for staged in self._staged:
             staged.abandon()
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait for all transfers in flight, so that other code may hold segments of the host's window."""
         if self._rings is not None:
-            self._rings.quiet()
+            self._rings.wait_idle()
         for staged in self._staged:
             staged.flush()
 
@@ -180,7 +181,7 @@ class Accelerators:
     def _home(self, pages: int) -> KvPages:
         config, offload, dtype = self._plan.config, self.offload, self._plan.options.kv_dtype
         heads = self._heads if offload.host_kv_heads is None else offload.host_kv_heads
-        return KvPages.allocate(offload.home, pages, heads, config.head_dim, dtype, self.device.staging)
+        return KvPages.allocate(offload.host_kv_layers, pages, heads, config.head_dim, dtype, self.device.staging)
 
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
         """Allocate `count` KV pages for each layer with attention on an accelerator: resident, or visiting it."""
@@ -189,16 +190,18 @@ class Accelerators:
             if self.offload.kv == "gpu":
                 layers = self.offload.layers_on(card)
                 found |= dict.fromkeys(layers, self._placed.pages(device, self._plan, layers, count, self._heads))
-            elif layers := self.offload.staged_on(card):
+            elif layers := self.offload.visiting_layers_on(card):
                 self._staged.append(self._stages(card, device, count))
                 found |= dict.fromkeys(layers, self._staged[-1])
         return found
 
     def _stages(self, card: int, device: Device, count: int) -> StagedPages:
-        numbers = range(self.offload.stages(card))
+        numbers = range(self.offload.visiting_at_once(card))
         room = self._placed.pages(device, self._plan, numbers, count, self._heads)
         stages = [PageBuffer(room.keys[number], room.values[number]) for number in numbers]
-        return StagedPages(device, self.home, stages, self.offload.staged_on(card), self._queue, card - 1)
+        return StagedPages(
+            device, self.host_pages, stages, self.offload.visiting_layers_on(card), self._queue, card - 1
+        )
 
     @property
     def _heads(self) -> int:

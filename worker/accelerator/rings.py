@@ -54,7 +54,7 @@ class Rings:
             for card, device in cards
         ]
         together = any(each.in_turn for each in contents.values())
-        groups = [frozenset(fed)] if together else [plan.on(card) for card in plan.cards]
+        groups = [frozenset(fed)] if together else [plan.pieces_on(card) for card in plan.cards]
         self._group = {piece: number for number, group in enumerate(groups) for piece in group}
 
         def opened(pieces: Numbers) -> list[DeviceRing]:
@@ -85,7 +85,7 @@ class Rings:
         """
         return (self._short if short else self._long)[self._group[piece]].hold(piece)
 
-    def turn_to(self, short: bool) -> None:
+    def switch_to(self, short: bool) -> None:
         """Use the rings of short or of long steps from now on, and discard what the others loaded ahead."""
         rings = self._short if short else self._long
         if rings is not self._now:
@@ -95,7 +95,7 @@ class Rings:
             for ring in rings:
                 ring.resume()
 
-    def quiet(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until no load is in flight. Pieces that were loaded remain."""
         for ring in self._now:
             ring.wait_idle()
@@ -112,7 +112,7 @@ class Rings:
     def _contents(self, plan: OffloadPlan, piece: int, part: StreamedRange) -> RingSegment:
         segment = plan.pieces[piece]
         card, streamed = segment.device - 1, part.number not in self._window.placement.resident
-        name = f"{plan.named(piece)}{ON}{self._devices[card].name}" if card else plan.named(piece)
+        name = f"{plan.piece_name(piece)}{ON}{self._devices[card].name}" if card else plan.piece_name(piece)
         feed = partial(self._feed, part, self._devices[card], plan.problem.machine.cards[card].link.piece)
         return RingSegment(name, part.nbytes, feed, card, streamed)
 

@@ -15,7 +15,7 @@ from worker.demand.best import MB
 from worker.demand.hybrid import HybridExperts
 from worker.node.placed import Placed
 from worker.node.segment import ExpertsSegment, Launch, Segment
-from worker.plan.modes.experts import CardSlots, recording_of, routed_of
+from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
 from worker.plan.node_plan import NodePlan
 from worker.plan.residence import Residence
 
@@ -60,7 +60,7 @@ class ExpertAccelerated(Accelerators):
         self.arena = ExpertArena(self.device, memory, units, slots.costs, self._queue, recording, self._trace)
         super().open_rings(window)
 
-    def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
+    def adapt_host_segment(self, segment: Segment, layer: int, name: str) -> Segment:
         """Return a `HybridExperts` for the host's routed experts; other segments are returned unchanged."""
         if not isinstance(segment, ExpertsSegment) or segment.empty:
             return segment
@@ -107,14 +107,14 @@ class ExpertAccelerated(Accelerators):
     def _units(self, kept: Sequence[Bytes]) -> Mapping[Key, Bytes]:
         """Return this node's part of every routed expert, in the host's memory."""
         lying = {
-            place.segment.block.number: place
+            segment.block.number: segment
             for block in self._places.short
-            for place in block
-            if place.source == "window" and place.segment.block.kind == "experts"
+            for segment in block
+            if segment.memory == "window" and segment.block.kind == "experts"
         }
         found: dict[Key, Bytes] = {}
-        for (block, expert), unit in routed_of(self._plan):
-            place = lying[block]
-            begin = place.segment.before(unit)
-            found[block, expert] = kept[place.number][begin : begin + unit.nbytes]
+        for (block, expert), unit in routed_experts(self._plan):
+            whole = lying[block]
+            begin = whole.offset_of(unit)
+            found[block, expert] = kept[whole.number][begin : begin + unit.nbytes]
         return found

@@ -24,7 +24,7 @@ from tpi.errors import DeviceError
 from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.spec import F32, RouterSpec
 from tpi.trace import OFF, NoTrace
-from worker.demand.best import hits, megabytes, the_best
+from worker.demand.best import best_note, hits, megabytes
 
 _BELADY = "Belady's policy:"
 
@@ -115,12 +115,12 @@ class ExpertArena:
 
         return self.cache.share(keys, fetched)
 
-    def foretell(self, block: int, x: F32) -> None:
+    def prefetch_next(self, block: int, x: F32) -> None:
         """Prefetch the experts that the next block's router chooses for the hidden states `x` of this one.
 
         Does nothing if copying an expert takes longer than the usual time from one block to the next.
         """
-        self.settle()
+        self.wait()
         following = min((number for number in self.routers if number > block), default=None)
         if following is None or len(x) > STREAM_TOKENS or not self.short:
             return
@@ -135,7 +135,7 @@ class ExpertArena:
 
         self._asked = self._device.start(ask)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the last prediction; raise its error if it failed."""
         asked, self._asked = self._asked, None
         if asked is not None:
@@ -161,8 +161,8 @@ class ExpertArena:
         best, here = self.best(), stats.elsewhere / max(1, stats.uses)
         return (
             f"{self.cache.capacity} of {units} of those as they are wanted: {hits(stats)} of the chosen were there "
-            f"{the_best(hits, stats, recorded, best, _BELADY)}, the CPU computed {here:.0%}; {megabytes(stats)} MB "
-            f"over the link per step {the_best(megabytes, stats, recorded, best, _BELADY)}, {stats.ahead} ahead "
+            f"{best_note(hits, stats, recorded, best, _BELADY)}, the CPU computed {here:.0%}; {megabytes(stats)} MB "
+            f"over the link per step {best_note(megabytes, stats, recorded, best, _BELADY)}, {stats.ahead} ahead "
             f"({stats.ahead_used} used, {stats.ahead_wasted} wasted); kept {self.policy.sentence}"
         )
 

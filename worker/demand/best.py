@@ -8,7 +8,7 @@ from scheduler.demand.stats import DemandStats
 MB = 1e6
 
 
-def the_best(
+def best_note(
     show: Callable[[DemandStats | ReplayResult], str],
     whole: DemandStats,
     recorded: DemandStats,

@@ -13,7 +13,7 @@ from scheduler.storage.disk import Disk
 from scheduler.weights import Hold
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.trace import NoTrace
-from worker.demand.best import hits, megabytes, the_best
+from worker.demand.best import best_note, hits, megabytes
 from worker.demand.gathered import GatheredExperts
 from worker.node.segment import ExpertsSegment, Segment
 from worker.plan.checksums import Checksums
@@ -22,7 +22,7 @@ from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
 
 
-class Fetched:
+class DemandExperts:
     """A node's cache of experts that are loaded from disk on demand. A `scheduler.weights.StepListener`."""
 
     def __init__(
@@ -77,8 +77,8 @@ class Fetched:
         best = self._bound(recording)
         return (
             f"experts come from disk as they are wanted: {self.cache.capacity} of {len(self._plan.units)} in memory, "
-            f"{hits(stats)} found there {the_best(hits, stats, recorded, best, 'at best')}, "
-            f"{megabytes(stats)} MB read per step {the_best(megabytes, stats, recorded, best, 'at best')}, "
+            f"{hits(stats)} found there {best_note(hits, stats, recorded, best, 'at best')}, "
+            f"{megabytes(stats)} MB read per step {best_note(megabytes, stats, recorded, best, 'at best')}, "
             f"{stats.ahead} read ahead ({stats.ahead_used} used, {stats.ahead_wasted} wasted); "
             f"kept {self.policy.sentence}"
         )

@@ -60,7 +60,7 @@ class HybridExperts:
             pending = self._there(held, x, routing)
         finally:
             held.close()  # released after the accelerator's call
-        self.arena.foretell(self.block, part.x)
+        self.arena.prefetch_next(self.block, part.x)
         if held.left_out:
             pending.append(self._here(held.left_out, data, take(self), routing))
         return Merged(pending) if pending else Finished(lambda: np.zeros_like(part.x))

@@ -17,9 +17,9 @@ from tpi.kernels.spec import Input
 from tpi.trace import OFF, NoTrace
 from worker.accelerator.accelerated import Accelerators
 from worker.neurons.fallback import DenseFallback
-from worker.neurons.foresight import AheadPredictions, PlacedPredictor, Scorer, stay
 from worker.neurons.hybrid import HybridFfn
 from worker.neurons.judge import measure_limit
+from worker.neurons.lookahead import LookaheadPredictions, PlacedPredictor, Scorer, stay
 from worker.node.placed import Placed
 from worker.node.segment import FfnSegment, Launch, Segment
 from worker.plan.modes.neurons import NeuronArenas
@@ -55,20 +55,26 @@ class NeuronAccelerated(Accelerators):
         memory = self._placed.allocate(self.device, arena_bytes(list(layers.values())), ends[:-1])
         setup = self._neurons.setup
         self.arena = NeuronArena(
-            self.device, memory, list(layers.values()), self._queue, setup.moving, trace=self._trace, clock=self._clock
+            self.device,
+            memory,
+            list(layers.values()),
+            self._queue,
+            setup.migration,
+            trace=self._trace,
+            clock=self._clock,
         )
         arenas = dict(zip(layers, self.arena.layers, strict=True))
         placed, given = self._predictors(), setup.scorers
         devices = {**{layer: device for layer, (_, device) in placed.items()}, **dict.fromkeys(given, self.device)}
         scorers = {**{layer: scorer for layer, (scorer, _) in placed.items()}, **given}
-        self.foresight = AheadPredictions(scorers, arenas, devices, self._fallback)
+        self.foresight = LookaheadPredictions(scorers, arenas, devices, self._fallback)
         self._arenas = arenas
 
-    def accompanied(self, segment: Segment, layer: int, name: str) -> Segment:
+    def adapt_host_segment(self, segment: Segment, layer: int, name: str) -> Segment:
         """Return a `HybridFfn` for a feed-forward block with neurons in the arena; other segments are unchanged."""
         if not isinstance(segment, FfnSegment) or layer not in self._arenas:
             return segment
-        choose = self.foresight.of(layer, segment.spec, segment.device)
+        choose = self.foresight.choice_for(layer, segment.spec, segment.device)
         launch, arena = self._launch(name), self._arenas[layer]
         kernels, spec, clock = segment.device.kernels, segment.spec, self._clock
 
@@ -103,7 +109,7 @@ class NeuronAccelerated(Accelerators):
         said = [
             f"{super().describe()}; it computed {share:.0%} of the active neurons; {figures.moved} migrated, "
             f"{figures.moved_bytes / 1e6:.0f} MB",
-            f"{len(self._neurons.predicted_there)} of {len(setup.predictors)} predictors lie there"
+            f"{len(self._neurons.predictors_on_accelerator)} of {len(setup.predictors)} predictors lie there"
             if setup.predictors
             else "",
             f"{dense} blocks computed all neurons, which was faster" if dense else "",
@@ -111,7 +117,7 @@ class NeuronAccelerated(Accelerators):
         return "; ".join(filter(None, said))
 
     @property
-    def held(self) -> str:
+    def resident_summary(self) -> str:
         """The accelerator's share of whole blocks and of single neurons, as a sentence for the user."""
         assert self.arena is not None
         plan, layers = self.offload, self.arena.layers
@@ -119,7 +125,7 @@ class NeuronAccelerated(Accelerators):
                   and piece.block.kind != "attention"}  # fmt: skip
         slots, neurons = sum(len(each.table) for each in layers), sum(each.layer.neurons for each in layers)
         return (
-            f"{self.device.name} holds {len(plan.kept)} of {len(plan.pieces) - len(single)} other blocks and "
+            f"{self.device.name} holds {len(plan.resident)} of {len(plan.pieces) - len(single)} other blocks and "
             f"{slots} of {neurons} neurons"
         )
 
@@ -133,12 +139,11 @@ class NeuronAccelerated(Accelerators):
         found: dict[int, ArenaLayer] = {}
         chosen = iter(self._neurons.placement.neurons)
         for block in self._places.long:
-            for place in block:
-                segment = place.segment
-                if place.source == "window" and segment.block.kind != "attention":
+            for segment in block:
+                if segment.memory == "window" and segment.block.kind != "attention":
                     layer, layout = segment.block.layer, segment.runs[0].layout
                     count = segment.nbytes // layout.record_bytes
-                    records = kept[place.number][: segment.nbytes].reshape(count, layout.record_bytes)
+                    records = kept[segment.number][: segment.nbytes].reshape(count, layout.record_bytes)
                     frequency = _padded(self._neurons.setup.frequency[layer], count)
                     found[layer] = arena_layer(segment.block.name, records, frequency, next(chosen))
         return found
@@ -147,7 +152,7 @@ class NeuronAccelerated(Accelerators):
         """Return each layer's predictor and the device that runs it, accelerator or host, as placed."""
         found: dict[int, tuple[Scorer, Device]] = {}
         for layer, predictor in self._neurons.setup.predictors.items():
-            there = layer in self._neurons.predicted_there
+            there = layer in self._neurons.predictors_on_accelerator
             device, place = (self.device, self._bring) if there else (self._host, stay)
             found[layer] = (PlacedPredictor(predictor, device, place), device)
         return found

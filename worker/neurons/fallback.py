@@ -44,7 +44,7 @@ class DenseFallback:
             self._limits[size] = measure()
         return self._limits[size]
 
-    def asks(self, layer: int, tokens: int) -> bool:
+    def should_predict(self, layer: int, tokens: int) -> bool:
         """Return True if a layer should be predicted in a step of `tokens` tokens; always True for one token.
 
         If all neurons were faster the last time, several tokens are predicted only every `ASKED_AGAIN` steps.
@@ -62,7 +62,7 @@ class DenseFallback:
         if tokens > 1 and not paid:
             self._unasked[layer, size_class(tokens)] = 0
 
-    def pays(self, there: int, here: int, neurons: int, lines: Lines | None, tokens: int = 1) -> bool:
+    def prefers_active(self, there: int, here: int, neurons: int, lines: Lines | None, tokens: int = 1) -> bool:
         """Return True to compute `there` active neurons on the accelerator and `here` on the CPU, not all `neurons`.
 
         If `lines` is None, the costs of such steps are not known yet and the CPU's part alone decides.

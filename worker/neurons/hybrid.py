@@ -24,7 +24,7 @@ from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Take
 
 F32 = npt.NDArray[np.float32]
-HABITS = 8  # most tokens of a step whose active neurons count towards the recent frequencies
+FREQUENCY_TOKENS = 8  # most tokens of a step whose active neurons count towards the recent frequencies
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class HybridFfn:
             held = self.arena.divide_active(chosen.active)
         else:
             held = self.arena.divide(chosen.scores, chosen.threshold)
-        if len(part.x) <= HABITS:
+        if len(part.x) <= FREQUENCY_TOKENS:
             self.arena.count_active(chosen.active)
         if not self._pays(held, len(part.x)):
             held.cancel()
@@ -113,7 +113,9 @@ class HybridFfn:
 
     def _pays(self, held: HeldNeurons, tokens: int) -> bool:
         count = self.spec.neuron.units * self.spec.neuron.width
-        paid = self.fallback.pays(len(held.slots), len(held.cpu_neurons), count, self.arena.lines(tokens), tokens)
+        paid = self.fallback.prefers_active(
+            len(held.slots), len(held.cpu_neurons), count, self.arena.lines(tokens), tokens
+        )
         self.fallback.note(self.layer, tokens, paid)
         return paid
 

@@ -60,7 +60,7 @@ def _timed(call: Callable[[], object], clock: Clock) -> float:
 class StepComparison:
     """The comparison for steps of one size, which alternate between all neurons and predicted ones."""
 
-    pays: bool | None = None  # True if predicting is faster; None until it is known
+    predicting_is_faster: bool | None = None  # True if predicting is faster; None until it is known
     chosen: int = 0  # neurons computed in steps that predicted
     of: int = 0  # all neurons of those steps
     _took: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))  # seconds a token: all, predicted
@@ -71,7 +71,7 @@ class StepComparison:
     @property
     def predicts(self) -> bool:
         """True if the next step predicts its neurons."""
-        return self._step % 2 == 1 if self.pays is None else self.pays
+        return self._step % 2 == 1 if self.predicting_is_faster is None else self.predicting_is_faster
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -86,11 +86,11 @@ class StepComparison:
 
     def end(self) -> None:
         """End the step, if one was measured, and decide once enough steps of each mode are known."""
-        if self.pays is None and self._blocks:
+        if self.predicting_is_faster is None and self._blocks:
             if self._step >= _WARM:
                 self._took[self.predicts].append(self._now)
                 if min(map(len, self._took)) >= TURNS:
-                    self.pays = self.seconds[1] < self.seconds[0]
+                    self.predicting_is_faster = self.seconds[1] < self.seconds[0]
             self._step += 1
         self.abandon()
 
@@ -99,7 +99,7 @@ class StepComparison:
         self._now, self._blocks = 0.0, 0
 
 
-class Judge:
+class SparsityJudge:
     """A node's decisions whether to predict, with the measurements behind them. Used by one thread."""
 
     def __init__(self, mode: Mode, limit: float | None = None) -> None:
@@ -114,9 +114,9 @@ class Judge:
         """Return True if the current step, of `tokens` tokens, predicts its neurons."""
         return not self._takes_turns(tokens) or self._turns_of(tokens).predicts
 
-    def pays(self, tokens: int = 1) -> bool | None:
+    def predicting_is_faster(self, tokens: int = 1) -> bool | None:
         """Return True if predicting is faster in steps of about `tokens` tokens; None until it is known."""
-        return self._turns_of(tokens).pays if self._mode == "auto" else True
+        return self._turns_of(tokens).predicting_is_faster if self._mode == "auto" else True
 
     def limit(self, tokens: int = 1) -> float:
         """Return the share of active neurons above which all are faster, in steps of about `tokens` tokens."""
@@ -161,9 +161,9 @@ class Judge:
 
     def describe(self) -> str:
         """Return what was decided and skipped, for the user; an empty string before anything was computed."""
-        judged = {size: turns for size, turns in sorted(self._turns.items()) if turns.pays is not None}
+        judged = {size: turns for size, turns in sorted(self._turns.items()) if turns.predicting_is_faster is not None}
         said = [_verdict(size, turns) for size, turns in judged.items()]
-        if not judged or any(turns.pays for turns in judged.values()):
+        if not judged or any(turns.predicting_is_faster for turns in judged.values()):
             said.insert(0, self.skipped(trying=self._mode == "auto" and not judged))
         return "; ".join(filter(None, said))
 
@@ -188,8 +188,9 @@ def _verdict(size: int, turns: StepComparison) -> str:
     """Return the measurements of one size and the decision, for the user."""
     everything, predicted = (1e3 * each for each in turns.seconds)
     of = f" in steps of {size_name(size)}" if size else ""
+    on, pays = ("on", "pays") if turns.predicting_is_faster else ("off", "does not pay")
     return (
-        f"sparsity is {'on' if turns.pays else 'off'}{of}, it {'pays' if turns.pays else 'does not pay'} here: a "
+        f"sparsity is {on}{of}, it {pays} here: a "
         f"token's feed-forward blocks take {everything:.2f} ms with all neurons and {predicted:.2f} ms with the "
         f"{turns.chosen / max(1, turns.of):.0%} that are predicted"
     )

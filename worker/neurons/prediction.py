@@ -13,24 +13,24 @@ import numpy.typing as npt
 
 from tpi.devices.base import Device
 from tpi.kernels.spec import FfnSpec
-from worker.neurons.foresight import Scorer
 from worker.neurons.hybrid import NeuronChoice
+from worker.neurons.lookahead import Scorer
 from worker.neurons.union import UnionCosts, union_of
 from worker.node.microbatch import MicroBatch
 
 F32 = npt.NDArray[np.float32]
-Foretell = Callable[[int, NeuronChoice], None]
+OnPrediction = Callable[[int, NeuronChoice], None]
 """Called with a later layer and its prediction, as soon as that is known."""
 
 
-def nobody(layer: int, choice: NeuronChoice) -> None:
+def ignore_prediction(layer: int, choice: NeuronChoice) -> None:
     """Ignore the prediction: the default of `Predictions`."""
 
 
 class Predictions:
     """The predictions of one node. Used by one thread."""
 
-    def __init__(self, scorers: Mapping[int, Scorer], foretell: Foretell = nobody) -> None:
+    def __init__(self, scorers: Mapping[int, Scorer], foretell: OnPrediction = ignore_prediction) -> None:
         """Create predictions from `scorers` by layer, each of which scores all of the node's neurons of its layer."""
         self._scorers, self._foretell = scorers, foretell
         self._later: dict[int, list[int]] = {}  # by layer, the later layers whose predictors run there
@@ -67,12 +67,12 @@ class Predictions:
         given = x if scorer.input_kind == "residual" else normed
         if costs is None or tokens == 1:
             found = union_of(scorer.scores, scorer.threshold, given)
-        elif not costs.asks(layer, tokens):
+        elif not costs.should_predict(layer, tokens):
             return None
         else:
             began, limit = perf_counter(), costs.limit(tokens)
             found = union_of(scorer.scores, scorer.threshold, given, 1.0 if limit is None else limit)
-            costs.predicted(layer, found, tokens, perf_counter() - began)
-            if found.over:
+            costs.record_prediction(layer, found, tokens, perf_counter() - began)
+            if found.exceeded:
                 return None
         return NeuronChoice(found.active, found.scores, scorer.threshold, pieces=found.pieces)

@@ -13,10 +13,10 @@ from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes
 from tpi.errors import TpiError
 from tpi.kernels.spec import ChainBlock, FfnSpec, Residual
-from worker.neurons.foresight import PlacedPredictor, Scorer, stay
 from worker.neurons.hybrid import F32, NeuronChoice
-from worker.neurons.judge import Judge
-from worker.neurons.prediction import Foretell, Predictions, nobody
+from worker.neurons.judge import SparsityJudge
+from worker.neurons.lookahead import PlacedPredictor, Scorer, stay
+from worker.neurons.prediction import OnPrediction, Predictions, ignore_prediction
 from worker.neurons.union import PIECE
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
@@ -29,12 +29,12 @@ from worker.shards.image import HeldBlock
 class SparseNode:
     """The state that a node's sparse blocks share. A `scheduler.weights.StepListener`."""
 
-    def __init__(self, scorers: Mapping[int, Scorer], judge: Judge) -> None:
+    def __init__(self, scorers: Mapping[int, Scorer], judge: SparsityJudge) -> None:
         """Create the state from `scorers` by layer, each of which scores all of this node's neurons of its layer."""
         self.judge = judge
-        self.foretell: Foretell = nobody  # called with predictions of later layers
+        self.on_prediction: OnPrediction = ignore_prediction  # called with predictions of later layers
         self.records: RecordTier | None = None  # set if neurons are read from disk one by one
-        self._predictions = Predictions(scorers, lambda layer, choice: self.foretell(layer, choice))
+        self._predictions = Predictions(scorers, lambda layer, choice: self.on_prediction(layer, choice))
 
     def begin(self, short: bool) -> None:
         """Begin a step."""
@@ -50,7 +50,7 @@ class SparseNode:
         read = "" if self.records is None else self.records.stats().describe()
         return "; ".join(filter(None, [self.judge.describe(), read]))
 
-    def adapted(self, segment: Segment, layer: int, first: int) -> Segment:
+    def adapt_segment(self, segment: Segment, layer: int, first: int) -> Segment:
         """Return a segment that computes only active neurons; other kinds of segments are returned unchanged.
 
         `first` is the number of the segment's first neuron among the node's neurons of `layer`.
@@ -123,7 +123,7 @@ class SparseFfn:
         found = self._listed(data, part, lists) if lists else kernels.ffn(self.spec, data, take(self))
         took = perf_counter() - began
         judge.note(predicted + took, tokens)
-        judge.costs.computed(tokens, self._neurons, share, took)
+        judge.costs.record_computation(tokens, self._neurons, share, took)
         if chosen is not None:
             count = self._neurons * max(1, len(lists))
             judge.note_choice(round(share * count), count, predicted, predicted + took, tokens)
@@ -167,4 +167,6 @@ def open_sparse(plan: NodePlan, held: Sequence[HeldBlock], host: Device) -> Spar
     if mode == "off" or not plan.predictors:
         return None
     predictors = predictors_of(plan, held)
-    return SparseNode({layer: PlacedPredictor(one, host, stay) for layer, one in predictors.items()}, Judge(mode))
+    return SparseNode(
+        {layer: PlacedPredictor(one, host, stay) for layer, one in predictors.items()}, SparsityJudge(mode)
+    )

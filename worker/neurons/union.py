@@ -42,7 +42,7 @@ class Union:
         neurons: number of neurons of the layer.
         share: share of them that a piece needs on average.
         tokens: number of tokens predicted.
-        over: True if predicting stopped because `share` was too large.
+        exceeded: True if predicting stopped because `share` was too large.
     """
 
     active: I32
@@ -51,7 +51,7 @@ class Union:
     neurons: int = 0
     share: float = 0.0
     tokens: int = 1
-    over: bool = False
+    exceeded: bool = False
 
 
 def union_of(score: Score, threshold: float, x: F32, most: float = inf) -> Union:
@@ -101,7 +101,7 @@ class UnionCosts:
         """Set the measured `limit` for steps of about `tokens` tokens."""
         self._of(tokens).limit = limit
 
-    def asks(self, layer: int, tokens: int) -> bool:
+    def should_predict(self, layer: int, tokens: int) -> bool:
         """Return True if a layer should be predicted: it paid the last time, or that was `ASKED_AGAIN` steps ago."""
         size, limit = self._of(tokens), self.limit(tokens)
         if layer not in size.shares or limit is None or not size.whole or not size.predicting:
@@ -115,13 +115,13 @@ class UnionCosts:
         size.unasked[layer] = 0
         return True
 
-    def predicted(self, layer: int, found: Union, tokens: int, seconds: float) -> None:
+    def record_prediction(self, layer: int, found: Union, tokens: int, seconds: float) -> None:
         """Record that predicting `found` for a layer, in a step of `tokens` tokens, took `seconds`."""
         size = self._of(tokens)
         size.shares[layer] = found.share
         size.predicting.append(seconds / max(1, found.tokens * found.neurons))
 
-    def computed(self, tokens: int, neurons: int, share: float, seconds: float) -> None:
+    def record_computation(self, tokens: int, neurons: int, share: float, seconds: float) -> None:
         """Record that computing a `share` of `neurons` neurons took `seconds`, without the time to predict them."""
         limit, each = self.limit(tokens), seconds / max(1, tokens * neurons)
         if share == 1:

@@ -124,10 +124,10 @@ def _block(
     after = residual(plan.config, block.kind, held[block.source].vectors)
     if block.number in arrangement.demanded:
         if plan.predictors:
-            from worker.demand.records.blocks import StreamedBlock
+            from worker.demand.records.blocks import DemandBlock
 
             streamed = arrangement.demanded[block.number]
-            assert isinstance(streamed, StreamedBlock)
+            assert isinstance(streamed, DemandBlock)
             return streamed.block(block.number, block.name, after, joins)
         segment = arrangement.blocks[block.number][0]
         assert isinstance(segment.spec, ExpertsSpec)  # without predictors only experts are loaded on demand

@@ -28,7 +28,7 @@ from worker.service.served import Figures
 if TYPE_CHECKING:
     from scheduler.demand.records.stats import RecordStats
     from worker.accelerator.accelerated import Accelerators
-    from worker.demand.fetched import Fetched
+    from worker.demand.fetched import DemandExperts
     from worker.measure.watch import StepWatch
     from worker.neurons.sparse import SparseNode
     from worker.plan.case import Mode
@@ -49,7 +49,7 @@ class Node:
         residence: Residence,
         resources: ExitStack,
         link: "Accelerators | None" = None,
-        fetched: "Fetched | None" = None,
+        fetched: "DemandExperts | None" = None,
         sparse: "SparseNode | None" = None,
         recurrent: bool = False,
     ) -> None:
@@ -219,12 +219,12 @@ class Node:
         """Release memory, threads and sockets, and compare the disk's speed with the one that was remembered."""
         self._resources.close()
         if not self._by_neurons:  # otherwise the time includes reads of single neurons
-            self._residence.compare(self.streamed.read_bytes, self.streamed.read_seconds)
+            self._residence.check_disk_speed(self.streamed.read_bytes, self.streamed.read_seconds)
         if self.watch is not None:
             self.watch.close()
 
 
-def _remark(of: "Accelerators | Fetched | SparseNode | None") -> str:
+def _remark(of: "Accelerators | DemandExperts | SparseNode | None") -> str:
     return of.describe() if of else ""
 
 

@@ -21,8 +21,8 @@ from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold, close_all
 from worker.pipelines.pipeline import BatchPipeline, BatchSchedule, schedule_of
 from worker.pipelines.segments import for_batches
-from worker.pipelines.visiting import PageRoom, VisitingPages
-from worker.plan.modes.batch import BatchSettings, room_pages
+from worker.pipelines.visiting import PageBuffer, VisitingPages
+from worker.plan.modes.batch import BatchSettings, buffer_pages
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
 from worker.plan.places import StreamedRange
@@ -100,7 +100,7 @@ class BatchAccelerated(Accelerators):
             self.settings.asked.chunk,
             self._starts,
             self._holds,
-            room_pages(plan, policy.micro_batch) if agreed else 0,
+            buffer_pages(plan, policy.micro_batch) if agreed else 0,
         )
 
     @property
@@ -126,7 +126,7 @@ class BatchAccelerated(Accelerators):
             f"{moved.weight_bytes / _MB:.0f} MB of weights and {moved.kv_bytes / _MB:.0f} MB of keys and values moved"
         )
 
-    def follow(self, schedule: BatchSchedule, chunk_bytes: int) -> None:
+    def use_schedule(self, schedule: BatchSchedule, chunk_bytes: int) -> None:
         """Use another schedule from the next step on, and copy weights in parts of at most `chunk_bytes` bytes.
 
         The boundaries of chunks of experts are fixed in the plan (`BatchSettings.chunking`): no part crosses one.
@@ -135,9 +135,9 @@ class BatchAccelerated(Accelerators):
         if isinstance(self._rings, ChunkedRings):
             self._rings.chunk = chunk_bytes
 
-    def adapted(self, segment: Segment) -> Segment:
+    def adapt_segment(self, segment: Segment) -> Segment:
         """Return a segment of the accelerator in the form in which the pipeline computes it."""
-        return for_batches(segment, self.lanes, self.home, self.visiting, self.settings.card_kv_heads)
+        return for_batches(segment, self.lanes, self.host_pages, self.visiting, self.settings.card_kv_heads)
 
     def abandon(self) -> None:
         """Abort the step: end all holds and discard all transfers, including those that failed."""
@@ -147,11 +147,11 @@ class BatchAccelerated(Accelerators):
         if self.visiting is not None:
             self.visiting.abandon()
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait for all transfers in flight, those of visiting pages included."""
-        super().settle()
+        super().wait_idle()
         if self.visiting is not None:
-            self.visiting.settle()
+            self.visiting.wait_saved()
 
     def open_rings(self, window: Window) -> None:
         """Open the accelerator's ring and start to load streamed pieces from the host's `window`, in chunks."""
@@ -166,7 +166,7 @@ class BatchAccelerated(Accelerators):
         self._holds.setdefault(self.offload.pieces[piece].block.number, []).append(hold)
         return hold
 
-    def gathered(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
+    def gather(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
         """Return experts whose chunks lie in several places as one segment, with one hold for all of them."""
         mixture = self._plan.config.mixture
         assert isinstance(segment, ExpertsSegment)
@@ -186,14 +186,16 @@ class BatchAccelerated(Accelerators):
     def _starts(self, host_attends: bool) -> None:
         """Prepare for a step: if the host attends, wait until pages that the accelerator wrote are in host memory."""
         if host_attends and self.visiting is not None:
-            self.visiting.settle()
+            self.visiting.wait_saved()
 
     def _visiting_pages(self) -> VisitingPages | None:
-        heads, numbers, pages = self.offload.host_kv_heads, range(self.settings.rooms), self.settings.room_pages
+        heads, numbers, pages = self.offload.host_kv_heads, range(self.settings.buffers), self.settings.buffer_pages
         if not numbers or heads is None:
             return None
         on_card = self._placed.pages(self.device, self._plan, numbers, pages, heads)
         dim, dtype = self._plan.config.head_dim, self._plan.options.kv_dtype
         staged = KvPages.allocate(numbers, pages, heads, dim, dtype, self.device.staging)
-        rooms = [PageRoom(on_card.keys[at], on_card.values[at], (staged.keys[at], staged.values[at])) for at in numbers]
-        return VisitingPages(self.device, self.home, rooms, self._queue)
+        rooms = [
+            PageBuffer(on_card.keys[at], on_card.values[at], (staged.keys[at], staged.values[at])) for at in numbers
+        ]
+        return VisitingPages(self.device, self.host_pages, rooms, self._queue)

@@ -1,6 +1,7 @@
 """The division of a step's tokens into micro-batches.
 
-It depends only on the step's sequences and on `Sizes`, so that all nodes of a group divide a step in the same way.
+It depends only on the step's sequences and on `MicroBatchLimits`, so that all nodes of a group divide a step in the
+same way.
 """
 
 from collections.abc import Iterator
@@ -16,42 +17,42 @@ I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MicroBatchLimits:
     """Limits on the sizes of micro-batches, the same on all nodes of a group.
 
     Attributes:
         micro_batch: the largest number of sequences in a micro-batch of a decode step.
-        least: the smallest number of micro-batches if there are as many sequences, so that work overlaps.
+        min_parts: the smallest number of micro-batches if there are as many sequences, so that work overlaps.
         chunk: the largest number of tokens in a micro-batch of a prompt step.
         pages: the largest number of different KV pages that a micro-batch may need; 0 means any number.
-        visits: whether `pages` limits decode steps too.
+        limit_decode: whether `pages` limits decode steps too.
     """
 
     micro_batch: int
-    least: int
+    min_parts: int
     chunk: int
     pages: int = 0
-    visits: bool = False
+    limit_decode: bool = False
 
 
-def decodes(batch: Batch) -> bool:
+def is_decode(batch: Batch) -> bool:
     """Return True for a decode step, in which no sequence has more than one token; False for a prompt step."""
     return len(np.unique(batch.sequence)) == len(batch.positions)
 
 
-def divided(sizes: Sizes, batch: Batch) -> list[I64]:
+def divided(sizes: MicroBatchLimits, batch: Batch) -> list[I64]:
     """Return the indices in the step of each micro-batch's tokens, in ascending order."""
-    return _answers(sizes, batch) if decodes(batch) else list(_prompts(sizes, batch))
+    return _answers(sizes, batch) if is_decode(batch) else list(_prompts(sizes, batch))
 
 
-def _answers(sizes: Sizes, batch: Batch) -> list[I64]:
+def _answers(sizes: MicroBatchLimits, batch: Batch) -> list[I64]:
     """Divide a decode step into micro-batches of nearly equal numbers of sequences and sums of context lengths.
 
     Algorithm 2: take the sequences from the longest to the shortest. Add each to the micro-batch with the smallest
     context so far among those that are not full.
     """
     tokens = len(batch.positions)
-    count = max(-(-tokens // sizes.micro_batch), min(tokens, sizes.least), _least_parts(sizes, batch))
+    count = max(-(-tokens // sizes.micro_batch), min(tokens, sizes.min_parts), _least_parts(sizes, batch))
     found: list[list[int]] = [[] for _ in range(count)]
     filled, most = [0] * count, -(-tokens // count)
     for row in np.argsort(-batch.positions, kind="stable").tolist():
@@ -61,15 +62,15 @@ def _answers(sizes: Sizes, batch: Batch) -> list[I64]:
     return [np.sort(np.array(rows, np.int64)) for rows in found if rows]
 
 
-def _least_parts(sizes: Sizes, batch: Batch) -> int:
+def _least_parts(sizes: MicroBatchLimits, batch: Batch) -> int:
     """Return the smallest number of micro-batches of a decode step for which the pages of each fit."""
-    if not (sizes.pages and sizes.visits):
+    if not (sizes.pages and sizes.limit_decode):
         return 1
     each = max(1, sizes.pages // max(1, len(batch.tables[0])))
     return -(-len(batch.positions) // each)
 
 
-def _prompts(sizes: Sizes, batch: Batch) -> Iterator[I64]:
+def _prompts(sizes: MicroBatchLimits, batch: Batch) -> Iterator[I64]:
     """Yield micro-batches of consecutive tokens, at most a chunk each; a chunk is halved until its pages fit."""
     begin, tokens = 0, len(batch.positions)
     while begin < tokens:
@@ -80,5 +81,5 @@ def _prompts(sizes: Sizes, batch: Batch) -> Iterator[I64]:
         begin = end
 
 
-def _has_room(sizes: Sizes, batch: Batch) -> bool:
-    return not sizes.pages or len(page_numbers(batch).home) <= sizes.pages
+def _has_room(sizes: MicroBatchLimits, batch: Batch) -> bool:
+    return not sizes.pages or len(page_numbers(batch).host_pages) <= sizes.pages

@@ -35,7 +35,7 @@ class QueuedMicroBatch(MicroBatch):
             attended_there: whether the accelerator computes attention; else the host.
         """
         super().__init__(x, batch)
-        self.number, self.rows, self.attended_there = number, rows, attended_there
+        self.number, self.rows, self.attends_on_accelerator = number, rows, attended_there
         self._lanes = lanes
         self._moves: list[Pending[None]] = []  # queued steps from one block to the next
 

@@ -13,7 +13,7 @@ from tpi.kernels.spec import Batch
 from tpi.net.fields import GroupBatch
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Order, Phase, Visit, visits
-from worker.pipelines.dividing import Sizes, decodes, divided
+from worker.pipelines.dividing import MicroBatchLimits, divided, is_decode
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold
 from worker.pipelines.micro import QueuedMicroBatch
@@ -34,13 +34,13 @@ class BatchSchedule:
         micro_batch: the largest number of sequences of a micro-batch.
         host_attends: whether the host computes attention; else the accelerator does, with KV pages that visit it.
         order: the order of the micro-batches' tasks.
-        least: the number of micro-batches to make of few sequences, so that transfers and computations overlap.
+        min_parts: the number of micro-batches to make of few sequences, so that transfers and computations overlap.
     """
 
     micro_batch: int
     host_attends: bool
     order: Order
-    least: int = 1
+    min_parts: int = 1
 
 
 def schedule_of(attends: tuple[bool, ...], policy: BatchPolicy, group: GroupBatch | None = None) -> BatchSchedule:
@@ -73,7 +73,7 @@ def reassemble(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
     return out
 
 
-def hold_for(found: Sequence[Visit], holds: Mapping[int, list[LongHold]]) -> None:
+def set_visit_counts(found: Sequence[Visit], holds: Mapping[int, list[LongHold]]) -> None:
     """Begin a step: make the holds of each block last for all of the visits `found` to that block."""
     counts = Counter(visit.block for visit in found if visit.jobs)
     for block, own in holds.items():
@@ -95,7 +95,7 @@ class BatchPipeline:
         visiting: KV pages that visit the accelerator, if any do.
         schedule: used for decode steps; may be replaced between two steps.
         chunk: the largest number of tokens of a prompt's micro-batch.
-        starts: called at the start of a step.
+        on_start: called at the start of a step.
         holds: the holds of the streamed pieces of each block.
         pages: the largest number of KV pages of one micro-batch, the same on all nodes of a group; 0 for the limit of
             this node.
@@ -107,13 +107,13 @@ class BatchPipeline:
     visiting: VisitingPages | None
     schedule: BatchSchedule
     chunk: int
-    starts: Starts
+    on_start: Starts
     holds: Mapping[int, list[LongHold]] = field(default_factory=dict)
     pages: int = 0
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
         """Begin a step; return its micro-batches and the order of their tasks. `x` is `[tokens, hidden]`."""
-        answers = decodes(batch)
+        answers = is_decode(batch)
         host_attends = answers and self.schedule.host_attends
         rows = divided(self.sizes, batch)
         parts = [self._part(number, x, batch, own, not host_attends) for number, own in enumerate(rows)]
@@ -129,24 +129,26 @@ class BatchPipeline:
     def alone(self, x: F32, batch: Batch) -> MicroBatch:
         """Return all tokens as one micro-batch, for a block by itself."""
         part = self._part(0, x, batch, np.arange(len(x)), attended_there=True)
-        self.starts(False)
+        self.on_start(False)
         if self.visiting is not None:
             self.visiting.begin([part.batch], [])
         return part
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> MicroBatchLimits:
         """The limits on the sizes of micro-batches."""
         schedule = self.schedule
         if self.pages:  # in a group, every micro-batch must fit on every node
-            return Sizes(schedule.micro_batch, schedule.least, self.chunk, self.pages, visits=True)
+            return MicroBatchLimits(schedule.micro_batch, schedule.min_parts, self.chunk, self.pages, limit_decode=True)
         room = 0 if self.visiting is None else self.visiting.capacity
-        return Sizes(schedule.micro_batch, schedule.least, self.chunk, room, visits=not schedule.host_attends)
+        return MicroBatchLimits(
+            schedule.micro_batch, schedule.min_parts, self.chunk, room, limit_decode=not schedule.host_attends
+        )
 
     def _begin(self, parts: Sequence[QueuedMicroBatch], order: Order, host_attends: bool) -> None:
         found = visits(order, len(self.attends), len(parts))
-        hold_for(found, self.holds)
-        self.starts(host_attends)
+        set_visit_counts(found, self.holds)
+        self.on_start(host_attends)
         if self.visiting is not None:
             attended = [
                 (self.layers[visit.block], job.micro_batch)

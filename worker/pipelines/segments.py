@@ -40,18 +40,19 @@ class BatchAttention(AttentionSegment):
 
     Attributes:
         lanes: the accelerator, and the host's threads.
-        home: KV pages in host memory.
+        host_pages: KV pages in host memory.
         visiting: the same pages when they visit the accelerator; None if all keys and values are resident there.
-        kept: heads whose keys and values are resident on the accelerator, which always computes their attention.
-        others: heads whose keys and values are in host memory. The micro-batch says whether the host computes their
+        resident_heads: heads whose keys and values are resident on the accelerator, which always computes their
+            attention.
+        host_heads: heads whose keys and values are in host memory. The micro-batch says whether the host computes their
             attention, in a thread of its own, or the accelerator, with visiting pages.
     """
 
     lanes: BatchLanes
-    home: KvPages
+    host_pages: KvPages
     visiting: VisitingPages | None
-    kept: HeadRange | None
-    others: HeadRange | None
+    resident_heads: HeadRange | None
+    host_heads: HeadRange | None
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
         """Start these phases of attention for a micro-batch; return the pending partial result with the last phase."""
@@ -60,13 +61,13 @@ class BatchAttention(AttentionSegment):
             return super().start(phases, data, part, take)
         if Phase.PROJECT in phases:
             part.follow()
-            if not (part.attended_there and phases >= COMPUTE):
+            if not (part.attends_on_accelerator and phases >= COMPUTE):
                 part.between[self] = self._project(data, part, take)
-        if part.attended_there:
+        if part.attends_on_accelerator:
             return self._attend_on_card(phases, data, part, take) if Phase.OUTPUT in phases else None
         if Phase.ATTEND in phases:
-            if self.kept is not None:
-                part.between[self, "kept"] = self._attend_kept(self.kept, part)
+            if self.resident_heads is not None:
+                part.between[self, "kept"] = self._attend_kept(self.resident_heads, part)
             part.between[self] = self._attend_on_host(part)
         return self._output(data, part) if Phase.OUTPUT in phases else None
 
@@ -86,7 +87,7 @@ class BatchAttention(AttentionSegment):
 
     def _project(self, data: Bytes, part: QueuedMicroBatch, take: Take) -> Pending[Crossed]:
         """Start the projection to heads, then the transfer of those for which the host attends (D1, section 4.1)."""
-        crossing = None if part.attended_there else self.others
+        crossing = None if part.attends_on_accelerator else self.host_heads
 
         def project() -> Crossed:
             heads = self.device.kernels.project(self.spec, data, take(self), part.batch.positions)
@@ -103,7 +104,7 @@ class BatchAttention(AttentionSegment):
 
     def _attend_on_host(self, part: QueuedMicroBatch) -> Pending[Crossed]:
         """Start the host's attention, and then the transfer of its result to the accelerator (D2)."""
-        before, kernels, others = part.between[self], self.lanes.host.kernels, self.others
+        before, kernels, others = part.between[self], self.lanes.host.kernels, self.host_heads
         assert others is not None  # the host attends only for keys and values in its memory
 
         def arrived() -> Projected:
@@ -113,7 +114,7 @@ class BatchAttention(AttentionSegment):
             return heads
 
         def attend(heads: Projected) -> Crossed:
-            with self.home.hold(self.layer, part.batch) as (keys, values):
+            with self.host_pages.hold(self.layer, part.batch) as (keys, values):
                 mixed = _attended(kernels, others, heads, (keys, values, part.batch))
             return mixed, self.lanes.transfer_activations(mixed.nbytes, up=True)
 
@@ -142,12 +143,12 @@ class BatchAttention(AttentionSegment):
         heads = part.between.pop(self, None)
         with ExitStack() as held:
             attending: list[tuple[HeadRange, Paged]] = []
-            if self.kept is not None:
+            if self.resident_heads is not None:
                 keys, values = held.enter_context(self.pages.hold(self.layer, part.batch))
-                attending.append((self.kept, (keys, values, part.batch)))
-            if self.others is not None:
+                attending.append((self.resident_heads, (keys, values, part.batch)))
+            if self.host_heads is not None:
                 assert self.visiting is not None
-                attending.append((self.others, held.enter_context(self.visiting.hold(self.layer, part.number))))
+                attending.append((self.host_heads, held.enter_context(self.visiting.hold(self.layer, part.number))))
             return self._attention(data, part, take, heads, attending)
 
     def _attention(

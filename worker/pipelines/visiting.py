@@ -24,7 +24,7 @@ Visit = tuple[int, int]  # a layer, and a micro-batch of the step
 
 
 @dataclass(eq=False)
-class PageRoom:
+class PageBuffer:
     """Accelerator memory for the pages of one micro-batch, and host memory to copy them from and to.
 
     Attributes:
@@ -47,13 +47,13 @@ class PageNumbers:
     """The pages that a micro-batch needs, in the order of a room, and its batch with their numbers in the room.
 
     Attributes:
-        home: the numbers of the pages in host memory.
+        host_pages: the numbers of the pages in host memory.
         filled: how many of the first pages hold tokens of earlier steps or micro-batches.
         written: the index of the first page that the micro-batch appends to; it appends to all later ones too.
         batch: the micro-batch with the pages' numbers in the room.
     """
 
-    home: tuple[int, ...]
+    host_pages: tuple[int, ...]
     filled: int
     written: int
     batch: Batch
@@ -75,11 +75,11 @@ class _Save:
 class VisitingPages:
     """The rooms of one accelerator, and the transfers between them and the pages `home` in host memory."""
 
-    def __init__(self, device: Device, home: KvPages, rooms: Sequence[PageRoom], queue: TransferQueue) -> None:
+    def __init__(self, device: Device, home: KvPages, rooms: Sequence[PageBuffer], queue: TransferQueue) -> None:
         self._device, self._home, self._rooms, self._queue = device, home, list(rooms), queue
         self._numbers: list[PageNumbers] = []  # the pages of each micro-batch of this step
         self._next: dict[Visit, Visit] = {}
-        self._ahead: dict[Visit, PageRoom] = {}  # rooms that are loaded, or being loaded, for later visits
+        self._ahead: dict[Visit, PageBuffer] = {}  # rooms that are loaded, or being loaded, for later visits
         self._saves: dict[int, list[_Save]] = {}  # by layer
         self._earlier: list[_Save] = []  # saves of earlier steps
         self._lost: Exception | None = None
@@ -125,12 +125,12 @@ class VisitingPages:
         numbers = self._numbers[number]
         yield room.keys, room.values, numbers.batch
         room.ended = self._device.start(lambda: self._save(room, layer, numbers))
-        written = frozenset(numbers.home[numbers.written :])
+        written = frozenset(numbers.host_pages[numbers.written :])
         self._saves.setdefault(layer, []).append(_Save(written, room.ended))
         if (then := self._next.get((layer, number))) is not None and len(self._rooms) > 1:
             self._ahead[then] = self._load(*then)
 
-    def settle(self) -> None:
+    def wait_saved(self) -> None:
         """Wait until all appended pages are in host memory.
 
         Raises:
@@ -158,12 +158,12 @@ class VisitingPages:
         self._saves.clear()
         self._ahead.clear()
 
-    def _load(self, layer: int, number: int) -> PageRoom:
+    def _load(self, layer: int, number: int) -> PageBuffer:
         """Load a visit's pages into the least recently used room, after all saves from that room and of those pages."""
         room = self._rooms.pop(0)
         self._rooms.append(room)
         numbers, before = self._numbers[number], room.ended
-        pages = numbers.home[: numbers.filled]
+        pages = numbers.host_pages[: numbers.filled]
         saves = [save.ended for save in self._saves.get(layer, []) if save.pages & set(pages)]
 
         def load() -> None:
@@ -174,19 +174,19 @@ class VisitingPages:
         room.loaded = self._queue.submit("kv load", f"KV {layer}, micro-batch {number}", load)
         return room
 
-    def _save(self, room: PageRoom, layer: int, numbers: PageNumbers) -> QueuedTransfer:
-        pages = slice(numbers.written, len(numbers.home))
+    def _save(self, room: PageBuffer, layer: int, numbers: PageNumbers) -> QueuedTransfer:
+        pages = slice(numbers.written, len(numbers.host_pages))
 
         def save() -> None:
             both = zip((room.keys, room.values), room.staged, strict=True)
             self._move([(_bytes(array[pages]), _bytes(staged[pages])) for array, staged in both])
-            home = list(numbers.home[pages])
+            home = list(numbers.host_pages[pages])
             self._home.keys[layer][home] = room.staged[0][pages]
             self._home.values[layer][home] = room.staged[1][pages]
 
         return self._queue.submit("kv save", f"KV {layer}, micro-batch saved", save)
 
-    def _copy_in(self, layer: int, room: PageRoom, pages: list[int]) -> None:
+    def _copy_in(self, layer: int, room: PageBuffer, pages: list[int]) -> None:
         """Gather pages in the host's buffer and copy them to the room at once, as many small copies would be slow."""
         if not pages:
             return

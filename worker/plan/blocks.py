@@ -23,7 +23,7 @@ def attention_vectors(config: ModelConfig) -> dict[str, int]:
     return found
 
 
-def holds_keys(assign: Assign, attention: BlockPlan) -> bool:
+def has_matching_kv_units(assign: Assign, attention: BlockPlan) -> bool:
     """Return True if the node's KV units are exactly those that its query units attend to.
 
     If keys and values come from a latent vector, the node must also have all units of the run `latent`. A node without
@@ -95,7 +95,7 @@ def settings_fault(config: ModelConfig) -> str | None:
     return None
 
 
-def slices_fault(names: Sequence[str], block: BlockPlan) -> str | None:
+def expert_ranges_fault(names: Sequence[str], block: BlockPlan) -> str | None:
     """Return what is wrong with the ranges of a block of experts, or None; `names` are the names of its runs.
 
     Ranges of one run must have the same layout, be in order and not overlap.

@@ -120,33 +120,35 @@ class Case:
     def sizes(self, pieces: Sequence[NodeSegment]) -> list[int]:
         """Return the bytes of host memory that each of `pieces` takes; an upper bound before its file is there."""
         if self.held is None:
-            return [piece.most_bytes(self.plan.rank) for piece in pieces]
+            return [piece.max_bytes(self.plan.rank) for piece in pieces]
         return [piece.extent(self.held).slot_bytes for piece in pieces]
 
-    def hosted(self, offload: OffloadPlan | None) -> tuple[list[NodeSegment], HostShare]:
+    def host_part(self, offload: OffloadPlan | None) -> tuple[list[NodeSegment], HostShare]:
         """Return the pieces that the host holds beside the accelerators of `offload`, and the memory that they take."""
         if offload is None:
             pieces = tiles(self.plan)
             return pieces, HostShare.of(pieces, self.sizes(pieces))
         pieces = [replace(offload.pieces[number], device=0) for number in offload.host_pieces]
         staged = offload.staged_bytes + offload.shared_bytes
-        return pieces, HostShare.of(pieces, self.sizes(pieces), len(offload.home), staged, offload.host_kv_heads)
+        return pieces, HostShare.of(
+            pieces, self.sizes(pieces), len(offload.host_kv_layers), staged, offload.host_kv_heads
+        )
 
     def in_memory(self, offload: OffloadPlan) -> bool:
         """Return True if the host's memory holds all pieces that are not resident on an accelerator."""
         try:
-            return not fit(self.plan, self.tables, self.hosted(offload)[1]).placement.streamed_bytes
+            return not fit(self.plan, self.tables, self.host_part(offload)[1]).placement.streamed_bytes
         except PlanError:
             return False
 
     @cached_property
-    def host(self) -> tuple[Budget, DiskSpeed]:
+    def host_budget(self) -> tuple[Budget, DiskSpeed]:
         """How the memory of a host without accelerators is divided, and the disk's speed.
 
         Raises:
             PlanError: if the plan does not fit; names the memory that would suffice.
         """
-        pieces, hosted = self.hosted(None)
+        pieces, hosted = self.host_part(None)
         return self.budget(pieces, hosted)
 
     def budget(self, pieces: Sequence[NodeSegment], hosted: HostShare) -> tuple[Budget, DiskSpeed]:
@@ -209,7 +211,7 @@ class Case:
             reserve=reserve,
         )
 
-    def rounding(self, pieces: Sequence[NodeSegment]) -> int:
+    def rounding_bytes(self, pieces: Sequence[NodeSegment]) -> int:
         """Return the bytes that rounding adds to experts and KV pages on an accelerator, which the cost model omits."""
         plan = self.plan
         weights = sum(piece_bytes(piece) - piece.nbytes for piece in pieces if piece.block.kind == "experts")

@@ -19,13 +19,13 @@ from tpi.pack.layout import RunLayout, RunName, RunShape, attention_shapes, delt
 from tpi.partition import FFN_UNIT
 from worker.plan.blocks import (
     attention_vectors,
+    expert_ranges_fault,
     expert_runs,
     expert_vectors,
+    has_matching_kv_units,
     holds_key_heads,
-    holds_keys,
     lacks_latent,
     settings_fault,
-    slices_fault,
 )
 from worker.plan.choose import check
 from worker.plan.node_plan import HALVES, node_plan
@@ -82,7 +82,7 @@ def _faults(assign: Assign) -> Iterator[Fault]:
     for number, layer in enumerate(assign.layers):
         attention = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "attention"]
         yield _if(
-            not all(holds_keys(assign, block) for block in attention),
+            not all(has_matching_kv_units(assign, block) for block in attention),
             f"layer {number} lacks KV heads that its query heads read",
         )
         recurrent = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "delta"]
@@ -162,7 +162,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
             layouts = [assign.layouts[run.layout] for run in block.runs]
             names = [layout.name for layout in layouts]
             if block.kind == "experts":
-                yield slices_fault(names, block)
+                yield expert_ranges_fault(names, block)
                 names = [name for name, _ in groupby(names)]
             wanted = runs[block.kind]
             yield _if(names != list(wanted), f"a block of kind {block.kind} has the runs {names}")

@@ -63,7 +63,7 @@ def _proposal(mode: Mode, case: Case) -> Candidate[Any] | PlanError | None:
 def check(plan: NodePlan, tables: Tables | None = None, card: Card | None = None) -> None:
     """Refuse a plan that does not fit into the memory of a node with the accelerator `card`, or with none.
 
-    A plan for another machine must have the options that `worker.profile.limited` returns.
+    A plan for another machine must have the options that `worker.profile.limit_options` returns.
 
     Raises:
         PlanError: if it does not fit; names the smallest setting that would suffice.
@@ -99,9 +99,9 @@ def allowed_modes(case: Case) -> Sequence[Mode]:
         return [*(mode for mode, open_to in possible.items() if open_to), "stream"]
     sparsity = plan.options.sparsity if plan.predictors else "off"
     if sparsity in ("static", "dynamic"):
-        from worker.plan.modes.neurons import refuse_insistence
+        from worker.plan.modes.neurons import refuse_contradicting_flags
 
-        refuse_insistence(plan, options)
+        refuse_contradicting_flags(plan, options)
         return ("offload",) if case.held is None else ("neurons",)  # predictors come with the weights
     if plan.options.batch is not None or options.pipeline == "batch":
         return ("batch",)

@@ -69,7 +69,7 @@ def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
     if block.nbytes <= room + 1:
         return block.runs, ()
     if block.kind == "experts":
-        return kept_experts(block, room)
+        return divide_experts(block, room)
     if block.half == "attention":
         return (), block.runs
     (run,) = block.runs
@@ -77,7 +77,7 @@ def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
     return _between(block.runs, 0, count), _between(block.runs, count, len(run.units))
 
 
-def kept_experts(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
+def divide_experts(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
     """Return the units of a block of experts that fit into `room` bytes, and the others, which are contiguous.
 
     The first units are resident. If the shared experts, which come first and are never cut, do not fit, the last units

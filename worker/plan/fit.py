@@ -28,7 +28,7 @@ class Tables:
 
     head: int = 0
     embedding: int = 0  # 0 if it shares the head's table
-    sent: int = 0  # predictors of other nodes' neurons
+    predictor_bytes: int = 0  # predictors of other nodes' neurons
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class HostShare:
     sizes: tuple[int, ...]
     kinds: tuple[BlockKind, ...]
     kv_layers: int | None = None  # layers with keys and values in host memory; None means all
-    staged: int = 0  # bytes of buffers that collect data for a device
+    staging_bytes: int = 0  # bytes of buffers that collect data for a device
     kv_heads: int | None = None  # KV heads per layer with keys and values in host memory; None means all
 
     @classmethod
@@ -63,7 +63,7 @@ def fit(
     """Divide `node.options.memory` among the uses of memory on `node`.
 
     A memory of 0 stands for what is free on this machine less a margin, or for no limit without a scheduler. So a plan
-    for another machine must have the options that `worker.profile.limited` returns.
+    for another machine must have the options that `worker.profile.limit_options` returns.
 
     Args:
         tables: tables and predictors, on the master.
@@ -89,7 +89,7 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
     """Return the memory that `node` needs, by use. The arguments are those of `fit`."""
     config, options = node.config, node.options
     tables, pieces = tables or Tables(), tiles(node)
-    hosted = hosted or HostShare.of(pieces, [one.most_bytes(node.rank) for one in pieces])
+    hosted = hosted or HostShare.of(pieces, [one.max_bytes(node.rank) for one in pieces])
     layers = len(config.attention_layers) if hosted.kv_layers is None else hosted.kv_layers
     states = 4 * sum(node.state_sizes.values())
     kv_heads = node.kv_heads if hosted.kv_heads is None else hosted.kv_heads
@@ -105,8 +105,8 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
         fixed=_fixed(node)
         + LEAST_STATES * states
         + chunk
-        + hosted.staged
-        + tables.sent
+        + hosted.staging_bytes
+        + tables.predictor_bytes
         + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,
         embedding=tables.embedding,

@@ -56,7 +56,7 @@ class OffloadPlan:
 
     Attributes:
         pieces: all pieces.
-        kept: pieces that are resident on their accelerator.
+        resident: pieces that are resident on their accelerator.
         long: other pieces that steps of at least `crossover` tokens stream to the accelerator.
         short: other pieces that shorter steps stream to the accelerator.
         crossover: tokens.
@@ -66,7 +66,7 @@ class OffloadPlan:
         problem: the input of the cost model.
         chosen: the choice of the cost model.
         longest: tokens of the longest step that fits on the accelerators.
-        ahead: segments in a ring at once, if more than `depth`.
+        ring_depth: segments in a ring at once, if more than `depth`.
         chunked: True if a layer's streamed pieces are chunks: one call computes all chunks of experts, wherever they
             lie, layers lie in the two halves of the ring in turn, and KV pages visit by micro-batch, not by layer.
         host_kv_heads: KV heads per layer with keys and values in the host's memory; None means all.
@@ -76,7 +76,7 @@ class OffloadPlan:
     """
 
     pieces: tuple[NodeSegment, ...]
-    kept: Numbers
+    resident: Numbers
     long: Numbers
     short: Numbers
     crossover: int
@@ -86,14 +86,14 @@ class OffloadPlan:
     problem: Problem
     chosen: Offload
     longest: int
-    ahead: int = 0
+    ring_depth: int = 0
     chunked: bool = False
     host_kv_heads: int | None = None
     staged_bytes: int = 0
     other_bytes: int = 0
     memory: MemoryRule = MemoryRule()
 
-    def named(self, piece: int) -> str:
+    def piece_name(self, piece: int) -> str:
         """Return the name of a streamed piece in traces and errors; a chunk has its number if its block has several."""
         block = self.pieces[piece].block
         if not self.chunked:
@@ -105,7 +105,7 @@ class OffloadPlan:
     @property
     def host_pieces(self) -> list[int]:
         """The numbers of the pieces that lie in the host's memory or on its disk, in order of use."""
-        return [number for number in range(len(self.pieces)) if number not in self.kept]
+        return [number for number in range(len(self.pieces)) if number not in self.resident]
 
     @property
     def streamed_pieces(self) -> list[int]:
@@ -117,7 +117,7 @@ class OffloadPlan:
         """The numbers of the accelerators among the node's devices, from 1 on."""
         return range(1, 1 + max((piece.device for piece in self.pieces), default=1))
 
-    def on(self, card: int) -> Numbers:
+    def pieces_on(self, card: int) -> Numbers:
         """Return the numbers of the pieces that are assigned to accelerator `card`."""
         return frozenset(number for number, piece in enumerate(self.pieces) if piece.device == card)
 
@@ -126,20 +126,22 @@ class OffloadPlan:
         if self.chunked and numbers:
             return self._ring_of_halves()
         sizes = [piece_bytes(piece) for piece in self.pieces]
-        depth = self.ahead or self.depth
-        return merge_rings([smallest(sorted(numbers & self.on(card)), sizes, depth) for card in self.cards], sizes)
+        depth = self.ring_depth or self.depth
+        return merge_rings(
+            [smallest(sorted(numbers & self.pieces_on(card)), sizes, depth) for card in self.cards], sizes
+        )
 
     def ring_bytes(self, card: int) -> int:
         """Return the bytes of accelerator `card`'s ring: long and short steps use the same memory in turn."""
         if self.chunked:
             return 2 * self.layer_bytes
-        return max(self.ring(streamed & self.on(card)).size for streamed in (self.long, self.short))
+        return max(self.ring(streamed & self.pieces_on(card)).size for streamed in (self.long, self.short))
 
     def ring_cuts(self, card: int) -> list[int]:
         """Return the offsets in accelerator `card`'s ring at which no piece of long or short steps is cut in two."""
         if self.chunked:  # the ring's memory is allocated in one piece
             return []
-        mine = self.on(card)
+        mine = self.pieces_on(card)
         rings = [self.ring(streamed & pieces) for streamed in (self.long, self.short) for pieces in (mine, streamed)]
         return cuts_between(
             (offset, offset + piece_bytes(self.pieces[piece]))
@@ -156,7 +158,7 @@ class OffloadPlan:
         """
         if self.depth == 1 or not self.streamed_pieces:
             return self
-        deeper = (replace(self, ahead=ahead) for ahead in range(_DEEPEST, self.depth, -1))
+        deeper = (replace(self, ring_depth=ahead) for ahead in range(_DEEPEST, self.depth, -1))
         return next((plan for plan in deeper if all(map(le, plan.card_bytes, rooms))), self)
 
     @property
@@ -166,29 +168,29 @@ class OffloadPlan:
 
     def layers_on(self, card: int) -> list[int]:
         """Return the layers whose attention, and so their keys and values, are assigned to accelerator `card`."""
-        mine = {self.pieces[number].block.layer for number in self.on(card) if self._attends(number)}
+        mine = {self.pieces[number].block.layer for number in self.pieces_on(card) if self._attends(number)}
         return [layer for layer in self.layers if layer in mine]
 
     @property
-    def staged(self) -> list[int]:
+    def visiting_layers(self) -> list[int]:
         """The layers whose attention an accelerator computes while their keys and values lie in the host's memory."""
         if self.chunked or self.kv != "ram":
             return []
-        computed = self.kept | self.long | self.short
+        computed = self.resident | self.long | self.short
         attending = {self.pieces[number].block.layer for number in computed if self._attends(number)}
         return [layer for layer in self.layers if layer in attending]
 
-    def staged_on(self, card: int) -> list[int]:
+    def visiting_layers_on(self, card: int) -> list[int]:
         """Return those layers of `staged` that are assigned to accelerator `card`."""
         mine = set(self.layers_on(card))
-        return [layer for layer in self.staged if layer in mine]
+        return [layer for layer in self.visiting_layers if layer in mine]
 
-    def stages(self, card: int) -> int:
+    def visiting_at_once(self, card: int) -> int:
         """Return the number of layers whose KV pages visit accelerator `card` at once."""
-        return min(self.depth, len(self.staged_on(card)))
+        return min(self.depth, len(self.visiting_layers_on(card)))
 
     @property
-    def home(self) -> list[int]:
+    def host_kv_layers(self) -> list[int]:
         """The layers whose keys and values lie in the host's memory."""
         return self.layers if self.kv == "ram" else []
 
@@ -212,8 +214,8 @@ class OffloadPlan:
         return [first + self.other_bytes, *more]
 
     def _bytes_on(self, card: int) -> int:
-        kept = sum(piece_bytes(self.pieces[number]) for number in self.kept & self.on(card))
-        layers = len(self.layers_on(card)) if self.kv == "gpu" else self.stages(card)
+        kept = sum(piece_bytes(self.pieces[number]) for number in self.resident & self.pieces_on(card))
+        layers = len(self.layers_on(card)) if self.kv == "gpu" else self.visiting_at_once(card)
         return kept + self.ring_bytes(card) + layers * self.kv_layer_bytes
 
     def host_placement(self, sizes: Sequence[int], fitting: Placement) -> Placement:
@@ -236,7 +238,7 @@ class OffloadPlan:
         ring = next((ring for ring in rings if ring.size <= fitting.memory_bytes), rings[-1])
         return Placement(tuple(sizes), frozenset(), ring)
 
-    def above(self, host: Placement) -> "OffloadPlan":
+    def adapted_to(self, host: Placement) -> "OffloadPlan":
         """Return the plan adapted to `host`, the placement of the pieces `host_pieces` in the host's memory.
 
         If some of them are read from disk, a step that streams any pieces to the accelerator must stream all of them.

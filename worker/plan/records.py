@@ -37,7 +37,7 @@ LEAST = 0.5  # least slots, as a share of the neurons that a token is expected t
 class RecordPlan:
     """The slots of each layer, by block number in order of use, and the segments of the window for longer steps.
 
-    `gap` and `least`, in bytes, are parameters of `scheduler.demand.records.tier.RecordTier`.
+    `gap` and `min_read_bytes`, in bytes, are parameters of `scheduler.demand.records.tier.RecordTier`.
     """
 
     segments: tuple[NodeSegment, ...]
@@ -46,8 +46,8 @@ class RecordPlan:
     disk: Disk
     readers: int  # number of reader threads
     gap: int = USUAL_GAP
-    least: int = 0
-    plain: Placement | None = None  # of `segments` in the plain window, if the two ways take turns
+    min_read_bytes: int = 0
+    plain_placement: Placement | None = None  # of `segments` in the plain window, if the two ways take turns
 
     @property
     def slots_bytes(self) -> int:
@@ -65,14 +65,14 @@ class RecordPlan:
 
         If the two ways take turns, the index is not included.
         """
-        if self.plain is None:
+        if self.plain_placement is None:
             return self.index_bytes + self.slots_bytes
-        return max(0, self.placement.memory_bytes + self.slots_bytes - self.plain.memory_bytes)
+        return max(0, self.placement.memory_bytes + self.slots_bytes - self.plain_placement.memory_bytes)
 
     @property
-    def first(self) -> Placement:
+    def first_placement(self) -> Placement:
         """Placement with which the window starts."""
-        return self.plain or self.placement
+        return self.plain_placement or self.placement
 
 
 def with_short_steps(plan: NodePlan) -> NodePlan:
@@ -91,12 +91,12 @@ def read_by_neuron(case: Case) -> Candidate[RecordPlan] | None:
         PlanError: if the plan does not fit into memory; names the memory that would suffice.
     """
     case = replace(case, plan=with_short_steps(case.plan))
-    plan, held, (budget, speed) = case.plan, case.held, case.host
+    plan, held, (budget, speed) = case.plan, case.held, case.host_budget
     blocks = [block for block in plan.blocks if block.kind != "attention" and block.nbytes]
     streams = budget.placement.streamed_bytes > 0
     if held is None or not streams or plan.options.window or not _predicted(plan, blocks):
         return None
-    whole, hosted = case.hosted(None)
+    whole, hosted = case.host_part(None)
     # auto compares with the plain window, and needs the tiles of that
     plain = plan.options.sparsity == "auto"
     segments = whole if plain else [part for block in plan.blocks for part in _tiles(block)]
@@ -117,10 +117,10 @@ def read_by_neuron(case: Case) -> Candidate[RecordPlan] | None:
         gap = measured_gap([layer.extent for layer in layers.values()], direct)
         found = RecordPlan(tuple(segments), placement, layers, OpenFilesDisk(direct), readers, gap)
     if plain:
-        budget, _ = case.budget(segments, replace(hosted, staged=found.index_bytes))
-        found = replace(found, plain=budget.placement)
-    budget = replace(budget, placement=found.first, demand_bytes=found.extra_bytes)
-    window = HostWindow(found.segments, found.first, budget, case.reader(whole, speed), speed)
+        budget, _ = case.budget(segments, replace(hosted, staging_bytes=found.index_bytes))
+        found = replace(found, plain_placement=budget.placement)
+    budget = replace(budget, placement=found.first_placement, demand_bytes=found.extra_bytes)
+    window = HostWindow(found.segments, found.first_placement, budget, case.reader(whole, speed), speed)
     return Candidate("neurons", found, window=window)
 
 

@@ -61,9 +61,9 @@ class Residence:
     @property
     def kinds(self) -> tuple[BlockKind, ...]:
         """The kind of each block, in order of use: "attention" or "ffn", which includes experts."""
-        return tuple(block[0].segment.block.half for block in self.places.long)
+        return tuple(block[0].block.half for block in self.places.long)
 
-    def compare(self, nbytes: int, seconds: float) -> None:
+    def check_disk_speed(self, nbytes: int, seconds: float) -> None:
         """Compare the disk's measured speed with a run that read `nbytes` bytes in `seconds`.
 
         If the run contradicts the measurement, the next start measures the disk again.
@@ -79,14 +79,14 @@ def residence_of(case: Case, chosen: Candidate[Any]) -> Residence:
         PlanError: if the pieces beside the accelerators do not fit into the node's memory.
     """
     offload, window = chosen.offload, chosen.window
-    hosted = case.hosted(offload)[1]
+    hosted = case.host_part(offload)[1]
     places = on_the_host(window.segments) if window is not None else None
     if offload is not None:
         window, offload, places = _beside(case, offload)
     assert window is not None  # a candidate without accelerators has the host's window
     assert places is not None
     assert case.held is not None  # the files are on the node
-    of_all = sum(place.segment.nbytes for block in places.long for place in block)
+    of_all = sum(segment.nbytes for block in places.long for segment in block)
     return Residence(
         segments=window.segments,
         extents=tuple(segment.extent(case.held) for segment in window.segments),
@@ -119,9 +119,9 @@ def _beside(case: Case, offload: OffloadPlan) -> tuple[HostWindow, OffloadPlan, 
     Raises:
         PlanError: if the pieces beside the accelerators do not fit into the node's memory.
     """
-    pieces, hosted = case.hosted(offload)
+    pieces, hosted = case.host_part(offload)
     budget, speed = case.budget(pieces, hosted)
     placement = offload.host_placement(hosted.sizes, budget.placement)
-    offload = offload.above(placement)
+    offload = offload.adapted_to(placement)
     window, numbers = case.window(pieces, replace(budget, placement=placement), speed)
     return window, offload, through_accelerator(offload, window.segments, numbers)

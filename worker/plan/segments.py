@@ -9,12 +9,20 @@ for more resident weights, and reads are spread more evenly over a token. Blocks
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 from scheduler.storage.extent import Extent, tile_starts
 from tpi.devices.pages import PAGE, round_up
 from tpi.partition import Range
 from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
 from worker.shards.image import HeldBlock
+
+Memory = Literal["window", "kept", "ring", "parts"]
+"""Where a segment's weights lie when it is computed.
+
+"window": in the host's window. "kept": resident in its device's memory. "ring": in an accelerator's ring. "parts": in
+several of these places.
+"""
 
 _LEAST = 8 << 20  # bytes of a tile: a disk spends most of a smaller read on starting it
 
@@ -24,11 +32,23 @@ class NodeSegment:
     """Units of one block that are loaded, held and computed together.
 
     The sum of the partial results of a block's segments is the node's partial result for the block.
+
+    Attributes:
+        block: the block.
+        runs: the units.
+        device: the number of the node's device that computes it; 0 is the host.
+        memory: where its weights lie then, once `worker.plan.places` has placed it.
+        number: index into the window's segments, the resident segments, or the pieces of the ring, by `memory`; -1 for
+            the others, and before the segment is placed.
+        parts: if `memory` is "parts", the segments that its runs come from, one after the other.
     """
 
     block: NodeBlock
     runs: tuple[RunUnits, ...]
-    device: int = 0  # the number of the node's device that computes it; 0 is the host
+    device: int = 0
+    memory: Memory = "window"
+    number: int = -1
+    parts: "tuple[NodeSegment, ...]" = ()
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +69,7 @@ class NodeSegment:
         found = held[self.block.source].extent
         return Extent(found.path, found.offset + self._offset, self.nbytes)
 
-    def before(self, piece: "NodeSegment") -> int:
+    def offset_of(self, piece: "NodeSegment") -> int:
         """Return the offset of `piece`, a contiguous part of this segment, in bytes from the segment's start."""
         return piece._offset - self._offset
 
@@ -69,7 +89,7 @@ class NodeSegment:
         found = held[self.block.source].extent
         return [Extent(found.path, found.offset + _begin(self.block, run), run.nbytes) for run in self.runs]
 
-    def most_bytes(self, rank: int) -> int:
+    def max_bytes(self, rank: int) -> int:
         """Return the largest number of bytes of memory that the segment takes on the node with rank `rank`.
 
         A whole block in a worker's shard image starts on a page. Other segments may start anywhere in a page, and so

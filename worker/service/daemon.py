@@ -44,10 +44,10 @@ from tpi.net.questions import AskSpans, AskStats, Condition, Echo, Inquiry, Span
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain
-from worker.profile import limited
+from worker.profile import limit_options
 from worker.service.announce import Announcer
 from worker.service.compute import IDLE, Check, Compute
-from worker.service.gate import Gate
+from worker.service.gate import ConnectionLimit
 from worker.service.inquiries import Inquiries
 from worker.service.lease import Lease
 from worker.service.options import Ports, ServedMaster, WorkerOptions
@@ -80,7 +80,7 @@ class Daemon:
         self.options = options
         nearby = NearbyPacks(options.model_dir) if options.model_dir else None
         self._cache = ShardCache(options.cache, options.cache_limit, nearby)
-        self._net = Net(door=options.door)
+        self._net = Net(door=options.key_policy)
         self._stopping = False
         self._master: ServedMaster | None = None
         self._outbox: deque[object] = deque()
@@ -93,7 +93,7 @@ class Daemon:
         self._lease = Lease()
         guarded = self._net.door.guards(options.host)
         arrivals = [Arrivals(one) for one in (control, self._collective, weights)] if guarded else []
-        self._gate = Gate((self.ports.control, self.ports.collective, self.ports.weights), arrivals)
+        self._gate = ConnectionLimit((self.ports.control, self.ports.collective, self.ports.weights), arrivals)
         self._inquiries = Inquiries(self._wake)
         self._beats = self._dropped = 0
         self._weights = Channel(weights, admits=self._net.door.admits)
@@ -120,7 +120,7 @@ class Daemon:
                 if time.monotonic() >= next_beat:  # first, since masters give up workers without heartbeats
                     next_beat = time.monotonic() + HEARTBEAT_S
                     self._keep()
-                self._gate.crowd()
+                self._gate.shut_if_crowded()
                 self._lock_out()
                 self._receive()
                 self._drain_outbox()
@@ -175,7 +175,7 @@ class Daemon:
             self._begin_inquiry(peer, message)
         elif isinstance(message, Echo):
             self._answer(peer, message)
-        elif self._master is not None and self._master.sent(peer, self._control.key, message):
+        elif self._master is not None and self._master.is_sender(peer, self._control.key, message):
             self._heard()
             self._obey(self._master, message)
         else:
@@ -183,7 +183,7 @@ class Daemon:
 
     def _begin_inquiry(self, peer: bytes, asked: Inquiry) -> None:
         options, ports = self.options, self.ports
-        master = None if self._lease.yields() else self._master  # a silent master does not block others
+        master = None if self._lease.may_be_replaced() else self._master  # a silent master does not block others
         used_by, used_s = (master.name, since_boot() - master.since) if master else ("", 0.0)
         profile = options.profile()
         condition = Condition(
@@ -202,7 +202,7 @@ class Daemon:
             self._beat()  # leaves the master if its connection is gone
             if self._moved(join):
                 self._leave("it calls over another connection")
-            elif self._lease.yields():
+            elif self._lease.may_be_replaced():
                 self._yield(plain(join.name))
             if self._master is not None:
                 twice = self._master.session == join.session
@@ -230,7 +230,9 @@ class Daemon:
         This happens if this machine has moved to another network.
         """
         caller = (join.session, self._control.key)
-        return self._master is not None and (self._master.session, self._master.key) == caller and self._lease.quiet()
+        return (
+            self._master is not None and (self._master.session, self._master.key) == caller and self._lease.is_silent()
+        )
 
     def _obey(self, master: ServedMaster, message: object) -> None:
         if isinstance(message, Bye):
@@ -241,9 +243,9 @@ class Daemon:
             master.epoch = message.epoch
             self._gate.expected = 2 + message.size
             master.plan = frozenset(one.address.removeprefix("tcp://") for one in message.peers)
-            master.guests = self._net.door.guests = frozenset(peer.key for peer in message.peers if peer.key)
+            master.node_keys = self._net.door.guests = frozenset(peer.key for peer in message.peers if peer.key)
             self._compute.plan = (master.session, message.epoch)
-            self._compute.put(replace(message, options=limited(message.options, master.profile)))
+            self._compute.put(replace(message, options=limit_options(message.options, master.profile)))
         elif isinstance(message, Abort) and message.epoch == master.epoch:
             self._compute.plan = IDLE
             self._compute.put(message)
@@ -257,16 +259,16 @@ class Daemon:
     def _keep(self) -> None:
         """Send the master a heartbeat, less often if it is silent; leave a master that was silent for a day."""
         self._beats += 1
-        self._gate.watch()
-        if self._lease.over():
+        self._gate.update()
+        if self._lease.has_expired():
             self._leave("it was silent for a day")
-        if self._beats % self._lease.pace() == 0:
+        if self._beats % self._lease.heartbeat_divisor() == 0:
             self._beat()
 
     def _lock_out(self) -> None:
         """Close all connections of revoked keys. If a key of the master or its nodes was revoked, leave the master."""
         door = self._net.door
-        keys = (self._master.key, *self._master.guests) if self._master else ()
+        keys = (self._master.key, *self._master.node_keys) if self._master else ()
         if self._master and (gone := next((key for key in keys if door.any_refused({key})), b"")):
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "revoked", short_key(gone)))
             self._leave("a key was revoked")
@@ -274,7 +276,7 @@ class Daemon:
         self._net.disconnect_refused()
 
     def _heard(self) -> None:
-        waited = self._lease.pace() > 1
+        waited = self._lease.heartbeat_divisor() > 1
         self._lease.renew()
         if waited:  # the master is back, and needs a heartbeat at once
             self._beat()

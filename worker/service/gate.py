@@ -22,7 +22,7 @@ _MOST_CONNECTIONS = 16  # on ports that require keys, in addition to the expecte
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
-class Gate:
+class ConnectionLimit:
     """The limit for all ports of this process. On systems other than Linux it does nothing."""
 
     def __init__(self, ports: Iterable[int], arrivals: Sequence[Arrivals] = ()) -> None:
@@ -34,7 +34,7 @@ class Gate:
         self._most = max(self._soft - _QUEUED - _OWN, self._soft // 2)
         self._listeners = _listeners(set(ports)) if _DESCRIPTORS.is_dir() else []
 
-    def watch(self) -> None:
+    def update(self) -> None:
         """Shut or open the gate. Call this several times a second."""
         used = _used() if self._listeners else 0
         connections = max(0, sum(one.count() for one in self.arrivals) - self.expected)
@@ -43,7 +43,7 @@ class Gate:
         elif self.shut and used < self._most // 2 and connections < _MOST_CONNECTIONS // 2:
             self._turn(shut=False)
 
-    def crowd(self) -> None:
+    def shut_if_crowded(self) -> None:
         """Shut the gate if too many connections are open. Call this whenever one of `arrivals` has an event."""
         if sum(one.count() for one in self.arrivals) - self.expected > _MOST_CONNECTIONS and not self.shut:
             self._turn(shut=True)

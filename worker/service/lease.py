@@ -20,21 +20,21 @@ class Lease:
         self._heard = self._awake()
         self._heard_at = since_boot()
 
-    def yields(self) -> bool:
+    def may_be_replaced(self) -> bool:
         """Return True if another master may take this worker, since this one has been silent for `YIELD_S` seconds.
 
         Time in which this machine was asleep does not count.
         """
         return self._awake() - self._heard > YIELD_S
 
-    def quiet(self) -> bool:
+    def is_silent(self) -> bool:
         """Return True if the master has been silent for longer than a running master would be."""
         return self._awake() - self._heard > _QUIET_S
 
-    def over(self) -> bool:
+    def has_expired(self) -> bool:
         """Return True if the master has been silent for `KEEP_S` seconds, sleep included, and will not return."""
         return since_boot() - self._heard_at > KEEP_S
 
-    def pace(self) -> int:
+    def heartbeat_divisor(self) -> int:
         """Return n to send every n-th heartbeat only: heartbeats that a master does not read would fill queues."""
-        return _SLOW if self.quiet() else 1
+        return _SLOW if self.is_silent() else 1

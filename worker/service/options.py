@@ -28,7 +28,7 @@ class WorkerOptions:
     attached: bool = False  # exit when stdin closes, that is, when the parent process is gone
     card: Card | None = None  # the accelerators; None without one
     speed: MachineSpeed | None = None  # None: no master plans with it
-    door: KeyPolicy | None = None  # says which other machines may connect; None: those of the user's keys
+    key_policy: KeyPolicy | None = None  # says which other machines may connect; None: those of the user's keys
     model_dir: Path | None = None  # directory of packs on this machine, whose units need not be sent
     announce: bool = False  # announce the worker in the network, if it listens beyond this machine
 
@@ -64,8 +64,8 @@ class ServedMaster:
     since: float = field(default_factory=since_boot)
     epoch: int = 0
     plan: frozenset[str] = frozenset()  # `host:port` of the collective plane of each node of its plan
-    guests: frozenset[bytes] = frozenset()  # keys of the nodes of its plan; the master vouches for them
+    node_keys: frozenset[bytes] = frozenset()  # keys of the nodes of its plan; the master vouches for them
 
-    def sent(self, peer: bytes, key: bytes, message: object) -> bool:
+    def is_sender(self, peer: bytes, key: bytes, message: object) -> bool:
         """Return True if a message from the connection `peer`, whose owner has `key`, is from this master."""
         return (peer, key) == (self.identity, self.key) and getattr(message, "session", None) == self.session

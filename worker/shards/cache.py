@@ -28,7 +28,7 @@ from worker.shards.image import HeldBlock, ImagePlan, Piece, stored_units
 from worker.shards.nearby import NearbyPacks
 from worker.shards.partial_image import PartialImage, bad_pieces, out_of_disk
 from worker.shards.stored import StoredImage, key_of, mark_used, remove_least_recent, stored_images
-from worker.shards.uses import Uses, changing
+from worker.shards.uses import Uses, change_lock
 
 _CACHE_WAY = "set TPI_CACHE, or --cache, to a directory that can be written"
 _KEEP_OTHERS = 1  # other images of a block that stay, so that a return to the last split needs no transfer
@@ -49,7 +49,7 @@ class ShardCache:
             WeightsError: if the directory cannot be created.
         """
         self.root = root
-        self.made = 0  # number of images completed since the cache was opened
+        self.completed = 0  # number of images completed since the cache was opened
         self._limit = limit
         self._nearby = nearby
         self._model = ""
@@ -93,12 +93,12 @@ class ShardCache:
         """
         path = self._path(partial.plan)
         partial.publish(path)
-        self.made += 1
+        self.completed += 1
         mark_used(path, self._model)
         self._remember(partial.plan, path)
         return partial.plan.held(path)
 
-    def sound(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
+    def is_intact(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
         """Return True if `pieces` of the file at `path` match their hashes. The file may lie outside of the cache.
 
         Success is remembered, together with `token`, as long as the file is unchanged.
@@ -117,7 +117,7 @@ class ShardCache:
         Call it when `plans` are complete. Of each block, the latest image with other ranges stays, for a return to the
         last split. Images that other processes use stay too.
         """
-        with self._usable(), changing(self.root):
+        with self._usable(), change_lock(self.root):
             spare = self._spare(plans)
             gone = [image for image in spare if image.partial]
             for plan in plans:
@@ -190,7 +190,7 @@ class ShardCache:
             self._checked[self._key(path)] = stamp
 
     def _spare(self, plans: Sequence[ImagePlan]) -> list[StoredImage]:
-        """Return the images and partial images that neither `plans` nor other processes use; call inside `changing`."""
+        """Return the images and partial images that neither `plans` nor other processes use; hold `change_lock`."""
         used = self._uses.others()
         own = {path for plan in plans for path in (self._path(plan), self._partial_path(plan))}
         return [image for image in stored_images(self.root, but=own) if image.key not in used]
@@ -213,7 +213,7 @@ class ShardCache:
         needed -= sum(_allocated(self._partial_path(plan)) for plan in plans)
         if needed <= 0 and (self._limit is None or self._limit.nbytes is None):
             return
-        with changing(self.root):
+        with change_lock(self.root):
             held = sum(image.nbytes for image in stored_images(self.root))
             limit = self._limit or CacheLimit(held + needed)
             self._forget(remove_least_recent(self._spare(plans), limit.excess(self.root, held, needed)))

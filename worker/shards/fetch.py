@@ -57,7 +57,7 @@ class Fetcher:
                     self._open.discard(master)
             self._handle(master, transfer, self._channel.wait(_SLICE_S))
             self._drain(master, transfer)
-            if transfer.quiet_s > _QUIET_S:
+            if transfer.silent_s > _QUIET_S:
                 transfer.restart()
         return transfer.received_bytes
 
@@ -109,7 +109,7 @@ class Transfer:
         return not self._waiting and not self._flying
 
     @property
-    def quiet_s(self) -> float:
+    def silent_s(self) -> float:
         """Seconds since the last answer or restart."""
         return time.monotonic() - self._heard
 

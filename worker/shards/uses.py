@@ -29,7 +29,7 @@ class Uses:
         self._root = root
         make_private(root / "uses")
         self._path = root / "uses" / f"{os.getpid()}-{secrets.token_hex(4)}.json"
-        with changing(root):
+        with change_lock(root):
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
             fcntl.flock(self._file, fcntl.LOCK_EX)
 
@@ -40,12 +40,12 @@ class Uses:
             OSError: if the disk is full or failing.
         """
         text = json.dumps(sorted(keys)).encode()
-        with changing(self._root):
+        with change_lock(self._root):
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, text, 0)
 
     def others(self) -> set[str]:
-        """Return the keys of images that other processes use. Call it inside `changing`."""
+        """Return the keys of images that other processes use. Call it inside `change_lock`."""
         return keys_in_use(self._root, but=self._path)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Uses:
 
 
 @contextmanager
-def changing(root: Path) -> Iterator[None]:
+def change_lock(root: Path) -> Iterator[None]:
     """Hold the lock under which images of `root` are removed and declared as used; wait until it is free."""
     handle = os.open(root / "change.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
     try:

@@ -159,23 +159,23 @@ def test_a_silent_master_is_left_for_another_and_told(tmp_path: Path) -> None:
 def test_a_worker_that_slept_is_not_given_to_another_master(clock: Clock) -> None:
     held = Lease()
     clock.now += 300  # asleep
-    assert not held.yields()
+    assert not held.may_be_replaced()
     for _ in range(int(YIELD_S) + 1):
         clock.now += 1
-        held.pace()
-    assert held.yields()
-    assert held.pace() > 1
+        held.heartbeat_divisor()
+    assert held.may_be_replaced()
+    assert held.heartbeat_divisor() > 1
     held.renew()
-    assert not held.yields()
-    assert held.pace() == 1
+    assert not held.may_be_replaced()
+    assert held.heartbeat_divisor() == 1
 
 
 def test_a_master_is_kept_for_a_day(clock: Clock) -> None:
     held = Lease()
     clock.now += KEEP_S - 1
-    assert not held.over()
+    assert not held.has_expired()
     clock.now += 2
-    assert held.over()
+    assert held.has_expired()
 
 
 def test_a_worker_that_is_needed_may_be_silent_for_seconds_only() -> None:

@@ -27,7 +27,7 @@ from tpi.net.messages import Assign, NodeOptions, Step, StepEntry
 from tpi.pack.reader import Pack
 from worker.node.pages import PageTables
 from worker.plan.checks import check_assign, check_step
-from worker.profile import limited
+from worker.profile import limit_options
 
 LENT = 64 << 20
 
@@ -125,17 +125,17 @@ def laptop(limit: int) -> Profile:
 
 def test_no_scheduler_does_not_lift_what_the_lender_allows(good: Assign) -> None:
     asked = replace(OPTIONS, scheduler="resident", threads=2)
-    check_assign(replace(good, options=limited(asked, laptop(1 << 30))))
-    assert limited(asked, laptop(0)).memory == 0
+    check_assign(replace(good, options=limit_options(asked, laptop(1 << 30))))
+    assert limit_options(asked, laptop(0)).memory == 0
     least = next(size for size in range(1 << 20, LENT, 1 << 18) if taken(good, replace(OPTIONS, threads=2), size))
     assert not taken(good, asked, least)
     with pytest.raises(PlanError, match="all that this node may use"):
-        check_assign(replace(good, options=limited(asked, laptop(least))))
+        check_assign(replace(good, options=limit_options(asked, laptop(least))))
 
 
 def taken(assign: Assign, asked: NodeOptions, limit: int) -> bool:
     try:
-        check_assign(replace(assign, options=limited(asked, laptop(limit))))
+        check_assign(replace(assign, options=limit_options(asked, laptop(limit))))
     except PlanError:
         return False
     return True

@@ -130,7 +130,7 @@ def test_tiles_of_experts_cover_a_block_and_join_again(tiny_pack: Packs) -> None
         for size in (layout.unit_bytes, 3 * layout.unit_bytes, 100 * layout.unit_bytes):
             tiles = [NodeSegment(made, tuple(tile)) for tile in segments._tiled_experts(made, size)]
             assert sum(tile.nbytes for tile in tiles) == made.nbytes
-            offsets = [NodeSegment(made, runs).before(tile) for tile in tiles]
+            offsets = [NodeSegment(made, runs).offset_of(tile) for tile in tiles]
             assert offsets == np.cumsum([0, *(tile.nbytes for tile in tiles)])[:-1].tolist()
             joined, numbers = segments.join(tiles, range(len(tiles)))
             assert [one.runs for one in joined] == [runs]

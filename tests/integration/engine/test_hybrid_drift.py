@@ -30,7 +30,7 @@ from tpi.pack.reader import Pack
 from worker.equipment import AcceleratorSetup
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.plan.choose import Choose
-from worker.plan.modes.neurons import NeuronSetup, beside_the_host
+from worker.plan.modes.neurons import NeuronSetup, plan_on_accelerator
 
 MACHINE = "64MiB,link=1GB/s,memory=40MB/s,host_memory=30MB/s,latency=0us,launch=1us,stretch=1"
 TAKEN = MACHINE.replace("memory=40MB", "memory=10MB")  # a neuron takes it as long as the CPU that is not disturbed
@@ -119,9 +119,9 @@ def watched(
     frequency = {layer: random.random(pack.config.intermediate) for layer in range(pack.config.layers)}
     neurons = sum(block.shape.nbytes for _, block in pack.layers)
     setup = NeuronSetup(
-        frequency, scorers=scorers(pack, Graded), moving=MigrationSettings(migrate=False), most=neurons // 2
+        frequency, scorers=scorers(pack, Graded), migration=MigrationSettings(migrate=False), max_bytes=neurons // 2
     )
-    decide: Choose = partial(beside_the_host, setup=setup)
+    decide: Choose = partial(plan_on_accelerator, setup=setup)
     beside = {0: AcceleratorSetup(card, emulated_node(parse_emulated(MACHINE)), choose=decide)}
     made = in_process_deployment(pack, [1], cache, accelerators=beside, host=host, trace=True, **ROOM)
     with closing(made) as deployment:

@@ -29,7 +29,7 @@ from worker.equipment import AcceleratorSetup
 from worker.neurons import accelerated
 from worker.neurons.accelerated import NeuronAccelerated
 from worker.plan.choose import Choose
-from worker.plan.modes.neurons import NeuronSetup, beside_the_host
+from worker.plan.modes.neurons import NeuronSetup, plan_on_accelerator
 
 SHAPE: dict[str, Any] = LLAMA_1B | {
     "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -56,13 +56,13 @@ def setup_of(pack: Pack, kind: type[Exact], moving: MigrationSettings) -> Neuron
     random = np.random.default_rng(3)
     frequency = {layer: random.random(pack.config.intermediate) for layer in range(pack.config.layers)}
     neurons = sum(block.shape.nbytes for _, block in pack.layers)
-    return NeuronSetup(frequency, scorers=scorers(pack, kind), moving=moving, most=neurons // 2)
+    return NeuronSetup(frequency, scorers=scorers(pack, kind), migration=moving, max_bytes=neurons // 2)
 
 
 def sparse_answers(
     pack: Pack, cache: Path, device: Device, setup: NeuronSetup, asked: list[list[int]]
 ) -> tuple[list[list[int]], NeuronAccelerated]:
-    decide: Choose = partial(beside_the_host, setup=setup)
+    decide: Choose = partial(plan_on_accelerator, setup=setup)
     accelerators: Mapping[int, AcceleratorSetup] = {0: AcceleratorSetup(device, at_once(), choose=decide)}
     with closing(in_process_deployment(pack, [1], cache, accelerators=accelerators, **SMALL)) as deployment:
         found = answers(deployment, asked, 12)

@@ -187,7 +187,7 @@ def test_a_copy_that_fails_is_named_and_the_next_step_goes_on(
         if damaged == "kv load":
             next(generate(engine, sequence, Sampler(Sampling(temperature=0)), 1))
             assert deployment.node.link is not None
-            deployment.node.link.settle()  # what was appended is at home
+            deployment.node.link.wait_idle()  # what was appended is at home
         failing[0] = True
         with pytest.raises(DeviceError, match="the card fell off the bus"):
             next(generate(engine, sequence, Sampler(Sampling(temperature=0)), 1))

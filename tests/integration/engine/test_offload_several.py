@@ -68,7 +68,7 @@ def test_what_streams_comes_over_both_links(
         plan, link = deployment.node.offload, deployment.node.link
         assert plan is not None
         assert link is not None
-        assert all(plan.on(card) & plan.long for card in (1, 2))
+        assert all(plan.pieces_on(card) & plan.long for card in (1, 2))
         assert link.figures.weight_bytes >= weights_bytes(pack)
         assert link.figures.kv_bytes > 0
         assert "emu holds 0, emu-2 holds 0 of" in link.describe()

@@ -88,7 +88,7 @@ def planned(deployment: Deployment, pack: Pack, predictors: dict[int, Predictor]
     """Bytes that the plan says of the accelerator's memory."""
     plan, offload = arenas(deployment), deployment.node.offload
     assert offload is not None
-    kept = sum(placed_bytes(predictors[layer]) for layer in plan.predicted_there)
+    kept = sum(placed_bytes(predictors[layer]) for layer in plan.predictors_on_accelerator)
     assert plan.placement.nbytes(plan.neurons) <= plan.neurons.accelerator.capacity
     assert [one.predictor_bytes for one in plan.neurons.layers] == [placed_bytes(one) for one in predictors.values()]
     neurons = sum(
@@ -102,7 +102,7 @@ def needed(pack: Pack, cache: Path, predictors: dict[int, Predictor]) -> tuple[i
     """Bytes of an accelerator's memory beside neurons and predictors, and of those."""
     with deployed(pack, cache, predictors, at_once(), LARGE, "static") as (deployment, _, _):
         plan = arenas(deployment)
-        assert len(plan.predicted_there) == pack.config.layers
+        assert len(plan.predictors_on_accelerator) == pack.config.layers
         return LARGE - plan.neurons.accelerator.capacity, plan.placement.nbytes(plan.neurons)
 
 
@@ -117,7 +117,7 @@ def test_tokens_do_not_depend_on_where_predictors_lie(
     fixed, both = needed(pack, tmp_path, predictors)
     memory = fixed + int(share * both)
     with deployed(pack, tmp_path, predictors, at_once(), memory, sparsity) as (deployment, card, link):
-        there = link._neurons.predicted_there
+        there = link._neurons.predictors_on_accelerator
         assert min(1, len(there)) + (len(there) == pack.config.layers) == {1.0: 2, 0.35: 1, 0.0: 0}[share]
         used = planned(deployment, pack, predictors)
         assert used <= card.memory.used <= 1.1 * used
@@ -134,7 +134,7 @@ def test_nothing_is_on_the_card_where_no_exchange_pays(pack: Pack, tmp_path: Pat
     with deployed(pack, tmp_path, predictors, LAPTOP, LARGE, "static") as (deployment, card, link):
         plan = deployment.node.offload
         assert plan is not None
-        assert not arenas(deployment).predicted_there
+        assert not arenas(deployment).predictors_on_accelerator
         assert plan.memory_bytes <= card.memory.used <= 1.1 * plan.memory_bytes
         assert "other blocks and 0 of 3072 neurons; " in link.describe()
 

@@ -16,7 +16,7 @@ from tests.support.weights.trained import PREDICTORS, TRAINED, UNSEEN
 from tpi.pack.reader import Pack
 from tpi.sparsity.files import load_predictors
 from tpi.sparsity.predictor import Predictor
-from worker.neurons.judge import SHORT, Judge
+from worker.neurons.judge import SHORT, SparsityJudge
 
 ROOM: dict[str, Any] = {"context": 160, "pool": 64, "chunk": 64}
 ALONE, THREE = [1.0], [3.0, 2.0, 1.0]
@@ -52,7 +52,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def ran(
     pack: Pack, cache: Path, predictors: dict[int, Predictor], shares: list[float], asked: list[list[int]], **more: Any
-) -> tuple[list[list[int]], Judge]:
+) -> tuple[list[list[int]], SparsityJudge]:
     made = in_process_deployment(pack, shares, cache, predictors=predictors, **{"sparsity": "static"} | ROOM | more)
     with closing(made) as deployment:
         found = answers(deployment, asked, 6)
@@ -100,8 +100,8 @@ def test_parallel_streams_find_out_whether_it_pays(pack: Pack, tmp_path: Path) -
         answers(deployment, streams, 40)
         assert deployment.node.sparse is not None
         judge = deployment.node.sparse.judge
-        assert judge.pays(4) is not None
-        assert judge.pays(1) is None
+        assert judge.predicting_is_faster(4) is not None
+        assert judge.predicting_is_faster(1) is None
         assert "in steps of 3 to 4 tokens" in deployment.node.sparse.describe()
 
 

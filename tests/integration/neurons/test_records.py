@@ -82,7 +82,7 @@ def with_slots(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every node reads by neurons, with slots for such a share of them, whatever its memory."""
 
     def nothing_resident(case: Case) -> tuple[Budget, DiskSpeed]:
-        budget, speed = case.budget(*case.hosted(None))
+        budget, speed = case.budget(*case.host_part(None))
         return replace(budget, placement=replace(budget.placement, resident=frozenset()), total=1 << 40), speed
 
     def decided(case: Case) -> Candidate[RecordPlan] | None:
@@ -158,7 +158,7 @@ def test_both_ways_share_one_memory_with_the_same_tokens(
         judged, window = deployment.node.sparse, deployment.node.window
         assert judged is not None
         assert judged.records is not None
-        assert judged.judge.pays() is pays
+        assert judged.judge.predicting_is_faster() is pays
         assert judged.records.stats().requested > 0
         kept = window.placement.resident_bytes
         with_slots = any(len(layer.table) for layer in judged.records.layers)

@@ -17,7 +17,7 @@ from tpi.errors import UsageError
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import Predictor
-from worker.neurons.judge import Judge
+from worker.neurons.judge import SparsityJudge
 
 SMALL: dict[str, Any] = {"context": 64, "pool": 96}
 Predictors = Callable[[Pack], dict[int, Predictor]]
@@ -45,7 +45,7 @@ def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answered(
     pack: Pack, cache: Path, predictors: Mapping[int, Predictor] | None, shares: list[float], **more: Any
-) -> tuple[list[list[int]], Judge | None, Any]:
+) -> tuple[list[list[int]], SparsityJudge | None, Any]:
     """Greedy answers to prompts of one and of several sequences, the judge of rank 0, and its budget."""
     asked = [prompts(pack.config.vocab, count, seed=count, longest=20) for count in (1, 4)]
     mode = "off" if predictors is None else more.pop("mode", "static")

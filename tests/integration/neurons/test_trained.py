@@ -23,7 +23,7 @@ from tpi.pack.reader import Pack
 from tpi.sparsity.files import load_predictors
 from tpi.sparsity.replay import I32, cut_sequences
 from tpi.sparsity.training import measure_predictor
-from worker.neurons.judge import Judge
+from worker.neurons.judge import SparsityJudge
 
 LENGTH, PIECES = 250, 8  # tokens of a piece; pieces that go through the engine, from all over the text
 
@@ -42,7 +42,7 @@ def _pieces() -> I32:
     return cut_sequences(Tokenizer.from_file(str(TRAINED / "tokenizer.json")).encode(UNSEEN.read_text()).ids, LENGTH)
 
 
-def through_engine(pack: Pack, cache: Path, shares: list[float], sparsity: str) -> tuple[float, Judge | None]:
+def through_engine(pack: Pack, cache: Path, shares: list[float], sparsity: str) -> tuple[float, SparsityJudge | None]:
     """Perplexity, one token a step; and what rank 0 skipped."""
     pieces = _pieces()
     ids = pieces[:: len(pieces) // PIECES][:PIECES].reshape(-1).tolist()

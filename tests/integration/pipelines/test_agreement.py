@@ -165,7 +165,7 @@ def test_a_session_batches_over_two_processes(tiny_pack: Callable[..., Pack], tm
     with Session(options) as session:
         link = session.node.link
         assert isinstance(link, BatchAccelerated)
-        assert isinstance(link.settings.asked.limits.batch, int)
+        assert isinstance(link.settings.problem.limits.batch, int)
         assert answers(session.engine.deployment, asked, 3) == expected
 
 

@@ -149,7 +149,7 @@ def test_timing_changes_nothing(family: str, heads: int, many_heads: Callable[[s
             order = Interleaved(attends) if random.random() < 0.6 else Layerwise(attends)
             link.lanes.adds_there = random.random() < 0.5
             schedule = BatchSchedule(random.randint(1, 5), random.random() < 0.5, order, random.randint(1, 3))
-            link.follow(schedule, 4096 * random.randint(4, 32) if random.random() < 0.7 else WHOLE)
+            link.use_schedule(schedule, 4096 * random.randint(4, 32) if random.random() < 0.7 else WHOLE)
             assert answers(deployment, own, 3) == wanted, seed
             assert device.memory.used <= capacity
         check_sides(deployment.node, capacity)

@@ -93,7 +93,7 @@ def test_timing_changes_nothing(tiny_pack: Callable[..., Pack], tmp_path: Path) 
                 random = cards[rank]._random = Random(2 * seed + rank)
                 assert isinstance(node.link, BatchAccelerated)
                 node.link.lanes.adds_there = random.random() < 0.5
-                node.link.follow(node.link.pipeline.schedule, 4096 * random.randint(4, 32))
+                node.link.use_schedule(node.link.pipeline.schedule, 4096 * random.randint(4, 32))
             assert answers(deployment, asked, 2) == expected, seed
 
 

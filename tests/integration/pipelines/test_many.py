@@ -99,7 +99,7 @@ def test_a_group_has_one_number_for_all_its_nodes(lines: int, tiny_pack: Callabl
         deployment, link = session.engine.deployment, session.node.link
         assert isinstance(link, BatchAccelerated)
         assert deployment.at_once == Concurrency(lines, lines, lines, batches=True)
-        assert link.settings.asked.limits.batch == lines
+        assert link.settings.problem.limits.batch == lines
         assert deployment.pages.total == max(lines, 2)  # of one context
         assert session.engine.admission.most == max(lines, MOST_RUNNING)
 

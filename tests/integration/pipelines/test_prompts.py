@@ -46,12 +46,12 @@ def test_prompts_of_a_step_share_one_transfer_of_each_weight(tiny_pack: Callable
     ):
         link, engine = batched(deployment), Engine(deployment)
         passing = sum(link.offload.pieces[piece].nbytes for piece in link.offload.streamed_pieces)
-        link.settle()
+        link.wait_idle()
         before = link.figures.weight_bytes
         for prompt in asked:
             engine.submit(Request(engine.admit(prompt), Sampler(GREEDY), 2, lambda _: True))
         engine.step()
-        link.settle()
+        link.wait_idle()
         assert sum(map(len, asked)) > 5 * TOGETHER.chunk
         assert link.figures.weight_bytes - before == passing
         for request in engine.requests:
@@ -87,7 +87,7 @@ def test_requests_run_at_once_with_room_for_usual_lengths(tiny_pack: Callable[..
     with Session(replace(options, usual=UsualRequest(50, 60))) as session:
         link, engine = session.node.link, session.engine
         assert isinstance(link, BatchAccelerated)
-        assert link.settings.asked.request == BatchWork(asked, 50, 60)
+        assert link.settings.problem.request == BatchWork(asked, 50, 60)
         assert engine.deployment.pages.total == 4 * asked
         for prompt in prompts(pack.config.vocab, asked, seed=2, longest=6):
             engine.submit(Request(engine.admit(prompt), Sampler(GREEDY), 4, lambda _: True))

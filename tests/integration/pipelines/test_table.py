@@ -90,7 +90,7 @@ def test_tokens_do_not_depend_on_timing(
                 name = random.choice(list(SCHEDULES))
                 schedule = SCHEDULES[name](link.pipeline.attends, schedule.micro_batch)
             link.lanes.adds_there = random.random() < 0.5
-            link.follow(schedule, 4096 * random.randint(1, 32) if random.random() < 0.5 else WHOLE)
+            link.use_schedule(schedule, 4096 * random.randint(1, 32) if random.random() < 0.5 else WHOLE)
             assert answers(made, asked[seed], 2) == expected[seed], seed
             assert device.memory.used <= capacity
         assert link.figures.weight_bytes > 0

@@ -76,7 +76,7 @@ def test_tokens_do_not_depend_on_timing(name: str, three_layers: Pack, tmp_path:
             if name != CGOPIPE:
                 schedule = SCHEDULES[name](link.pipeline.attends, micro_batch)
             link.lanes.adds_there = random.random() < 0.5
-            link.follow(schedule, 4096 * random.randint(4, 32) if random.random() < 0.7 else WHOLE)
+            link.use_schedule(schedule, 4096 * random.randint(4, 32) if random.random() < 0.7 else WHOLE)
             assert answers(deployment, own, 2) == wanted, seed
             assert device.memory.used <= capacity
         moved = link.figures
@@ -115,7 +115,7 @@ def _after_failure(
         link = deployment.node.link
         assert isinstance(link, BatchAccelerated)
         if not host_attends:
-            link.follow(BatchSchedule(2, False, Layerwise(link.pipeline.attends)), 1 << 16)
+            link.use_schedule(BatchSchedule(2, False, Layerwise(link.pipeline.attends)), 1 << 16)
         failing.add(device.copies + ahead)
         for _ in range(2):
             with suppress(OSError):

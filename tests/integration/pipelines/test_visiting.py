@@ -26,7 +26,7 @@ from tpi.kernels.kv import KvPages, pages_for
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
 from tpi.pack.reader import Pack
 from worker.pipelines.longhold import LongHold
-from worker.pipelines.visiting import PageRoom, VisitingPages, page_numbers
+from worker.pipelines.visiting import PageBuffer, VisitingPages, page_numbers
 
 LAYERS, SEQUENCES, LONGEST, STEPS = 3, 4, 3 * PAGE_TOKENS, 6
 SMALL: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 32}
@@ -87,14 +87,14 @@ def test_what_is_attended_to_is_all_that_was_appended(seeds: range) -> None:
                         pending.append(device.start(partial(attend, layer, batch, keys, values)))
                 for each in pending:
                     each.wait()
-            visiting.settle()
+            visiting.wait_saved()
 
 
 def visiting_pages(device: Shuffled, queue: TransferQueue, pages: int) -> VisitingPages:
     """Two rooms that hold everything, over a home of one head and one value."""
     home = KvPages.allocate(range(LAYERS), pages, 1, 1, "f32")
     there, here = (KvPages.allocate(range(2), pages, 1, 1, "f32", memory) for memory in (device.memory.allocate, None))
-    rooms = [PageRoom(there.keys[at], there.values[at], (here.keys[at], here.values[at])) for at in range(2)]
+    rooms = [PageBuffer(there.keys[at], there.values[at], (here.keys[at], here.values[at])) for at in range(2)]
     return VisitingPages(device, home, rooms, queue)
 
 
@@ -103,16 +103,16 @@ def test_a_room_numbers_pages_by_what_happens_to_them(seed: int) -> None:
     filled = Filled(Random(seed))
     for batch in (batch for _ in range(3) for batch in filled.step()):
         numbers = page_numbers(batch)
-        assert len(set(numbers.home)) == len(numbers.home)
+        assert len(set(numbers.host_pages)) == len(numbers.host_pages)
         written = set(batch.tables[batch.sequence, batch.positions // PAGE_TOKENS].tolist())
-        assert set(numbers.home[numbers.written :]) == written
+        assert set(numbers.host_pages[numbers.written :]) == written
         for old, new in zip(
             zip(batch.sequence.tolist(), batch.positions.tolist(), strict=True),
             zip(numbers.batch.sequence.tolist(), numbers.batch.positions.tolist(), strict=True),
             strict=True,
         ):
             upto = old[1] // PAGE_TOKENS + 1
-            mine = [numbers.home[page] for page in numbers.batch.tables[new[0], :upto]]
+            mine = [numbers.host_pages[page] for page in numbers.batch.tables[new[0], :upto]]
             assert mine == batch.tables[old[0], :upto].tolist()
 
 
@@ -152,12 +152,12 @@ def test_each_streamed_weight_crosses_the_link_once_a_step(tiny_pack: Callable[.
         for prompt in prompts(pack.config.vocab, 9, seed=1, longest=3):
             engine.submit(Request(engine.admit(prompt), Sampler(GREEDY), 20, lambda _: True))
         engine.step()
-        link.settle()
+        link.wait_idle()
         before = link.figures.weight_bytes
         steps = 5
         for _ in range(steps):
             engine.step()
-        link.settle()
+        link.wait_idle()
         passing = sum(link.offload.pieces[piece].nbytes for piece in link.offload.streamed_pieces)
         assert link.figures.weight_bytes - before == steps * passing
 

@@ -24,7 +24,7 @@ def in_a_share(share: float, crossover: int | None = None) -> Choose:
         found = from_memory(replace(case, options=replace(case.options, crossover=crossover)))
         assert found is not None
         assert found.offload is not None
-        slots = replace(found.details, slots=max(1, int(share * found.details.units)))
+        slots = replace(found.details, slots=max(1, int(share * found.details.expert_count)))
         return replace(found, details=slots, offload=replace(found.offload, other_bytes=slots.arena_bytes))
 
     return decide
@@ -38,7 +38,7 @@ def limit_for(share: float, case: Case) -> int:
     def slots(size: int) -> float:
         room = machine.with_cards(lambda card: replace(card, memory=size))
         found = from_memory(replace(case, machine=room, options=OffloadOptions()))
-        return found.details.slots / found.details.units if found else 0.0
+        return found.details.slots / found.details.expert_count if found else 0.0
 
     least, enough = 0, 64 << 20
     while enough - least > PAGE:

@@ -49,7 +49,7 @@ def check_sides(node: Node, limit: int) -> None:
     link, plan = node.link, node.link._plan  # type: ignore[union-attr]
     assert isinstance(link, BatchAccelerated)
     each = page_bytes(1, 1, plan.config.head_dim, plan.options.kv_dtype)
-    here = sum(array.nbytes for array in (*link.home.keys.values(), *link.home.values.values()))
+    here = sum(array.nbytes for array in (*link.host_pages.keys.values(), *link.host_pages.values.values()))
     assert (
         here
         == node.budget.kv_bytes

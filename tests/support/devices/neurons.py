@@ -15,7 +15,7 @@ from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 from tpi.sparsity.predictor import InputKind
 from tpi.sparsity.replay import FfnWeights, read_ffn
-from worker.neurons.foresight import Scorer
+from worker.neurons.lookahead import Scorer
 
 F32 = npt.NDArray[np.float32]
 CERTAIN = 1e4  # a score

@@ -52,4 +52,4 @@ def follow(link: BatchAccelerated, name: str) -> None:
     assert link.settings.chunking.count == 1, "heads would go over the link between two chunks"
     pipeline = link.pipeline
     attends: Sequence[bool] = pipeline.attends
-    link.follow(SCHEDULES[name](tuple(attends), pipeline.schedule.micro_batch), WHOLE)
+    link.use_schedule(SCHEDULES[name](tuple(attends), pipeline.schedule.micro_batch), WHOLE)

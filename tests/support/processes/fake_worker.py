@@ -106,7 +106,7 @@ def main() -> None:
     lease.YIELD_S = flags.yields or lease.YIELD_S
     host, port = split_address(flags.listen, lowest_port=0)
     door = KeyPolicy(flags.keys, outside=lambda host: True) if flags.keys else None
-    options = WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached, door=door)
+    options = WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached, key_policy=door)
     serve(options, FakeMember, anything)
 
 

@@ -20,7 +20,7 @@ from tpi.errors import TpiError, UsageError
 from tpi.pack.library.hold import Hold
 from tpi.pack.library.locate import open_model
 from tpi.pack.library.pull import ALIASES
-from worker.shards.shelf import entries, keep_within
+from worker.shards.inventory import entries, keep_within
 
 Models: TypeAlias = Callable[[str], TinyModel]
 FILE = Path(ALIASES["smollm2-135m"].member).name

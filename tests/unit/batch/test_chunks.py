@@ -21,7 +21,8 @@ from worker.plan.chunks import Chunking, pieces_of
 from worker.plan.modes.batch import chunk_bytes
 from worker.plan.node_plan import NodeBlock, NodeLayer, RunUnits
 from worker.plan.offload import OffloadPlan
-from worker.plan.places import Place, through_accelerator
+from worker.plan.places import through_accelerator
+from worker.plan.segments import NodeSegment
 
 HIDDEN = 24
 F32 = 4  # bytes
@@ -68,7 +69,7 @@ def plans(draw: st.DrawFn) -> Drawn:
     return Drawn(plan, chunking, experts)
 
 
-def blocks_of(plan: OffloadPlan) -> list[tuple[Place, ...]]:
+def blocks_of(plan: OffloadPlan) -> list[tuple[NodeSegment, ...]]:
     """Of each block, what a step visits."""
     window = [plan.pieces[number] for number in plan.host_pieces]
     return list(through_accelerator(plan, window, range(len(window))).long)
@@ -77,29 +78,28 @@ def blocks_of(plan: OffloadPlan) -> list[tuple[Place, ...]]:
 @given(plans())
 @settings(max_examples=300, deadline=None)
 def test_every_unit_of_a_block_is_in_its_table_once(drawn: Drawn) -> None:
-    for places in blocks_of(drawn.plan):
-        block = places[0].segment.block
+    for segments in blocks_of(drawn.plan):
+        block = segments[0].block
         if block.kind != "experts":
             continue
-        (place,) = places  # one segment, and with it one call
+        (segment,) = segments  # one segment, and with it one call
         wanted = sorted((run.name, unit) for run in block.runs for unit in range(run.units.first, run.units.last))
-        found = [(run.name, unit) for run in place.segment.runs for unit in range(run.units.first, run.units.last)]
+        found = [(run.name, unit) for run in segment.runs for unit in range(run.units.first, run.units.last)]
         assert sorted(found) == wanted
-        parts = [part.segment for part in place.parts]
-        if not parts:
+        if not segment.parts:
             continue
-        table = list(entries(parts, drawn.experts))
-        assert [entry.piece for entry in table if entry.piece != SHARED] == list(range(_routed(place, drawn.experts)))
+        table = list(entries(segment.parts, drawn.experts))
+        assert [entry.piece for entry in table if entry.piece != SHARED] == list(range(_routed(segment, drawn.experts)))
         assert [entry.piece for entry in table].count(SHARED) == any(name == "shared" for name, _ in wanted)
-        for at, part in enumerate(parts):
+        for at, part in enumerate(segment.parts):
             slices = [entry.place for entry in table if entry.part == at]
             assert [each.start for each in slices] == [0, *(each.stop for each in slices[:-1])]
             assert slices[-1].stop == part.nbytes
 
 
-def _routed(place: Place, experts: int) -> int:
+def _routed(segment: NodeSegment, experts: int) -> int:
     """Pieces of routed experts, as kernels are told of them (`tpi.block.experts_spec`)."""
-    runs = [run for run in place.segment.runs if run.name == "neuron"]
+    runs = [run for run in segment.runs if run.name == "neuron"]
     return sum(len(by_expert(run.units, run.layout.units // experts)) for run in runs)
 
 
@@ -119,7 +119,7 @@ def test_there_is_one_even_chunk_for_each_micro_batch(drawn: Drawn) -> None:
         assert len(chunks) <= wanted
         others = sum(plan.pieces[at].nbytes for at in layer) - sum(sizes)
         assert len(chunks) == wanted or others or drawn.chunking.least > 1
-        assert len({plan.named(at) for at in layer}) == len(layer)
+        assert len({plan.piece_name(at) for at in layer}) == len(layer)
 
 
 @given(plans(), st.randoms())

@@ -76,8 +76,8 @@ def test_the_next_blocks_router_has_its_experts_come() -> None:
     kernels = Foretelling([2, 3])
     with arena_of(4, kernels) as arena:
         arena.begin(short=True)
-        arena.foretell(1, ONE)
-        arena.settle()
+        arena.prefetch_next(1, ONE)
+        arena.wait()
         arena.cache.slots._workers._asked[-1].join()  # type: ignore[attr-defined]
         held = arena.share(3, {2: 1, 3: 1})
         assert {*held.ready, *held.loading} == {(3, 2), (3, 3)}
@@ -95,8 +95,8 @@ def test_routers_are_not_asked_in_vain(block: int, tokens: int, short: bool, in_
     kernels = Foretelling([2])
     with arena_of(4, kernels, in_time) as arena:
         arena.begin(short)
-        arena.foretell(block, np.zeros((tokens, 8), np.float32))
-        arena.settle()
+        arena.prefetch_next(block, np.zeros((tokens, 8), np.float32))
+        arena.wait()
         assert kernels.asked == 0
 
 
@@ -105,12 +105,12 @@ def test_a_router_that_fails_says_so_at_the_next_block() -> None:
     with arena_of(4, kernels) as arena:
         arena.begin(short=True)
         kernels.failing = True
-        arena.foretell(1, ONE)
+        arena.prefetch_next(1, ONE)
         with pytest.raises(OSError, match="a router failed"):
-            arena.foretell(3, ONE)
-        arena.foretell(1, ONE)
+            arena.prefetch_next(3, ONE)
+        arena.prefetch_next(1, ONE)
         arena.abandon()
-        arena.settle()
+        arena.wait()
 
 
 def test_a_prompt_uses_what_is_there_and_changes_nothing() -> None:

@@ -27,26 +27,26 @@ def test_the_slower_side_is_compared_with_all_neurons_on_the_cpu(
     there: int, here: int, lines: tuple[LineCost, LineCost] | None, pays: bool
 ) -> None:
     fallback = DenseFallback(0.6)
-    assert fallback.pays(there, here, NEURONS, lines) is pays
+    assert fallback.prefers_active(there, here, NEURONS, lines) is pays
     assert fallback.dense == (not pays)
 
 
 def test_a_shared_cpu_is_as_slow_for_all_neurons() -> None:
     taken = LineCost(4.0, 4.0)
-    assert DenseFallback(0.6).pays(10, 60, NEURONS, (FAST, taken))
-    assert DenseFallback(0.6).pays(50, 10, NEURONS, (SLOW, taken))
-    assert not DenseFallback(0.6).pays(50, 10, NEURONS, (SLOW, CPU))
+    assert DenseFallback(0.6).prefers_active(10, 60, NEURONS, (FAST, taken))
+    assert DenseFallback(0.6).prefers_active(50, 10, NEURONS, (SLOW, taken))
+    assert not DenseFallback(0.6).prefers_active(50, 10, NEURONS, (SLOW, CPU))
 
 
 def test_both_sides_are_measured_again_after_a_while() -> None:
     fallback = DenseFallback(0.6)
-    chosen = [fallback.pays(90, 90, NEURONS, (SLOW, CPU)) for _ in range(3 * (ASKED_AGAIN + 1))]
+    chosen = [fallback.prefers_active(90, 90, NEURONS, (SLOW, CPU)) for _ in range(3 * (ASKED_AGAIN + 1))]
     assert chosen == ([False] * ASKED_AGAIN + [True]) * 3
 
 
 def test_without_a_limit_active_neurons_alone_are_computed() -> None:
-    assert DenseFallback(inf).pays(NEURONS, NEURONS, NEURONS, (SLOW, CPU))
-    assert DenseFallback().pays(NEURONS, NEURONS, NEURONS, None)
+    assert DenseFallback(inf).prefers_active(NEURONS, NEURONS, NEURONS, (SLOW, CPU))
+    assert DenseFallback().prefers_active(NEURONS, NEURONS, NEURONS, None)
 
 
 def test_each_size_of_steps_is_measured_once_when_it_comes() -> None:
@@ -55,9 +55,9 @@ def test_each_size_of_steps_is_measured_once_when_it_comes() -> None:
     assert fallback.limit(20, lambda: next(measured)) == 0.9
     assert fallback.limit(32, lambda: next(measured)) == 0.9  # as 20
     assert fallback.limit(3, lambda: next(measured)) == 0.3
-    assert fallback.pays(0, 85, NEURONS, None, 20)
-    assert not fallback.pays(0, 85, NEURONS, None, 1)
-    assert not fallback.pays(0, 31, NEURONS, None, 4)
+    assert fallback.prefers_active(0, 85, NEURONS, None, 20)
+    assert not fallback.prefers_active(0, 85, NEURONS, None, 1)
+    assert not fallback.prefers_active(0, 31, NEURONS, None, 4)
 
 
 def test_computing_all_that_is_never_faster_is_not_measured() -> None:
@@ -74,7 +74,7 @@ def test_a_union_that_did_not_pay_is_tried_again_later() -> None:
     fallback.note(3, 20, False)
     fallback.note(3, 1, False)
     fallback.note(2, 20, True)
-    assert fallback.asks(3, 1)
-    assert fallback.asks(2, 20)
-    asked = [fallback.asks(3, 30) for _ in range(ASKED_AGAIN + 2)]
+    assert fallback.should_predict(3, 1)
+    assert fallback.should_predict(2, 20)
+    asked = [fallback.should_predict(3, 30) for _ in range(ASKED_AGAIN + 2)]
     assert asked == [False] * ASKED_AGAIN + [True, True]

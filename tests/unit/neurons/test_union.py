@@ -14,7 +14,7 @@ from tpi.devices.host import HostDevice
 from tpi.kernels.spec import NO_TOKENS
 from tpi.sparsity.predictor import InputKind
 from worker.neurons.fallback import ASKED_AGAIN
-from worker.neurons.judge import Judge
+from worker.neurons.judge import SparsityJudge
 from worker.neurons.prediction import Predictions
 from worker.neurons.sparse import SparseNode
 from worker.neurons.union import F32, PIECE, SCORED, Union, UnionCosts, union_of
@@ -61,10 +61,10 @@ def test_each_piece_has_its_tokens_neurons_up_to_a_limit(
     found = union_of(score, 0.5, np.arange(tokens, dtype=np.float32)[:, None], most)
     pieces = [scores[at : at + PIECE].any(axis=0) for at in range(0, tokens, PIECE)]
     mean = sum(piece.sum() for piece in pieces) / (len(pieces) * neurons)
-    assert found.over == (found.share > most)
-    assert found.over == (mean > most + 1e-12) or mean == pytest.approx(most)
+    assert found.exceeded == (found.share > most)
+    assert found.exceeded == (mean > most + 1e-12) or mean == pytest.approx(most)
     assert max(asked) <= max(PIECE, SCORED // (4 * neurons))  # in so many bytes, however long the step is
-    if not found.over:
+    if not found.exceeded:
         assert found.share == pytest.approx(mean)
         assert found.active.tolist() == np.flatnonzero(scores.any(axis=0)).tolist()
         lists = found.pieces or (found.active,)
@@ -76,11 +76,11 @@ def test_each_piece_has_its_tokens_neurons_up_to_a_limit(
 def test_a_block_comes_to_what_each_pieces_neurons_do(tokens: int) -> None:
     random = np.random.default_rng(tokens)
     case = ffn_case(random, format="f32", layout="record", hidden=HIDDEN, units=UNITS, activation="relu", bias=False)
-    scorer, judge = Drawn(), Judge("static", 1.0)
+    scorer, judge = Drawn(), SparsityJudge("static", 1.0)
     node, x = SparseNode({0: scorer}, judge), normal(random, tokens, HIDDEN)
     active = scorer.scores(x) >= 0
     node.begin(short=True)
-    segment = node.adapted(FfnSegment(HOST, HOST.start, case.spec), 0, 0)
+    segment = node.adapt_segment(FfnSegment(HOST, HOST.start, case.spec), 0, 0)
     pending = segment.start(COMPUTE, case.data, MicroBatch(x, NO_TOKENS), lambda _: x)
     assert pending is not None
     found = pending.wait()
@@ -114,8 +114,8 @@ def costs_of(predicting: float, share: float, limit: float = 0.8) -> UnionCosts:
     costs, count = UnionCosts(), 1000
     costs.learn(LONG, limit)
     active = np.arange(int(share * count), dtype=np.int32)
-    costs.predicted(LAYER, Union(active, None, (), count, share, LONG), LONG, predicting * count * LONG)
-    costs.computed(LONG, count, share, share / limit * count * LONG)  # as its limit says
+    costs.record_prediction(LAYER, Union(active, None, (), count, share, LONG), LONG, predicting * count * LONG)
+    costs.record_computation(LONG, count, share, share / limit * count * LONG)  # as its limit says
     return costs
 
 
@@ -125,31 +125,31 @@ def costs_of(predicting: float, share: float, limit: float = 0.8) -> UnionCosts:
 )
 def test_predicting_and_computing_some_is_to_take_less_than_all(predicting: float, share: float, pays: bool) -> None:
     costs = costs_of(predicting, share)
-    assert costs.asks(LAYER, LONG) is pays
-    assert costs.asks(LAYER + 1, LONG)  # nothing is known of it
-    assert costs.asks(LAYER, 2)  # nor of steps as short
+    assert costs.should_predict(LAYER, LONG) is pays
+    assert costs.should_predict(LAYER + 1, LONG)  # nothing is known of it
+    assert costs.should_predict(LAYER, 2)  # nor of steps as short
 
 
 def test_all_neurons_are_timed_where_they_are_computed() -> None:
     costs = costs_of(0.5, 0.45)
-    assert not costs.asks(LAYER, LONG)
+    assert not costs.should_predict(LAYER, LONG)
     for _ in range(8):
-        costs.computed(LONG, 1000, 1, 3.0 * 1000 * LONG)  # three times as long as was thought
-    assert costs.asks(LAYER, LONG)
+        costs.record_computation(LONG, 1000, 1, 3.0 * 1000 * LONG)  # three times as long as was thought
+    assert costs.should_predict(LAYER, LONG)
 
 
 def test_it_is_asked_again_after_a_while() -> None:
     costs = costs_of(1.1, 0.1)
-    asked = [costs.asks(LAYER, LONG) for _ in range(2 * (ASKED_AGAIN + 1))]
+    asked = [costs.should_predict(LAYER, LONG) for _ in range(2 * (ASKED_AGAIN + 1))]
     assert asked == ([False] * ASKED_AGAIN + [True]) * 2
 
 
 def test_a_union_of_nearly_all_neurons_is_not_predicted_again() -> None:
     random = np.random.default_rng(0)
     case = ffn_case(random, format="f32", layout="record", hidden=HIDDEN, units=UNITS, activation="relu", bias=False)
-    scorer, judge = Drawn(threshold=-1e9), Judge("static", NAMED)
+    scorer, judge = Drawn(threshold=-1e9), SparsityJudge("static", NAMED)
     node, x = SparseNode({0: scorer}, judge), normal(random, 20 * PIECE, HIDDEN)
-    segment = node.adapted(FfnSegment(HOST, HOST.start, case.spec), 0, 0)
+    segment = node.adapt_segment(FfnSegment(HOST, HOST.start, case.spec), 0, 0)
     for _ in range(3):
         node.begin(short=False)
         pending = segment.start(COMPUTE, case.data, MicroBatch(x, NO_TOKENS), lambda _: x)

@@ -19,7 +19,7 @@ from worker import profile
 from worker.equipment import Equipment
 from worker.plan.fit import Tables, fit, need
 from worker.plan.node_plan import node_plan
-from worker.profile import limited, measure_machine, memory_budget, peak_rss, reset_peak
+from worker.profile import limit_options, measure_machine, memory_budget, peak_rss, reset_peak
 
 MIB = 1 << 20
 PEERS = (PeerAddress(0, "master", ""), PeerAddress(1, "laptop", "tcp://192.0.2.1:9991"))
@@ -48,7 +48,7 @@ def test_what_is_advertised_is_what_the_node_allows_itself(tmp_path: Path, monke
     ],
 )
 def test_wishes_end_at_the_nodes_own_limits(asked: tuple[int, int], found: Profile, expected: tuple[int, int]) -> None:
-    options = limited(replace(OPTIONS, memory=asked[0], threads=asked[1]), found)
+    options = limit_options(replace(OPTIONS, memory=asked[0], threads=asked[1]), found)
     assert (options.memory, options.threads) == expected
     assert replace(options, memory=0, threads=0) == OPTIONS
 
@@ -77,7 +77,7 @@ def test_the_master_plans_with_the_workers_threads_and_memory(monkeypatch: pytes
 def fits(plan: Assign, size: int) -> bool:
     """Whether the worker would take `plan` with two threads and `size` bytes."""
     try:
-        fit(node_plan(replace(plan, options=limited(OPTIONS, laptop(free=size)))))
+        fit(node_plan(replace(plan, options=limit_options(OPTIONS, laptop(free=size)))))
     except PlanError:
         return False
     return True

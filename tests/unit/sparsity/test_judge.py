@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from tests.support.kernels.kernel_cases import ffn_case, native
-from worker.neurons.judge import SHORT, TURNS, Judge, measure_limit
+from worker.neurons.judge import SHORT, TURNS, SparsityJudge, measure_limit
 
 
-def steps(judge: Judge, dense: float, sparse: float, tokens: int = 1, count: int = 4 * TURNS) -> list[bool]:
+def steps(judge: SparsityJudge, dense: float, sparse: float, tokens: int = 1, count: int = 4 * TURNS) -> list[bool]:
     """Steps of so many seconds with all neurons and with those predicted; which of them were predicted."""
     taken = []
     for _ in range(count):
@@ -21,38 +21,38 @@ def steps(judge: Judge, dense: float, sparse: float, tokens: int = 1, count: int
 
 @pytest.mark.parametrize(("dense", "sparse", "pays"), [(2e-3, 1e-3, True), (1e-3, 2e-3, False)])
 def test_what_takes_less_is_gone_on_with(dense: float, sparse: float, pays: bool) -> None:
-    judge = Judge("auto")
+    judge = SparsityJudge("auto")
     taken = steps(judge, dense, sparse)
-    assert judge.pays() is pays
+    assert judge.predicting_is_faster() is pays
     assert taken[: 2 * TURNS : 2] != taken[1 : 2 * TURNS : 2]  # by turns
     assert set(taken[3 * TURNS :]) == {pays}
 
 
 def test_a_sentence_says_what_was_measured() -> None:
-    judge = Judge("auto")
+    judge = SparsityJudge("auto")
     assert judge.describe() == ""
     steps(judge, 1e-3, 2e-3)
     assert "1.00 ms with all neurons and 2.00 ms with the 10% that are predicted" in judge.describe()
-    judge = Judge("static")
+    judge = SparsityJudge("static")
     steps(judge, 1e-3, 2e-3)
     assert judge.describe().startswith("90.0% of the neurons were skipped")
     assert "25% of the feed-forward time" in judge.describe()
 
 
 def test_parallel_streams_have_turns_of_their_own() -> None:
-    judge = Judge("auto")
+    judge = SparsityJudge("auto")
     for tokens, dense, sparse, pays in ((1, 2e-3, 1e-3, True), (4, 4e-3, 8e-3, False), (2, 4e-3, 2e-3, True)):
         taken = steps(judge, dense, sparse, tokens)
-        assert judge.pays(tokens) is pays
+        assert judge.predicting_is_faster(tokens) is pays
         assert taken[1:16:2] != taken[:16:2]
         assert set(taken[3 * TURNS :]) == {pays}
-    assert judge.pays(3) is False  # as 4
+    assert judge.predicting_is_faster(3) is False  # as 4
     assert "sparsity is off in steps of 3 to 4 tokens, it does not pay here: a token's" in judge.describe()
     assert "1.00 ms with all neurons and 2.00 ms with the 10% that are predicted" in judge.describe()
 
 
 def test_a_step_that_breaks_off_tells_nothing() -> None:
-    judge = Judge("auto")
+    judge = SparsityJudge("auto")
     steps(judge, 1.0, 2.0, count=5)
     for _ in range(4 * TURNS):
         judge.begin()
@@ -63,14 +63,14 @@ def test_a_step_that_breaks_off_tells_nothing() -> None:
 
 
 def test_long_steps_take_no_turns() -> None:
-    judge = Judge("auto")
+    judge = SparsityJudge("auto")
     assert all(steps(judge, 1.0, 2.0, tokens=SHORT + 1))  # their costs decide, block by block
-    assert judge.pays(SHORT + 1) is None
+    assert judge.predicting_is_faster(SHORT + 1) is None
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_what_is_asked_for_is_done(mode: str) -> None:
-    assert all(steps(Judge(mode), 1.0, 2.0))  # type: ignore[arg-type]
+    assert all(steps(SparsityJudge(mode), 1.0, 2.0))  # type: ignore[arg-type]
 
 
 def test_the_limit_is_a_share() -> None:

@@ -9,7 +9,7 @@ from tests.support.kernels.kernel_cases import ffn_case, native, normal
 from tpi.devices.host import open_host
 from tpi.kernels.spec import F32, NO_TOKENS
 from tpi.sparsity.predictor import InputKind
-from worker.neurons.judge import Judge
+from worker.neurons.judge import SparsityJudge
 from worker.neurons.sparse import SparseNode
 from worker.node.microbatch import MicroBatch
 from worker.node.order import COMPUTE
@@ -41,14 +41,14 @@ def test_tiles_come_to_what_the_block_does(cut: int, share: float, tokens: int) 
     random = np.random.default_rng([cut, tokens])
     case = ffn_case(random, format="f32", layout="record", hidden=HIDDEN, units=UNITS, activation="relu", bias=False)
     spec, active, x = case.spec, random.random(NEURONS) < share, normal(random, tokens, HIDDEN)
-    scorer, judge = Named(active), Judge("static", 1.0)
+    scorer, judge = Named(active), SparsityJudge("static", 1.0)
     node = SparseNode({5: scorer}, judge)
     node.begin(short=True)
     part = MicroBatch(x, NO_TOKENS)
     for first, last in ((0, cut), (cut, UNITS)):
         tile = replace(spec, neuron=replace(spec.neuron, units=last - first))
         data = case.data[first * spec.neuron.unit_bytes : last * spec.neuron.unit_bytes]
-        segment = node.adapted(FfnSegment(HOST, HOST.start, tile), 5, 32 * first)
+        segment = node.adapt_segment(FfnSegment(HOST, HOST.start, tile), 5, 32 * first)
         pending = segment.start(COMPUTE, data, part, lambda _: x)
         assert pending is not None
         part.add(pending)
@@ -63,10 +63,10 @@ def test_more_than_the_limit_are_all_computed() -> None:
     case = ffn_case(random, format="f32", layout="record", hidden=HIDDEN, units=UNITS, activation="relu", bias=False)
     active, x = np.arange(NEURONS) < 0.5 * NEURONS, normal(random, 1, HIDDEN)
     for limit, dense in ((0.4, True), (0.6, False)):
-        judge = Judge("static", limit)
+        judge = SparsityJudge("static", limit)
         node = SparseNode({0: Named(active)}, judge)
         node.begin(short=True)
-        segment = node.adapted(FfnSegment(HOST, HOST.start, case.spec), 0, 0)
+        segment = node.adapt_segment(FfnSegment(HOST, HOST.start, case.spec), 0, 0)
         pending = segment.start(COMPUTE, case.data, MicroBatch(x, NO_TOKENS), lambda _: x)
         assert pending is not None
         which = None if dense else np.flatnonzero(active).astype(np.int32)

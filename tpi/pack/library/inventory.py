@@ -1,4 +1,4 @@
-"""Inventory of the models and packs in a cache, with their sizes and last uses. `worker.shards.shelf` lists shards."""
+"""Inventory of the models and packs in a cache, with sizes and last uses. `worker.shards.inventory` lists shards."""
 
 import re
 from collections.abc import Iterator

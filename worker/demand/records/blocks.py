@@ -32,7 +32,7 @@ _NOTHING: Bytes = np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
-class RecordFfn:
+class DemandFfn:
     """A `worker.node.segment.Segment` of all of a node's neurons of a block, some of which are in slots.
 
     `spec` describes all of these neurons. `layer` is the number of the layer in the model, `number` its number among
@@ -65,15 +65,15 @@ class RecordFfn:
         """Raise TpiError: a chain cannot wait for reads, so these neurons cannot be part of one."""
         raise TpiError("neurons that are read on demand cannot be part of a chain; run them block by block")
 
-    def chosen(self, part: MicroBatch) -> NeuronChoice | None:
+    def choose(self, part: MicroBatch) -> NeuronChoice | None:
         """Return the neurons that a micro-batch needs; None if it needs the whole block, through the window.
 
         The prediction for a micro-batch is made once.
         """
         found = self.node.choose(self.layer, self.spec, self.device, part)
-        return found if found is not None and self.takes(len(found.active)) else None
+        return found if found is not None and self.has_slots_for(len(found.active)) else None
 
-    def takes(self, active: int) -> bool:
+    def has_slots_for(self, active: int) -> bool:
         """Return True if the layer has slots for `active` neurons."""
         return active <= len(self._opened.table)
 
@@ -99,7 +99,7 @@ class RecordFfn:
 
     def _compute(self, part: MicroBatch) -> F32:
         began, judge, kernels = perf_counter(), self.node.judge, self.device.kernels
-        chosen = self.chosen(part)
+        chosen = self.choose(part)
         assert chosen is not None  # otherwise the window's tiles would have been held
         active = chosen.active
         if self.number == 0:
@@ -122,7 +122,7 @@ class RecordFfn:
 class PredictedBlock(Block):
     """A feed-forward block that says which neurons it needs before it is held."""
 
-    segment: RecordFfn = field(kw_only=True)
+    segment: DemandFfn = field(kw_only=True)
 
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
         """Return `()`, nothing of the window, if `segment` reads the predicted neurons; else None, the whole block."""
@@ -130,16 +130,16 @@ class PredictedBlock(Block):
             return None
         (part,) = parts
         began = perf_counter()
-        chosen = self.segment.chosen(part)
+        chosen = self.segment.choose(part)
         took = perf_counter() - began
         part.between[self.segment] = Finished(lambda: took)
         return None if chosen is None else ()
 
 
-class StreamedBlock:
+class DemandBlock:
     """A `scheduler.weights.Demanded` that holds the window's tiles if all neurons are needed, else the slots."""
 
-    def __init__(self, tiles: Sequence[tuple[Segment, Hold]], records: RecordFfn) -> None:
+    def __init__(self, tiles: Sequence[tuple[Segment, Hold]], records: DemandFfn) -> None:
         self._tiles, self.records = tiles, records
 
     def wanting(self, wanted: Wanted) -> BlockHold[Segment]:

@@ -16,7 +16,7 @@ from scheduler.window.window import Window
 from tpi.devices.pages import page_buffer
 from tpi.progress import Progress, silent
 from tpi.trace import NoTrace
-from worker.demand.records.blocks import RecordFfn, StreamedBlock
+from worker.demand.records.blocks import DemandBlock, DemandFfn
 from worker.demand.records.turns import TurnsJudge
 from worker.neurons.hybrid import NeuronChoice
 from worker.neurons.sparse import SparseFfn, SparseNode
@@ -28,7 +28,7 @@ from worker.plan.segments import NodeSegment
 OpenSegment = Callable[[NodeSegment], Segment]
 
 
-class StreamedNeurons:
+class DemandNeurons:
     """The on-demand neurons of a node and the blocks that use them; a `scheduler.weights.StepListener`."""
 
     def __init__(self, plan: RecordPlan, node: SparseNode, window: Window, trace: NoTrace) -> None:
@@ -40,9 +40,11 @@ class StreamedNeurons:
         self._plan, self._node = plan, node
         self._numbers = {block: number for number, block in enumerate(plan.layers)}
         layers, workers = list(plan.layers.values()), Readers(plan.readers)
-        self.tier = RecordTier(layers, plan.disk, workers, plan.readers, plan.gap, plan.least, window.reads, trace)
-        self._records: dict[int, RecordFfn] = {}  # by layer
-        node.foretell, node.records = self._foretell, self.tier
+        self.tier = RecordTier(
+            layers, plan.disk, workers, plan.readers, plan.gap, plan.min_read_bytes, window.reads, trace
+        )
+        self._records: dict[int, DemandFfn] = {}  # by layer
+        node.on_prediction, node.records = self._foretell, self.tier
         self._turns: TurnsJudge | None = None
         if isinstance(window, SwitchedWindow):
             node.judge = self._turns = TurnsJudge()
@@ -50,7 +52,7 @@ class StreamedNeurons:
 
     def blocks(
         self, blocks: Sequence[NodeBlock], parts: Sequence[Sequence[tuple[Segment, Hold]]], open_one: OpenSegment
-    ) -> dict[int, StreamedBlock]:
+    ) -> dict[int, DemandBlock]:
         """Return those of `blocks` whose neurons are read on demand, by block number.
 
         `parts` are the segments and holds of each block in the window; `open_one` opens a segment.
@@ -59,10 +61,10 @@ class StreamedNeurons:
         for block in (block for block in blocks if block.number in self._numbers):
             whole = open_one(NodeSegment(block, block.runs))
             assert isinstance(whole, SparseFfn)  # only these have predicted neurons
-            own = RecordFfn(
+            own = DemandFfn(
                 whole.device, whole.launch, whole.spec, block.layer, self._numbers[block.number], self.tier, self._node
             )
-            found[block.number], self._records[block.layer] = StreamedBlock(parts[block.number], own), own
+            found[block.number], self._records[block.layer] = DemandBlock(parts[block.number], own), own
         return found
 
     def fill(self, progress: Progress = silent) -> None:
@@ -93,7 +95,7 @@ class StreamedNeurons:
 
     def _change_over(self, by_neurons: bool) -> None:
         """Give the memory to slots if `by_neurons`, else to the plain window; do nothing if it is used so already."""
-        plain = self._plan.plain
+        plain = self._plan.plain_placement
         if by_neurons == self._by_neurons or plain is None:
             return
         self.tier.detach()
@@ -105,5 +107,5 @@ class StreamedNeurons:
     def _foretell(self, layer: int, choice: NeuronChoice) -> None:
         """Prefetch the neurons `choice` of a later layer."""
         records = self._records.get(layer)
-        if records is not None and records.takes(len(choice.active)):
+        if records is not None and records.has_slots_for(len(choice.active)):
             self.tier.expect(records.number, choice.active)

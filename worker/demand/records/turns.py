@@ -11,12 +11,12 @@ from statistics import median
 from time import perf_counter
 
 from scheduler.neurons.sizes import size_class, size_name
-from worker.neurons.judge import SHORT, Judge
+from worker.neurons.judge import SHORT, SparsityJudge
 
 TURN, WARM, TURNS_EACH = 8, 3, 2  # steps of a turn; steps at its start that are not timed; turns of each way
 
 
-class TurnsJudge(Judge):
+class TurnsJudge(SparsityJudge):
     """The judge that lets the two ways take turns and then picks the faster one.
 
     It is used by one thread. All nodes of a group count the same steps, so they change over together.
@@ -41,7 +41,7 @@ class TurnsJudge(Judge):
         """Return True if neurons are predicted in this step: only while the memory holds slots."""
         return self.by_neurons
 
-    def pays(self, tokens: int = 1) -> bool | None:
+    def predicting_is_faster(self, tokens: int = 1) -> bool | None:
         """Return True if neurons on demand were faster for steps of `tokens` tokens; None if that is not known yet."""
         return self._paid.get(size_class(tokens))
 

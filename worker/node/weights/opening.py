@@ -23,8 +23,8 @@ from worker.shards.image import HeldBlock
 
 if TYPE_CHECKING:
     from worker.accelerator.accelerated import Accelerators
-    from worker.demand.fetched import Fetched
-    from worker.demand.records.node import StreamedNeurons
+    from worker.demand.fetched import DemandExperts
+    from worker.demand.records.node import DemandNeurons
     from worker.neurons.sparse import SparseNode
     from worker.plan.modes.experts import HostSlots
     from worker.plan.records import RecordPlan
@@ -44,7 +44,7 @@ class OpenedWeights:
 
     weights: Weights[Segment]
     link: "Accelerators | None" = None  # the accelerators
-    fetched: "Fetched | None" = None  # the experts that are loaded on demand
+    fetched: "DemandExperts | None" = None  # the experts that are loaded on demand
     sparse: "SparseNode | None" = None  # predicts the active neurons
 
 
@@ -123,10 +123,10 @@ class _Opening:
 
     def with_experts_fetched(self, slots: "HostSlots") -> OpenedWeights:
         """Return weights whose routed experts are loaded on demand, into a cache; the other weights are dense."""
-        from worker.demand.fetched import Fetched
+        from worker.demand.fetched import DemandExperts
 
         reads, disk, verify = self._window.reads, self._residence.disk, self._plan.options.verify_weights
-        fetched = self._stack.enter_context(closing(Fetched(slots, self._held, disk, reads, self._trace, verify)))
+        fetched = self._stack.enter_context(closing(DemandExperts(slots, self._held, disk, reads, self._trace, verify)))
         always = parts(self._residence.places.long, self._sources, self._open)
         arrangement = Arrangement(always, None, fetched.blocks(always, self._open))
         return OpenedWeights(Weights(self._window, arrangement, steps=fetched), fetched=fetched)
@@ -156,17 +156,17 @@ class _Opening:
 
         return open_sparse(self._plan, self._held, self._devices[0])
 
-    def _streamed(self, records: "RecordPlan", sparse: "SparseNode") -> "StreamedNeurons":
+    def _streamed(self, records: "RecordPlan", sparse: "SparseNode") -> "DemandNeurons":
         """Open the reader of single neurons, and load those that are active most often, to stay resident."""
-        from worker.demand.records.node import StreamedNeurons
+        from worker.demand.records.node import DemandNeurons
 
         window = self._window
         if self._plan.options.verify_weights:
             for number in sorted(set(range(len(records.segments))) - window.placement.resident):
                 with window.hold(number):  # the first read compares the bytes with their hashes
                     pass
-        streamed = self._stack.enter_context(closing(StreamedNeurons(records, sparse, window, self._trace)))
-        if records.plain is None:
+        streamed = self._stack.enter_context(closing(DemandNeurons(records, sparse, window, self._trace)))
+        if records.plain_placement is None:
             streamed.fill(self._progress)
         return streamed
 
@@ -180,9 +180,9 @@ class _Opening:
         states = self._states.layers.get(block.layer)
         opened = open_segment(device, self._plan.config, block.layer, runs, vectors, pages, launch, states)
         if self.sparse is not None and not segment.device:
-            return self.sparse.adapted(opened, block.layer, segment.neurons_before)
+            return self.sparse.adapt_segment(opened, block.layer, segment.neurons_before)
         if self._link is None:
             return opened
         if segment.device:
-            return self._link.adapted(opened)
-        return self._link.accompanied(opened, block.layer, block.name)
+            return self._link.adapt_segment(opened)
+        return self._link.adapt_host_segment(opened, block.layer, block.name)

@@ -20,7 +20,7 @@ from worker.node.placed import Placed
 from worker.node.segment import HeldPages, Launch, Segment
 from worker.plan.checksums import Checksums
 from worker.plan.node_plan import NodePlan
-from worker.plan.places import Place, Visits
+from worker.plan.places import Visits
 from worker.plan.residence import Residence
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock
@@ -55,14 +55,14 @@ class Sources:
         """Return the sources for short steps, or for long ones."""
         return replace(self, short=short)
 
-    def hold(self, place: Place) -> Hold:
-        """Return a context manager that yields the bytes of the segment at `place`."""
-        if place.source == "window":
-            return self.window.hold(place.number)
-        if place.source == "kept":
-            return self.kept[place.number]
+    def hold(self, segment: NodeSegment) -> Hold:
+        """Return a context manager that yields the bytes of `segment`."""
+        if segment.memory == "window":
+            return self.window.hold(segment.number)
+        if segment.memory == "kept":
+            return self.kept[segment.number]
         assert self.link is not None
-        return self.link.hold(place.number, self.short)
+        return self.link.hold(segment.number, self.short)
 
 
 def arranged(
@@ -73,7 +73,7 @@ def arranged(
     `waits` says that the units to compute are chosen during the step. The blocks then cannot run as one chain.
     """
     blocks = parts(visits, sources, open_one)
-    hosted = all(place.source == "window" for block in visits for place in block)
+    hosted = all(segment.memory == "window" for block in visits for segment in block)
     return Arrangement(blocks, sources.window.kept if hosted and not waits else None)
 
 
@@ -81,15 +81,15 @@ def parts(
     visits: Visits, sources: Sources, open_one: Callable[[NodeSegment], Segment]
 ) -> list[list[tuple[Segment, Hold]]]:
     """Return the segments of every block, each with the context manager that yields its bytes."""
-    return [[_opened(place, sources, open_one) for place in block] for block in visits]
+    return [[_opened(segment, sources, open_one) for segment in block] for block in visits]
 
 
-def _opened(place: Place, sources: Sources, open_one: Callable[[NodeSegment], Segment]) -> tuple[Segment, Hold]:
-    segment = open_one(place.segment)
-    if not place.parts:
-        return segment, sources.hold(place)
+def _opened(segment: NodeSegment, sources: Sources, open_one: Callable[[NodeSegment], Segment]) -> tuple[Segment, Hold]:
+    opened = open_one(segment)
+    if not segment.parts:
+        return opened, sources.hold(segment)
     assert sources.link is not None
-    return sources.link.gathered(segment, [(part.segment, sources.hold(part)) for part in place.parts])
+    return sources.link.gather(opened, [(part, sources.hold(part)) for part in segment.parts])
 
 
 def open_window(
@@ -144,7 +144,7 @@ def load_kept(
 def open_pages(plan: NodePlan, count: int, link: "Accelerators | None") -> Callable[[int, int], HeldPages]:
     """Allocate `count` KV pages, and return a function from a device's number and a layer to the pages for them."""
     if link is not None:
-        return lambda device, layer: link.pages(layer) if device else link.home
+        return lambda device, layer: link.pages(layer) if device else link.host_pages
     config = plan.config
     pages = KvPages.allocate(config.attention_layers, count, plan.kv_heads, config.head_dim, plan.options.kv_dtype)
     return lambda device, layer: pages

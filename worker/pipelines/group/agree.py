@@ -16,7 +16,7 @@ from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.net.fields import GroupBatch
 from worker.plan.fit import Tables
-from worker.plan.modes.batch import batch_problem, may_choose_batches, prompt_chunk, refusal
+from worker.plan.modes.batch import batch_problem, batches_allowed, prompt_chunk, refusal
 from worker.plan.node_plan import NodePlan
 
 _ALIKE = 1.01  # times that differ by at most this factor count as equal
@@ -89,7 +89,7 @@ def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem])
     If only some accelerators compute neurons then, return policies with which all do, if the slowest node is as fast.
     """
     cards = [member for member in members if member.machine.accelerator is not None]
-    if not cards or not all(may_choose_batches(member.plan, member.machine, member.options) for member in cards):
+    if not cards or not all(batches_allowed(member.plan, member.machine, member.options) for member in cards):
         return ()
     open_ones = [replace(each, limits=replace(each.limits, ffn_there=None)) for each in problems]
     try:

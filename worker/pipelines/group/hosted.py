@@ -10,10 +10,10 @@ from scheduler.model.roofline.policy import BatchPolicy
 from tpi.kernels.spec import Batch
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Order
-from worker.pipelines.dividing import Sizes, decodes, divided
+from worker.pipelines.dividing import MicroBatchLimits, divided, is_decode
 from worker.pipelines.orders import Layerwise
 from worker.pipelines.pipeline import BatchSchedule, reassemble, schedule_of
-from worker.plan.modes.batch import room_pages
+from worker.plan.modes.batch import buffer_pages
 from worker.plan.node_plan import NodePlan
 
 F32 = npt.NDArray[np.float32]
@@ -40,7 +40,7 @@ class HostedPipeline:
 
     attends: tuple[bool, ...]
     schedule: BatchSchedule
-    sizes: Sizes
+    sizes: MicroBatchLimits
 
     def divide(self, x: F32, batch: Batch) -> tuple[Sequence[MicroBatch], Order]:
         """Return the micro-batches of a step and the order of their tasks. `x` is `[tokens, hidden]`."""
@@ -49,7 +49,7 @@ class HostedPipeline:
             HostedMicroBatch(x[own], Batch(batch.positions[own], batch.sequence[own], batch.tables), own)
             for own in rows
         ]
-        return parts, self.schedule.order if decodes(batch) else Layerwise(self.attends)
+        return parts, self.schedule.order if is_decode(batch) else Layerwise(self.attends)
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
         """Return the hidden states of the step's tokens in order, `[tokens, hidden]`."""
@@ -74,5 +74,7 @@ def hosted_pipeline(plan: NodePlan) -> HostedPipeline | None:
     micro_batch = -(-agreed.batch // agreed.micro_batches)
     policy = BatchPolicy(agreed.batch, agreed.micro_batches)
     schedule = schedule_of(attends, policy, agreed)
-    sizes = Sizes(micro_batch, schedule.least, agreed.chunk, room_pages(plan, micro_batch), visits=True)
+    sizes = MicroBatchLimits(
+        micro_batch, schedule.min_parts, agreed.chunk, buffer_pages(plan, micro_batch), limit_decode=True
+    )
     return HostedPipeline(attends, schedule, sizes)

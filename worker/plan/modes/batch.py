@@ -33,7 +33,7 @@ from worker.plan.modes.stream import on_the_host
 from worker.plan.node_plan import NodePlan
 from worker.plan.offload import MemoryRule, OffloadPlan
 
-ROOMS = 2  # micro-batches whose visiting KV pages fit on the accelerator at once
+BUFFERS = 2  # micro-batches whose visiting KV pages fit on the accelerator at once
 _PART = 1e-6  # tolerance when a share is converted to a number of heads
 _CHUNK_SHARE = 8  # a chunk's activations take at most 1/8 of the accelerator's memory
 
@@ -44,21 +44,21 @@ class BatchSettings:
 
     Attributes:
         policy: the roofline model's choice.
-        asked: the problem that it solved.
+        problem: the problem that it solved.
         card_kv_heads: the number of KV heads, from the first on, with keys and values on the accelerator.
-        room_pages: the largest number of KV pages of one micro-batch.
-        room_bytes: bytes of `room_pages` pages in one layer, for heads whose keys and values are in host memory.
-        rooms: the number of micro-batches whose visiting KV pages fit on the accelerator at once.
+        buffer_pages: the largest number of KV pages of one micro-batch.
+        buffer_bytes: bytes of `buffer_pages` pages in one layer, for heads whose keys and values are in host memory.
+        buffers: the number of micro-batches whose visiting KV pages fit on the accelerator at once.
         chunking: the number or size of the chunks of a layer.
         chunk_bytes: the size of the largest chunk in bytes (weights paging, section 4.1).
     """
 
     policy: BatchPolicy
-    asked: BatchProblem
+    problem: BatchProblem
     card_kv_heads: int
-    room_pages: int
-    room_bytes: int
-    rooms: int
+    buffer_pages: int
+    buffer_bytes: int
+    buffers: int
     chunking: Chunking
     chunk_bytes: int
 
@@ -73,7 +73,7 @@ def propose(case: Case) -> Candidate[BatchSettings | None] | None:
         PlanError: if batches are asked for and cannot be computed, or not even one sequence fits.
     """
     if case.accelerated is None:
-        check_hosted(case.plan, case.host[0], case.tables)
+        check_hosted(case.plan, case.host_budget[0], case.tables)
         return on_the_host(case, "batch")
     asked = case.plan.options.batch is not None or case.options.pipeline == "batch"
     why = refusal(case.plan, case.accelerated, case.options)
@@ -117,7 +117,7 @@ def _within(case: Case, found: Candidate[BatchSettings]) -> Candidate[BatchSetti
     device, edges = case.machine and case.machine.accelerator, PAGE * len(case.plan.blocks)
     assert device is not None
     while (beyond := _bytes(found) - device.memory) > 0 and (less := _less(case, found, beyond + edges)) is not None:
-        found = with_policy(case, found.details.asked, less, found.details.chunking)
+        found = with_policy(case, found.details.problem, less, found.details.chunking)
     if beyond > 0:
         least = -(-_bytes(found) >> 20)
         raise PlanError(f"{device.memory >> 20}MiB of GPU memory are too little; --gpu-memory {least}MiB would do")
@@ -135,10 +135,10 @@ def _less(case: Case, found: Candidate[BatchSettings], nbytes: int) -> BatchPoli
     If no weights are resident, one KV head less is. Return None if nothing may be removed.
     """
     settings = found.details
-    policy, layer = settings.policy, settings.asked.layer
+    policy, layer = settings.policy, settings.problem.layer
     if policy.weights_kept > 0:
         return replace(policy, weights_kept=max(0.0, policy.weights_kept - nbytes / (layer.layers * layer.nbytes)))
-    if settings.card_kv_heads and settings.asked.limits.kv is None:
+    if settings.card_kv_heads and settings.problem.limits.kv is None:
         return replace(policy, kv_kept=(settings.card_kv_heads - 1) / case.plan.kv_heads)
     return None
 
@@ -146,7 +146,7 @@ def _less(case: Case, found: Candidate[BatchSettings], nbytes: int) -> BatchPoli
 def _preferred(case: Case) -> bool:
     """Return True if the roofline model predicts that the accelerator should compute neurons for this node's batch."""
     assert case.machine is not None  # it has an accelerator
-    if case.plan.size > 1 or not may_choose_batches(case.plan, case.machine, case.options):
+    if case.plan.size > 1 or not batches_allowed(case.plan, case.machine, case.options):
         return False
     asked = problem_of(case)
     try:
@@ -175,17 +175,17 @@ def with_policy(
     chunking = chunking or Chunking(policy.micro_batches)
     pieces, kept = pieces_of(plan, policy.weights_kept, chunking)
     others = frozenset(range(len(pieces))) - kept
-    pages = room_pages(plan, policy.micro_batch)
+    pages = buffer_pages(plan, policy.micro_batch)
     places: tuple[Place, ...] = tuple("accelerator" for _ in pieces)
     tiers: tuple[Tier, ...] = tuple("gpu" if at in kept else "ram" for at in range(len(pieces)))
     kv: KvTier = "gpu" if policy.kv_kept == 1 else "ram"
     half = page_bytes(1, plan.kv_heads - heads, plan.config.head_dim, plan.options.kv_dtype) // 2
-    rooms, room_bytes = (ROOMS if kv == "ram" else 0), 2 * round_up(half * pages)
+    rooms, room_bytes = (BUFFERS if kv == "ram" else 0), 2 * round_up(half * pages)
     each = layer_pages_bytes(plan, heads)
     divided = sum(block.kind == "attention" for block in plan.blocks) * each if kv == "ram" else 0
     offload = OffloadPlan(
         pieces=pieces,
-        kept=kept,
+        resident=kept,
         long=others,
         short=others,
         crossover=1,
@@ -246,7 +246,7 @@ def several_cards(machine: NodeMachine) -> str:
     return "--pipeline batch computes on one accelerator, and several are named; give --device once"
 
 
-def may_choose_batches(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> bool:
+def batches_allowed(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> bool:
     """Return True if batches are possible and the user left the choice of the pipeline open."""
     return options.pipeline == "auto" and not refusal(plan, machine, options)
 
@@ -258,7 +258,7 @@ def _idle(plan: NodePlan, options: OffloadOptions) -> str:
     return "window" if plan.options.window else ""
 
 
-def room_pages(plan: NodePlan, micro_batch: int) -> int:
+def buffer_pages(plan: NodePlan, micro_batch: int) -> int:
     """Return the largest number of KV pages of one micro-batch, which is the same on all nodes of a group."""
     usual, longest = pages_for(plan.options.request.tokens), pages_for(plan.options.context)
     return min(plan.options.pages, max(micro_batch * usual, longest + 1))

@@ -45,13 +45,13 @@ _IN_RAM = MemoryRule(
 
 @dataclass(frozen=True)
 class CardSlots:
-    """Slots for experts on a card: `slots` of `slot_bytes` bytes for `units` experts.
+    """Slots for experts on a card: `slots` of `slot_bytes` bytes for `expert_count` experts.
 
-    There are at least `least` slots, the number of experts that a token uses in one block.
+    There are at least `min_slots` slots, the number of experts that a token uses in one block.
     """
 
-    units: int
-    least: int
+    expert_count: int
+    min_slots: int
     slots: int
     slot_bytes: int
     costs: ExpertCosts
@@ -67,10 +67,10 @@ class CardSlots:
 class HostSlots:
     """Slots for experts in the host's memory: `units` are loaded into them on demand.
 
-    `always` are the other weights, which stay resident, in order of use.
+    `resident` are the other weights, which stay resident, in order of use.
     """
 
-    always: tuple[NodeSegment, ...]
+    resident: tuple[NodeSegment, ...]
     units: dict[Key, NodeSegment]
     slots: int
     routing: bytes = b""  # recorded routing of the model; empty if there is none
@@ -99,7 +99,7 @@ def propose(case: Case) -> Candidate[CardSlots] | Candidate[HostSlots] | None:
     found = from_memory(case)
     if found is None and asked:
         raise PlanError(_refusal(case))
-    if found is None or (found.details.slots == found.details.units and not asked):
+    if found is None or (found.details.slots == found.details.expert_count and not asked):
         return None
     return found
 
@@ -112,15 +112,15 @@ def from_memory(case: Case) -> Candidate[CardSlots] | None:
     if work is None or plan.options.window or case.machine.shared:
         return None
     problem = case.problem(pieces)
-    found = best_demand(problem, work, hit_rate_of(plan.routing, list(dict(routed_of(plan)))))
+    found = best_demand(problem, work, hit_rate_of(plan.routing, list(dict(routed_experts(plan)))))
     if found is None:
         return None
     offload, details = _made(case, problem, pieces, work, found)
     if not case.in_memory(offload):
         return None
     room = problem.free_bytes[0] - offload.memory_bytes - PAGE
-    details = replace(details, slots=min(details.units, room // max(1, details.slot_bytes)))
-    if details.slots < details.least:
+    details = replace(details, slots=min(details.expert_count, room // max(1, details.slot_bytes)))
+    if details.slots < details.min_slots:
         return None
     offload = replace(offload, other_bytes=details.arena_bytes)
     return Candidate("experts", details, offload, seconds=(found.prompt_seconds, found.tokens * found.token_seconds))
@@ -135,7 +135,7 @@ def _made(
     crossover = demand_pays_until(problem, work, found) if long else LONG
     offload = OffloadPlan(
         pieces=pieces,
-        kept=frozenset(range(len(pieces))) - routed,
+        resident=frozenset(range(len(pieces))) - routed,
         long=long,
         short=frozenset(),
         crossover=crossover if case.options.crossover is None else case.options.crossover,
@@ -205,12 +205,12 @@ def _from_disk(case: Case) -> Candidate[HostSlots] | None:
     plan, mixture, held = case.plan, case.plan.config.mixture, case.held
     if mixture is None or plan.options.window or held is None:
         return None
-    budget, speed = case.host
+    budget, speed = case.host_budget
     if not budget.placement.streamed_bytes:
         return None
-    disk = case.reader(case.hosted(None)[0], speed)
-    always = tuple(always_of(block) for block in plan.blocks)
-    units = dict(routed_of(plan))
+    disk = case.reader(case.host_part(None)[0], speed)
+    always = tuple(resident_part(block) for block in plan.blocks)
+    units = dict(routed_experts(plan))
     source = DiskUnits(disk, _extents(units, held), _ALONE)
     staging = disk.threads * source.staging_bytes
     room = budget.total - budget.used + budget.placement.memory_bytes - staging
@@ -236,7 +236,7 @@ def recording_of(routing: bytes, keys: Sequence[Key]) -> Recording | None:
     return recording_of_experts(experts, blocks, keys)
 
 
-def always_of(block: NodeBlock) -> NodeSegment:
+def resident_part(block: NodeBlock) -> NodeSegment:
     """Return a dense block whole, or the shared experts of a block of experts (empty if it has none)."""
     if block.kind != "experts":
         return NodeSegment(block, block.runs)
@@ -245,7 +245,7 @@ def always_of(block: NodeBlock) -> NodeSegment:
     return NodeSegment(block, (*shared, last.cut(Range(last.units.first, last.units.first))))
 
 
-def routed_of(plan: NodePlan) -> Iterator[tuple[Key, NodeSegment]]:
+def routed_experts(plan: NodePlan) -> Iterator[tuple[Key, NodeSegment]]:
     """Yield this node's part of each routed expert."""
     mixture = plan.config.mixture
     for block in plan.blocks:
@@ -258,7 +258,7 @@ def routed_of(plan: NodePlan) -> Iterator[tuple[Key, NodeSegment]]:
 def expert_work(plan: NodePlan) -> ExpertWork | None:
     """Describe the node's routed experts for the cost model; return None if it has none."""
     mixture = plan.config.mixture
-    sizes = [segment for _, segment in routed_of(plan)]
+    sizes = [segment for _, segment in routed_experts(plan)]
     if mixture is None or not sizes:
         return None
     largest = max(sizes, key=lambda segment: segment.nbytes)
@@ -286,7 +286,7 @@ def split_pieces(pieces: Sequence[NodeSegment]) -> Iterator[NodeSegment]:
             yield replace(piece, device=1)
             continue
         if begins and block.runs[0].name == "shared":
-            yield replace(always_of(block), device=1)
+            yield replace(resident_part(block), device=1)
         if routed:
             yield NodeSegment(block, routed, 1)
 

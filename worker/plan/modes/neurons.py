@@ -36,7 +36,7 @@ from worker.plan.records import RecordPlan, read_by_neuron
 from worker.plan.segments import NodeSegment, whole_blocks
 
 if TYPE_CHECKING:
-    from worker.neurons.foresight import Scorer
+    from worker.neurons.lookahead import Scorer
 
 F64 = npt.NDArray[np.float64]
 NAMED = 1.5  # most neurons that a predictor names for each active one (tpi.sparsity.training)
@@ -52,15 +52,15 @@ class NeuronSetup:
         frequency: how often each of this node's neurons is active, `[neurons]` from 0 to 1.
         predictors: their predictors; the placement chooses which lie on the accelerator.
         scorers: scorers that replace `predictors` in their layers, for tests.
-        moving: the settings of neuron migration.
-        most: bytes of the accelerator's memory that neurons and predictors may take; None for all that is left.
+        migration: the settings of neuron migration.
+        max_bytes: bytes of the accelerator's memory that neurons and predictors may take; None for all that is left.
     """
 
     frequency: Mapping[int, F64]
     predictors: Mapping[int, Predictor] = field(default_factory=dict)
     scorers: "Mapping[int, Scorer]" = field(default_factory=dict)
-    moving: MigrationSettings = DYNAMIC
-    most: int | None = None
+    migration: MigrationSettings = DYNAMIC
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +70,12 @@ class NeuronArenas:
     setup: NeuronSetup
     neurons: NeuronProblem  # solved by the placement; one layer per block of neurons
     placement: NeuronPlacement
-    predicted_there: frozenset[int]  # the layers whose predictors lie on the accelerator; the host has the others
+    predictors_on_accelerator: frozenset[
+        int
+    ]  # the layers whose predictors lie on the accelerator; the host has the others
 
     @property
-    def share_there(self) -> float:
+    def share_on_accelerator(self) -> float:
         """The share of the neurons that lie on the accelerator."""
         return sum(map(len, self.placement.neurons)) / sum(len(layer.frequency) for layer in self.neurons.layers)
 
@@ -94,18 +96,18 @@ def propose(case: Case) -> Candidate[NeuronArenas] | Candidate[RecordPlan] | Non
     predictors = predictors_of(plan, held)
     ahead = max((predictor.ahead for predictor in predictors.values()), default=0)
     moving = STATIC if plan.options.sparsity == "static" else replace(DYNAMIC, ahead=max(1, ahead))
-    found = beside_the_host(case, NeuronSetup(frequencies_of(plan, held), predictors, moving=moving))
+    found = plan_on_accelerator(case, NeuronSetup(frequencies_of(plan, held), predictors, migration=moving))
     if (offload := found.offload) is None or plan.options.sparsity != "auto":
         return found
     if not case.in_memory(offload):
         raise PlanError("memory does not hold them all")
-    if found.details.share_there > MIGRATING:
-        setup = replace(found.details.setup, moving=STATIC)
+    if found.details.share_on_accelerator > MIGRATING:
+        setup = replace(found.details.setup, migration=STATIC)
         found = replace(found, details=replace(found.details, setup=setup))
     return replace(found, seconds=_seconds(offload, found.details))
 
 
-def beside_the_host(case: Case, setup: NeuronSetup) -> Candidate[NeuronArenas]:
+def plan_on_accelerator(case: Case, setup: NeuronSetup) -> Candidate[NeuronArenas]:
     """Plan attention and neurons of `setup` on the accelerator of `case`.
 
     Raises:
@@ -122,7 +124,7 @@ def beside_the_host(case: Case, setup: NeuronSetup) -> Candidate[NeuronArenas]:
     kv: KvTier = case.options.kv_tier or "gpu"
     offload = OffloadPlan(
         pieces=pieces,
-        kept=attention,
+        resident=attention,
         long=frozenset(),
         short=frozenset(),
         crossover=1,
@@ -134,8 +136,8 @@ def beside_the_host(case: Case, setup: NeuronSetup) -> Candidate[NeuronArenas]:
         longest=problem.tokens,
         memory=MemoryRule(
             True,
-            f"--sparsity {'dynamic' if setup.moving.migrate else 'static'} beside an accelerator keeps all neurons in "
-            "memory",
+            f"--sparsity {'dynamic' if setup.migration.migrate else 'static'} with an accelerator keeps all neurons "
+            "in memory",
             "give more --memory, or leave --sparsity off",
         ),
     )
@@ -145,7 +147,7 @@ def beside_the_host(case: Case, setup: NeuronSetup) -> Candidate[NeuronArenas]:
             f"the accelerator lacks {-(room >> 20)}MiB for attention, beside which neurons could lie there; give it "
             "more with --gpu-memory, or leave --sparsity off"
         )
-    neurons = _neurons(pieces, case.machine, setup, min(room, setup.most or room))
+    neurons = _neurons(pieces, case.machine, setup, min(room, setup.max_bytes or room))
     placement = place_neurons(neurons, _SOLVING)
     layers = zip((piece.block.layer for piece in neuron_blocks(pieces)), placement.predictors, strict=True)
     predicted = frozenset(layer for layer, there in layers if there and layer in setup.predictors)
@@ -161,7 +163,7 @@ def fixed_placement_flag(options: OffloadOptions) -> str:
     return "" if options.crossover is None else f"--crossover {options.crossover}"
 
 
-def refuse_insistence(plan: NodePlan, options: OffloadOptions) -> None:
+def refuse_contradicting_flags(plan: NodePlan, options: OffloadOptions) -> None:
     """Raise a PlanError if `--sparsity static` or `dynamic` is combined with a flag that fixes where weights lie."""
     asked, flag = plan.options.sparsity, fixed_placement_flag(options)
     if flag and plan.predictors and asked in ("static", "dynamic"):
@@ -205,7 +207,9 @@ def ffn_seconds(offload: OffloadPlan, arenas: NeuronArenas) -> Iterator[float]:
         here = float(named.sum()) - there
         side = neurons.sync + there * layer.neuron_bytes / neurons.accelerator.bandwidth if there else 0.0
         at = piece.block.layer
-        rates, sync = (machine.accelerator.rates, neurons.sync) if at in arenas.predicted_there else (machine.host, 0.0)
+        rates, sync = (
+            (machine.accelerator.rates, neurons.sync) if at in arenas.predictors_on_accelerator else (machine.host, 0.0)
+        )
         predicting = setup.predictors[at].memory_bytes / rates.read + sync
         yield predicting + max(side, here * layer.neuron_bytes / neurons.cpu.bandwidth)
 

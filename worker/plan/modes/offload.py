@@ -22,7 +22,7 @@ def propose(case: Case) -> Candidate[OffloadChoice | None]:
         PlanError: if the options do not allow a plan that fits; names the smallest setting that would suffice.
     """
     cut = case.pieces
-    problem = case.problem(cut, case.rounding(cut))
+    problem = case.problem(cut, case.rounding_bytes(cut))
     if case.checking:
         if not feasible(problem):
             raise PlanError(refusal(problem))
@@ -38,7 +38,7 @@ def propose(case: Case) -> Candidate[OffloadChoice | None]:
     )
     planned = OffloadPlan(
         pieces=tuple(replace(piece, device=1 + card) for piece, card in zip(cut, dealt, strict=True)),
-        kept=kept,
+        resident=kept,
         long=long,
         short=short,
         crossover=case.options.crossover or turning_point(problem, chosen),

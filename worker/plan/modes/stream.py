@@ -21,7 +21,7 @@ def propose(case: Case) -> "Candidate[None] | Candidate[OffloadChoice]":
     if case.held is None and case.machine is not None and not case.checking:
         from scheduler.model.offload.choice import choose
 
-        choice = choose(case.problem(case.pieces, case.rounding(case.pieces)))
+        choice = choose(case.problem(case.pieces, case.rounding_bytes(case.pieces)))
         return Candidate("stream", choice, seconds=(choice.prompt_seconds, choice.decode_seconds))
     return replace(on_the_host(case, "stream"), seconds=(inf, inf))
 
@@ -32,7 +32,7 @@ def on_the_host(case: Case, mode: Mode) -> Candidate[None]:
     Raises:
         PlanError: if not even the smallest ring fits; names the memory that would suffice.
     """
-    budget, speed = case.host
+    budget, speed = case.host_budget
     if case.held is None:
         return Candidate(mode, None)
-    return Candidate(mode, None, window=case.window(case.hosted(None)[0], budget, speed)[0])
+    return Candidate(mode, None, window=case.window(case.host_part(None)[0], budget, speed)[0])

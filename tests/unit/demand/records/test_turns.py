@@ -27,7 +27,7 @@ def test_the_faster_way_is_kept_and_warm_up_does_not_count(
         now[0] += 50.0  # the master's part
     judge.begin()
     assert taken[: 2 * TURN] == [False] * TURN + [True] * TURN
-    assert judge.pays() is (by_neurons < plain)
+    assert judge.predicting_is_faster() is (by_neurons < plain)
     assert taken[-4:] == [by_neurons < plain] * 4
     said = f"a token takes {1e3 * plain:.1f} ms with all neurons and {1e3 * by_neurons:.1f} ms with the predicted ones"
     assert said in judge.describe()
@@ -56,9 +56,9 @@ def test_parallel_streams_are_judged_by_themselves(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(turns, "perf_counter", lambda: now[0])
     judge = TurnsJudge()
     stepped(judge, now, 1, 1.0, 3.0, all_turns + 1)
-    assert judge.pays(1) is False
+    assert judge.predicting_is_faster(1) is False
     stepped(judge, now, 4, 4.0, 2.0, TURN + all_turns + 1)
-    assert judge.pays(4) is True
+    assert judge.predicting_is_faster(4) is True
     assert judge.by_neurons
     stepped(judge, now, 1, 1.0, 3.0, TURN)
     assert not judge.by_neurons  # what was found out is remembered
@@ -74,5 +74,5 @@ def test_a_request_between_streams_changes_nothing(monkeypatch: pytest.MonkeyPat
     for _ in range(2 * TURNS_EACH * TURN):
         stepped(judge, now, 2, 4.0, 2.0, 2)
         stepped(judge, now, 1, 1.0, 1.0, 1)
-    assert judge.pays(2) is True
+    assert judge.predicting_is_faster(2) is True
     assert judge.by_neurons

@@ -23,7 +23,7 @@ def run_trial(node: "Node", devices: Sequence[Device]) -> None:
     If a computation fails, the node is closed and the error is raised.
     """
     plan = node.offload
-    if plan is None or not (pieces := plan.kept | plan.long | plan.short):
+    if plan is None or not (pieces := plan.resident | plan.long | plan.short):
         return
     first = {
         plan.pieces[number].block.kind: plan.pieces[number].block.number for number in sorted(pieces, reverse=True)
@@ -33,16 +33,16 @@ def run_trial(node: "Node", devices: Sequence[Device]) -> None:
     except Exception:
         node.close()
         raise
-    say_experimental(devices)
+    warn_experimental(devices)
 
 
-def say_experimental(devices: Sequence[Device]) -> None:
+def warn_experimental(devices: Sequence[Device]) -> None:
     """Warn that the support for `devices` is experimental."""
     names = " and ".join(device.name for device in devices)
     warn(f"{names}: experimental: the support for such devices is tested on CPUs, not on a card yet")
 
 
-def settle(emulation: "Emulation", node: "Node") -> None:
+def calibrate_emulation(emulation: "Emulation", node: "Node") -> None:
     """Calibrate how much slower than real time the emulation runs, unless the user set that, and print the factor."""
     if not emulation.stretch_factor.settled:
         node.rehearse()

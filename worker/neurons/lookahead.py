@@ -18,7 +18,7 @@ from tpi.devices.pages import Bytes
 from tpi.kernels.spec import FfnSpec
 from tpi.sparsity.predictor import InputKind, Predictor
 from worker.neurons.fallback import DenseFallback
-from worker.neurons.hybrid import HABITS, Choose, NeuronChoice
+from worker.neurons.hybrid import FREQUENCY_TOKENS, Choose, NeuronChoice
 from worker.neurons.union import Union, union_of
 from worker.node.microbatch import MicroBatch
 
@@ -64,7 +64,7 @@ class PlacedPredictor:
         return found if of.bias is None else found + of.bias
 
 
-class AheadPredictions:
+class LookaheadPredictions:
     """The predictions of one node, layer by layer. Used by one thread; devices may compute them in the background."""
 
     def __init__(
@@ -85,7 +85,7 @@ class AheadPredictions:
                 self._later.setdefault(layer - scorer.ahead, []).append(layer)
         self._coming: dict[tuple[int, int], Pending[Union]] = {}  # by micro-batch and layer
 
-    def of(self, layer: int, spec: FfnSpec, host: Device) -> Choose:
+    def choice_for(self, layer: int, spec: FfnSpec, host: Device) -> Choose:
         """Return the function that predicts a block; `spec` has all its neurons, and `host` normalises its input."""
 
         def choose(part: MicroBatch) -> NeuronChoice | None:
@@ -102,11 +102,11 @@ class AheadPredictions:
 
     def _choose(self, layer: int, part: MicroBatch, normed: F32) -> NeuronChoice | None:
         scorer, coming = self._scorers.get(layer), self._coming.pop((id(part), layer), None)
-        later = [each for each in self._later.get(layer, ()) if self._fallback.asks(each, len(part.x))]
+        later = [each for each in self._later.get(layer, ()) if self._fallback.should_predict(each, len(part.x))]
         ask = partial(self._ask, later, part, normed)
         if coming is not None:
             found = coming.wait()
-        elif scorer is not None and not scorer.ahead and self._fallback.asks(layer, len(part.x)):
+        elif scorer is not None and not scorer.ahead and self._fallback.should_predict(layer, len(part.x)):
             found = self._union(layer, _given(scorer, part.x, normed))
         else:
             ask()
@@ -122,7 +122,7 @@ class AheadPredictions:
     def _union(self, layer: int, x: F32) -> Union:
         scorer, arena = self._scorers[layer], self._arenas[layer]
         found = union_of(scorer.scores, scorer.threshold, x)
-        if len(x) <= HABITS:
+        if len(x) <= FREQUENCY_TOKENS:
             arena.expect(found.active)
         return found
 

@@ -7,7 +7,7 @@ from tpi.cachelimit import CacheLimit
 from tpi.pack.library.inventory import Entry, remove_stored, stored_models, stored_packs
 from tpi.pack.library.store import remove_partial
 from worker.shards.stored import StoredImage, stored_images
-from worker.shards.uses import changing, keys_in_use
+from worker.shards.uses import change_lock, keys_in_use
 
 
 def entries(cache: Path) -> list[Entry]:
@@ -24,7 +24,7 @@ def discard(entry: Entry) -> bool:
     if entry.kind != "shards":
         return remove_stored(entry)
     names = _pack_names(_cache_of(entry.path))
-    with changing(entry.path):
+    with change_lock(entry.path):
         used = keys_in_use(entry.path)
         images = [image for image in stored_images(entry.path) if _name(image, names) == entry.name]
         for image in images:

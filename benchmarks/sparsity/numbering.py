@@ -100,7 +100,10 @@ def _read(pack: Pack, cache: Path, asked: list[list[int]], gap: int) -> RecordSt
         few = {at: replace(one, slots=int(SLOTS * one.neurons) // 32 * 32) for at, one in layers}
         return replace(found, details=replace(found.details, gap=gap, layers=few))
 
-    with patch.object(Case, "host", property(nothing_resident)), patch.object(neurons, "read_by_neuron", decided):
+    with (
+        patch.object(Case, "host_budget", property(nothing_resident)),
+        patch.object(neurons, "read_by_neuron", decided),
+    ):
         made = in_process_deployment(
             pack, [1.0], cache / f"{pack.path.name}-{gap}", context=CONTEXT, pool=16, sparsity="static",
             scheduler="window", memory=1 << 30, predictors=load_predictors(pack.path / NAME),

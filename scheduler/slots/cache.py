@@ -6,8 +6,8 @@
         ...
 
 A *shelf* decides which unit lies in which slot: it is an index with an eviction policy
-(`scheduler.slots.shelf.PriorityShelf`). A *source* fills slots from the tier below. *Workers* are the threads that do so: those of a cache, or those of a
-transfer queue. The layers of a model may be shelves of one cache.
+(`scheduler.slots.shelf.PriorityShelf`). A *source* fills slots from the tier below. *Workers* are the threads that do
+so: those of a cache, or those of a transfer queue. The layers of a model may be shelves of one cache.
 """
 
 import threading

@@ -140,7 +140,7 @@ LAYERS = {
         "block.py devices", "net sparsity",
     ),
     "worker": (
-        "commands.py profile.py shards starting.py", "cachecommands.py equipment.py plan", "measure service", "node",
+        "commands.py profile.py shards trial.py", "cachecommands.py equipment.py plan", "measure service", "node",
         "accelerator", "neurons pipelines", "demand",
     ),
 }  # fmt: skip

@@ -97,7 +97,7 @@ class BatchAccelerated(Accelerators):
             tuple(block.layer for block in blocks),
             self.visiting,
             schedule_of(attends, policy, agreed),
-            self.settings.asked.chunk,
+            self.settings.problem.chunk,
             self._starts,
             self._holds,
             buffer_pages(plan, policy.micro_batch) if agreed else 0,

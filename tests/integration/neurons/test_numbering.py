@@ -130,7 +130,7 @@ def test_it_is_left_alone_where_it_is_for_other_nodes(
     """Two nodes would find all hot neurons on the first; nodes with other shares may be near enough."""
     profiled(pack, tokens, [1], tmp_path)
     assert numbered_for("static", pack, [1, 1], tmp_path).path == pack.path
-    assert "none were made for these nodes; tpi profile with --split 1,1 makes them" in capsys.readouterr().err
+    assert "no other was made for these nodes; tpi profile with --split 1,1 makes one" in capsys.readouterr().err
     many = profiled(pack, tokens, [1, 1], tmp_path)
     assert numbered_for("static", pack, [1, 1], tmp_path).path == many.path
     assert numbered_for("static", pack, [12, 12.1], tmp_path).path == many.path

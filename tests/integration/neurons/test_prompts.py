@@ -71,7 +71,9 @@ def test_long_steps_have_the_tokens_of_the_dense_run(
     predictors: Predictors, shares: list[float], pack: Pack, asked: list[list[int]], expected: list[list[int]],
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("worker.neurons.union.UnionCosts.asks", lambda *given: True)  # whatever that takes here
+    monkeypatch.setattr(
+        "worker.neurons.union.UnionCosts.should_predict", lambda *given: True
+    )  # whatever that takes here
     found, judge = ran(pack, tmp_path, predictors(pack), shares, asked)
     assert found == expected
     assert any(size.shares for number, size in judge.costs._sizes.items() if 1 << number > 2 * SHORT)
@@ -112,7 +114,7 @@ def test_what_follows_a_prompt_is_as_likely_as_after_a_dense_one(
     """Trained predictors leave active neurons out; of a prompt's pieces fewer than of its tokens one by one."""
     from tokenizers import Tokenizer
 
-    monkeypatch.setattr("worker.neurons.union.UnionCosts.asks", lambda *given: True)
+    monkeypatch.setattr("worker.neurons.union.UnionCosts.should_predict", lambda *given: True)
     ids = Tokenizer.from_file(str(TRAINED / "tokenizer.json")).encode(UNSEEN.read_text()).ids[: 6 * 150]
     found = {}
     for mode, predictors in (("off", None), ("static", load_predictors(PREDICTORS))):

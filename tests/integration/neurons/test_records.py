@@ -96,7 +96,7 @@ def with_slots(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
         given = replace(found.window.budget, demand_bytes=records.extra_bytes)
         return replace(found, details=records, window=replace(found.window, budget=given))
 
-    monkeypatch.setattr(Case, "host", property(nothing_resident))
+    monkeypatch.setattr(Case, "host_budget", property(nothing_resident))
     monkeypatch.setattr(neurons, "read_by_neuron", decided)
 
 

@@ -122,7 +122,7 @@ def cases(draw: st.DrawFn) -> tuple[NodeWork, Offload, dict[str, list[float]]]:
 
 def tasks_of(seconds: dict[str, list[float]]) -> Tasks:
     columns = {name: np.array(values).reshape(-1, 1) for name, values in seconds.items()}
-    nothing = dict.fromkeys(("weights_bus", "here_bus", "kv_here", "kv_bus"), np.zeros((len(seconds["host"]), 1)))
+    nothing = dict.fromkeys(("weights_bus", "host_bus", "host_kv_bus", "kv_bus"), np.zeros((len(seconds["host"]), 1)))
     return Tasks(**columns, **nothing, head=0.0, head_read=0.0, exchange=0.0, cards=())
 
 

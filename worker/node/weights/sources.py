@@ -112,7 +112,7 @@ def open_window(
     def make(placed: Placement, reads: ReadClock | None = None) -> MemoryWindow:
         return MemoryWindow(extents, placed, residence.disk, verify, trace, reads=reads, memory=reader.staging)
 
-    if residence.mode == "neurons" and residence.offload is None and residence.details.plain is not None:
+    if residence.mode == "neurons" and residence.offload is None and residence.details.plain_placement is not None:
         return SwitchedWindow(make, placement, progress)
     window = make(placement)
     try:

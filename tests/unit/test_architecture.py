@@ -115,6 +115,11 @@ def test_documented_symbols_exist() -> None:
     assert not exists("tpi.config.NoSuchThing")
 
 
+def test_no_file_is_over_400_lines() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for room in ALLOWED for path in (ROOT / room).rglob("*.py")}
+    assert not {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > 400}
+
+
 def test_no_folder_has_under_three_files() -> None:
     folders = {file.parent for room in ALLOWED for file in (ROOT / room).rglob("*.py")}
     assert not {str(folder) for folder in folders if len(list(folder.glob("*.py"))) < 3}

@@ -1,4 +1,13 @@
-"""Gated DeltaNet in the reference kernels: the convolution over time, the states, and the gated norm of the output."""
+"""Gated DeltaNet in the reference kernels (Yang et al. 2024, arXiv:2412.06464, section 3).
+
+Queries, keys and values of all tokens pass a causal convolution and SiLU. Queries and keys are scaled to length 1,
+queries also by `key ** -0.5`. A token then changes the state S, `[key, value]`, of each value head, and reads it:
+
+    S = exp(g) S;  S = S + k (beta (v - k S));  out = q S
+    g = decay * softplus(a x + decay_bias);  beta = sigmoid(b x)
+
+The block's output is `o` times the RMS norm of `out` (over a head) times SiLU(gate).
+"""
 
 from collections.abc import Iterator
 

@@ -11,38 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import Activation, Mixture, Norm
-from tpi.kernels.constants import KV_GROUP, KV_RUN, PAGE_TOKENS, STREAM_TOKENS
+from tpi.kernels.constants import KV_GROUP as KV_GROUP
+from tpi.kernels.constants import KV_RUN as KV_RUN
+from tpi.kernels.constants import PAGE_TOKENS as PAGE_TOKENS
+from tpi.kernels.constants import STREAM_TOKENS as STREAM_TOKENS
 from tpi.pack.layout import RunLayout
-
-__all__ = [
-    "F32",
-    "I32",
-    "KV_GROUP",
-    "KV_RUN",
-    "NO_TOKENS",
-    "PAGE_TOKENS",
-    "SHARED",
-    "STREAM_TOKENS",
-    "U8",
-    "AttentionSpec",
-    "Batch",
-    "BlockSpec",
-    "ChainBlock",
-    "DeltaSpec",
-    "ExpertPiece",
-    "ExpertsSpec",
-    "FfnSpec",
-    "Input",
-    "KvArray",
-    "LatentSpec",
-    "NormSpec",
-    "Prepared",
-    "Projected",
-    "Residual",
-    "RouterSpec",
-    "Routing",
-    "WholeNorms",
-]  # fmt: skip
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -168,15 +141,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, eq=False)
 class DeltaSpec:
-    """The value heads of this node in one layer's gated DeltaNet (Yang et al. 2024, arXiv:2412.06464, section 3).
-
-    Queries, keys and values of all tokens pass a causal convolution and SiLU; queries and keys are scaled to length 1,
-    queries also by `key ** -0.5`. A token then changes the state S, `[key, value]`, of each value head, and reads it:
-
-        S = exp(g) S;  S = S + k (beta (v - k S));  out = q S
-        g = decay * softplus(a x + decay_bias);  beta = sigmoid(b x)
-
-    The block's output is `o` times the RMS norm of `out` (over a head) times SiLU(gate).
+    """The value heads of this node in one layer's gated DeltaNet; `tpi.kernels.delta` has the formulas.
 
     Attributes:
         values: layout of the run with the parts `v`, `gate` (rows) and `o` (columns) of the value heads.

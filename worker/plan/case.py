@@ -109,8 +109,10 @@ class Case:
 
     @property
     def accelerated(self) -> NodeMachine | None:
-        """The machine if it has an accelerator, else None."""
-        return self.machine if self.machine is not None and self.machine.cards else None
+        """The machine if it has an accelerator that can compute this model, else None."""
+        if self.machine is None or any(self.plan.config.recurrent):
+            return None
+        return self.machine if self.machine.cards else None
 
     @cached_property
     def pieces(self) -> list[NodeSegment]:

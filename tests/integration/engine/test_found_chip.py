@@ -185,7 +185,7 @@ def test_a_chip_whose_kernels_fail_is_left_out_before_the_answer(
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("family", ["gptoss", "deepseek2"])
+@pytest.mark.parametrize("family", ["gptoss", "deepseek2", "qwen35"])
 def test_one_that_does_not_know_the_model_is_left_out(
     family: str, found: Found, tiny_model: Callable[[str], TinyModel], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

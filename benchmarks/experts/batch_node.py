@@ -35,10 +35,10 @@ from tpi.pack.reader import Pack
 from tpi.trace import Row
 from worker.equipment import AcceleratorSetup
 from worker.node.node import Node
+from worker.node_plan import node_plan
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.group.agree import GroupMember, agree
 from worker.plan.choose import Choose
-from worker.plan.node_plan import node_plan
 
 CONTEXT = 160  # tokens of a sequence at most
 MIXTRAL = {

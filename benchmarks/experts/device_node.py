@@ -36,10 +36,10 @@ from worker.demand.accelerated import ExpertAccelerated
 from worker.demand.arena import ExpertArena
 from worker.equipment import AcceleratorSetup
 from worker.node.node import Node
+from worker.node_plan import NodePlan, node_plan
 from worker.plan.case import Case
 from worker.plan.choose import Choose
 from worker.plan.modes.experts import from_memory
-from worker.plan.node_plan import NodePlan, node_plan
 
 CONTEXT, CHUNK = 256, 64
 PROMPT = [60, 61, 62, 63]

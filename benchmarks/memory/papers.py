@@ -15,8 +15,8 @@ from tests.support.weights.shapes import LLAMA_1B
 from tpi.kernels.kv import pages_for
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
+from worker.node_plan import node_plan
 from worker.plan.fit import fit
-from worker.plan.node_plan import node_plan
 
 CONTEXT, DEVICES, WINDOWS = 64, (2, 4, 6, 8), (2, 4)
 BARE = (57, 41)  # MiB of a bare master and worker, as measured by `benchmarks.memory.peaks`

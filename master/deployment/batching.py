@@ -12,9 +12,9 @@ from tpi.kernels.constants import PAGE_TOKENS
 from tpi.net.fields import MAX_STEP_BYTES, Card, MachineSpeed
 from tpi.net.messages import Assign
 from worker.equipment import AcceleratorSetup
+from worker.node_plan import node_plan
 from worker.pipelines.group.agree import GroupMember, agree, fastest_batch, group_prefers
 from worker.plan.fit import Tables, passing_bytes
-from worker.plan.node_plan import node_plan
 
 _F32 = 4
 _STEP_SHARE = 16  # a step's hidden states take at most 1/16 of a node's memory

@@ -29,9 +29,9 @@ from tpi.progress import Progress, phase
 from tpi.system.machine import usable_cores
 from worker.equipment import Equipment
 from worker.node.node import Node
+from worker.node_plan import node_plan
 from worker.plan.choose import check
 from worker.plan.fit import Tables
-from worker.plan.node_plan import node_plan
 from worker.profile import limit_options
 from worker.shards.cache import ShardCache
 

@@ -9,8 +9,8 @@ from scheduler.demand.choice.cliff import DEFAULT_POLICY
 from scheduler.demand.choice.first import trained_policy, units_to_keep
 from scheduler.demand.choice.select import select
 from scheduler.model.experts.forecast import DemandForecast
+from worker.node_plan import NodePlan
 from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
-from worker.plan.node_plan import NodePlan
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,15 @@ from tpi.config import ModelConfig
 from tpi.devices.options import OffloadOptions
 from tpi.errors import UsageError
 from tpi.kernels.kv import KvDtype, pages_for
-from tpi.net.messages import NodeOptions
+from tpi.net.messages import NodeOptions, VectorPlan
 from tpi.pack.blockfile import BlockShape
 from tpi.partition import Range
+from worker.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
 from worker.plan.case import Case
 from worker.plan.fit import Tables
-from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
 from worker.plan.segments import NodeSegment, tile_size
 
 _MOST_SEGMENTS = 256  # for so many, plans are made in a fraction of a second
-_F32 = 4
 _PROMPT, _ANSWER = 512, 128  # tokens
 
 
@@ -105,7 +104,7 @@ def _layers(shape: ModelShape) -> Iterator[NodeLayer]:
 
 def _block(number: int, shape: BlockShape) -> NodeBlock:
     runs = tuple(RunUnits(run, Range(0, run.units), b"") for run in shape.runs)
-    return NodeBlock(number, 0, shape.kind, number, runs, sum(_F32 * length for _, length in shape.vectors))
+    return NodeBlock(number, 0, shape.kind, number, runs, tuple(VectorPlan(*vector) for vector in shape.vectors))
 
 
 def _cut(block: NodeBlock, parts: int) -> Iterator[NodeSegment]:

@@ -21,8 +21,9 @@ from tpi.pack.reader import Bytes, Pack, PackBlock
 from tpi.partition import Range
 from tpi.progress import Progress, silent
 from tpi.text import SENTENCE_CHARACTERS, plain
+from worker.node_plan import NodeBlock, node_blocks
 from worker.shards.cache import ShardCache
-from worker.shards.image import HeldBlock, ImagePlan, Piece, image_plans
+from worker.shards.image import HeldBlock, Piece, image_bytes, image_pieces, image_token
 from worker.shards.partial_image import PartialImage
 
 F32 = npt.NDArray[np.float32]
@@ -112,7 +113,7 @@ class WeightServer:
                 layout = assign.layouts[run.layout]
                 self._allowed.setdefault((block.id, layout.name), []).append(Range(run.first, run.last))
                 self._unit_bytes[block.id, layout.name] = layout.unit_bytes
-        self._nbytes = sum(plan.file_bytes for plan in image_plans(assign))
+        self._nbytes = sum(map(image_bytes, node_blocks(assign)))
 
     def serve(self) -> None:
         """Answer the messages that have arrived, without blocking for long.
@@ -182,17 +183,17 @@ def own_blocks(
         WeightsError: if the pack is damaged, or the disk is full.
     """
     source, ready = PackSource(pack), sent.vectors if sent is not None else {}
-    plans = image_plans(assign)
-    found = {plan.id: _in_memory(plan, pack, ready) for plan in plans if plan.block.id in ready}
-    for plan in plans:
-        if plan.id not in found and (held := _in_place(plan, source.blocks[plan.block.id], cache)):
-            found[plan.id] = held
-    copied = [plan for plan in plans if plan.id not in found]
-    for done, (identity, block) in enumerate(cache.open(copied, progress, pack.path.name).items()):
+    stored = node_blocks(assign)
+    found = {block.id: HeldBlock(Extent(pack.path, 0, 0), ready[block.id]) for block in stored if block.id in ready}
+    for block in stored:
+        if block.id not in found and (held := _in_place(block, source.blocks[block.id], cache)):
+            found[block.id] = held
+    copied = [block for block in stored if block.id not in found]
+    for done, (identity, image) in enumerate(cache.open(copied, progress, pack.path.name).items()):
         progress(done, len(copied))
-        found[identity] = _filled(block, source, cache) if isinstance(block, PartialImage) else block
+        found[identity] = _filled(image, source, cache) if isinstance(image, PartialImage) else image
     cache.prune(copied)
-    return [found[plan.id] for plan in plans]
+    return [found[block.id] for block in stored]
 
 
 def _filled(partial: PartialImage, source: PackSource, cache: ShardCache) -> HeldBlock:
@@ -202,24 +203,19 @@ def _filled(partial: PartialImage, source: PackSource, cache: ShardCache) -> Hel
     return cache.finish(partial)
 
 
-def _in_memory(plan: ImagePlan, pack: Pack, sent: Mapping[bytes, dict[str, F32]]) -> HeldBlock:
-    """Return a block that has only vectors, which are in memory."""
-    return HeldBlock(plan.block.id, Extent(pack.path, 0, 0), sent[plan.block.id])
-
-
-def _in_place(plan: ImagePlan, block: PackBlock, cache: ShardCache) -> HeldBlock | None:
+def _in_place(own: NodeBlock, block: PackBlock, cache: ShardCache) -> HeldBlock | None:
     """Return the block in place in the pack, with its units checked; None if its units are not one byte range."""
-    ranges = [(block.offset(run.layout.name, run.first), run.nbytes) for run in plan.runs if run.nbytes]
+    ranges = [(block.offset(run.name, run.units.first), run.nbytes) for run in own.runs if run.nbytes]
     if not ranges or any(offset + nbytes != after for (offset, nbytes), (after, _) in pairwise(ranges)):
         return None
-    if not cache.is_intact(block.path, _pieces_in_pack(plan, block), plan.token):
+    if not cache.is_intact(block.path, _pieces_in_pack(own, block), image_token(own)):
         raise block.damaged(_WRONG)
-    extent = Extent(block.path, ranges[0][0], plan.data_bytes)
-    return HeldBlock(plan.block.id, extent, block.vectors(), remedy="start again to have it made anew")
+    extent = Extent(block.path, ranges[0][0], own.nbytes)
+    return HeldBlock(extent, block.vectors(), remedy="start again to have it made anew")
 
 
-def _pieces_in_pack(plan: ImagePlan, block: PackBlock) -> Sequence[Piece]:
-    units = [piece for piece in plan.pieces if piece.run != "vectors"]
+def _pieces_in_pack(own: NodeBlock, block: PackBlock) -> Sequence[Piece]:
+    units = [piece for piece in image_pieces(own) if piece.run != "vectors"]
     offsets = [block.offset(piece.run, piece.unit) for piece in units]
     return [replace(piece, offset=offset) for piece, offset in zip(units, offsets, strict=True)]
 

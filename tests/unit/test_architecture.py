@@ -145,8 +145,8 @@ LAYERS = {
         "block.py devices", "net sparsity",
     ),
     "worker": (
-        "commands.py profile.py shards trial.py", "cachecommands.py equipment.py plan", "measure service", "node",
-        "accelerator", "neurons pipelines", "demand",
+        "commands.py node_plan.py profile.py trial.py", "shards", "cachecommands.py equipment.py plan",
+        "measure service", "node", "accelerator", "neurons pipelines", "demand",
     ),
 }  # fmt: skip
 """The parts of each room in layers, from the bottom up. What a module needs when it is loaded lies below it."""

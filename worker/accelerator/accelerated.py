@@ -16,7 +16,7 @@ from worker.accelerator.rings import Rings
 from worker.node.division import Division
 from worker.node.placed import Placed
 from worker.node.segment import HeldPages, Segment
-from worker.plan.node_plan import NodePlan
+from worker.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
 from worker.plan.places import Places
 from worker.plan.residence import Residence

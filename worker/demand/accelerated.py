@@ -15,8 +15,8 @@ from worker.demand.best import MB
 from worker.demand.hybrid import HybridExperts
 from worker.node.placed import Placed
 from worker.node.segment import ExpertsSegment, Launch, Segment
+from worker.node_plan import NodePlan
 from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
-from worker.plan.node_plan import NodePlan
 from worker.plan.residence import Residence
 
 

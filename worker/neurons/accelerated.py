@@ -22,8 +22,8 @@ from worker.neurons.judge import measure_limit
 from worker.neurons.lookahead import LookaheadPredictions, PlacedPredictor, Scorer, stay
 from worker.node.placed import Placed
 from worker.node.segment import FfnSegment, Launch, Segment
+from worker.node_plan import NodePlan
 from worker.plan.modes.neurons import NeuronArenas
-from worker.plan.node_plan import NodePlan
 from worker.plan.residence import Residence
 
 

@@ -21,7 +21,7 @@ from worker.neurons.union import PIECE
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Phase
 from worker.node.segment import FfnSegment, Launch, Phases, Segment, Take
-from worker.plan.node_plan import NodePlan
+from worker.node_plan import NodePlan
 from worker.plan.predictors import predictors_of
 from worker.shards.image import HeldBlock
 

@@ -28,10 +28,10 @@ from worker.node.node import Node
 from worker.node.routed import RoutedBlock
 from worker.node.segment import Segment
 from worker.node.weights.opening import open_weights
+from worker.node_plan import NodeBlock, NodePlan, node_plan
 from worker.plan.case import Case
 from worker.plan.choose import choose
 from worker.plan.fit import Tables
-from worker.plan.node_plan import NodeBlock, NodePlan, node_plan
 from worker.plan.residence import residence_of
 from worker.shards.image import HeldBlock
 

@@ -10,7 +10,7 @@ from scheduler.storage.extent import Extent
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.kernels.kv import KvPages
-from worker.plan.node_plan import NodePlan
+from worker.node_plan import NodePlan
 
 
 class Placed:

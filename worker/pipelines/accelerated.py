@@ -16,6 +16,7 @@ from worker.accelerator.rings import Rings
 from worker.node.division import Division
 from worker.node.placed import Placed
 from worker.node.segment import ExpertsSegment, HeldPages, Segment
+from worker.node_plan import NodePlan
 from worker.pipelines.chunktable import gathered
 from worker.pipelines.lanes import BatchLanes
 from worker.pipelines.longhold import LongHold, close_all
@@ -23,7 +24,6 @@ from worker.pipelines.pipeline import BatchPipeline, BatchSchedule, schedule_of
 from worker.pipelines.segments import for_batches
 from worker.pipelines.visiting import PageBuffer, VisitingPages
 from worker.plan.modes.batch import BatchSettings, buffer_pages
-from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
 from worker.plan.places import StreamedRange
 from worker.plan.residence import Residence

@@ -17,8 +17,8 @@ from tpi.devices.pages import Bytes
 from tpi.kernels.spec import SHARED
 from tpi.partition import by_expert
 from worker.node.segment import ExpertsSegment
+from worker.node_plan import RunUnits
 from worker.pipelines.segments import BatchExperts, ExpertsCall
-from worker.plan.node_plan import RunUnits
 from worker.plan.segments import NodeSegment
 
 _NOTHING = np.empty(0, np.uint8)

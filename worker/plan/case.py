@@ -21,8 +21,8 @@ from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from tpi.kernels.kv import page_bytes, vector_bytes
 from tpi.kernels.spec import PAGE_TOKENS
+from worker.node_plan import NodePlan, RunUnits
 from worker.plan.fit import HostShare, Tables, fit, kernel_room, need
-from worker.plan.node_plan import NodePlan, RunUnits
 from worker.plan.offload import OffloadPlan, piece_bytes
 from worker.plan.segments import NodeSegment, cut_pieces, join, tiles
 from worker.plan.speeds import speeds_of

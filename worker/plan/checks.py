@@ -17,6 +17,7 @@ from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
 from tpi.net.wire import wire_names
 from tpi.pack.layout import RunLayout, RunName, RunShape, attention_shapes, delta_shapes, delta_vectors
 from tpi.partition import FFN_UNIT
+from worker.node_plan import HALVES, node_plan
 from worker.plan.blocks import (
     attention_vectors,
     expert_ranges_fault,
@@ -28,7 +29,6 @@ from worker.plan.blocks import (
     settings_fault,
 )
 from worker.plan.choose import check
-from worker.plan.node_plan import HALVES, node_plan
 from worker.plan.predictors import predictor_faults
 
 _MOST = 1 << 24  # for any dimension of a model, and for tokens

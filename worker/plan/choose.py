@@ -13,9 +13,9 @@ from scheduler.model.offload.work import Workload
 from tpi.errors import PlanError
 from tpi.net.fields import Card
 from tpi.text import short_number
+from worker.node_plan import NodePlan
 from worker.plan.case import Candidate, Case, Mode
 from worker.plan.fit import Tables
-from worker.plan.node_plan import NodePlan
 
 Choose = Callable[[Case], Candidate[Any]]
 """The type of `choose`."""

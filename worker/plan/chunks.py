@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tpi.partition import Range
-from worker.plan.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
+from worker.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
 from worker.plan.offload import Numbers
 from worker.plan.segments import NodeSegment
 

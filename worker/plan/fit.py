@@ -15,7 +15,7 @@ from tpi.kernels.memory import CardMemoryNeed, buffer_bytes, card_memory_need, s
 from tpi.pack.layout import BlockKind
 from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES
-from worker.plan.node_plan import NodePlan
+from worker.node_plan import NodePlan
 from worker.plan.segments import NodeSegment, tiles
 
 _EVERYTHING = 1 << 60  # bytes: without a scheduler, memory is not limited

@@ -11,7 +11,7 @@ from tpi.net.messages import Assign, PredictorPlan
 from tpi.pack.layout import GROUP
 from tpi.partition import FFN_UNIT
 from tpi.sparsity.predictor import Predictor, PredictorMatrix, Weights, row_bytes
-from worker.plan.node_plan import NodePlan
+from worker.node_plan import NodePlan
 from worker.shards.image import HeldBlock
 
 _MOST_RANK = 1 << 14

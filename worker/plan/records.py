@@ -20,8 +20,8 @@ from scheduler.model.ring import smallest
 from scheduler.storage.disk import DirectDisk, Disk
 from scheduler.storage.openfiles import OpenFilesDisk
 from tpi.partition import FFN_UNIT
+from worker.node_plan import NodeBlock, NodePlan
 from worker.plan.case import Candidate, Case, HostWindow
-from worker.plan.node_plan import NodeBlock, NodePlan
 from worker.plan.predictors import frequencies_of
 from worker.plan.segments import NodeSegment, cut_units
 from worker.shards.image import HeldBlock

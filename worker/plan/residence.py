@@ -12,9 +12,9 @@ from scheduler.storage.extent import Extent
 from scheduler.storage.tune import DiskSpeed, mark_doubted
 from tpi.config import default_cache
 from tpi.pack.layout import BlockKind
+from worker.node_plan import NodePlan
 from worker.plan.case import Candidate, Case, HostWindow, Mode
 from worker.plan.fit import Tables, need
-from worker.plan.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
 from worker.plan.places import Places, on_the_host, through_accelerator
 from worker.plan.segments import NodeSegment

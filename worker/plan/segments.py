@@ -14,7 +14,7 @@ from typing import Literal
 from scheduler.storage.extent import Extent, tile_starts
 from tpi.devices.pages import PAGE, round_up
 from tpi.partition import Range
-from worker.plan.node_plan import NodeBlock, NodePlan, RunUnits
+from worker.node_plan import NodeBlock, NodePlan, RunUnits
 from worker.shards.image import HeldBlock
 
 Memory = Literal["window", "kept", "ring", "parts"]

@@ -7,7 +7,7 @@ from scheduler.model.placement import Speeds
 from scheduler.storage.tune import DiskSpeed
 from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
-from worker.plan.node_plan import NodePlan
+from worker.node_plan import NodePlan
 
 _SAMPLE = 64 << 20  # bytes to read to measure memory: more than most CPU caches hold
 _ROUNDS = 3  # measurements; the fastest counts

@@ -30,12 +30,13 @@ from tpi.system.clocks import since_boot
 from tpi.system.machine import return_memory
 from tpi.text import SENTENCE_CHARACTERS, plain
 from tpi.trace import OFF, NoTrace
+from worker.node_plan import node_blocks
 from worker.plan.checks import check_step
 from worker.profile import reset_peak
 from worker.service.served import Build, Figures, ServedNode, totals
 from worker.shards.cache import ShardCache
 from worker.shards.fetch import Fetcher
-from worker.shards.image import HeldBlock, image_plans
+from worker.shards.image import HeldBlock
 from worker.shards.partial_image import PartialImage
 
 Plan = tuple[int, int]  # session and epoch
@@ -217,20 +218,20 @@ class Compute:
         self._post(Ready(*self._running, node.pages, node.prefill_tokens, *sizes))
 
     def _blocks(self, assign: Assign) -> tuple[Sequence[HeldBlock], int]:
-        plans = image_plans(assign)
-        found = self._cache.open(plans, lambda done, total: self._check(done), _title(assign))
+        stored = node_blocks(assign)
+        found = self._cache.open(stored, lambda done, total: self._check(done), _title(assign))
         partials = [partial for partial in found.values() if isinstance(partial, PartialImage)]
 
         def finish(partial: PartialImage) -> None:
-            found[partial.plan.id] = self._cache.finish(partial)
+            found[partial.block.id] = self._cache.finish(partial)
 
         for partial in partials:
             if not partial.missing:
                 finish(partial)
         lacking = [partial for partial in partials if partial.missing]
         fetched = self._fetch(lacking, finish) if lacking else 0
-        self._cache.prune(plans)
-        return [block for plan in plans if isinstance(block := found[plan.id], HeldBlock)], fetched
+        self._cache.prune(stored)
+        return [held for block in stored if isinstance(held := found[block.id], HeldBlock)], fetched
 
     def _fetch(self, partials: Sequence[PartialImage], finish: Callable[[PartialImage], None]) -> int:
         units = sum(len(partial.missing) for partial in partials)

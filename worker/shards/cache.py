@@ -24,7 +24,17 @@ from tpi.system.fulldisk import is_full, write_error
 from tpi.system.machine import disk_free
 from tpi.system.openfiles import way_to_write
 from tpi.system.private import FILE, make_private, private
-from worker.shards.image import HeldBlock, ImagePlan, Piece, stored_units
+from worker.node_plan import NodeBlock
+from worker.shards.image import (
+    HeldBlock,
+    Piece,
+    image_bytes,
+    image_name,
+    image_pieces,
+    image_token,
+    open_image,
+    stored_units,
+)
 from worker.shards.nearby import NearbyPacks
 from worker.shards.partial_image import PartialImage, bad_pieces, out_of_disk
 from worker.shards.stored import StoredImage, key_of, mark_used, remove_least_recent, stored_images
@@ -62,9 +72,9 @@ class ShardCache:
         self._saved = dict(self._checked)
 
     def open(
-        self, plans: Sequence[ImagePlan], progress: Progress = silent, model: str = ""
-    ) -> dict[str, HeldBlock | PartialImage]:
-        """Return every block of `plans` by its id: complete, or partial with the units found on this machine.
+        self, blocks: Sequence[NodeBlock], progress: Progress = silent, model: str = ""
+    ) -> dict[bytes, HeldBlock | PartialImage]:
+        """Return every one of `blocks` by its id: complete, or partial with the units found on this machine.
 
         No process removes these images until `release`, `close` or the next `open`. `model` is the name that `tpi ls`
         shows.
@@ -72,16 +82,16 @@ class ShardCache:
         Raises:
             WeightsError: if the missing images do not fit on the disk, or if the plan is over the limit.
         """
-        found: dict[str, HeldBlock | PartialImage] = {}
-        total, self._model = len(plans), model
-        self._within_limit(plans)
+        found: dict[bytes, HeldBlock | PartialImage] = {}
+        total, self._model = len(blocks), model
+        self._within_limit(blocks)
         with self._usable():
-            self._uses.declare(key_of(self._path(plan)) for plan in plans)
-            self._require_space(plans)
-            for done, plan in enumerate(plans):
+            self._uses.declare(key_of(self._path(block)) for block in blocks)
+            self._require_space(blocks)
+            for done, block in enumerate(blocks):
                 progress(done, total)
-                if plan.id not in found:
-                    found[plan.id] = self._complete(plan) or self._partial(plan)
+                if block.id not in found:
+                    found[block.id] = self._complete(block) or self._partial(block)
         self._save()
         return found
 
@@ -91,12 +101,12 @@ class ShardCache:
         Raises:
             WeightsError: if the disk is full or failing.
         """
-        path = self._path(partial.plan)
+        path = self._path(partial.block)
         partial.publish(path)
         self.completed += 1
         mark_used(path, self._model)
-        self._remember(partial.plan, path)
-        return partial.plan.held(path)
+        self._remember(partial.block, path)
+        return open_image(partial.block, path)
 
     def is_intact(self, path: Path, pieces: Sequence[Piece], token: str) -> bool:
         """Return True if `pieces` of the file at `path` match their hashes. The file may lie outside of the cache.
@@ -111,17 +121,17 @@ class ShardCache:
         self._checked[key] = stamp
         return True
 
-    def prune(self, plans: Sequence[ImagePlan]) -> None:
-        """Remove partial images that no process fills, and images with other ranges of the blocks of `plans`.
+    def prune(self, blocks: Sequence[NodeBlock]) -> None:
+        """Remove partial images that no process fills, and images of `blocks` with other ranges.
 
-        Call it when `plans` are complete. Of each block, the latest image with other ranges stays, for a return to the
+        Call it when `blocks` are complete. Of each block, the latest image with other ranges stays, for a return to the
         last split. Images that other processes use stay too.
         """
         with self._usable(), change_lock(self.root):
-            spare = self._spare(plans)
+            spare = self._spare(blocks)
             gone = [image for image in spare if image.partial]
-            for plan in plans:
-                others = [image for image in spare if not image.partial and image.path.parent.name == plan.id]
+            for block in blocks:
+                others = [image for image in spare if not image.partial and image.path.parent.name == block.id.hex()]
                 gone += sorted(others, key=lambda image: image.last_used)[: -_KEEP_OTHERS or None]
             for image in gone:
                 image.remove()
@@ -139,40 +149,40 @@ class ShardCache:
         self._uses.close()
         os.close(self._writer)
 
-    def _complete(self, plan: ImagePlan) -> HeldBlock | None:
-        """Return the image of `plan` if it exists and is sound. A damaged image becomes a partial image."""
-        path = self._path(plan)
-        stamp = _stamp(path, plan.token)
+    def _complete(self, block: NodeBlock) -> HeldBlock | None:
+        """Return the image of `block` if it exists and is sound. A damaged image becomes a partial image."""
+        path = self._path(block)
+        stamp = _stamp(path, image_token(block))
         if stamp is None:
             return None
         if self._checked.get(self._key(path)) != stamp:
-            if bad_pieces(path, plan.pieces) or path.stat().st_size != plan.file_bytes:
-                path.rename(self._partial_path(plan))
+            if bad_pieces(path, image_pieces(block)) or path.stat().st_size != image_bytes(block):
+                path.rename(self._partial_path(block))
                 return None
-            self._remember(plan, path)
+            self._remember(block, path)
         mark_used(path, self._model)
-        return plan.held(path)
+        return open_image(block, path)
 
-    def _partial(self, plan: ImagePlan) -> PartialImage:
-        path = self._partial_path(plan)
+    def _partial(self, block: NodeBlock) -> PartialImage:
+        path = self._partial_path(block)
         make_private(path.parent)
-        partial = PartialImage(plan, path)
-        for sibling in self._siblings(plan):
+        partial = PartialImage(block, path)
+        for sibling in self._siblings(block):
             if not partial.missing:
                 break
             partial.copy_from(sibling, stored_units(sibling))
-        if partial.missing and self._nearby and (found := self._nearby.stored(plan.id)):
+        if partial.missing and self._nearby and (found := self._nearby.stored(block.id.hex())):
             partial.copy_from(*found)
         return partial
 
-    def _siblings(self, plan: ImagePlan) -> Iterator[Path]:
-        return (self.root / plan.id).glob("*.shard")
+    def _siblings(self, block: NodeBlock) -> Iterator[Path]:
+        return (self.root / block.id.hex()).glob("*.shard")
 
-    def _path(self, plan: ImagePlan) -> Path:
-        return self.root / plan.id / plan.name
+    def _path(self, block: NodeBlock) -> Path:
+        return self.root / block.id.hex() / image_name(block)
 
-    def _partial_path(self, plan: ImagePlan) -> Path:
-        return self._path(plan).with_suffix(self._suffix)
+    def _partial_path(self, block: NodeBlock) -> Path:
+        return self._path(block).with_suffix(self._suffix)
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -184,39 +194,39 @@ class ShardCache:
         """
         return (self.root / key.partition("#")[0]).exists()
 
-    def _remember(self, plan: ImagePlan, path: Path) -> None:
-        stamp = _stamp(path, plan.token)
+    def _remember(self, block: NodeBlock, path: Path) -> None:
+        stamp = _stamp(path, image_token(block))
         if stamp is not None:
             self._checked[self._key(path)] = stamp
 
-    def _spare(self, plans: Sequence[ImagePlan]) -> list[StoredImage]:
-        """Return the images and partial images that neither `plans` nor other processes use; hold `change_lock`."""
+    def _spare(self, blocks: Sequence[NodeBlock]) -> list[StoredImage]:
+        """Return the images and partial images that neither `blocks` nor other processes use; hold `change_lock`."""
         used = self._uses.others()
-        own = {path for plan in plans for path in (self._path(plan), self._partial_path(plan))}
+        own = {path for block in blocks for path in (self._path(block), self._partial_path(block))}
         return [image for image in stored_images(self.root, but=own) if image.key not in used]
 
     def _forget(self, gone: Iterable[StoredImage]) -> None:
         for image in gone:
             self._checked.pop(self._key(image.path), None)
 
-    def _within_limit(self, plans: Sequence[ImagePlan]) -> None:
+    def _within_limit(self, blocks: Sequence[NodeBlock]) -> None:
         most = self._limit.nbytes if self._limit else None
-        if most is not None and (needed := _total(plans)) > most:
+        if most is not None and (needed := _total(blocks)) > most:
             raise WeightsError(
                 f"the shards of this plan need {-(-needed >> 20)} MiB, but {self.root} is limited to {most >> 20} MiB; "
                 "raise --cache-limit on this node, or give it a smaller share with --split"
             )
 
-    def _require_space(self, plans: Sequence[ImagePlan]) -> None:
+    def _require_space(self, blocks: Sequence[NodeBlock]) -> None:
         """Require disk space for the missing images; remove unused images to stay within the limit."""
-        needed = _total(plan for plan in plans if not self._path(plan).exists())
-        needed -= sum(_allocated(self._partial_path(plan)) for plan in plans)
+        needed = _total(block for block in blocks if not self._path(block).exists())
+        needed -= sum(_allocated(self._partial_path(block)) for block in blocks)
         if needed <= 0 and (self._limit is None or self._limit.nbytes is None):
             return
         with change_lock(self.root):
             held = sum(image.nbytes for image in stored_images(self.root))
             limit = self._limit or CacheLimit(held + needed)
-            self._forget(remove_least_recent(self._spare(plans), limit.excess(self.root, held, needed)))
+            self._forget(remove_least_recent(self._spare(blocks), limit.excess(self.root, held, needed)))
             free = disk_free(self.root)
         if needed > free:
             raise out_of_disk(self.root, needed, free)
@@ -260,8 +270,8 @@ def _stamp(path: Path, token: str) -> list[int | str] | None:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, token]
 
 
-def _total(plans: Iterable[ImagePlan]) -> int:
-    return sum({plan.id: plan.file_bytes for plan in plans}.values())
+def _total(blocks: Iterable[NodeBlock]) -> int:
+    return sum({block.id: image_bytes(block) for block in blocks}.values())
 
 
 def _allocated(path: Path) -> int:

@@ -96,7 +96,7 @@ class Transfer:
 
     def __init__(self, partials: Sequence[PartialImage], done: Done) -> None:
         self.received_bytes = 0
-        self._partials = {partial.plan.block.id: partial for partial in partials}
+        self._partials = {partial.block.id: partial for partial in partials}
         self._done = done
         self._waiting: deque[Need] = deque()
         self._flying: dict[Need, int] = {}
@@ -145,7 +145,7 @@ class Transfer:
             self._done(self._partials.pop(units.block))
 
     def _retry(self, partial: PartialImage, units: UnitData) -> None:
-        identity = partial.plan.block.id
+        identity = partial.block.id
         self._damaged[identity] = self._damaged.get(identity, 0) + 1
         if self._damaged[identity] >= _TRIES:
             raise WeightsError(

@@ -1,4 +1,4 @@
-"""The shard image, one file with a node's units of one block, and the plan of its contents.
+"""The shard image: one file with a node's units of one block.
 
     header (magic, format version, JSON length, JSON) | the block's vectors (f32) | zeros up to a 4 KiB boundary
     the units of every run, back to back | zeros up to a 4 KiB boundary
@@ -9,10 +9,9 @@ A file does not say to which layer it belongs. Its path in the cache is the bloc
 import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,8 +22,8 @@ from scheduler.storage.extent import Extent
 from tpi.devices.pages import round_up
 from tpi.errors import TpiError, WeightsError
 from tpi.net.fields import DIGEST_BYTES, RunOrVectors
-from tpi.net.messages import Assign, BlockPlan
 from tpi.pack.layout import RunLayout
+from worker.node_plan import NodeBlock
 
 F32 = npt.NDArray[np.float32]
 
@@ -48,25 +47,9 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class HeldRun:
-    """Units `[first, last)` of a run, and the offset of the first one in the image."""
-
-    layout: RunLayout
-    first: int
-    last: int
-    offset: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of these units."""
-        return (self.last - self.first) * self.layout.unit_bytes
-
-
-@dataclass(frozen=True)
 class HeldBlock:
-    """One block of a node, complete and checked."""
+    """One block of a node on this machine, complete and checked."""
 
-    id: bytes
     extent: Extent  # units of all runs, back to back
     vectors: dict[str, F32]
     remedy: str = "restart TPI to fetch it again"  # the advice in the message if the file is damaged
@@ -76,108 +59,6 @@ class HeldBlock:
         with suppress(OSError):
             os.utime(self.extent.path)  # now the time differs from the one that `worker.shards.cache` remembers
         return WeightsError(f"{self.extent.path} is damaged: {reason}; {self.remedy}")
-
-
-@dataclass(frozen=True)
-class ImagePlan:
-    """One block of an `Assign`, with the layouts of its runs."""
-
-    block: BlockPlan
-    layouts: tuple[RunLayout, ...]  # one per run of the block
-
-    @property
-    def id(self) -> str:
-        """The block's content address, 64 hex digits."""
-        return self.block.id.hex()
-
-    @property
-    def name(self) -> str:
-        """File name of the image, made of its ranges of units."""
-        runs = zip(self.block.runs, self.layouts, strict=True)
-        name = "_".join(f"{layout.name}.{run.first}-{run.last}" for run, layout in runs)
-        if len(name) > _LONGEST_NAME:  # for example, a slice of every expert
-            name = f"slices.{sha256(name.encode()).hexdigest()}"
-        return f"{name}.shard"
-
-    @cached_property
-    def header(self) -> bytes:
-        """Header of the file: magic, version, and JSON that lists the runs and vectors."""
-        runs = [
-            [layout.to_dict(), run.first, run.last] for run, layout in zip(self.block.runs, self.layouts, strict=True)
-        ]
-        vectors = [[vector.name, vector.length] for vector in self.block.vectors]
-        text = json.dumps({"block": self.id, "runs": runs, "vectors": vectors}, separators=(",", ":")).encode()
-        return _PREFIX.pack(MAGIC, VERSION, len(text)) + text
-
-    @property
-    def vectors_offset(self) -> int:
-        """Offset of the vectors in the file."""
-        return _vectors_offset(len(self.header))
-
-    @property
-    def vectors_bytes(self) -> int:
-        """Bytes of all vectors."""
-        return 4 * sum(vector.length for vector in self.block.vectors)
-
-    @property
-    def data_offset(self) -> int:
-        """Offset of the units in the file, a multiple of the page size."""
-        return round_up(self.vectors_offset + self.vectors_bytes)
-
-    @cached_property
-    def runs(self) -> tuple[HeldRun, ...]:
-        """All runs, with their offsets in the file."""
-        found = []
-        offset = self.data_offset
-        for run, layout in zip(self.block.runs, self.layouts, strict=True):
-            found.append(HeldRun(layout, run.first, run.last, offset))
-            offset += found[-1].nbytes
-        return tuple(found)
-
-    @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """All pieces of the image, in the order of the file."""
-        return tuple(self._pieces())
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes of the units."""
-        return sum(run.nbytes for run in self.runs)
-
-    @property
-    def file_bytes(self) -> int:
-        """Size of the file in bytes, a multiple of the page size."""
-        return round_up(self.data_offset + self.data_bytes)
-
-    @cached_property
-    def token(self) -> str:
-        """SHA-256 of the header and of the hashes of all pieces, in hex; differs for images of other content."""
-        parts = [self.header, self.block.vectors_hash, *(run.hashes for run in self.block.runs)]
-        return sha256(b"".join(parts)).hexdigest()
-
-    def held(self, path: Path) -> HeldBlock:
-        """Return the block whose complete image is at `path`; read its vectors.
-
-        Raises:
-            WeightsError: if the file is unreadable, or if its vectors have changed.
-        """
-        try:
-            raw = np.fromfile(path, np.float32, self.vectors_bytes // 4, offset=self.vectors_offset)
-        except OSError as error:
-            raise WeightsError(f"cannot read {path}: {error.strerror}; remove it to fetch it again") from error
-        extent = Extent(path, self.data_offset, self.data_bytes)
-        if sha256(raw.data).digest() != self.block.vectors_hash:
-            raise HeldBlock(self.block.id, extent, {}).damaged("its vectors do not match their hash")
-        return HeldBlock(self.block.id, extent, split_vectors(self.block, raw))
-
-    def _pieces(self) -> Iterator[Piece]:
-        if self.block.vectors:
-            yield Piece("vectors", 0, self.vectors_offset, self.vectors_bytes, self.block.vectors_hash)
-        for run, plan in zip(self.runs, self.block.runs, strict=True):
-            size = run.layout.unit_bytes
-            for index in range(run.last - run.first):
-                digest = plan.hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-                yield Piece(run.layout.name, run.first + index, run.offset + index * size, size, digest)
 
 
 @dataclass(frozen=True)
@@ -191,12 +72,75 @@ class StoredUnits:
     unit_bytes: int
 
 
-def image_plans(assign: Assign) -> list[ImagePlan]:
-    """Return a plan for each distinct block of `assign`, in the same order."""
-    return [ImagePlan(block, tuple(assign.layouts[run.layout] for run in block.runs)) for block in assign.blocks]
+def image_name(block: NodeBlock) -> str:
+    """Return the file name of a block's image, made of its ranges of units."""
+    name = "_".join(f"{run.name}.{run.units.first}-{run.units.last}" for run in block.runs)
+    if len(name) > _LONGEST_NAME:  # for example, a slice of every expert
+        name = f"slices.{sha256(name.encode()).hexdigest()}"
+    return f"{name}.shard"
 
 
-def split_vectors(block: BlockPlan, raw: F32) -> dict[str, F32]:
+def image_header(block: NodeBlock) -> bytes:
+    """Return the header of a block's image: magic, version, and JSON that lists the runs and vectors."""
+    runs = [[run.layout.to_dict(), run.units.first, run.units.last] for run in block.runs]
+    vectors = [[vector.name, vector.length] for vector in block.vectors]
+    text = json.dumps({"block": block.id.hex(), "runs": runs, "vectors": vectors}, separators=(",", ":")).encode()
+    return _PREFIX.pack(MAGIC, VERSION, len(text)) + text
+
+
+def image_bytes(block: NodeBlock) -> int:
+    """Return the size of a block's image in bytes, a multiple of the page size."""
+    return round_up(_offsets(block)[1] + block.nbytes)
+
+
+def image_pieces(block: NodeBlock) -> list[Piece]:
+    """Return all pieces of a block's image, in the order of the file."""
+    vectors_offset, offset = _offsets(block)
+    found = []
+    if block.vectors:
+        found.append(Piece("vectors", 0, vectors_offset, block.vectors_bytes, block.vectors_hash))
+    for run in block.runs:
+        size = run.layout.unit_bytes
+        for index in range(len(run.units)):
+            digest = run.hashes[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+            found.append(Piece(run.name, run.units.first + index, offset, size, digest))
+            offset += size
+    return found
+
+
+def image_token(block: NodeBlock) -> str:
+    """Return the SHA-256, in hex, of the image's header and of the hashes of all pieces.
+
+    It differs for images of other content.
+    """
+    parts = [image_header(block), block.vectors_hash, *(run.hashes for run in block.runs)]
+    return sha256(b"".join(parts)).hexdigest()
+
+
+def open_image(block: NodeBlock, path: Path) -> HeldBlock:
+    """Return the block whose complete image is at `path`; read its vectors.
+
+    Raises:
+        WeightsError: if the file is unreadable, or if its vectors have changed.
+    """
+    vectors_offset, offset = _offsets(block)
+    try:
+        raw = np.fromfile(path, np.float32, block.vectors_bytes // 4, offset=vectors_offset)
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror}; remove it to fetch it again") from error
+    extent = Extent(path, offset, block.nbytes)
+    if sha256(raw.data).digest() != block.vectors_hash:
+        raise HeldBlock(extent, {}).damaged("its vectors do not match their hash")
+    return HeldBlock(extent, _split_vectors(block, raw))
+
+
+def _offsets(block: NodeBlock) -> tuple[int, int]:
+    """Return the offsets of the vectors and of the units in a block's image; that of the units is at a page."""
+    vectors_offset = _vectors_offset(len(image_header(block)))
+    return vectors_offset, round_up(vectors_offset + block.vectors_bytes)
+
+
+def _split_vectors(block: NodeBlock, raw: F32) -> dict[str, F32]:
     """Return the vectors of a block by name. `raw` has the values of all vectors, back to back.
 
     Raises:

@@ -13,7 +13,8 @@ from tpi.net.fields import TRANSFER_BYTES
 from tpi.net.transfers import Need, UnitData
 from tpi.system.fulldisk import is_full
 from tpi.system.private import FILE
-from worker.shards.image import ImagePlan, Piece, StoredUnits
+from worker.node_plan import NodeBlock
+from worker.shards.image import Piece, StoredUnits, image_bytes, image_header, image_pieces
 
 
 def bad_pieces(path: Path, pieces: Sequence[Piece]) -> list[Piece]:
@@ -43,22 +44,24 @@ def forget(descriptor: int, offset: int, size: int) -> None:
 
 
 class PartialImage:
-    """The image of a plan while pieces are missing."""
+    """The image of a block while pieces are missing."""
 
-    def __init__(self, plan: ImagePlan, path: Path) -> None:
+    def __init__(self, block: NodeBlock, path: Path) -> None:
         """Resume the partial image at `path`, or create one and reserve space for the whole image.
 
         Raises:
             WeightsError: if the disk is full; the partial image is then removed.
         """
-        self.plan = plan
+        self.block = block
+        self._nbytes = image_bytes(block)
         self.path = path
         resumed = path.exists()
         with self._disk_errors(), self._opened(os.O_CREAT) as descriptor:
-            if os.fstat(descriptor).st_size != plan.file_bytes:
-                os.ftruncate(descriptor, plan.file_bytes)
-            _reserve(descriptor, plan.file_bytes)
-        pieces = bad_pieces(path, plan.pieces) if resumed else plan.pieces
+            if os.fstat(descriptor).st_size != self._nbytes:
+                os.ftruncate(descriptor, self._nbytes)
+            _reserve(descriptor, self._nbytes)
+        pieces = image_pieces(block)
+        pieces = bad_pieces(path, pieces) if resumed else pieces
         self.missing: dict[tuple[str, int], Piece] = {(piece.run, piece.unit): piece for piece in pieces}
 
     @property
@@ -90,7 +93,7 @@ class PartialImage:
             step = max(1, TRANSFER_BYTES // pieces[0].nbytes)
             for at in range(0, len(pieces), step):
                 part = pieces[at : at + step]
-                yield Need(self.plan.block.id, part[0].run, part[0].unit, part[-1].unit + 1)
+                yield Need(self.block.id, part[0].run, part[0].unit, part[-1].unit + 1)
 
     def size_of(self, need: Need) -> int:
         """Return the size in bytes of the answer to `need`."""
@@ -124,7 +127,7 @@ class PartialImage:
         assert not self.missing
         with self._disk_errors():
             with self._opened() as descriptor:
-                _write_all(descriptor, memoryview(self.plan.header), 0)
+                _write_all(descriptor, memoryview(image_header(self.block)), 0)
                 os.fsync(descriptor)
                 forget(descriptor, 0, 0)
             self.path.rename(path)
@@ -155,7 +158,7 @@ class PartialImage:
         except OSError as error:
             self.path.unlink(missing_ok=True)
             if is_full(error):
-                raise out_of_disk(self.path.parent.parent, self.plan.file_bytes) from error
+                raise out_of_disk(self.path.parent.parent, self._nbytes) from error
             raise WeightsError(
                 f"cannot write {self.path}: {error.strerror}; check the disk, or use another with TPI_CACHE or --cache"
             ) from error

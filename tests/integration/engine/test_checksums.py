@@ -19,9 +19,9 @@ from tpi.devices.pages import PAGE, Bytes, round_up
 from tpi.errors import WeightsError
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
+from worker.node_plan import node_plan
 from worker.plan import segments
 from worker.plan.fit import need
-from worker.plan.node_plan import node_plan
 
 PROMPT = [5, 6, 7, 8]
 ALWAYS = 1 << 30

@@ -19,9 +19,9 @@ from tpi.kernels.native import NativeKernels
 from tpi.kernels.spec import Input, RouterSpec, Routing
 from tpi.pack.reader import Pack
 from tpi.partition import Range
+from worker.node_plan import NodeBlock, RunUnits
 from worker.plan import segments
 from worker.plan.modes import experts
-from worker.plan.node_plan import NodeBlock, RunUnits
 from worker.plan.segments import NodeSegment
 
 PROMPT = [5, 6, 7, 8]
@@ -126,7 +126,7 @@ def test_tiles_of_experts_cover_a_block_and_join_again(tiny_pack: Packs) -> None
     whole = RunUnits(layout, Range(0, layout.units), hashes)
     for ranges in ([Range(0, 20)], [Range(at * 4 + 1, at * 4 + 3) for at in range(5)]):
         runs = tuple(whole.cut(part) for part in ranges)
-        made = NodeBlock(1, 0, "experts", 0, runs, 0)
+        made = NodeBlock(1, 0, "experts", 0, runs)
         for size in (layout.unit_bytes, 3 * layout.unit_bytes, 100 * layout.unit_bytes):
             tiles = [NodeSegment(made, tuple(tile)) for tile in segments._tiled_experts(made, size)]
             assert sum(tile.nbytes for tile in tiles) == made.nbytes

@@ -21,8 +21,8 @@ from tests.support.generating import generate
 from tpi.pack.layout import Part, RunLayout
 from tpi.pack.reader import Pack
 from tpi.partition import Range
+from worker.node_plan import NodeBlock, RunUnits
 from worker.plan import segments
-from worker.plan.node_plan import NodeBlock, RunUnits
 
 PROMPT = [5, 6, 7, 8]
 
@@ -103,7 +103,7 @@ def some_units(first: int, last: int) -> RunUnits:
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
 def test_only_neighbours_that_stay_are_joined(counts: list[int], data: st.DataObject) -> None:
     blocks = [
-        NodeBlock(number, number, "ffn", number, (some_units(0, 3 * count),), 0) for number, count in enumerate(counts)
+        NodeBlock(number, number, "ffn", number, (some_units(0, 3 * count),)) for number, count in enumerate(counts)
     ]
     before = [
         segments.NodeSegment(block, (block.runs[0].cut(Range(3 * at, 3 * at + 3)),))

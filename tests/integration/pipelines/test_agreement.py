@@ -20,9 +20,9 @@ from tpi.errors import PlanError
 from tpi.net.fields import Card, GroupBatch, MachineSpeed
 from tpi.net.messages import Assign, NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
+from worker.node_plan import node_plan
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.group.agree import GroupMember, agree
-from worker.plan.node_plan import node_plan
 
 BATCH = OffloadOptions(pipeline="batch")
 LITTLE, MUCH = 3 << 20, 64 << 20

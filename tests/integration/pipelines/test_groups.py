@@ -23,10 +23,10 @@ from tpi.net.fields import GroupBatch
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
 from worker.node.node import Node
+from worker.node_plan import NodePlan, node_plan
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.group.hosted import HostedPipeline
 from worker.plan.choose import check
-from worker.plan.node_plan import NodePlan, node_plan
 
 F32 = npt.NDArray[np.float32]
 SEEDS = 200

@@ -29,9 +29,9 @@ from tpi.errors import TpiError
 from tpi.net.fields import MAX_STEP_BYTES, GroupBatch, UsualRequest
 from tpi.pack.reader import Pack
 from tpi.progress import silent
+from worker.node_plan import node_plan
 from worker.pipelines.accelerated import BatchAccelerated
 from worker.pipelines.group.agree import GroupMember
-from worker.plan.node_plan import node_plan
 
 TOGETHER = GroupBatch(9, 3, True, 32)
 LONG: dict[str, Any] = {"context": 64, "pool": 24, "chunk": 600, "batch": TOGETHER}  # tokens, pages; of a step, 600

@@ -22,9 +22,9 @@ from tpi.errors import WeightsError
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.library import pull
 from tpi.pack.library.locate import open_model
+from worker.node_plan import node_blocks
 from worker.shards import partial_image
 from worker.shards.cache import ShardCache
-from worker.shards.image import image_plans
 
 Models: TypeAlias = Callable[[str], TinyModel]
 SIZE = 256 << 10
@@ -119,7 +119,7 @@ def test_a_shard_cache_that_finds_no_room(late: bool, small: Path, monkeypatch: 
         monkeypatch.setattr("worker.shards.cache.disk_free", lambda path: 1 << 40)
     opened = ShardCache(small)
     with pytest.raises(WeightsError, match=rf"disk full: {small}.* needs \d+ MiB more for shards.*--cache"):
-        opened.open(image_plans(plan_of(MadeUpModel(width=64, units=64))))
+        opened.open(node_blocks(plan_of(MadeUpModel(width=64, units=64))))
     assert not list(small.glob("*/*.shard"))
     opened.close()
 

@@ -37,8 +37,8 @@ from tpi.net.messages import PeerAddress
 from tpi.pack.reader import Pack
 from tpi.trace import TRACE_BYTES, Trace, clock
 from worker.node import build
+from worker.node_plan import node_plan
 from worker.plan.fit import need
-from worker.plan.node_plan import node_plan
 
 
 @pytest.fixture

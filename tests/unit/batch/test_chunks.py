@@ -16,10 +16,10 @@ from tpi.devices.pages import PAGE, Bytes, round_up
 from tpi.kernels.spec import SHARED
 from tpi.pack.layout import Part, RunLayout
 from tpi.partition import Range, by_expert, expert_ranges
+from worker.node_plan import NodeBlock, NodeLayer, RunUnits
 from worker.pipelines.chunktable import ChunkTable, TableEntry, entries
 from worker.plan.chunks import Chunking, pieces_of
 from worker.plan.modes.batch import chunk_bytes
-from worker.plan.node_plan import NodeBlock, NodeLayer, RunUnits
 from worker.plan.offload import OffloadPlan
 from worker.plan.places import through_accelerator
 from worker.plan.segments import NodeSegment
@@ -56,8 +56,8 @@ def plans(draw: st.DrawFn) -> Drawn:
         shared = run_of("shared", 3, 3, [Range(0, beside)]) if draw(st.booleans()) else ()
         query = run_of("query", attention, 5, [Range(0, attention)])
         blocks = (
-            NodeBlock(2 * number, number, "attention", 0, query, 0),
-            NodeBlock(2 * number + 1, number, "experts", 1, (*shared, *routed), 0),
+            NodeBlock(2 * number, number, "attention", 0, query),
+            NodeBlock(2 * number + 1, number, "experts", 1, (*shared, *routed)),
         )
         layers.append(NodeLayer(number, blocks, (0,)))
     chunking = Chunking(draw(st.integers(1, 12)), draw(st.sampled_from([1, 2000])))

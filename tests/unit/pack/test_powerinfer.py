@@ -37,7 +37,7 @@ from tpi.sparsity.files import NAME, load_predictors
 from tpi.sparsity.powerinfer import read_split
 from tpi.sparsity.usage import MARKED, NeuronProfile, load_marks, save_marks, save_profile
 from tpi.sparsity.usage import NAME as PROFILE
-from worker.plan.node_plan import node_plan
+from worker.node_plan import node_plan
 from worker.plan.predictors import frequencies_of, predictor_faults
 
 HIDDEN, NEURONS, RANK = SIZES["hidden_size"], SIZES["intermediate_size"], 32

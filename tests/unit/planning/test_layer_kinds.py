@@ -15,8 +15,8 @@ from tests.support.cluster.cluster_helpers import MadeUpModel
 from tpi.devices.pages import PAGE
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.layout import BlockKind
+from worker.node_plan import node_plan
 from worker.plan.fit import need
-from worker.plan.node_plan import node_plan
 
 MIB = 1 << 20
 THREE: tuple[BlockKind, ...] = ("attention", "ffn", "ffn")

@@ -17,8 +17,8 @@ from tpi.net.fields import Profile
 from tpi.net.messages import Assign, NodeOptions, PeerAddress
 from worker import profile
 from worker.equipment import Equipment
+from worker.node_plan import node_plan
 from worker.plan.fit import Tables, fit, need
-from worker.plan.node_plan import node_plan
 from worker.profile import limit_options, measure_machine, memory_budget, peak_rss, reset_peak
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from tpi.devices.pages import page_buffer
 from tpi.kernels import open_kernels
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
-from worker.plan.node_plan import node_plan
+from worker.node_plan import node_plan
 from worker.plan.speeds import head_bytes, memory_speed, speeds_of
 
 MIB = 1 << 20

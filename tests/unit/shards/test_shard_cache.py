@@ -12,10 +12,11 @@ from tests.support.cluster.shards import check, fill, plan_of
 from tpi.errors import WeightsError
 from tpi.net.fields import IN_FLIGHT_BYTES
 from tpi.net.transfers import UnitData
+from worker.node_plan import node_blocks
 from worker.shards import partial_image
 from worker.shards.cache import ShardCache, _stamp
 from worker.shards.fetch import Transfer
-from worker.shards.image import image_plans
+from worker.shards.image import image_name, image_pieces, image_token
 from worker.shards.partial_image import PartialImage
 
 
@@ -82,7 +83,7 @@ def test_a_flipped_bit_in_the_vectors_is_found(cache: ShardCache) -> None:
     assign = plan_of(model)
     held, _ = fill(cache, model, assign)
     data = bytearray(held[0].extent.path.read_bytes())
-    data[image_plans(assign)[0].vectors_offset] ^= 4
+    data[image_pieces(node_blocks(assign)[0])[0].offset] ^= 4
     held[0].extent.path.write_bytes(data)
     held, sent = fill(cache, model, assign)
     assert sent == len(model.units[model.ids[0], "vectors"][0])
@@ -93,11 +94,11 @@ def test_vectors_changed_after_their_check_are_mended(cache: ShardCache) -> None
     model = MadeUpModel()
     assign = plan_of(model)
     (damaged, *_), _ = fill(cache, model, assign)
-    plan, path = image_plans(assign)[0], damaged.extent.path
+    plan, path = node_blocks(assign)[0], damaged.extent.path
     data = bytearray(path.read_bytes())
-    data[plan.vectors_offset] ^= 4
+    data[image_pieces(plan)[0].offset] ^= 4
     path.write_bytes(data)
-    stamp = _stamp(path, plan.token)
+    stamp = _stamp(path, image_token(plan))
     assert stamp
     cache._checked[path.relative_to(cache.root).as_posix()] = stamp
     with pytest.raises(WeightsError, match=rf"{path} is damaged: its vectors .* restart TPI to fetch it again"):
@@ -111,7 +112,7 @@ def test_an_interrupted_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
     model = MadeUpModel(width=64, units=256)  # 8 MiB of neurons
     assign = plan_of(model, cut=128)
     opened = ShardCache(tmp_path)
-    first = next(block for block in opened.open(image_plans(assign)).values() if isinstance(block, PartialImage))
+    first = next(block for block in opened.open(node_blocks(assign)).values() if isinstance(block, PartialImage))
     needs = list(first.needs())
     for need in needs[:3]:
         first.accept(UnitData(need.block, need.run, need.first, need.last, model.read(need)))
@@ -119,7 +120,7 @@ def test_an_interrupted_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
     opened.close()  # as after a kill: the partial image was never closed
 
     opened = ShardCache(tmp_path)
-    again = opened.open(image_plans(assign))[first.plan.id]
+    again = opened.open(node_blocks(assign))[first.block.id]
     assert isinstance(again, PartialImage)
     assert again.missing_bytes == left
     held, _ = fill(opened, model, assign)
@@ -130,7 +131,7 @@ def test_an_interrupted_transfer_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_no_more_than_four_mebibytes_are_under_way(cache: ShardCache) -> None:
     model = MadeUpModel(width=64, units=256)
     partials = [
-        block for block in cache.open(image_plans(plan_of(model, cut=128))).values() if isinstance(block, PartialImage)
+        block for block in cache.open(node_blocks(plan_of(model, cut=128))).values() if isinstance(block, PartialImage)
     ]
     transfer = Transfer(partials, lambda partial: None)
     asked = list(transfer.next())
@@ -142,7 +143,7 @@ def test_no_more_than_four_mebibytes_are_under_way(cache: ShardCache) -> None:
 
 def test_bit_flip_in_a_shard_on_the_wire(cache: ShardCache) -> None:
     model = MadeUpModel()
-    partials = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, PartialImage)]
+    partials = [block for block in cache.open(node_blocks(plan_of(model))).values() if isinstance(block, PartialImage)]
     done: list[PartialImage] = []
     transfer = Transfer(partials, done.append)
     need, *others = list(transfer.next())
@@ -161,7 +162,7 @@ def test_bit_flip_in_a_shard_on_the_wire(cache: ShardCache) -> None:
     assert transfer.complete
 
     model = MadeUpModel(seed=1)
-    partials = [block for block in cache.open(image_plans(plan_of(model))).values() if isinstance(block, PartialImage)]
+    partials = [block for block in cache.open(node_blocks(plan_of(model))).values() if isinstance(block, PartialImage)]
     transfer = Transfer(partials, done.append)
     with pytest.raises(WeightsError, match="arrived damaged 3 times"):
         _answer_with_zeros(transfer, model)
@@ -180,7 +181,7 @@ def test_disk_full(cache: ShardCache, monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(WeightsError, match=r"disk full: .*--cache"):
-        cache.open(image_plans(plan_of(MadeUpModel())))
+        cache.open(node_blocks(plan_of(MadeUpModel())))
     assert not list(tmp_path.rglob("*.part"))
     assert not list(tmp_path.rglob("*.shard"))
 
@@ -190,7 +191,7 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing(
 ) -> None:
     model = MadeUpModel(layers=1)
     assign = plan_of(model)
-    partial = next(iter(cache.open(image_plans(assign)).values()))
+    partial = next(iter(cache.open(node_blocks(assign)).values()))
     assert isinstance(partial, PartialImage)
     need = next(partial.needs())
 
@@ -210,7 +211,7 @@ def test_too_little_room_is_said_before_anything_is_made(
     small = os.statvfs_result((*found[:4], 1, *found[5:]))
     monkeypatch.setattr(os, "statvfs", lambda path: small)
     with pytest.raises(WeightsError, match="disk full"):
-        cache.open(image_plans(plan_of(MadeUpModel())))
+        cache.open(node_blocks(plan_of(MadeUpModel())))
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -218,7 +219,7 @@ def test_two_processes_can_share_a_cache(cache: ShardCache) -> None:
     model = MadeUpModel()
     assign = plan_of(model)
     other = ShardCache(cache.root)
-    mine, theirs = (each.open(image_plans(assign)) for each in (cache, other))
+    mine, theirs = (each.open(node_blocks(assign)) for each in (cache, other))
     assert not {block.path for block in mine.values() if isinstance(block, PartialImage)} & {
         block.path for block in theirs.values() if isinstance(block, PartialImage)
     }
@@ -234,12 +235,12 @@ def test_two_processes_can_share_a_cache(cache: ShardCache) -> None:
 def test_what_is_no_image_is_ignored(cache: ShardCache) -> None:
     model = MadeUpModel()
     assign = plan_of(model)
-    for plan in image_plans(assign):
-        folder = cache.root / plan.id
+    for plan in node_blocks(assign):
+        folder = cache.root / plan.id.hex()
         folder.mkdir()
         for number, junk in enumerate([b"", b"TPIshard", b"TPIshard" + bytes(8), os.urandom(5000)]):
             (folder / f"junk{number}.shard").write_bytes(junk)
-        (folder / plan.name).write_bytes(b"short")
+        (folder / image_name(plan)).write_bytes(b"short")
     held, sent = fill(cache, model, assign)
     assert sent
     check(model, assign, held)

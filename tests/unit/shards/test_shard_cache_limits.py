@@ -17,8 +17,9 @@ from tests.support.cluster.shards import check, fill, plan_of
 from tests.support.paths import ROOT
 from tpi.cachelimit import CacheLimit
 from tpi.errors import WeightsError
+from worker.node_plan import node_blocks
 from worker.shards.cache import ShardCache
-from worker.shards.image import HeldBlock, image_plans
+from worker.shards.image import HeldBlock, image_bytes
 from worker.shards.partial_image import PartialImage
 from worker.shards.stored import key_of, stored_images
 
@@ -29,10 +30,10 @@ from pathlib import Path
 from tests.support.cluster.cluster_helpers import MadeUpModel
 from tests.support.cluster.shards import plan_of
 from worker.shards.cache import ShardCache
-from worker.shards.image import image_plans
+from worker.node_plan import node_blocks
 
 cache = ShardCache(Path(sys.argv[1]))
-cache.open(image_plans(plan_of(MadeUpModel(), cut=int(sys.argv[2]))))
+cache.open(node_blocks(plan_of(MadeUpModel(), cut=int(sys.argv[2]))))
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -68,8 +69,8 @@ def held_bytes(root: Path) -> int:
 
 def test_partial_images_of_other_plans_go_with_a_complete_plan(cache: ShardCache) -> None:
     model = MadeUpModel()
-    cache.open(image_plans(plan_of(model, cut=2)))
-    cache.open(image_plans(plan_of(MadeUpModel(seed=1))))
+    cache.open(node_blocks(plan_of(model, cut=2)))
+    cache.open(node_blocks(plan_of(MadeUpModel(seed=1))))
     assert len(partials(cache.root)) > 4
     assign = plan_of(model)
     check(model, assign, fill(cache, model, assign)[0])
@@ -99,7 +100,7 @@ def test_pruning_takes_nothing_that_is_opened_meanwhile(cache: ShardCache, monke
     unlink = Path.unlink
 
     def opened() -> None:
-        got.extend(other.open(image_plans(plan_of(model, cut=1))).values())
+        got.extend(other.open(node_blocks(plan_of(model, cut=1))).values())
 
     late = Thread(target=opened)
 
@@ -141,7 +142,7 @@ def test_a_plan_over_the_limit_is_refused_before_any_work(tmp_path: Path) -> Non
     with pytest.raises(
         WeightsError, match=r"the shards of this plan need \d+ MiB, but .*; raise --cache-limit on this node"
     ):
-        opened.open(image_plans(plan_of(MadeUpModel())))
+        opened.open(node_blocks(plan_of(MadeUpModel())))
     assert partials(tmp_path) == set()
     opened.close()
 
@@ -151,7 +152,7 @@ def test_what_a_living_process_uses_stays_whatever_the_limit(tmp_path: Path) -> 
     first = ShardCache(tmp_path)
     held, _ = fill(first, model, plan_of(model, cut=2))
     first.close()
-    needed = sum(plan.file_bytes for plan in image_plans(plan_of(other)))
+    needed = sum(image_bytes(plan) for plan in node_blocks(plan_of(other)))
     with user(tmp_path, cut=2) as process:
         second = ShardCache(tmp_path, CacheLimit(needed))
         fill(second, other, plan_of(other))
@@ -169,7 +170,7 @@ def test_a_full_disk_lets_others_go_before_it_is_an_error(cache: ShardCache, mon
     found = os.statvfs(cache.root)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((1, 1, *found[2:4], 2 * 4096, *found[5:])))
     with pytest.raises(WeightsError, match="disk full"):
-        cache.open(image_plans(plan_of(new)))
+        cache.open(node_blocks(plan_of(new)))
     assert images(cache.root, old) == 0
 
 
@@ -185,16 +186,16 @@ def test_a_cache_that_went_away_is_a_sentence(tmp_path: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
     (tmp_path / "shards").rmdir()
     with pytest.raises(WeightsError, match=r"cannot use .*shards as a cache.*--cache"):
-        opened.open(image_plans(plan_of(MadeUpModel())))
+        opened.open(node_blocks(plan_of(MadeUpModel())))
     opened.close()
 
 
 def test_a_plan_that_is_over_uses_nothing(tmp_path: Path) -> None:
     model = MadeUpModel()
-    needed = sum(plan.file_bytes for plan in image_plans(plan_of(model)))
+    needed = sum(image_bytes(plan) for plan in node_blocks(plan_of(model)))
     opened, other = ShardCache(tmp_path), ShardCache(tmp_path, CacheLimit(needed))
     held, _ = fill(opened, model, plan_of(model))
-    assert isinstance(next(iter(other.open(image_plans(plan_of(model))).values())), HeldBlock | PartialImage)
+    assert isinstance(next(iter(other.open(node_blocks(plan_of(model))).values())), HeldBlock | PartialImage)
     other.release()
     opened.release()
     fill(other, MadeUpModel(seed=1), plan_of(MadeUpModel(seed=1)))

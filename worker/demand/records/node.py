@@ -21,7 +21,7 @@ from worker.demand.records.turns import TurnsJudge
 from worker.neurons.hybrid import NeuronChoice
 from worker.neurons.sparse import SparseFfn, SparseNode
 from worker.node.segment import Segment
-from worker.plan.node_plan import NodeBlock
+from worker.node_plan import NodeBlock
 from worker.plan.records import RecordPlan
 from worker.plan.segments import NodeSegment
 

@@ -15,8 +15,8 @@ from tpi.trace import OFF, ON, NoTrace
 from worker.node.placed import Placed
 from worker.node.segment import Segment, open_segment
 from worker.node.weights.sources import Sources, arranged, load_kept, open_pages, open_window, parts, traced
+from worker.node_plan import NodePlan
 from worker.plan.case import Mode
-from worker.plan.node_plan import NodePlan
 from worker.plan.residence import Residence
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock

@@ -18,8 +18,8 @@ from tpi.progress import Progress
 from tpi.trace import NoTrace
 from worker.node.placed import Placed
 from worker.node.segment import HeldPages, Launch, Segment
+from worker.node_plan import NodePlan
 from worker.plan.checksums import Checksums
-from worker.plan.node_plan import NodePlan
 from worker.plan.places import Visits
 from worker.plan.residence import Residence
 from worker.plan.segments import NodeSegment

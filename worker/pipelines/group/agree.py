@@ -15,9 +15,9 @@ from scheduler.model.roofline.search import best_policies, best_policy
 from tpi.devices.options import OffloadOptions
 from tpi.errors import PlanError
 from tpi.net.fields import GroupBatch
+from worker.node_plan import NodePlan
 from worker.plan.fit import Tables
 from worker.plan.modes.batch import batch_problem, batches_allowed, prompt_chunk, refusal
-from worker.plan.node_plan import NodePlan
 
 _ALIKE = 1.01  # times that differ by at most this factor count as equal
 

@@ -10,11 +10,11 @@ from scheduler.model.roofline.policy import BatchPolicy
 from tpi.kernels.spec import Batch
 from worker.node.microbatch import MicroBatch
 from worker.node.order import Order
+from worker.node_plan import NodePlan
 from worker.pipelines.dividing import MicroBatchLimits, divided, is_decode
 from worker.pipelines.orders import Layerwise
 from worker.pipelines.pipeline import BatchSchedule, reassemble, schedule_of
 from worker.plan.modes.batch import buffer_pages
-from worker.plan.node_plan import NodePlan
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]

@@ -26,11 +26,11 @@ from tpi.devices.pages import PAGE, round_up
 from tpi.errors import PlanError
 from tpi.kernels.kv import page_bytes, pages_for
 from tpi.net.fields import GroupBatch
+from worker.node_plan import NodePlan
 from worker.plan.case import Candidate, Case, head_work, layer_pages_bytes
 from worker.plan.chunks import Chunking, pieces_of
 from worker.plan.fit import Tables, computing_bytes, need, passing_bytes
 from worker.plan.modes.stream import on_the_host
-from worker.plan.node_plan import NodePlan
 from worker.plan.offload import MemoryRule, OffloadPlan
 
 BUFFERS = 2  # micro-batches whose visiting KV pages fit on the accelerator at once

@@ -27,8 +27,8 @@ from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
 from tpi.pack.routing import from_bytes
 from tpi.partition import Range, by_expert
+from worker.node_plan import NodeBlock, NodePlan
 from worker.plan.case import Candidate, Case, HostWindow, layer_pages_bytes
-from worker.plan.node_plan import NodeBlock, NodePlan
 from worker.plan.offload import MemoryRule, OffloadPlan
 from worker.plan.segments import NodeSegment
 from worker.shards.image import HeldBlock

@@ -28,8 +28,8 @@ from tpi.devices.options import OffloadOptions
 from tpi.devices.pages import round_up
 from tpi.errors import PlanError
 from tpi.sparsity.predictor import Predictor
+from worker.node_plan import NodePlan
 from worker.plan.case import Candidate, Case, layer_pages_bytes
-from worker.plan.node_plan import NodePlan
 from worker.plan.offload import MemoryRule, OffloadPlan
 from worker.plan.predictors import frequencies_of, predictors_of
 from worker.plan.records import RecordPlan, read_by_neuron

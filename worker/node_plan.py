@@ -7,10 +7,11 @@ Only this module translates that message.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 
 from tpi.config import ModelConfig
 from tpi.net.fields import DIGEST_BYTES
-from tpi.net.messages import Assign, BlockPlan, NodeOptions, PeerAddress, PredictorPlan
+from tpi.net.messages import Assign, NodeOptions, PeerAddress, PredictorPlan, VectorPlan
 from tpi.pack.layout import BlockKind, RunLayout, RunName
 from tpi.partition import FFN_UNIT, Range, by_expert
 
@@ -55,14 +56,27 @@ HALVES: dict[BlockKind, BlockKind] = {"experts": "ffn", "delta": "attention"}
 
 @dataclass(frozen=True)
 class NodeBlock:
-    """The units that this node has of one block: the attention or the feed-forward half of a layer."""
+    """The units that this node has of one block: the attention or the feed-forward half of a layer.
 
-    number: int  # position in the order in which the block loop uses the blocks, from 0
+    Attributes:
+        number: position in the order in which the block loop uses the blocks, from 0; -1 in `node_blocks`.
+        layer: the number of its layer; -1 in `node_blocks`.
+        kind: the kind of the block.
+        source: index into `Assign.blocks`; blocks with the same content share it.
+        runs: the units, back to back in the shard image.
+        vectors: norms and biases, which every node holds in full.
+        vectors_hash: the SHA-256 of their bytes, back to back.
+        id: the block's content address, 32 bytes; empty if only the shape of the model is known.
+    """
+
+    number: int
     layer: int
     kind: BlockKind
-    source: int  # index into `Assign.blocks`; blocks with the same content share it
-    runs: tuple[RunUnits, ...]  # back to back in the shard image
-    vectors_bytes: int  # norms and biases, which every node holds in full
+    source: int
+    runs: tuple[RunUnits, ...]
+    vectors: tuple[VectorPlan, ...] = ()
+    vectors_hash: bytes = b""
+    id: bytes = b""
 
     @property
     def name(self) -> str:
@@ -78,6 +92,11 @@ class NodeBlock:
     def nbytes(self) -> int:
         """Bytes of this node's units."""
         return sum(run.nbytes for run in self.runs)
+
+    @property
+    def vectors_bytes(self) -> int:
+        """Bytes of all vectors."""
+        return 4 * sum(vector.length for vector in self.vectors)
 
     def run(self, name: RunName) -> RunUnits:
         """Return the run called `name`.
@@ -172,11 +191,18 @@ def _width(runs: Sequence[RunUnits]) -> int:
     return sum(len(run.units) * run.layout.width for run in runs)
 
 
+def node_blocks(assign: Assign) -> list[NodeBlock]:
+    """Return each distinct block of `assign`, in the order of `Assign.blocks`: what the node stores."""
+    return [_block(assign, source) for source in range(len(assign.blocks))]
+
+
 def node_plan(assign: Assign) -> NodePlan:
     """Return the plan that `assign` carries."""
-    numbers = iter(range(sum(len(layer.blocks) for layer in assign.layers)))
+    numbers, stored = count(), node_blocks(assign)
     layers = [
-        NodeLayer(at, tuple(_block(assign, next(numbers), at, index) for index in layer.blocks), layer.ranks)
+        NodeLayer(
+            at, tuple(replace(stored[index], number=next(numbers), layer=at) for index in layer.blocks), layer.ranks
+        )
         for at, layer in enumerate(assign.layers)
     ]
     return NodePlan(
@@ -192,29 +218,21 @@ def node_plan(assign: Assign) -> NodePlan:
         options=assign.options,
         routing=assign.routing,
         predictors=assign.predictors,
-        predictor_bytes=sum(_predictor_bytes(one, assign.blocks[one.block]) for one in assign.predictors),
+        predictor_bytes=sum(_predictor_bytes(one, stored[one.block]) for one in assign.predictors),
     )
 
 
-def _block(assign: Assign, number: int, layer: int, source: int) -> NodeBlock:
+def _block(assign: Assign, source: int) -> NodeBlock:
     block = assign.blocks[source]
-    return NodeBlock(number, layer, block.kind, source, tuple(_runs(assign, block)), _vectors_bytes(block))
+    runs = (RunUnits(assign.layouts[run.layout], Range(run.first, run.last), run.hashes) for run in block.runs)
+    return NodeBlock(-1, -1, block.kind, source, tuple(runs), block.vectors, block.vectors_hash, block.id)
 
 
-def _runs(assign: Assign, block: BlockPlan) -> Iterator[RunUnits]:
-    for run in block.runs:
-        yield RunUnits(assign.layouts[run.layout], Range(run.first, run.last), run.hashes)
-
-
-def _vectors_bytes(block: BlockPlan) -> int:
-    return sum(4 * vector.length for vector in block.vectors)
-
-
-def _predictor_bytes(one: PredictorPlan, block: BlockPlan) -> int:
+def _predictor_bytes(one: PredictorPlan, block: NodeBlock) -> int:
     """Return the memory of a predictor: as it was sent, plus a copy for computing if that has another form.
 
     2-byte weights are widened to 4 bytes, and an incomplete last unit is filled up.
     """
     if one.weights == "f16":
-        return 3 * _vectors_bytes(block)
-    return (2 if one.neurons % FFN_UNIT else 1) * _vectors_bytes(block)
+        return 3 * block.vectors_bytes
+    return (2 if one.neurons % FFN_UNIT else 1) * block.vectors_bytes

@@ -62,7 +62,7 @@ class Blocks:
 
 
 def blocks_of(shape: Shape, pool: Pool) -> Blocks:
-    """Make random blocks in q4."""
+    """Make chains of random q4 blocks, of experts and dense."""
     random, mixture = np.random.default_rng(0), shape.mixture
     parts = (Part("gate", "q4", "row"), Part("up", "q4", "row"), Part("down", "q4", "column"))
     each = mixture.width // FFN_UNIT

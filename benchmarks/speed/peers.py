@@ -49,7 +49,7 @@ class Bounds:
 
 
 def bench(quick: bool) -> Result:
-    """Measure both models."""
+    """Measure two models with each engine."""
     work = QUICK if quick else (SHORT, LONG)
     versions, tables, checks, plots = "", [], [], []
     for model, bounds, rounds in ((smollm2(), Bounds(1.6, 1.4), 15), (llama_1b(), Bounds(1.1, 1.1), 9)):

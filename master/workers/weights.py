@@ -34,7 +34,7 @@ _EARLIER = 8  # earlier plans whose requests may still be on their way
 
 
 class UnitSource(Protocol):
-    """A source of units."""
+    """A source of the units that workers ask for."""
 
     def read(self, need: Need) -> memoryview:
         """Return the bytes that `need` asks for.

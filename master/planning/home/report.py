@@ -39,7 +39,7 @@ class HomeReport:
 
     @property
     def dealing(self) -> HomeSplit:
-        """The units of each node."""
+        """The split: the number of units that each node holds."""
         return self.ahead.dealing
 
     @property

@@ -54,7 +54,7 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Blocks:
-    """Chains of the same bytes for a token: of experts, and dense."""
+    """A chain of expert blocks and a chain of dense blocks that read equally many bytes for a token."""
 
     experts: list[ChainBlock]
     dense: list[ChainBlock]

@@ -32,7 +32,7 @@ loading.
 
 @dataclass(frozen=True)
 class Metric:
-    """A column: the turns that it is about, and the figure that it takes from each."""
+    """One column of the table: the turns that it covers, and the figure of a turn that it shows."""
 
     name: str
     work: tuple[int, int]

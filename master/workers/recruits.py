@@ -95,7 +95,7 @@ class Recruits:
 
     @property
     def ready(self) -> list[RemoteWorker]:
-        """The workers that may be used."""
+        """The workers that have answered and may be used now."""
         return [worker for worker in self.called if _free(worker) and (self.look_over is None or worker.admitted)]
 
     @property

@@ -28,7 +28,7 @@ class HomeReport:
 
     @classmethod
     def of(cls, model: HomeModel) -> "HomeReport":
-        """Split the model and forecast it.
+        """Return the report on the best split of the model and on the forecast of its speed.
 
         Raises:
             PlanError: if the nodes' memories cannot hold the model.

@@ -49,12 +49,12 @@ class ExpertsReport:
             "as recorded" if self.plan.routing else "assuming that all are equally likely; tpi profile measures that"
         )
         faster = self.still / found.seconds
+        held, of = self.slots.slots, self.slots.expert_count
         return [
-            f"experts are copied from RAM to the GPU when chosen: {self.slots.slots} of {self.slots.expert_count} fit there, "
-            f"at first {span} of {each} of each layer",
-            f"of the chosen experts, {found.hit_rate:.0%} are expected there ({known}), "
-            f"{found.fetched:.0%} fetched, the CPU "
-            f"computes {found.computed_on_host:.0%}: {faster:.2f} times as fast as --pipeline performance",
+            f"experts are copied from RAM to the GPU when chosen: {held} of {of} fit there, at first {span} of {each} "
+            "of each layer",
+            f"of the chosen experts, {found.hit_rate:.0%} are expected there ({known}), {found.fetched:.0%} are copied "
+            f"and the CPU computes {found.computed_on_host:.0%}: {faster:.2f} times as fast as --pipeline performance",
         ]
 
     def fields(self) -> dict[str, Any]:

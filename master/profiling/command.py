@@ -95,9 +95,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     length = min(LENGTH, pack.config.context, flags["tokens"] or LENGTH)
     ids = Tokenizer.load(pack).encode(words)[: flags["tokens"]]
     if len(ids) < length:
-        raise UsageError(
-            f"{text} has {len(ids)} tokens; give --text a file with at least {length}, and better thousands"
-        )
+        raise UsageError(f"{text} has {len(ids)} tokens; give --text a file of at least {length}, better of thousands")
     tokens, kernels = cut_sequences(ids, length), open_kernels()
     if pack.config.mixture is not None:
         return _routed(pack, tokens, kernels, flags["predictors"])

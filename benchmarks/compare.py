@@ -69,7 +69,7 @@ def verdict(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> tuple[str, b
 
 
 def main(words: Sequence[str]) -> int:
-    """Measure and print; return 1 if a figure needs an explanation."""
+    """Compare the two commits and print the figures; return 1 if one needs an explanation."""
     options = _parsed(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # unlike a kill, this removes the worktrees
     with ExitStack() as stack:

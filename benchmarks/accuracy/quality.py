@@ -44,7 +44,7 @@ and the realistic one.
 
 @dataclass
 class Quality:
-    """Sums over the tokens of a text."""
+    """The quality of an engine on a text: one value of each measure for each token."""
 
     kl: list[float] = field(default_factory=list)  # nats
     same: list[bool] = field(default_factory=list)

@@ -80,7 +80,7 @@ class BatchRun:
 
 
 def bench(quick: bool) -> Result:
-    """Measure the grid of machines."""
+    """Measure every schedule on a grid of emulated machines."""
     found = {setting: _setting(setting, quick) for setting in (SETTINGS[1:2] if quick else SETTINGS)}
     ours = {setting: runs[OURS] for setting, runs in found.items()}
     paper = next(runs for setting, runs in found.items() if setting.name == PAPER)

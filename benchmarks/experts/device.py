@@ -57,7 +57,7 @@ class Measured:
 
 
 def bench(quick: bool) -> Result:
-    """Measure both links, or one link in one round if `quick`."""
+    """Measure all variants on two link speeds, or on one in one round if `quick`."""
     plain, known = mixture(recorded=False), mixture(recorded=True)
     variants: dict[str, tuple[Pack, Choose]] = {
         LAYERS: (plain, by_layers),
@@ -87,7 +87,7 @@ def _on_demand(case: Case) -> Candidate[CardSlots]:
 
 
 def _measured(rates: str, variants: Mapping[str, tuple[Pack, Choose]], rounds: int) -> dict[str, Measured]:
-    """Measure every variant, round by round in turn."""
+    """Measure every variant in turn, `rounds` times."""
     memory = memory_for(variants[KNOWN][0], emulated_node(parse_emulated(f"1GiB,{rates}")), SHARE)
     found: dict[str, list[ExpertSteps]] = {name: [] for name in variants}
     with ExitStack() as stack:

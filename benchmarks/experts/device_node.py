@@ -162,7 +162,7 @@ def _plan(pack: Pack) -> NodePlan:
 
 
 def _write(folder: Path) -> None:
-    """Write a Hugging Face model directory.
+    """Write random weights as a Hugging Face model directory.
 
     All token embeddings have a common part, so each router has favourites.
     """

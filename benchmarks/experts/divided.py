@@ -54,7 +54,7 @@ SETTINGS = (
 
 @dataclass
 class DividedRun:
-    """One side on one machine: the policy, the predicted rate and the measured rates, in tokens per second."""
+    """One division on one machine: the policy, the predicted rate and the measured rates, in tokens per second."""
 
     policy: BatchPolicy
     predicted: float
@@ -68,7 +68,7 @@ class DividedRun:
 
 
 def bench(quick: bool) -> Result:
-    """Measure both machines."""
+    """Measure each division of keys and values on both machines."""
     found = {setting: _setting(setting, quick) for setting in (SETTINGS[:1] if quick else SETTINGS)}
     rows = [_row(setting, side, run) for setting, runs in found.items() for side, run in runs.items()]
     checks = [check for setting, runs in found.items() for check in _checks(setting, runs)]
@@ -79,7 +79,7 @@ def bench(quick: bool) -> Result:
 
 
 def _setting(setting: DividedSetting, quick: bool) -> dict[str, DividedRun]:
-    """Measure every side in turn."""
+    """Measure each division on one machine, in turn."""
     sequences = {side: _most(setting) if kv == "gpu" else REQUESTS for side, kv in SIDES.items()}
     found: dict[str, DividedRun] = {}
     for _ in range(1 if quick else ROUNDS):

@@ -19,7 +19,7 @@ _WG, _WC, _WD, _CG, _CC, _CD, _PRE, _GEN = range(8)  # the unknowns
 
 
 def flexgen_policy(problem: BatchProblem) -> BatchPolicy:
-    """Return FlexGen's best policy.
+    """Return the policy that FlexGen's linear program finds best for `problem`.
 
     Raises:
         ValueError: if FlexGen's model has no solution on this machine.

@@ -86,7 +86,7 @@ SETTINGS = {
 
 
 def bench(quick: bool) -> Result:
-    """Make all tables."""
+    """Make the tables of predictions, as in the paper."""
     with TemporaryDirectory() as folder:
         shapes = {name: _shape(Path(folder), name) for name in MODELS}
         lengths = list(_lengths(shapes))

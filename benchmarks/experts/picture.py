@@ -21,7 +21,7 @@ TARGET = Path("docs/batching.svg")
 
 
 def main() -> None:
-    """Trace all, and draw them one below the other on the same scale of time."""
+    """Trace all schedules, and draw them one below the other on the same time scale."""
     pictures = [(name, spans_of(name)) for name in (OURS, *SCHEDULES)]
     longest = max(end for _, rows in pictures for *_, end in rows)
     block = len(TRACKS) * (HEIGHT + LINE) + 40

@@ -84,17 +84,17 @@ def stream(server: Server) -> None:
 
 
 def tools(server: Server) -> None:
-    """Call a tool, and go on from its result."""
+    """Have the model call a tool, and continue from its result."""
     _tools(_model(server, by_chat=True))
 
 
 def schema(server: Server) -> None:
-    """Answer as a class."""
+    """Get an answer parsed into a class."""
     _schema(_model(server, by_chat=True))
 
 
 def error(server: Server) -> None:
-    """Be refused: a bad field, another model, a wrong key."""
+    """Check that a bad field, another model and a wrong key are refused."""
     hot = _agent(_model(server), ModelSettings(temperature=9))
     refused(openai.BadRequestError, lambda: Runner.run_sync(hot, TEXT), "temperature")
     refused(openai.NotFoundError, lambda: Runner.run_sync(_agent(_model(server, name="gpt-9")), TEXT), "gpt-9")

@@ -26,7 +26,7 @@ def claude(server: Server) -> Anthropic:
 
 
 def models(server: Server) -> None:
-    """List the models, and read one."""
+    """List the models, and get one by its name."""
     names = [one.id for one in claude(server).models.list()]
     expect(names == [server.model], names)
     expect(claude(server).models.retrieve(server.model).id == server.model, "models.retrieve")
@@ -47,7 +47,7 @@ def stream(server: Server) -> None:
 
 
 def tools(server: Server) -> None:
-    """Call a tool next to one that the server leaves out, and continue from its result; once whole, once streamed."""
+    """Have the model call a tool next to one that the server leaves out, and continue; once whole, once streamed."""
     turns: list[Any] = [{"role": "user", "content": WEATHER}]
     search: Any = {"type": "web_search_20250305", "name": "web_search"}
     asked: Any = {"model": server.model, "max_tokens": LIMIT, "tools": [search, TOOL], "extra_body": GREEDY}
@@ -64,7 +64,7 @@ def tools(server: Server) -> None:
 
 
 def schema(server: Server) -> None:
-    """Parse into a class."""
+    """Get an answer parsed into a class."""
     got: Any = claude(server).messages.parse(
         model=server.model, messages=ASK, max_tokens=LIMIT, output_format=Trip, extra_body=GREEDY
     )
@@ -72,7 +72,7 @@ def schema(server: Server) -> None:
 
 
 def error(server: Server) -> None:
-    """Be refused: a bad field, another model, a wrong key."""
+    """Check that a bad field, another model and a wrong key are refused."""
     made = claude(server).messages
     bad = {"temperature": 9}
     refused(

@@ -59,7 +59,7 @@ def run(checks: dict[str, Callable[[Server], object]]) -> None:
 
 
 def expect(holds: object, said: object) -> None:
-    """Raise AssertionError with `said` unless it `holds`. Unlike `assert`, this works in optimised Python too."""
+    """Raise AssertionError with `said` unless `holds` is true. Unlike `assert`, this works in optimised Python too."""
     if not holds:
         raise AssertionError(str(said))
 
@@ -72,7 +72,7 @@ def trip(text: str) -> dict[str, Any]:
 
 
 def refused(kind: type[Exception], call: Callable[[], object], *words: str) -> None:
-    """Call, and raise unless it raises `kind` with these words."""
+    """Raise AssertionError unless `call` raises `kind` with a message that contains `words`."""
     try:
         call()
     except kind as error:

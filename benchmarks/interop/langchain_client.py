@@ -54,19 +54,19 @@ def _tools(model: ChatOpenAI) -> None:
 
 
 def tools(server: Server) -> None:
-    """Call a tool, and go on from its result."""
+    """Have the model call a tool, and continue from its result."""
     _tools(chat(server))
 
 
 def schema(server: Server) -> None:
-    """Answer as a class, by a schema and by a call."""
+    """Get an answer parsed into a class, by a schema and by a tool call."""
     for method in ("json_schema", "function_calling"):
         got = chat(server).with_structured_output(Trip, method=method).invoke(TEXT)
         expect(isinstance(got, Trip), (method, got))
 
 
 def error(server: Server) -> None:
-    """Be refused: a bad field, another model, a wrong key."""
+    """Check that a bad field, another model and a wrong key are refused."""
     refused(openai.BadRequestError, lambda: chat(server, temperature=9).invoke(TEXT), "temperature")
     refused(openai.NotFoundError, lambda: chat(server, model="gpt-9").invoke(TEXT), "gpt-9")
     refused(openai.AuthenticationError, lambda: chat(server, api_key=SecretStr("wrong")).invoke(TEXT), "key")
@@ -81,7 +81,7 @@ def embeddings(server: Server) -> None:
 
 
 def responses(server: Server) -> None:
-    """Ask by responses: plain, streamed, with a tool, as a class."""
+    """Ask with the Responses API: plain, streamed, with a tool, as a class."""
     model = chat(server, use_responses_api=True)
     expect("Paris" in model.invoke(TEXT).text, "plain")
     expect("Paris" in "".join(part.text for part in model.stream(TEXT)), "a stream")

@@ -35,7 +35,7 @@ def plain(server: Server) -> None:
 
 
 def stream(server: Server) -> None:
-    """Ask it in a stream, in each form."""
+    """Ask the question in a stream, in each form."""
     for provider in ("openai", "anthropic"):
         chunks = list(asked(server, provider, stream=True))
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -43,7 +43,7 @@ def stream(server: Server) -> None:
 
 
 def tools(server: Server) -> None:
-    """Call a tool, and go on from its result, in each form."""
+    """Have the model call a tool, and continue from its result, in each form."""
     for provider in ("openai", "anthropic"):
         turns: list[Any] = [{"role": "user", "content": WEATHER}]
         first = asked(server, provider, messages=turns, tools=[TOOL], tool_choice="required").choices[0].message
@@ -60,7 +60,7 @@ def schema(server: Server) -> None:
 
 
 def error(server: Server) -> None:
-    """Be refused: a bad field, another model, a wrong key, in each form."""
+    """Check that a bad field, another model and a wrong key are refused, in each form."""
     for provider in ("openai", "anthropic"):
         ask = partial(asked, server, provider)
         refused(litellm.BadRequestError, partial(ask, temperature=9), "temperature")
@@ -75,7 +75,7 @@ def embeddings(server: Server) -> None:
 
 
 def responses(server: Server) -> None:
-    """Ask by responses, as one piece and as a stream."""
+    """Ask with the Responses API, as one piece and as a stream."""
     where: Any = {"model": f"openai/{server.model}", "api_base": server.api, "api_key": server.key, "temperature": 0}
     got: Any = litellm.responses(input=TEXT, max_output_tokens=20, **where)
     expect("Paris" in str(got.output), got)

@@ -40,7 +40,7 @@ def plain(server: Server) -> None:
 
 
 def stream(server: Server) -> None:
-    """Ask it in a stream."""
+    """Ask the question in a stream."""
     expect("Paris" in llm(server, TEXT, *GREEDY).stdout, "the text")
 
 
@@ -54,7 +54,7 @@ class Demanding(Chat):  # type: ignore[misc]
 
 
 def tools(server: Server) -> None:
-    """Call a tool, and go on from its result, by the library of the same name."""
+    """Have the model call a tool, and continue from its result, by the library of the same name."""
     called: list[str] = []
 
     def weather(city: str) -> str:
@@ -77,14 +77,14 @@ def schema(server: Server) -> None:
 
 
 def error(server: Server) -> None:
-    """Be refused: a bad field, another model, a wrong key."""
+    """Check that a bad field, another model and a wrong key are refused."""
     refused(LlmError, partial(llm, server, TEXT, "-o", "top_p", "0.5", "-o", "max_tokens", "-5"), "max_tokens")
     refused(LlmError, partial(llm, server, TEXT, name="gpt-9"), "gpt-9")
     refused(LlmError, partial(llm, server, TEXT, key="wrong"), "key")
 
 
 def responses(server: Server) -> None:
-    """Ask by responses, as one piece and as a stream."""
+    """Ask with the Responses API, as one piece and as a stream."""
     for more in (("--no-stream",), ()):
         expect("Paris" in llm(server, TEXT, "--responses", *more, "-o", "temperature", "0").stdout, more)
 

@@ -25,7 +25,7 @@ def ai(server: Server) -> OpenAI:
 
 
 def models(server: Server) -> None:
-    """List the models, and read one."""
+    """List the models, and get one by its name."""
     names = [one.id for one in ai(server).models.list()]
     expect(names == [server.model], names)
     expect(ai(server).models.retrieve(server.model).id == server.model, "models.retrieve")
@@ -39,7 +39,7 @@ def plain(server: Server) -> None:
 
 
 def stream(server: Server) -> None:
-    """Ask it in a stream with usage."""
+    """Ask the question in a stream with usage."""
     parts = ai(server).chat.completions.create(
         model=server.model, messages=ASK, max_tokens=20, temperature=0, stream=True,
         stream_options={"include_usage": True},
@@ -51,7 +51,7 @@ def stream(server: Server) -> None:
 
 
 def tools(server: Server) -> None:
-    """Call a tool, and go on from its result; once as one piece, once as a stream."""
+    """Have the model call a tool, and continue from its result; once as one piece, once as a stream."""
     turns: list[Any] = [{"role": "user", "content": WEATHER}]
     asked: Any = {"model": server.model, "tools": [TOOL], "max_tokens": LIMIT, "temperature": 0}
     first = ai(server).chat.completions.create(messages=turns, tool_choice="required", **asked).choices[0]
@@ -66,7 +66,7 @@ def tools(server: Server) -> None:
 
 
 def schema(server: Server) -> None:
-    """Parse into a class, which the client makes a strict schema of; and a schema as it is."""
+    """Get an answer parsed into a class, which the client turns into a strict schema; and one to a plain schema."""
     got = ai(server).chat.completions.parse(
         model=server.model, messages=ASK, response_format=Trip, max_tokens=LIMIT, temperature=0
     )
@@ -79,7 +79,7 @@ def schema(server: Server) -> None:
 
 
 def error(server: Server) -> None:
-    """Be refused: a bad field, another model, a wrong key."""
+    """Check that a bad field, another model and a wrong key are refused."""
     chat = ai(server).chat.completions
     refused(
         openai.BadRequestError,

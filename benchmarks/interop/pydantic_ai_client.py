@@ -68,7 +68,7 @@ async def _streamed(model: Model[Any]) -> None:
 
 
 def stream(server: Server) -> None:
-    """Ask it in a stream, in each form."""
+    """Ask the question in a stream, in each form."""
     for model in forms(server):
         asyncio.run(_streamed(model))
 
@@ -92,19 +92,19 @@ def _tools(model: Model[Any]) -> None:
 
 
 def tools(server: Server) -> None:
-    """Answer as a class by tool calls, next to another tool, in each API."""
+    """Get an answer parsed into a class by tool calls, next to another tool, in each API."""
     for model in forms(server):
         _tools(model)
 
 
 def schema(server: Server) -> None:
-    """Answer as a class by a schema."""
+    """Get an answer parsed into a class, by a schema."""
     got = Agent(chat(server), output_type=NativeOutput(Trip), model_settings=SETTINGS).run_sync(TEXT)
     expect(isinstance(got.output, Trip), got.output)
 
 
 def error(server: Server) -> None:
-    """Be refused: a bad field, another model, a wrong key."""
+    """Check that a bad field, another model and a wrong key are refused."""
     hot = ModelSettings(temperature=9)
     refused(ModelHTTPError, lambda: Agent(chat(server)).run_sync(TEXT, model_settings=hot), "400", "temperature")
     refused(ModelHTTPError, lambda: Agent(chat(server, name="gpt-9")).run_sync(TEXT), "404", "gpt-9")
@@ -112,7 +112,7 @@ def error(server: Server) -> None:
 
 
 def responses(server: Server) -> None:
-    """Ask by responses: plain, streamed, with a tool, as a class."""
+    """Ask with the Responses API: plain, streamed, with a tool, as a class."""
     model = responses_model(server)
     _plain(model)
     asyncio.run(_streamed(model))

@@ -89,7 +89,7 @@ def pooled(runs: Sequence[Figures]) -> Figures:
 
 
 def measured(pack: Path, budget: int, seconds: float, rounds: int) -> Figures:
-    """Run the child: rounds of about `seconds`."""
+    """Measure one budget in a child process, in rounds of about `seconds` each; return its figures."""
     command = [sys.executable, "-m", "benchmarks.memory.budgeted", str(pack), str(budget), str(seconds), str(rounds)]
     done = run(command, stdout=PIPE, text=True, check=True, cwd=Path(__file__).parents[2])
     found = json.loads(done.stdout.splitlines()[-1])

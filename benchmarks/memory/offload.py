@@ -36,7 +36,7 @@ outcome of the process.
 
 
 def bench(quick: bool) -> Result:
-    """Measure both engines in every control group."""
+    """Measure TPI and accelerate in control groups of several sizes."""
     model = llama_1b_f32().path
     pack = open_model(str(model), "f32", default_cache())
     folder, tokens = offload_folder(model), 2 if quick else 6

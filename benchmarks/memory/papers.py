@@ -82,7 +82,7 @@ MODELS = (
 
 
 def bench(quick: bool) -> Result:
-    """Predict all models, or the first if `quick`."""
+    """Predict the peak memory of all models of the paper, or of the first if `quick`."""
     models = [(model, UnwrittenPack(model.shape, "f32")) for model in (MODELS[:1] if quick else MODELS)]
     tables = [Table("Table 1: eight devices, window of 2 blocks", [_overview(*one) for one in models])]
     for number, window in zip((2, 6), WINDOWS, strict=True):

@@ -26,7 +26,7 @@ MiB.
 
 
 def bench(quick: bool) -> Result:
-    """Measure every case in both formats."""
+    """Compare predicted with measured peak memory for every case, in two formats of weights."""
     rows: list[Row] = []
     for model, dtype in [(llama_1b(), "auto"), *([] if quick else [(llama_1b_f32(), "f32")])]:
         for case, flags in list(CASES.items())[:: 3 if quick else 1]:

@@ -40,7 +40,7 @@ these disks, and the stall with that setting. So costs measured with one placeme
 
 
 def bench(quick: bool) -> Result:
-    """Measure all three tables."""
+    """Compare predicted with measured waits for the disk, in three tables."""
     pack = open_model(str(smollm2().path), "auto", default_cache())
     tokens = 6 if quick else SAMPLES
     hidden = [_hidden(pack, window, tokens) for window in (1, 2, 3, 4)]

@@ -49,7 +49,7 @@ class Contender(Protocol):
 
 
 class GroupNode:
-    """The rank's side of all contenders."""
+    """One rank of the group, which takes part in every collective that is measured."""
 
     def __init__(self, rank: int, hosts: list[str], plan: Plan) -> None:
         self.rank, self.hosts, self.plan = rank, hosts, plan

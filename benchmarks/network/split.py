@@ -35,7 +35,7 @@ def uneven(cores: tuple[float, ...], far: float) -> Topology:
 
 @awake()
 def bench(quick: bool) -> Result:
-    """Measure both splits in two homes."""
+    """Measure the planned and the equal split in two homes."""
     rows, checks = [], []
     for about, topology, turns, equal in (
         ("0.4, 0.2, 0.1, 0.1 core", uneven(CORES, 0.1 * MILLISECOND), 1 if quick else 5, TOKENS),

@@ -34,7 +34,7 @@ Processors are prevented from sleeping (`benchmarks/network/awake.py`).
 
 @awake()
 def bench(quick: bool) -> Result:
-    """Measure both formats and both ways to split on each number of devices."""
+    """Measure two formats and two ways to split, on each number of devices."""
     models: dict[str, Callable[[], tuple[Path, str]]] = {"q4": lambda: (llama_1b().path, "auto")}
     if not quick:
         models = {"f32": lambda: (huggingface(), "f32")} | models

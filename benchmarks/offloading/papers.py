@@ -60,7 +60,7 @@ speed that remains without preloading.
 
 
 def bench(quick: bool) -> Result:
-    """Make all tables."""
+    """Make the tables of predictions, as in the paper."""
     with TemporaryDirectory() as folder:
         tables = [
             Table("Llama-3.1-8B on an RTX 3060 laptop (table 5)", list(_places(folder))),

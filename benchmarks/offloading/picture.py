@@ -23,7 +23,7 @@ TARGET = Path("docs/pipelines.svg")
 
 
 def main() -> None:
-    """Trace both, and draw them one below the other."""
+    """Trace both pipelines, and draw them one below the other."""
     pictures = [(name, spans_of_a_token(name)) for name in ("performance", "memory")]
     longest = max(end for _, rows in pictures for _, _, _, end in rows)
     height = sum(len(TRACKS) * (HEIGHT + LINE) + 40 for _ in pictures) + 20

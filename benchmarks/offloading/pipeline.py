@@ -40,7 +40,7 @@ class Point:
 
 
 def bench(quick: bool) -> Result:
-    """Measure the grid of links."""
+    """Measure both schedules on a grid of link speeds."""
     model = str(llama_1b().path)
     points = [_point(model, link, 1 if quick else ROUNDS) for link in (LINKS[1::3] if quick else LINKS)]
     best = [point.steps["performance"] for point in points]

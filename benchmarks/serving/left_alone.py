@@ -30,7 +30,7 @@ _TEXT = "What is the capital of France?"
 
 
 def bench(quick: bool) -> Result:
-    """Measure all clients at once, so that they share one pause; `quick` makes it a few seconds."""
+    """Measure all clients at once, so that they share one pause; it takes a few seconds if `quick`."""
     idle_s = _QUICK_S if quick else _IDLE_S
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))

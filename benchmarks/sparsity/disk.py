@@ -56,7 +56,7 @@ KINDS = (
 
 
 def bench(quick: bool) -> Result:
-    """Measure all packs in turn, on one node each."""
+    """Measure every kind of loading in turn, on one node each."""
     packs = [Pack.open(path) for path in profiled_reglu_1b()]
     with ExitStack() as stack:
         cache = Path(stack.enter_context(TemporaryDirectory()))

@@ -124,7 +124,7 @@ def predictors_of(pack: Pack, ahead: int) -> dict[int, Predictor]:
 def frequencies(predictors: dict[int, Predictor]) -> dict[int, F64]:
     """Return the probability that each neuron is active, by layer.
 
-    The biases of a synthetic model hold it (`tests.support.weights.regular`).
+    A synthetic model stores these in its biases (`tests.support.weights.regular`).
     """
     found = {}
     for layer, predictor in predictors.items():

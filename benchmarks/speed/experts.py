@@ -54,7 +54,7 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Blocks:
-    """Chains of the same bytes for a token: of experts, and dense."""
+    """A chain of expert blocks and a chain of dense blocks that read equally many bytes for a token."""
 
     experts: list[ChainBlock]
     dense: list[ChainBlock]
@@ -62,7 +62,7 @@ class Blocks:
 
 
 def blocks_of(shape: Shape, pool: Pool) -> Blocks:
-    """Make random blocks in q4."""
+    """Make chains of random q4 blocks, of experts and dense."""
     random, mixture = np.random.default_rng(0), shape.mixture
     parts = (Part("gate", "q4", "row"), Part("up", "q4", "row"), Part("down", "q4", "column"))
     each = mixture.width // FFN_UNIT

@@ -92,7 +92,7 @@ class Chat:
 
 
 def bench(quick: bool) -> Result:
-    """Measure all three cases; with `quick` the pauses are short."""
+    """Measure the answers after each kind of pause; the pauses are short if `quick`."""
     idle_s, stopped_s = (5.0, 5.0) if quick else (600.0, 300.0)
     idle, stopped = _pauses(idle_s, stopped_s)
     killed, standing = _kills()

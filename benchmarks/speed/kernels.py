@@ -45,7 +45,7 @@ class Figure:
 
 
 class Pool:
-    """Bytes that read as small weights in every format, handed out in turn."""
+    """A buffer of bytes that are small weights in every format; each call of `take` returns the next ones."""
 
     def __init__(self) -> None:
         # no byte above 0x21: an f16 scale of any two of them is small and finite

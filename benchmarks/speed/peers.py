@@ -32,7 +32,7 @@ loading.
 
 @dataclass(frozen=True)
 class Metric:
-    """A column: the turns that it is about, and the figure that it takes from each."""
+    """One column of the table: the turns that it covers, and the figure of a turn that it shows."""
 
     name: str
     work: tuple[int, int]
@@ -49,7 +49,7 @@ class Bounds:
 
 
 def bench(quick: bool) -> Result:
-    """Measure both models."""
+    """Measure two models with each engine."""
     work = QUICK if quick else (SHORT, LONG)
     versions, tables, checks, plots = "", [], [], []
     for model, bounds, rounds in ((smollm2(), Bounds(1.6, 1.4), 15), (llama_1b(), Bounds(1.1, 1.1), 9)):

@@ -21,7 +21,7 @@ def held_out(name: str) -> bool:
 
 
 def documents(held: bool) -> Iterator[str]:
-    """Yield the documents for training, or those held out, one file or one topic each."""
+    """Yield the texts for training, or those held out of it; each is one file or one topic."""
     return (text for _, text in named_documents(held))
 
 

@@ -55,7 +55,7 @@ def trained(
 
 
 def rows(predictors: Iterable[Predictor], examples: Examples) -> list[dict[str, Any]]:
-    """Compute recall, and chosen neurons for each active one, of each layer and of all."""
+    """Return, for each layer and for all, the recall and the number of chosen neurons for each active one."""
     found, counts = [], []
     for one in predictors:
         of = examples[one.layer]

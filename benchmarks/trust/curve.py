@@ -55,7 +55,7 @@ def schedule() -> Iterator[tuple[bool, int, int]]:
 
 
 def run(groups: dict[bool, Group]) -> dict[tuple[bool, int], list[float]]:
-    """Make all sums; return the seconds of each round by (with keys, numbers in a sum)."""
+    """Compute the sums of `schedule`; return the seconds of each round by (with keys, numbers in a sum)."""
     found: dict[tuple[bool, int], list[float]] = {}
     for one in groups.values():
         one.begin(1)

@@ -66,7 +66,7 @@ class Patience:
 
 
 def far_homes() -> Topology:
-    """Return three devices with half of the latency and loss on the way to the router, and half after it."""
+    """Return three devices around a router; each link has half of the latency and loss between two devices."""
     devices = (Host("a"), Host("b", cpu=BUSY_CORES), Host("c"))
     return star("far", devices, HostLink(("", ""), BITS, LATENCY_S / 2, loss=LOSS / 2))
 

@@ -68,7 +68,7 @@ def striking(
 
 
 def late(seconds: Sequence[float]) -> float:
-    """Return the 95th percentile."""
+    """Return the 95th percentile of `seconds`."""
     return (
         statistics.quantiles(seconds, n=20, method="inclusive")[18] if len(seconds) > 1 else max(seconds, default=0.0)
     )

@@ -144,7 +144,7 @@ def _response(line: BatchLine, status: int, body: dict[str, Any]) -> dict[str, A
 
 
 async def _all_or_none(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait until all are done. If one fails, or this is cancelled, cancel the others and wait for them."""
+    """Wait until all of `work` is done. If one task fails, or this one is cancelled, cancel the rest and await it."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)

@@ -197,7 +197,7 @@ class Deployer:
 
     def _tables(self, own: Assign) -> Tables:
         """Return the memory that the master needs in addition to its part of the layers."""
-        sent = self.predictors.kept_for(own.size) if self.predictors else 0
+        sent = self.predictors.memory_bytes(own.size) if self.predictors else 0
         return replace(table_bytes(self.pack), predictor_bytes=sent)
 
     def _taken(self, plans: Sequence[Assign]) -> Iterator[tuple[str, Assign, Tables | None]]:

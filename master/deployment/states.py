@@ -14,7 +14,7 @@ from tpi.errors import PlanError
 
 
 class StatePool:
-    """The slots of a deployment. A slot is held by sequences, kept under a key, both, or free."""
+    """The slots for states in a deployment. A slot may be held by sequences, kept under a key, both, or neither."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -59,7 +59,7 @@ class StatePool:
         return True
 
     def drop(self, key: Key) -> None:
-        """Keep the slot of `key`, if there is one, no longer; it becomes empty unless a sequence holds it."""
+        """Stop keeping the slot of `key`, if there is one; the slot becomes empty unless a sequence holds it."""
         if (slot := self._kept.pop(key, None)) is not None:
             del self._keys[slot]
             self._free(slot)

@@ -66,7 +66,7 @@ class SharesLater:
         return self.plan()
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
-        """Return all for a master alone, planned shares with other machines, equal shares on this machine."""
+        """Return the planned shares if there are workers and all are on other machines, else equal shares."""
         return self._planned.among(workers) if _elsewhere(workers) else [1.0] * (1 + len(workers))
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:

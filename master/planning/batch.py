@@ -23,14 +23,14 @@ RESOURCES = {
     "disk": "the disk", "bus": "RAM's bus", "turns": "that CPU and GPU take turns", "sums": "the network",
 }  # fmt: skip
 _PHASES: dict[RequestPhase, str] = {"prompt": "prompts", "decode": "tokens"}
-# least speed-up that is named; how many gains are named; least share of a layer's time that is named
+# smallest speed-up, number of speed-ups, and smallest share of a layer's time that are reported
 _HELPS, _NAMED, _SHOWN = 1.01, 4, 0.005
 _MS = 1e3
 
 
 @dataclass(frozen=True)
 class BatchReport:
-    """A batch's problem, its policy, and the forecast."""
+    """The planning problem of a batch, the policy chosen for it, and its forecast."""
 
     problem: BatchProblem
     choice: BatchChoice
@@ -39,7 +39,7 @@ class BatchReport:
 
     @classmethod
     def of(cls, case: Case, requests: int) -> "BatchReport":
-        """Return the report on the best policy for so many requests of `case` at once.
+        """Return the report on the best policy for `requests` requests of `case` at once.
 
         Raises:
             PlanError: if nothing fits.
@@ -110,13 +110,13 @@ class BatchReport:
             return
         each = 2.0 * layer.token_weights / layer.feed_forward_bytes
         yield (
-            f"neurons in RAM are worth moving to the GPU from {short_number(points.move / each)} tokens on, and from "
-            f"{short_number(points.arrive / each)} on the link is no roof any more"
+            f"moving neurons from RAM to the GPU pays from {short_number(points.move / each)} tokens on; from "
+            f"{short_number(points.arrive / each)} tokens on, the link is not a limit"
         )
 
 
 def batch_problem(case: Case, requests: int) -> BatchProblem:
-    """Return the roofline model's problem for so many requests, as a node solves it.
+    """Return the roofline model's problem for `requests` requests at once, as a node solves it.
 
     Unless batches are insisted on, the host may compute neurons in it: then a run would not batch.
     """

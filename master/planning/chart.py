@@ -20,7 +20,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of interest: operations per byte, and operations per second."""
+    """A labelled point of a chart, at an intensity in operations per byte and a speed in operations per second."""
 
     label: str
     intensity: float

@@ -36,8 +36,8 @@ from worker.plan.modes.batch import several_cards
 
 @click.command(cls=ModelCommand)
 @model_argument
-@click.option("-m", "--model", help="What `tpi run` takes, or a config.json alone: no weight is needed.")
-@click.option("--machine", metavar="WORDS", help=f"Plan for a machine that is described, e.g. {EXAMPLE!r}.")
+@click.option("-m", "--model", help="A model as for `tpi run`, or a config.json alone: no weights are needed.")
+@click.option("--machine", metavar="WORDS", help=f"Plan for a machine described in words, e.g. {EXAMPLE!r}.")
 @click.option(
     "--device",
     multiple=True,
@@ -48,24 +48,24 @@ from worker.plan.modes.batch import several_cards
     "--gpu-memory",
     multiple=True,
     metavar="SIZE",
-    help="Most of the accelerator's memory to use (default: what it has); once for each, or once for all.",
+    help="Memory of the accelerator to use at most (default: all); once for each accelerator, or once for all.",
 )
-@click.option("--memory", metavar="SIZE", help="Most memory to use (default: what is free).")
+@click.option("--memory", metavar="SIZE", help="Memory to use at most (default: what is free).")
 @click.option(
-    "--weights", type=click.Choice(["auto", "gpu", "ram", "disk"]), default="auto", help="Where all weights lie."
+    "--weights", type=click.Choice(["auto", "gpu", "ram", "disk"]), default="auto", help="Where to store all weights."
 )
-@click.option("--kv", type=click.Choice(["auto", "gpu", "ram"]), default="auto", help="Where keys and values lie.")
+@click.option("--kv", type=click.Choice(["auto", "gpu", "ram"]), default="auto", help="Where to store keys and values.")
 @click.option(
     "--pipeline",
     type=click.Choice(["auto", "performance", "memory", "batch", "demand"]),
     default="auto",
-    help="Load the next block during the current one, or one at a time; batch: micro-batches of many requests; demand: "
-    "experts as they are wanted.",
+    help="Load the next block while one is computed (performance), or one at a time (memory); batch: micro-batches of "
+    "many requests; demand: load experts when a token chooses them.",
 )
 @click.option(
     "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
 )
-@click.option("--kv-dtype", type=click.Choice(KV_DTYPES), help="Keys and values (default: as for tpi run).")
+@click.option("--kv-dtype", type=click.Choice(KV_DTYPES), help="Format of keys and values (default: as for tpi run).")
 @click.option("-c", "--context", type=click.IntRange(min=1), help="Tokens of context (default: as for tpi run).")
 @click.option("--prompt-tokens", type=click.IntRange(min=1), help="Length of a prompt (default: 512, or less).")
 @click.option("--gen-tokens", type=click.IntRange(min=1), help="Length of an answer (default: 128, or less).")

@@ -15,7 +15,7 @@ from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
 
 @dataclass(frozen=True)
 class ExpertsReport:
-    """The slots for experts on demand; `still` is the time in seconds that the request takes if no weights move."""
+    """The accelerator's slots for experts. `still` is the time of the request in seconds if no weights move."""
 
     plan: NodePlan
     slots: CardSlots
@@ -45,13 +45,16 @@ class ExpertsReport:
         """Return the sentences for the user."""
         found, there, each = self.forecast, self.there, self._each
         span = f"{min(there)}" if min(there) == max(there) else f"{min(there)} to {max(there)}"
-        known = "as recorded" if self.plan.routing else "as if all were as likely; tpi profile records what they are"
+        known = (
+            "as recorded" if self.plan.routing else "assuming that all are equally likely; tpi profile measures that"
+        )
         faster = self.still / found.seconds
+        held, of = self.slots.slots, self.slots.expert_count
         return [
-            f"experts come to the GPU as they are wanted: {self.slots.slots} of {self.slots.expert_count} lie there at "
-            f"once, at first {span} of {each} of each layer; all lie in RAM",
-            f"of the chosen {found.hit_rate:.0%} are expected there ({known}), {found.fetched:.0%} fetched, the CPU "
-            f"computes {found.computed_on_host:.0%}: {faster:.2f} times as fast as --pipeline performance",
+            f"experts are copied from RAM to the GPU when chosen: {held} of {of} fit there, at first {span} of {each} "
+            "of each layer",
+            f"of the chosen experts, {found.hit_rate:.0%} are expected there ({known}), {found.fetched:.0%} are copied "
+            f"and the CPU computes {found.computed_on_host:.0%}: {faster:.2f} times as fast as --pipeline performance",
         ]
 
     def fields(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class NodeFlags:
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A machine with the memory that may be used; `told` says in words where its figures are from."""
+    """A machine and the memory that may be used; `told` is a phrase that says where its figures come from."""
 
     machine: NodeMachine
     told: str

@@ -75,13 +75,13 @@ def planning_problem(
 
 
 def coarse_pieces(plan: NodePlan) -> list[NodeSegment]:
-    """Return the pieces of a plan in order of use: about as large as attention's, but few, to plan quickly."""
+    """Return the segments of a plan in order of use, about as large as attention blocks; larger if there are many."""
     parts = ffn_parts(plan.blocks)
     return [piece for block in plan.blocks for piece in _cut(block, parts)]
 
 
 def ffn_parts(blocks: Sequence[NodeBlock]) -> int:
-    """Return how many pieces an FFN block is cut into."""
+    """Return the number of pieces to cut an FFN block into, so that plans are made quickly."""
     attention = [block.nbytes for block in blocks if block.half == "attention"]
     ffn = [block.nbytes for block in blocks if block.half == "ffn"]
     alike = round(max(ffn, default=0) / tile_size(min(attention, default=1)))

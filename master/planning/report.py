@@ -52,7 +52,7 @@ class PlanReport:
         return report._with(ExpertsReport(case.plan, best.details, sum(still.seconds)), best)
 
     def _with(self, experts: ExpertsReport, best: Candidate[CardSlots]) -> "PlanReport":
-        """Return the report with experts on demand."""
+        """Return the report on a plan in which experts are loaded on demand."""
         found, steps = experts.forecast, self.forecast
         assert best.offload is not None
         decode = replace(steps.decode, seconds=found.token_seconds, use=found.use)
@@ -94,7 +94,7 @@ class PlanReport:
         )
 
     def lying(self, kind: str) -> dict[str, tuple[int, int]]:
-        """Return, for each tier, how many segments of a kind are there, and their bytes."""
+        """Return the number of segments of `kind` in each memory tier, and their bytes."""
         found = dict.fromkeys(map(str, TIERS), (0, 0))
         for segment, tier in zip(self.problem.work.segments, self.chosen.offload.residence, strict=True):
             if segment.kind == kind:

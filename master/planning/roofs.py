@@ -9,13 +9,13 @@ from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from tpi.kernels.kv import KvDtype, vector_bytes
 
 _FORMATS: tuple[KvDtype, ...] = ("f16", "q8", "q4")  # of keys and values
-_BATCHES = (1, 32, 128, 1024, 4096)  # tokens; shown in addition to the policy's own batch
+_BATCHES = (1, 32, 128, 1024, 4096)  # tokens, in addition to the batch of the policy
 _PROCESSORS = {"RAM": "CPU"}
 _GIGA = 1e9
 
 
 def charts_of(problem: BatchProblem, policy: BatchPolicy, head_dim: int) -> list[RooflineChart]:
-    """Return both charts."""
+    """Return the charts of attention and of neurons."""
     hierarchy = Hierarchy.of(problem.machine)
     return [_attention(hierarchy, problem, head_dim), _neurons(hierarchy, problem.layer, policy)]
 
@@ -66,7 +66,7 @@ def _chart(
 
 
 def _marks(hierarchy: Hierarchy, own: float) -> Iterator[Mark]:
-    """Yield P1 and P2 for computing on the accelerator with bytes from RAM; `own` is the intensity on it."""
+    """Yield the turning points P1 and P2 for bytes from RAM; `own` is the intensity in the accelerator's memory."""
     points, link = hierarchy.turning_points(0, own, 1), hierarchy.between(0, 1)
     if points.move > 0:
         yield Mark("P1", points.move, link * points.move)

@@ -48,7 +48,7 @@ def model_shape(spec: str, dtype: str, cache: Path, room: int) -> ModelShape:
     Args:
         spec: what `tpi run -m` takes, a config.json, or a directory with a config.json and no weights.
         dtype: as for `tpi run`; a pack keeps its own. `auto` for float weights is the first format that fits.
-        room: bytes of memory, of all kinds, for which `auto` is decided.
+        room: bytes of memory of all kinds together, into which `auto` has to fit the weights.
 
     Raises:
         ModelError: if there is no such model, or its architecture is not supported.

@@ -26,15 +26,17 @@ _AHEAD = 3  # layers
 
 @click.command(cls=ModelCommand)
 @model_argument
-@click.option("-m", "--model", help="What `tpi run` takes; its feed-forward networks or experts are profiled.")
+@click.option("-m", "--model", help="A model as for `tpi run`; its feed-forward networks or experts are profiled.")
 @click.option("--text", "text", required=True, type=PATH, help="A file of UTF-8 text.")
 @click.option("--dtype", default="auto", show_default=True, help="Format of the weights, as for tpi run.")
-@click.option("--tokens", type=click.IntRange(min=1), help="Most tokens of the text to use (default: all).")
+@click.option(
+    "--tokens", type=click.IntRange(min=1), help="Number of tokens of the text to use at most (default: all)."
+)
 @click.option(
     "--predictors", is_flag=True, help="Also train predictors of active neurons; they are stored next to the pack."
 )
 @click.option(
-    "--ahead", default=0, show_default=True, type=click.IntRange(0), help="Layers that predictors look ahead."
+    "--ahead", default=0, show_default=True, type=click.IntRange(0), help="Number of layers that predictors look ahead."
 )
 @click.option(
     "--split",
@@ -93,7 +95,7 @@ def _profiled(model: str, words: str, text: Path, flags: dict[str, Any]) -> dict
     length = min(LENGTH, pack.config.context, flags["tokens"] or LENGTH)
     ids = Tokenizer.load(pack).encode(words)[: flags["tokens"]]
     if len(ids) < length:
-        raise UsageError(f"{text} has {len(ids)} tokens; give --text a file of at least {length}, better thousands")
+        raise UsageError(f"{text} has {len(ids)} tokens; give --text a file of at least {length}, better of thousands")
     tokens, kernels = cut_sequences(ids, length), open_kernels()
     if pack.config.mixture is not None:
         return _routed(pack, tokens, kernels, flags["predictors"])
@@ -164,7 +166,10 @@ def _table(found: dict[str, Any]) -> str:
     lines = ["layer  active  neurons that make 80% of the activations"]
     lines += [f"{at:5}  {one['active']:6.1%}  {one['hot']:6.1%}" for at, one in enumerate(found["layers"])]
     lines.append(f"  all  {found['active']:6.1%}  {found['hot']:6.1%}   over {found['tokens']} tokens")
-    lines += [f"foretold {far} ahead by single neurons: {share:.0%}" for far, share in found["foretold"].items()]
+    lines += [
+        f"active neurons predicted {far} layers ahead from single neurons: {share:.0%}"
+        for far, share in found["foretold"].items()
+    ]
     lines += [*_predicted(found.get("predictors")), *_renumbered(found["numbering"])]
     return "\n".join([*lines, f"stored in {found['profile']}; plot in {found['plot']}"])
 

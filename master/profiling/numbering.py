@@ -75,7 +75,7 @@ class Numbering:
         record_new_pack(PackRecord(cache, self.path.absolute()))
 
     def figures(self) -> dict[str, Any]:
-        """Return the mean number of runs that a token's active neurons of a layer form, before and after."""
+        """Return the mean number of ranges that a token's active neurons form in a layer, before and after."""
         before, after = runs_of_active(self.use), runs_of_active(self.use, self.orders)
         return {"path": str(self.path), "shares": list(self.shares), "runs": {"before": before, "after": after}}
 
@@ -100,11 +100,11 @@ class Numbering:
 
 
 def numbering_line(found: dict[str, Any]) -> str:
-    """Return the sentence for the user."""
+    """Return a sentence on the renumbering, for the user."""
     nodes = len(found["shares"])
     whose = "one node" if nodes == 1 else f"{nodes} nodes"
     runs = found["runs"]
     return (
-        f"neurons are renumbered for {whose}: a token's active ones of a layer form {runs['after']:.1f} runs, "
-        f"formerly {runs['before']:.1f}; stored in {found['path']}"
+        f"neurons are renumbered for {whose}: a token's active neurons form {runs['after']:.1f} ranges "
+        f"in a layer, and {runs['before']:.1f} before; stored in {found['path']}"
     )

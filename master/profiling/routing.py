@@ -59,7 +59,7 @@ def _selected(one: SelectedPolicy) -> dict[str, Any]:
 
 
 def routing_table(found: dict[str, Any]) -> str:
-    """Return the table for the user."""
+    """Return the routing figures as a table, for the user."""
     lines = ["layer  tokens that choose the expert that is chosen most"]
     lines += [f"{at:5}  {one['most_used']:6.1%}" for at, one in enumerate(found["layers"])]
     lines += [

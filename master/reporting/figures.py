@@ -51,7 +51,7 @@ class RunFigures:
         return [self._own_stats(waits[0] if waits else None), *self._cluster.stats(waits[1:])]
 
     def mark(self) -> None:
-        """Store the present totals; a later `report` counts from here. A lost worker is left to the next step."""
+        """Store the present totals, from which a later `report` counts. The next step reports a lost worker."""
         with suppress(NodeError):
             self.marked = self.stats()
 

@@ -43,7 +43,7 @@ def since(begun: Sequence[Stats] | None, after: Sequence[Stats]) -> list[Stats]:
 
 
 def whole_model(config: ModelConfig) -> dict[str, int]:
-    """Return what all nodes together hold. `neurons` are those of a dense block, `expert_neurons` of one expert."""
+    """Return the units of the whole model, by kind: `neurons` of a dense block, `expert_neurons` of one expert."""
     mixture = config.mixture
     return {
         "layers": config.layers,

@@ -1,4 +1,4 @@
-"""Arithmetic on the nodes' totals: the work of some stretches of a run without the time between them."""
+"""Arithmetic on the nodes' totals: the work within some periods of a run, without the time between them."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -7,7 +7,7 @@ from typing import Any
 from tpi.net.questions import Stats
 
 Span = tuple[Sequence[Stats], Sequence[Stats]]
-"""Totals of every node, rank 0 first, at the beginning and at the end of a stretch."""
+"""Totals of every node, rank 0 first, at the beginning and at the end of a period."""
 
 _STATE = (  # fields of Stats that are not sums
     "session", "epoch", "weight_bytes", "resident_bytes", "planned_bytes", "peak_rss_bytes", "steady", "accelerator",

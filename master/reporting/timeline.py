@@ -26,7 +26,7 @@ def write_timeline(path: Path, own: Trace, master: str, cluster: Cluster, zero: 
 
 
 def _node_trace(cluster: Cluster, worker: RemoteWorker) -> NodeTrace:
-    """Return a worker's spans, which are fetched page by page as they are written."""
+    """Return a worker's spans, which are fetched a page at a time while they are written."""
     offset = clock_offset([cluster.read_clock(worker) for _ in range(_READINGS)])
     dropped = cluster.spans(worker, count=0).dropped
 

@@ -45,7 +45,7 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _replaced(steps: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the replacements that pieces need, above all for blanks."""
+    """Return the texts to replace in a token's piece with their replacements, for example U+2581 with a blank."""
     patterns = {
         step["pattern"]["String"]: step["content"]
         for step in steps
@@ -70,7 +70,7 @@ def _of_letters(piece: str) -> bytes:
 
 @cache
 def _letters() -> dict[str, int]:
-    """Return the byte of each letter of GPT-2 (Radford et al. 2019, `bytes_to_unicode`): visible ones are Latin-1's."""
+    """Return the byte that each letter of GPT-2's vocabulary stands for (Radford et al. 2019, `bytes_to_unicode`)."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + index): byte for index, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Stop texts: end an answer at any of them, without ever showing the beginning of one."""
+"""Stop texts: they end an answer, and no part of one is ever shown."""
 
 from collections.abc import Sequence
 

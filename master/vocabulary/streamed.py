@@ -62,7 +62,7 @@ class RowTable:
         """Return the rows `rows`, in that order, `[len(rows), hidden]` float32, with one read for each unit involved.
 
         Raises:
-            WeightsError: if the file cannot be read; names it.
+            WeightsError: if the file cannot be read. The error names it.
             KernelError: if there is no such row.
         """
         wanted = np.asarray(rows, np.int32)
@@ -95,7 +95,7 @@ class RowTable:
         """Return the bytes of one unit, valid until the next read.
 
         Raises:
-            WeightsError: if the file cannot be read; names it.
+            WeightsError: if the file cannot be read. The error names it.
             KernelError: if there is no such unit.
         """
         if not 0 <= index < self._run.units:
@@ -152,7 +152,7 @@ class StreamedTable(RowTable):
         """Return every row times every `x` `[tokens, hidden]`: `[tokens, units * width]` float32.
 
         Raises:
-            WeightsError: if the file cannot be read; names it.
+            WeightsError: if the file cannot be read. The error names it.
         """
         width = self._run.width
         result = np.empty((len(x), self._run.units * width), np.float32)
@@ -177,7 +177,7 @@ class StreamedTable(RowTable):
 
     @property
     def waits(self) -> float:
-        """Seconds that a step waited for rows and for tiles: the sum of both medians."""
+        """Seconds that a step waited for rows and for tiles: the sum of the two medians over the last steps."""
         return super().waits + _median(self._tile_waits)
 
     def take(self) -> WindowStats:

@@ -50,7 +50,7 @@ class ResidentTable:
 
 
 class Embedding:
-    """Token ids to hidden states: table rows, scaled, plus learned positions where the model has them."""
+    """The layer that turns token ids into hidden states: scaled table rows, plus any learned positions."""
 
     def __init__(self, config: ModelConfig, table: Rows, positions: Rows | None = None) -> None:
         """Create an embedding. `positions` is the table of learned positions (OPT), or None.
@@ -72,7 +72,7 @@ class Embedding:
 
 
 class Head:
-    """Hidden states to logits: final norm, LM head, soft cap."""
+    """The layer that turns hidden states into logits: final norm, LM head, soft cap."""
 
     def __init__(
         self, config: ModelConfig, table: Table, norm: NormSpec, kernels: Kernels, trace: NoTrace = OFF

@@ -28,7 +28,7 @@ _BURST = 32  # messages that are sent to measure the rate of a link
 
 @dataclass
 class WorkerInquiry:
-    """One worker that is asked: its answer, or why there is none. Times are in seconds."""
+    """A question to one worker, with its answer or the reason why there is none. Times are in seconds."""
 
     address: str
     reach: tuple[str, ...] = ()  # addresses (`host:port`) that the worker is to try to reach
@@ -52,7 +52,7 @@ class WorkerInquiry:
 
     @property
     def unwilling(self) -> str:
-        """Why the worker would not serve this machine now; empty if it would."""
+        """The reason why the worker would not serve this machine now; empty if it would."""
         said = self.condition
         if said is None:
             return self.problem
@@ -78,7 +78,7 @@ class WorkerInquiry:
             self.problem = str(error)
 
     def look(self) -> None:
-        """Take in what has arrived; send the question once a connection stands."""
+        """Process the messages that have arrived; send the question once a connection is open."""
         if self.done or self._dial is None:
             return
         if self._channel is None and (line := self._dial.answered()):
@@ -190,6 +190,6 @@ def ask(
 
 
 def _within(seconds: float, wanted: Callable[[], bool]) -> Callable[[], bool]:
-    """Return a function that returns True while `wanted` does and `seconds` have not passed."""
+    """Return a function that returns True while `wanted()` is True and `seconds` have not passed."""
     ends = time.monotonic() + seconds
     return lambda: wanted() and time.monotonic() < ends

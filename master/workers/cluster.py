@@ -161,7 +161,7 @@ class Cluster:
                     worker.send_frames(frames)
 
     def poll(self) -> None:
-        """Take in what has arrived; return at once.
+        """Process the messages that have arrived, without waiting.
 
         Raises:
             NodeError: naming the worker that failed, was stopped, or is lost.
@@ -327,13 +327,13 @@ class Cluster:
         return RemoteWorker(self.net, address, self.session, self.places.link(address, called), self.name, key)
 
     def _need(self) -> None:
-        """Start the heartbeat timeouts of the workers."""
+        """Start the heartbeat timeout of every worker, because the workers are needed now."""
         now = since_boot()
         for worker in self.workers:
             worker.heartbeats.ask(now)
 
     def _take_in(self) -> bool:
-        """Take in what has arrived, storing errors; return True if an answer is awaited whose time is measured."""
+        """Process the messages that have arrived, storing errors; return True while an answer is being timed."""
         for worker in self.workers:
             worker.serve()
         now = since_boot()
@@ -348,13 +348,13 @@ class Cluster:
                 worker.send(question)
 
     def _pump(self, milliseconds: int) -> None:
-        """Wait until something arrives, for at most `milliseconds`, then take it in."""
+        """Wait for messages for at most `milliseconds`, then process them."""
         with self._keeper.lock:
             self._listen(milliseconds)
             self.poll()
 
     def _listen(self, milliseconds: int) -> None:
-        """Wait until something arrives, for at most `milliseconds`."""
+        """Wait until a message arrives, for at most `milliseconds`."""
         poller = zmq.Poller()
         for one in (*(each for worker in self.workers for each in worker.sockets), *self.recruits.sockets):
             poller.register(one, zmq.POLLIN)
@@ -370,7 +370,7 @@ class Cluster:
     def _check_stalls(self, seconds: float) -> None:
         for worker in self.workers:
             if not worker.ready and since_boot() - worker.heartbeats.advanced > seconds:
-                raise worker.lost(f"it has got nothing done for {seconds:.0f} s while loading its shard")
+                raise worker.lost(f"it has made no progress for {seconds:.0f} s while loading its shard")
 
     def _meet(self, seconds: float, without: Callable[[NodeError], None] | None) -> None:
         """Wait until all workers have answered, except those that `without` lets go."""

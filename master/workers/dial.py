@@ -107,7 +107,7 @@ class Dial:
         return bool(self.lines) and all(line.failed and not line.monitor.refused for line in self.lines)
 
     def _call(self, keys: Sequence[bytes]) -> None:
-        """Open connections for as many of `keys` as allowed at once; the others are tried when these have failed."""
+        """Open connections for as many of `keys` as are allowed at once; try the others when these have failed."""
         self._untried = keys[_MOST_LINES:]
         try:
             for key in keys[:_MOST_LINES]:

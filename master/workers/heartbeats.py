@@ -16,7 +16,9 @@ _FORGET = 0.98  # factor per heartbeat
 # TCP retransmits a lost packet after a round trip plus this time, and then after twice, four and eight times as long
 # (RFC 6298, 2 and 5.5; Linux: TCP_RTO_MIN)
 _TCP_VARIANCE_S, _TCP_TRIES = 0.2, 1 + 2 + 4 + 8
-_FAR_S = 0.05  # a longer round trip means that packets may be lost: a house has none, and WiFi retransmits
+_FAR_S = (
+    0.05  # a longer round trip means that packets may be lost: wired links of a home lose none, and WiFi retransmits
+)
 _FARTHEST_S = 1.0  # the longest round trip that is believed: a worker may also answer late for other reasons
 _POLL_S = 0.5  # if the master looks less often than this, pauses say nothing about the link
 _RETRY_S = 120.0  # the longest pause between two attempts of TCP to send the same data (Linux: TCP_RTO_MAX)
@@ -28,8 +30,8 @@ _AGAIN_S = 5.0  # between two more exchanges on a far link, and until an answer 
 class RoundTrip:
     """The round-trip time of a link: the shortest of several exchanges.
 
-    A single exchange says little: the worker may answer late, or this process may look late. So the master looks for
-    answers more often, and goes on measuring a link while it seems far.
+    A single exchange says little: the worker may answer late, or this process may notice the answer late. So the master
+    checks for answers more often, and keeps measuring a link while its round trip seems long.
     """
 
     seconds: float = 0.0  # 0: not known yet
@@ -56,11 +58,11 @@ class RoundTrip:
         return self._number
 
     def awaited(self, now: float) -> bool:
-        """Return True if an answer may come at any moment. Looking late would then falsify the measurement."""
+        """Return True if an answer is due. Noticing it late would falsify the measurement."""
         return bool(self._number) and now - self._sent < _FARTHEST_S
 
     def answered(self, number: int, now: float) -> None:
-        """Take in a number that came back; any but the last one sent is ignored."""
+        """Record that `number` came back; ignore any but the last number sent."""
         if number and number == self._number:
             self._number = 0
             self.took(now - self._sent)
@@ -88,7 +90,7 @@ class HeartbeatState:
     _closely: bool = False  # whether the last two looks followed each other closely
 
     def look(self, now: float) -> None:
-        """Prepare for taking in what has arrived, at time `now`."""
+        """Prepare for processing the messages that have arrived by time `now`."""
         gap = now - self.looked
         self._closely = gap < _POLL_S
         if self.looked and gap > PAUSE_S:  # this process stood still; the worker is not to blame
@@ -102,14 +104,14 @@ class HeartbeatState:
         self.asked = max(self.asked, now)
 
     def hear(self, now: float) -> None:
-        """Record that something arrived."""
+        """Record that a message arrived at time `now`."""
         if self.seen and self._closely:
             waited = now - max(self.seen, self.asked)
             self.pause = max(self.pause * _FORGET, min(waited, self.limit))
         self.seen = now
 
     def done(self, step: int) -> bool:
-        """Return True if the worker has computed that step, and sent all of it."""
+        """Return True if the worker has computed `step` and sent all of its results."""
         return self.phase == "idle" and self.step == step
 
     @property

@@ -113,7 +113,7 @@ class LocalWorkers:
         found = _ADDRESS.search(line)
         if found is None:
             said = b" ".join(_log(cache).read_bytes().splitlines()[-_LOG_LINES:]).decode(errors="replace")
-            raise NodeLost(cache.name, f"{cache.name} did not start: {said or 'it said nothing'} (log: {_log(cache)})")
+            raise NodeLost(cache.name, f"{cache.name} did not start: {said or 'its log is empty'} (log: {_log(cache)})")
         return found[1].decode()
 
 

@@ -22,7 +22,7 @@ class Meeting:
         self._probes: dict[str, ReachProbe] = {}
 
     def met(self, seconds: float) -> bool:
-        """Return True if all have answered, `seconds` after they were called.
+        """Return True if all workers have answered, `seconds` after they were called.
 
         Raises:
             NodeLost: if a worker cannot be reached.

@@ -1,4 +1,4 @@
-"""Predictors on their way to the nodes: each node gets the rows of its own neurons, as a block without units."""
+"""The predictors that are sent to the nodes: each node gets the rows of its own neurons, as a block without units."""
 
 import shlex
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class PredictorSource:
             self._known["marked"] = marks
         self.vectors: dict[bytes, dict[str, npt.NDArray[np.float32]]] = {}
 
-    def kept_for(self, nodes: int) -> int:
+    def memory_bytes(self, nodes: int) -> int:
         """Return the bytes that stay in memory for the other nodes of a group of `nodes`."""
         return sum(one.nbytes for one in self._predictors.values()) if nodes > 1 else 0
 
@@ -85,7 +85,7 @@ def predictors_for(asked: RunOptions, pack: Pack) -> PredictorSource | None:
     """Return the predictors that `--sparsity` asks for; None if all neurons are computed.
 
     Raises:
-        UsageError: if neurons are to be chosen but the model has no such neurons or no predictors.
+        UsageError: if only active neurons are to be computed, and the model has no predictors or cannot have any.
         ModelError: if the predictors' file is damaged.
     """
     sparsity, model = asked.sparsity, asked.model

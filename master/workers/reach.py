@@ -40,7 +40,7 @@ def obstacle(host: str, port: int) -> str:
 
 
 class ReachProbe:
-    """`obstacle` in a thread, since names may take long to look up."""
+    """A call of `obstacle` on a thread, because looking up a name may take long."""
 
     def __init__(self, host: str, port: int) -> None:
         self.found = ""

@@ -23,7 +23,7 @@ class _Call:
     announced: bool = False  # the address was announced, and no worker was met there yet
 
     def at(self, address: str, key: bytes) -> bool:
-        """Return True if it is a call to that address that the owner of `key` may answer."""
+        """Return True if this is a call to `address` that the owner of `key` may answer."""
         return self.address == address and (self.key == key or not self.key or not key)
 
     @property
@@ -72,7 +72,7 @@ class Recruits:
         return [one.address for one in self._calls]
 
     def tend(self, now: float) -> None:
-        """Take in what has arrived, and call again the addresses whose time has come; `now` in `since_boot` seconds."""
+        """Process messages that have arrived, and call the addresses that are due; `now` in `since_boot` seconds."""
         look_over = self.look_over  # another thread may set the attribute to None
         for one in self._calls:
             if one.worker is None and now >= one.next_at:
@@ -95,7 +95,7 @@ class Recruits:
 
     @property
     def ready(self) -> list[RemoteWorker]:
-        """The workers that may be used."""
+        """The workers that have answered and may be used now."""
         return [worker for worker in self.called if _free(worker) and (self.look_over is None or worker.admitted)]
 
     @property
@@ -144,5 +144,5 @@ class Recruits:
 
 
 def _free(worker: RemoteWorker) -> bool:
-    """Return True if the worker serves this master already and computes nothing. A worker that hangs never is idle."""
+    """Return True if the worker serves this master already and computes nothing. A worker that hangs is never idle."""
     return worker.hello is not None and worker.connected and worker.idle

@@ -126,7 +126,7 @@ class RemoteWorker:
         raise self.lost("its connection is gone")
 
     def serve(self) -> None:
-        """Take in what has arrived, and show the worker that the master lives. Errors are stored as `problem`."""
+        """Process the messages that have arrived, and send signs of life. Errors are stored as `problem`."""
         now = since_boot()
         self.heartbeats.look(now)
         try:
@@ -142,7 +142,7 @@ class RemoteWorker:
                 self._channel.offer(Echo(self.heartbeats.link.begin(now), b""))
 
     def judge(self, now: float) -> None:
-        """Check a worker that is needed now.
+        """Check that the worker, which is needed now, is alive and has not failed.
 
         Raises:
             NodeLost, NodeRefused, NodeError: if the worker is gone, refuses, or has failed.

@@ -35,7 +35,7 @@ _EARLIER = 8  # earlier plans whose requests may still be on their way
 
 
 class UnitSource(Protocol):
-    """A source of units."""
+    """A source of the units that workers ask for."""
 
     def read(self, need: Need) -> memoryview:
         """Return the bytes that `need` asks for.
@@ -151,7 +151,7 @@ class WeightServer:
             self._send(Unavailable(need.block, plain(str(error), SENTENCE_CHARACTERS)))
             return
         if self.stats.sent > _MOST_TIMES * self._nbytes:
-            raise WeightsError("asks for its weights again and again; look at its disk and network, or leave it out")
+            raise WeightsError("asks for its weights again and again; check its disk and network, or leave it out")
         self.stats.sent += len(data)
         self._send(UnitData(need.block, need.run, need.first, need.last, data))
 

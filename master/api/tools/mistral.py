@@ -61,7 +61,7 @@ class MistralParser:
         return [ToolCall(name, body)] if offered and is_object(body) else None
 
     def _rest(self) -> list[Piece]:
-        """Return the text held back, as the model wrote it."""
+        """Return the text that was held back, as the model wrote it."""
         rest = (MARKER if self._marked and not self._called else "") + self._text
         self._text, self._marked = "", False
         return _plain(rest)

@@ -20,7 +20,7 @@ from tpi.topology.links import Link
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A worker that was asked.
+    """A worker with its measured speeds.
 
     Attributes:
         machine: its speeds, without its accelerator.

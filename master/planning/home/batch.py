@@ -94,7 +94,7 @@ class GroupBatchReport:
             yield f"{_named([name for _, name in alike])}: {places}"
         if self.left_out:
             out = ", ".join(self.left_out)
-            yield f"left out, since single requests are answered faster without: {out}; --split equal uses all of them"
+            yield f"left out, because single requests are faster without them: {out}; --split equal uses all of them"
         for phase in REQUEST_PHASES:
             yield self._roof(phase)
         helping = [gain for gain in self.gains if gain.faster > _HELPS][:_NAMED]
@@ -133,7 +133,7 @@ def _problems(model: HomeModel, dealing: HomeSplit) -> Iterator[BatchProblem]:
 
 
 def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
-    """Return the mean layer of a node that has `units` of every block."""
+    """Return the average shape of a layer on a node that holds `units` of every block."""
     shares, config = _shares(model, units), model.shape.config
     kinds = {"attention": "heads", "delta": "heads", "ffn": "neurons", "experts": "experts"}
     runs = [

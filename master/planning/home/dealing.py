@@ -40,7 +40,7 @@ class HomeModel:
 
     @cached_property
     def whole(self) -> Problem:
-        """The problem of the whole model on the master alone. What a node needs besides units is the same on any
+        """The problem of the whole model on the master alone. What a node needs besides units is equal on every
         node.
         """
         return planning_problem(self.shape, self.home.machines[0], self.request, None, self.kv_dtype)
@@ -62,7 +62,7 @@ class HomeModel:
         return min((predict(name, links, values, self.wire), name) for name in PREDICTIONS)
 
     def items(self, kind: str) -> tuple[int, int]:
-        """Return how many heads or neurons a unit of `kind` has, and how many there are in all: the last may be cut."""
+        """Return how many heads or neurons a unit of `kind` has, and their total; the last unit may have fewer."""
         config, mixture = self.shape.config, self.shape.config.mixture
         if kind == "heads":
             units = next(each.units for each in self.problem.kinds if each.kind == kind)

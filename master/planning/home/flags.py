@@ -20,10 +20,14 @@ _ALONE = ("machine", "device", "gpu_memory")
 _LIMITS = ("weights", "kv", "pipeline")
 _OPTIONS = (
     click.option(
-        "--devices", metavar="SIZES", help="Plan for machines of so much memory, e.g. 8x8GiB or 16GiB,3x8GiB."
+        "--devices", metavar="SIZES", help="Plan for machines with this much memory, e.g. 8x8GiB or 16GiB,3x8GiB."
     ),
     click.option("--link", metavar="WORDS", help=f"Link between the machines of --devices (default: {DEFAULT_LINK})."),
-    click.option("--topology", metavar="FILE", help="Plan for the home of a topology file, or of one that ships."),
+    click.option(
+        "--topology",
+        metavar="FILE",
+        help="Plan for the home in a topology file: a path, or the name of one that comes with tpi.",
+    ),
     click.option(
         "--workers",
         multiple=True,
@@ -44,7 +48,7 @@ def home_options(command: Command) -> Command:
 def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Path]) -> Home | None:
     """Return the home that the flags name, or None; `files` are on the disk that this machine would read.
 
-    With a batch, flags of one machine describe each of `--devices`, or this machine next to `--workers`.
+    With `--batch`, the flags of a single machine describe each of `--devices`, or this machine if `--workers` is given.
 
     Raises:
         UsageError: if two homes are named, if flags of a single machine are given too, or if a flag has no effect.

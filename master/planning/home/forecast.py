@@ -14,7 +14,7 @@ from scheduler.model.offload.work import NodeWork, SegmentWork, TableWork
 
 @dataclass(frozen=True)
 class MemberForecast:
-    """One node of a split: its units of a block by kind, where its bytes are, and its times."""
+    """The forecast for one node: its units of a block by kind, its bytes in RAM and on disk, and its times."""
 
     rank: int
     units: dict[str, int]
@@ -91,7 +91,7 @@ def _member(model: HomeModel, dealing: HomeSplit, rank: int, units: dict[str, in
 
 
 def _share(model: HomeModel, units: dict[str, int], master: bool) -> NodeWork:
-    """Return the part of a model's work that has these units of every block."""
+    """Return the work of a node that holds `units` of every block; the `master` also computes the head."""
     shares = {each.kind: units[each.kind] / each.units for each in model.problem.kinds}
     kinds = {"attention": "heads", "delta": "heads", "ffn": "neurons", "experts": "experts"}
     parts = [shares[kinds[block.kind]] for block in model.shape.blocks]

@@ -28,7 +28,7 @@ class HomeReport:
 
     @classmethod
     def of(cls, model: HomeModel) -> "HomeReport":
-        """Split the model and forecast it.
+        """Return the report on the best split of the model and on the forecast of its speed.
 
         Raises:
             PlanError: if the nodes' memories cannot hold the model.
@@ -39,7 +39,7 @@ class HomeReport:
 
     @property
     def dealing(self) -> HomeSplit:
-        """The units of each node."""
+        """The split: the number of units that each node holds."""
         return self.ahead.dealing
 
     @property

@@ -69,7 +69,7 @@ def _left_out(report: HomeReport) -> Iterator[str]:
     if report.left_out:
         names, all_of_them = ", ".join(report.left_out), report.everyone
         slower = f"; with all of them {short_number(1 / all_of_them.seconds)} tok/s" if all_of_them else ""
-        yield f"left out, since the rest is faster without: {names}{slower}"
+        yield f"left out, because the others are faster without: {names}{slower}"
 
 
 def _size(size: float) -> str:

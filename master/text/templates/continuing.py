@@ -26,7 +26,7 @@ def with_end(message: Message, end: str) -> dict[str, Any]:
 
 
 def up_to_end(rendered: str, text: str, end: str, model: str) -> int:
-    """Return the position of `end`, before white space at the end of `text` if the template trims contents.
+    """Return the position of `end` in `rendered`, less the white space that ends `text` if the template trims it.
 
     Raises:
         TemplateRefusal: if the template does not show the last message.

@@ -39,7 +39,7 @@ class Turn:
 def fitted(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], traits: Traits
 ) -> tuple[list[Turn], dict[str, Any]]:
-    """Return turns with all of `messages` and `tools`, and the names that the template must be given."""
+    """Return `messages` and `tools` as turns that the template accepts, and the variables that it must be given."""
     turns = list(_with_calls(_one_by_one(messages, traits), traits))
     turns, names = _with_tools(turns, tools, traits)
     turns = list(_alternating(_with_system(turns, traits), traits))
@@ -134,7 +134,7 @@ def _short(id_: str) -> str:
 def _with_tools(
     turns: list[Turn], tools: Sequence[Mapping[str, Any]], traits: Traits
 ) -> tuple[list[Turn], dict[str, Any]]:
-    """Return the turns and names that tell the model of `tools`."""
+    """Return the turns and the template variables that describe `tools` to the model."""
     if not tools:
         return turns, {}
     has_system = bool(turns) and turns[0].role == "system"

@@ -16,9 +16,10 @@ _RUN = re.compile(rb"\x00+|\x01+|\x02+")
 
 
 def open_work(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Compile the template `source`, with the texts `special` counted as its own; return a function that renders it.
+    """Compile the template `settings["source"]`; return a function that renders it.
 
-    If it is asked for `names_read`, the function returns those instead of a rendering.
+    The texts in `settings["special"]` count as written by the template. If it is asked for `names_read`, the function
+    returns those instead of a rendering.
 
     Raises:
         Exception: whatever compiling raises.

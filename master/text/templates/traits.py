@@ -1,4 +1,4 @@
-"""The abilities of a chat template, found by trying it with short conversations: its source says nothing for sure.
+"""The abilities of a chat template, found by rendering short conversations, because its source is hard to analyse.
 
 Each trait is determined when it is first read.
 """
@@ -49,67 +49,67 @@ class CallForm:
 
 
 class Traits:
-    """The traits of one template."""
+    """The traits of one chat template, called "the template" below."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
 
     @cached_property
     def works(self) -> bool:
-        """True if it renders a question at all; if not, its refusal of the real conversation tells why."""
+        """True if the template renders a question at all; if not, rendering the real conversation shows the error."""
         return self._shows([_turn("user", _USER)], _USER) or self.parts
 
     @cached_property
     def parts(self) -> bool:
-        """True if contents must be lists of parts."""
+        """True if the content of a message must be a list of parts."""
         asked = _turn("user", _USER)
         return not self._shows([asked], _USER) and self._shows([in_parts(asked)], _USER)
 
     @cached_property
     def system(self) -> bool:
-        """True if it shows a system message at the beginning."""
+        """True if the template shows a system message at the beginning."""
         return self._takes([_turn("system", _SYSTEM), _turn("user", _USER)], _SYSTEM, _USER)
 
     @cached_property
     def system_alone(self) -> bool:
-        """True if it shows a system message that no other message follows."""
+        """True if the template shows a system message that no other message follows."""
         return self._takes([_turn("system", _SYSTEM)], _SYSTEM)
 
     @cached_property
     def later_system(self) -> bool:
-        """True if it shows further system messages, at any place."""
+        """True if the template shows further system messages, at any place."""
         turns = [_turn("system", _SYSTEM), _turn("system", _ANSWER), _turn("user", _USER)]
         later = [_turn("user", _USER), _turn("assistant", _ANSWER), _turn("system", _SYSTEM), _turn("user", _AGAIN)]
         return self._takes(turns, _SYSTEM, _ANSWER) and self._takes(later, _SYSTEM, _AGAIN)
 
     @cached_property
     def repeated_user(self) -> bool:
-        """True if two messages of the user may follow each other."""
+        """True if the template accepts two messages of the user in a row."""
         return self._takes([_turn("user", _USER), _turn("user", _AGAIN)], _USER, _AGAIN)
 
     @cached_property
     def repeated_assistant(self) -> bool:
-        """True if two messages of the assistant may follow each other."""
+        """True if the template accepts two messages of the assistant in a row."""
         turns = [_turn("user", _USER), _turn("assistant", _ANSWER), _turn("assistant", _AGAIN), _turn("user", _RESULT)]
         return self._takes(turns, _ANSWER, _AGAIN)
 
     @cached_property
     def assistant_first(self) -> bool:
-        """True if the assistant's message may come first."""
+        """True if the template accepts a message of the assistant at the beginning."""
         return self._takes([_turn("assistant", _ANSWER), _turn("user", _USER)], _ANSWER, _USER)
 
     def tools(self, with_system: bool) -> ToolPlace:
-        """Return where it reads tools, in a conversation with or without a system message."""
+        """Return where the template reads tools, in a conversation with or without a system message."""
         return self._tools_with_system if with_system else self._tools_alone
 
     @property
     def tells_tools(self) -> bool:
-        """True if it tells the model of tools, in some conversation."""
+        """True if the template shows tools to the model in any conversation."""
         return (self._tools_alone, self._tools_with_system) != ("nowhere", "nowhere")
 
     @cached_property
     def calls(self) -> CallForm | None:
-        """The form in which it takes calls and their results; None if it does not show them."""
+        """The form in which the template takes calls and their results; None if it does not show them."""
         for short, as_text, empty in product((False, True), (False, True), (True, False)):
             form = CallForm(as_text, empty, True, short)
             if self._shows_calls(form, None if empty else ""):
@@ -124,7 +124,7 @@ class Traits:
 
     @cached_property
     def several_calls(self) -> bool:
-        """True if it shows all calls of a message that has several."""
+        """True if the template shows all calls of a message that has several."""
         form = self.calls
         if form is None:
             return False
@@ -144,7 +144,7 @@ class Traits:
 
     @cached_property
     def results(self) -> bool:
-        """True if it shows a tool's result as a message of its own."""
+        """True if the template shows a tool's result as a message of its own."""
         result = {**_turn("tool", _RESULT), "tool_call_id": SHORT_ID}
         turns = [_turn("user", _USER), _turn("assistant", _ANSWER), result]
         known = self.calls is not None or self.tells_tools
@@ -152,7 +152,7 @@ class Traits:
 
     @cached_property
     def switches(self) -> frozenset[str]:
-        """The names of the settings for thinking that it obeys."""
+        """The names of the settings for thinking that the template obeys."""
         asked = [self._fitted(_turn("user", _USER))]
         return frozenset(
             name
@@ -203,7 +203,7 @@ def joined(messages: Sequence[Message]) -> str:
 
 
 def wrapped(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools in the form that templates take."""
+    """Return tools as the list of OpenAI's API, which templates take."""
     return [{"type": "function", "function": dict(tool)} for tool in tools]
 
 

@@ -105,4 +105,4 @@ def test_the_policy_of_a_group_in_words(tmp_path: Path) -> None:
     )
     for text in ("the same on all nodes", "master, device-1: attention on the", "the roof for tokens is"):
         assert text in near
-    assert "left out, since single requests are answered faster without: device-1" in far
+    assert "left out, because single requests are faster without them: device-1" in far

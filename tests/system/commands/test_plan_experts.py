@@ -50,8 +50,8 @@ def test_how_many_experts_of_each_layer_lie_where(tmp_path: Path) -> None:
 
 def test_people_are_told_the_same(tmp_path: Path) -> None:
     shown = planned(*CARD, "--pipeline", "demand", cache=tmp_path)
-    assert re.search(r"6\d of 256 lie there at once, at first 2( to 3)? of 8 of each layer; all lie in RAM", shown)
-    assert "tpi profile records" in shown
+    assert re.search(r"6\d of 256 fit there, at first 2( to 3)? of 8 of each layer", shown)
+    assert "tpi profile measures" in shown
 
 
 def test_what_was_recorded_decides(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:

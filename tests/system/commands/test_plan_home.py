@@ -49,7 +49,7 @@ def test_far_machines_are_left_out_by_name(model: str, tmp_path: Path) -> None:
     assert near["left_out"] == ["device-1"]
     assert near["with_everyone_tokens_per_s"] < near["decode_tokens_per_s"]
     done = tpi("plan", "-m", model, "--devices", "2x4GiB", "--link", "1 Gbit, 500 ms", cache=tmp_path)
-    assert "left out, since the rest is faster without: device-1" in done.stdout
+    assert "left out, because the others are faster without: device-1" in done.stdout
 
 
 def test_a_mixture_is_dealt_by_slices_of_experts(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_neurons_are_renumbered_for_their_nodes(pack: Path, tmp_path: Path) -> N
     profiled = ("profile", "-m", str(pack), "--text", str(TEXT), "--tokens", "1024", "--split", "1,1,1")
     done = tpi(*profiled, cache=tmp_path / "cache")
     assert done.returncode == 0, done.stderr
-    assert "neurons are renumbered for 3 nodes: a token's active ones of a layer form" in done.stdout
+    assert "neurons are renumbered for 3 nodes: a token's active neurons form" in done.stdout
     asked = ("-m", str(pack), "--raw", "-p", "import os", "--temp", "0", "-n", "24", "-c", "64", "--local", "2")
     dense, sparse = (
         run_json(*asked, "--sparsity", mode, cache=tmp_path / "cache")["token_ids"] for mode in ("off", "static")

@@ -191,7 +191,7 @@ document.addEventListener("keydown", (event) => {
 addEventListener("pagehide", () => talk.live && store.save(talk.chat));
 addEventListener("storage", takeIn);
 
-// Takes in the changes of another tab. A conversation being answered or edited here stays, unless it was deleted.
+// Shows the changes that another tab has made. A conversation being answered or edited here stays, unless it was deleted.
 async function takeIn() {
   const shown = store.chat;
   store.reload([talk.chat, document.querySelector("form.edit") && shown]);

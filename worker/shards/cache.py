@@ -35,7 +35,7 @@ _KEEP_OTHERS = 1  # other images of a block that stay, so that a return to the l
 
 
 class ShardCache:
-    """The images below one directory."""
+    """The shard images in one directory. It is opened for one plan after the other."""
 
     def __init__(self, root: Path, limit: CacheLimit | None = None, nearby: NearbyPacks | None = None) -> None:
         """Open or create the cache.
@@ -64,7 +64,9 @@ class ShardCache:
     def open(
         self, plans: Sequence[ImagePlan], progress: Progress = silent, model: str = ""
     ) -> dict[str, HeldBlock | PartialImage]:
-        """Return every block of `plans` by its id: complete, or partial with the units found on this machine.
+        """Return the image of every block of `plans`, by the block's id.
+
+        An image is a `HeldBlock` if it is complete, else a `PartialImage` with the units found on this machine.
 
         No process removes these images until `release`, `close` or the next `open`. `model` is the name that `tpi ls`
         shows.

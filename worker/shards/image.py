@@ -49,7 +49,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class HeldRun:
-    """Units `[first, last)` of a run, and the offset of the first one in the image."""
+    """Units `first` to `last` (exclusive) of a run, and the offset of the first unit in the image, in bytes."""
 
     layout: RunLayout
     first: int

@@ -53,7 +53,7 @@ class AcceleratorSetup:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """All accelerators."""
+        """All accelerators of the machine, in the order of `figures.cards`."""
         return self.device, *self.more
 
     @property
@@ -65,7 +65,7 @@ class AcceleratorSetup:
 
     @property
     def card(self) -> "Card":
-        """The description of the accelerators that the master gets."""
+        """The description of the accelerators, as it is sent to the master."""
         from scheduler.model.nodefigures import card_figures
         from tpi.net.fields import Card
 
@@ -100,7 +100,7 @@ class Equipment:
 
     @property
     def card(self) -> "Card | None":
-        """The description of the accelerators that the master gets; None without accelerators."""
+        """The description of the accelerators, as it is sent to the master; None without accelerators."""
         return None if self.accelerator is None else self.accelerator.card
 
     def build(
@@ -125,9 +125,9 @@ class Equipment:
             return able._without(error)._built(assign, held, endpoints, progress, tables)
 
     def for_model(self, config: "ModelConfig") -> "Equipment":
-        """Return this equipment. Leave out an accelerator that `auto` found if it cannot compute the model `config`.
+        """Return the equipment to use for the model `config`.
 
-        If the accelerator is left out, a warning says so.
+        If `auto` found an accelerator that cannot compute this model, print a warning and leave the accelerator out.
         """
         setup = self.accelerator
         if setup is None or not setup.found_by_auto:

@@ -21,7 +21,7 @@ class RunUnits:
     """Consecutive units of a run.
 
     Attributes:
-        layout: of the whole run.
+        layout: the layout of the whole run.
         units: the range of these units.
         hashes: the digests of these units back to back, `DIGEST_BYTES` each.
     """
@@ -41,11 +41,11 @@ class RunUnits:
         return len(self.units) * self.layout.unit_bytes
 
     def nbytes_before(self, part: "RunUnits") -> int:
-        """Return the offset of `part`, a subrange of these units, in bytes from the first of these units."""
+        """Return how many bytes of these units come before `part`, a subrange of them."""
         return (part.units.first - self.units.first) * self.layout.unit_bytes
 
     def cut(self, units: Range) -> "RunUnits":
-        """Return the subrange `units` of these units, with its hashes."""
+        """Return the range `units`, which must lie within these units, with its hashes."""
         first = self.units.first
         hashes = self.hashes[(units.first - first) * DIGEST_BYTES : (units.last - first) * DIGEST_BYTES]
         return replace(self, units=units, hashes=hashes)
@@ -118,7 +118,10 @@ class NodeLayer:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """Everything that the master tells one node about a deployment, which is number `epoch` of the run `session`."""
+    """Everything that the master tells one node about a deployment.
+
+    `session` is a random number of the master's run, and `epoch` counts its deployments.
+    """
 
     session: int
     epoch: int

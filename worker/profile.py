@@ -56,7 +56,7 @@ def memory_budget(profile: Profile) -> int:
 
 
 def limit_options(asked: NodeOptions, profile: Profile) -> NodeOptions:
-    """Return the master's options `asked`, limited by the node's profile, so that both plan with the same values.
+    """Return the options that the master asked for, limited to what the node has. Both sides plan with the result.
 
     In the result, memory (bytes) and threads are set. If no memory is free, the result is 1 byte, since 0 would mean
     "choose". With the scheduler `resident` a master may load more than is free, but not more than the node's --memory.

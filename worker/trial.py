@@ -18,9 +18,9 @@ def warn_left_out(why: Exception) -> None:
 
 
 def run_trial(node: "Node", devices: Sequence[Device]) -> None:
-    """Let the accelerators that `auto` found compute one block of each kind that the plan gives them.
+    """Compute one block of each kind on the accelerators that `auto` found, to see whether they work.
 
-    If a computation fails, the node is closed and the error is raised.
+    If a computation fails, close the node and raise the error.
     """
     plan = node.offload
     if plan is None or not (pieces := plan.resident | plan.long | plan.short):

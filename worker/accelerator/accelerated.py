@@ -40,7 +40,7 @@ class Accelerators:
     def __init__(
         self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
-        """Allocate the memory for KV pages. `open_rings` allocates that of the rings.
+        """Allocate the memory for KV pages. The rings are allocated later, by `open_rings`.
 
         Args:
             devices: the host, then the node's accelerators.
@@ -109,11 +109,11 @@ class Accelerators:
         return None
 
     def adapt_segment(self, segment: Segment) -> Segment:
-        """Return a segment of an accelerator in the form in which this plan computes it."""
+        """Return the accelerator's `segment`, replaced by one that fits this plan. By default it is unchanged."""
         return segment
 
     def gather(self, segment: Segment, parts: Sequence[tuple[NodeSegment, Hold]]) -> tuple[Segment, Hold]:
-        """Return a segment of an accelerator whose weights lie in several places, with one hold for all of them.
+        """Combine `parts`, which lie in several places, into one segment of an accelerator with one hold.
 
         Only plans for which `OffloadPlan.chunked` is True have such segments.
 
@@ -123,7 +123,13 @@ class Accelerators:
         raise TypeError(f"{type(self).__name__} needs {segment} in one place, but it lies in {len(parts)} places")
 
     def adapt_host_segment(self, segment: Segment, layer: int, name: str) -> Segment:
-        """Return the host's segment of block `name` of a layer in the form in which this plan computes it."""
+        """Return the host's `segment`, replaced by one that fits this plan. By default it is unchanged.
+
+        Args:
+            segment: a segment that the host computes.
+            layer: the number of its layer.
+            name: the name of its block.
+        """
         return segment
 
     def pages(self, layer: int) -> HeldPages:

@@ -86,7 +86,10 @@ class Rings:
         return (self._short if short else self._long)[self._group[piece]].hold(piece)
 
     def switch_to(self, short: bool) -> None:
-        """Use the rings of short or of long steps from now on, and discard what the others loaded ahead."""
+        """Use the rings of short steps (or of long ones) from now on.
+
+        Discard what the other rings have loaded ahead.
+        """
         rings = self._short if short else self._long
         if rings is not self._now:
             for before in self._now:

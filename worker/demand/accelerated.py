@@ -26,7 +26,10 @@ class ExpertAccelerated(Accelerators):
     def __init__(
         self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
-        """Create it for the host and the one accelerator in `devices`; raise the same errors as `Accelerators`."""
+        """Open the accelerator.
+
+        `devices` are the host and one accelerator. The other arguments and the errors are those of `Accelerators`.
+        """
         self.arena: ExpertArena | None = None
         self._slots: CardSlots = residence.details
         self._blocks = {block.layer: block.number for block in plan.blocks if block.kind == "experts"}
@@ -34,7 +37,7 @@ class ExpertAccelerated(Accelerators):
 
     @property
     def figures(self) -> LinkFigures:
-        """Bytes moved over the link, including experts."""
+        """The traffic over the link since the start, including experts."""
         found = super().figures
         if self.arena is None:
             return found
@@ -94,7 +97,7 @@ class ExpertAccelerated(Accelerators):
         )
 
     def close(self) -> None:
-        """Close the arena, then the rest."""
+        """Close the arena, stop all transfers and join their threads. Idempotent."""
         if self.arena is not None:
             self.arena.close()
         super().close()

@@ -100,7 +100,9 @@ class ExpertArena:
         self._best: ReplayResult | None = None  # Belady's
 
     def share(self, block: int, wanted: Mapping[int, int]) -> SharedHold:
-        """Hold the experts of a block that are cached or worth loading; the CPU computes the others.
+        """Hold the experts of a block that the accelerator should compute: those in the cache, and those to load now.
+
+        The CPU computes the others.
 
         `wanted` has the number of tokens that use each expert.
         """
@@ -176,7 +178,7 @@ class ExpertArena:
         return self._best
 
     def close(self) -> None:
-        """Load nothing more. Idempotent."""
+        """Stop loading experts. Idempotent."""
         self.cache.close()
 
     def _in_time(self) -> bool:

@@ -15,7 +15,7 @@ def best_note(
     best: ReplayResult,
     name: str,
 ) -> str:
-    """Return the note behind a figure of the whole run: the best possible figure of its recorded steps.
+    """Return the note in parentheses that compares a figure of the run with the best possible one.
 
     `name` introduces the best figure. If the run has more steps than were recorded, the note also has the run's own
     figure of the recorded steps, since the best one is only comparable with that.

@@ -62,7 +62,7 @@ class DemandExperts:
         }
 
     def begin(self, short: bool) -> None:
-        """Begin a step."""
+        """Begin a step: let the cache count its uses. `short` is not used."""
         self.cache.begin()
 
     def abandon(self) -> None:

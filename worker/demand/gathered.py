@@ -16,7 +16,7 @@ class GatheredExperts:
     """A `worker.node.segment.Segment` of some routed experts.
 
     `spec` describes all of the node's routed experts of the block. `held` has the weights of the experts to compute,
-    by the number of their piece.
+    by the index of the expert in `spec.pieces`.
     """
 
     device: Device
@@ -30,7 +30,7 @@ class GatheredExperts:
         return not self.held
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
-        """Start the experts in the output phase, else return None; `data` is not used."""
+        """Start to compute the experts if `phases` include OUTPUT, else return None. `data` is not used."""
         if Phase.OUTPUT not in phases:
             return None
         spec, kernels, x, held = self.spec, self.device.kernels, take(self), self.held

@@ -1,4 +1,6 @@
-"""Routed experts that the accelerator and the CPU compute together: each some of the chosen ones, then one sum.
+"""Routed experts that the accelerator and the CPU compute together.
+
+Each computes some of the chosen experts, and the two results are added.
 
 The host's memory holds all experts. The accelerator computes the experts in its arena and those that are copied to it
 for this step; the CPU computes the rest at the same time. `worker.demand.arena.ExpertArena` divides them. The
@@ -76,7 +78,7 @@ class HybridExperts:
 
     @cached_property
     def _pieces(self) -> Mapping[int, tuple[int, slice]]:
-        """By expert, the number of its piece and the range of its bytes in the block."""
+        """The number and the byte range of each expert's piece in the block, by expert."""
         size = self.spec.routed.neuron.unit_bytes
         ends = list(accumulate(piece.units * size for piece in self.spec.pieces))
         begins = [0, *ends]
@@ -104,7 +106,7 @@ class HybridExperts:
         return [self.launch(call)]
 
     def _here(self, keys: Sequence[Key], data: Bytes, x: Input, routing: Routing) -> Pending[F32]:
-        """Start the CPU's part."""
+        """Start to compute the experts `keys` on the CPU."""
         spec, kernels = self.spec, self.device.kernels
         pieces = (self._pieces[expert] for _, expert in keys)
         weights = {number: data[where] for number, where in pieces}

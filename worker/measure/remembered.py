@@ -41,7 +41,7 @@ class Remembered(Generic[T]):
 
     @property
     def good(self) -> bool:
-        """True if the figures can be relied on: not too old, not dated in the future, and not doubted."""
+        """True if the figures can be used: at most 30 days old, not dated in the future, and not doubted."""
         return 0 <= time.time() - self.at < _FRESH_S and not self.doubted
 
 

@@ -33,7 +33,10 @@ class NeuronAccelerated(Accelerators):
     def __init__(
         self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
     ) -> None:
-        """Create it for the host and the one accelerator in `devices`; raise the same errors as `Accelerators`."""
+        """Open the accelerator.
+
+        `devices` are the host and one accelerator. The other arguments and the errors are those of `Accelerators`.
+        """
         super().__init__(devices, plan, residence, placed, trace)
         self._neurons: NeuronArenas = residence.details
         self._clock = clock_of(self.device)
@@ -101,7 +104,7 @@ class NeuronAccelerated(Accelerators):
             self.arena.wait()
 
     def describe(self) -> str:
-        """Return what the accelerator and the CPU computed and what moved, for the user."""
+        """Return a sentence for the user on what the accelerator and the CPU computed, and which neurons moved."""
         assert self.arena is not None
         figures = self.arena.figures
         share = figures.active_on_accelerator / max(1, figures.active)
@@ -109,7 +112,7 @@ class NeuronAccelerated(Accelerators):
         said = [
             f"{super().describe()}; it computed {share:.0%} of the active neurons; {figures.moved} migrated, "
             f"{figures.moved_bytes / 1e6:.0f} MB",
-            f"{len(self._neurons.predictors_on_accelerator)} of {len(setup.predictors)} predictors lie there"
+            f"{len(self._neurons.predictors_on_accelerator)} of {len(setup.predictors)} predictors lie on it"
             if setup.predictors
             else "",
             f"{dense} blocks computed all neurons, which was faster" if dense else "",
@@ -149,7 +152,7 @@ class NeuronAccelerated(Accelerators):
         return found
 
     def _predictors(self) -> dict[int, tuple[Scorer, Device]]:
-        """Return each layer's predictor and the device that runs it, accelerator or host, as placed."""
+        """Return the predictor of each layer, and the device that runs it, by layer."""
         found: dict[int, tuple[Scorer, Device]] = {}
         for layer, predictor in self._neurons.setup.predictors.items():
             there = layer in self._neurons.predictors_on_accelerator

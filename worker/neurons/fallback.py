@@ -1,4 +1,4 @@
-"""The choice between all neurons of a block on the CPU and its active neurons on accelerator and CPU.
+"""The choice between two ways to compute a block: all neurons on the CPU, or active ones on accelerator and CPU.
 
 For each size of steps, `worker.neurons.judge.measure_limit` measures the share of neurons whose sparse product on the
 CPU takes as long as the product of all. As a ratio of two products on the CPU, it hardly depends on other load. The
@@ -12,15 +12,18 @@ from scheduler.neurons.costs import LineCost
 from scheduler.neurons.sizes import size_class
 
 Lines = tuple[LineCost, LineCost]
-"""The costs on the accelerator and on the CPU."""
+"""The fitted costs of n neurons on the accelerator and on the CPU."""
 ASKED_AGAIN = 32  # choices of all neurons after which active ones are tried once more
 
 
 class DenseFallback:
-    """The choices for the blocks of one node. Used by one thread."""
+    """The choice for each block of one node: all neurons on the CPU, or active neurons on both sides.
+
+    Used by one thread. A limit is the share of active neurons above which computing all of them on the CPU is faster.
+    """
 
     def __init__(self, limit: float | None = None) -> None:
-        """Start with the `limit` for one token; while it is unknown, active neurons are always computed alone."""
+        """Set the `limit` for one token. While it is None, `prefers_active` compares costs without a limit."""
         self.dense = 0  # number of times that all neurons were computed
         self._limits: dict[int, float] = {} if limit is None else {0: limit}
         self._since: dict[int, int] = {}  # by size, consecutive choices of all neurons
@@ -58,7 +61,7 @@ class DenseFallback:
         return at not in self._unasked
 
     def note(self, layer: int, tokens: int, paid: bool) -> None:
-        """Record whether computing active neurons alone `paid` in a layer, for `tokens` tokens."""
+        """Record for `should_predict` whether computing only active neurons was faster (`paid`) in a layer."""
         if tokens > 1 and not paid:
             self._unasked[layer, size_class(tokens)] = 0
 

@@ -1,4 +1,6 @@
-"""A feed-forward block that the accelerator and the CPU compute together: each its active neurons, then one sum.
+"""A feed-forward block that the accelerator and the CPU compute together.
+
+Each computes the active neurons that are assigned to it, and the two results are added.
 
 A `Choose` function predicts the active neurons; the arena's index table (`scheduler.neurons.arena`) assigns each to a
 side. The accelerator is started first, and the CPU computes at the same time. A side without active neurons is not
@@ -33,7 +35,7 @@ class NeuronChoice:
 
     Attributes:
         scores: `[neurons]` for a single token, else None; a neuron is active if its score reaches `threshold`.
-        then: called after the accelerator's part has been started, to start predictions of later layers behind it.
+        then: starts the predictions of later layers; called after the accelerator's part has been started.
         pieces: for many tokens, the active neurons of each piece of the step (`worker.neurons.union`); else empty.
     """
 
@@ -45,7 +47,7 @@ class NeuronChoice:
 
 
 Choose = Callable[[MicroBatch], NeuronChoice | None]
-"""Return the prediction for a micro-batch, or None to compute all neurons since that is faster for its tokens."""
+"""A function that predicts the active neurons for a micro-batch. None means that computing all neurons is faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,7 @@ class HybridFfn:
         return ChainBlock(self.spec, data, residual)
 
     def _measure(self, data: Bytes, part: MicroBatch) -> None:
-        """Measure above which share computing all neurons is faster, in the first step of about this many tokens."""
+        """Measure the share of neurons above which computing all is faster, once for each size of steps."""
         if (measured := self.measured) is not None:
             kernels = self.device.kernels
             self.fallback.limit(len(part.x), lambda: measured(data, part.prepared(self.spec, self.device, kernels)))
@@ -121,7 +123,7 @@ class HybridFfn:
 
     @cached_property
     def _slots(self) -> FfnSpec:
-        """The arena's slots as a block of their own, without biases."""
+        """The shape of a block whose neurons are the arena's slots, without biases."""
         neuron = self.spec.neuron
         units = len(self.arena.table) // neuron.width
         return replace(self.spec, neuron=replace(neuron, units=units), gate_bias=None, up_bias=None)
@@ -136,7 +138,7 @@ class HybridFfn:
         return replace(self._slots, gate_bias=gate, up_bias=up)
 
     def _there(self, held: HeldNeurons, part: MicroBatch, take: Take) -> list[Pending[F32]]:
-        """Start the accelerator's part, if there is one; the slots are released when it has been computed."""
+        """Start the accelerator's neurons, if any are active. Their slots are released when they have been computed."""
         if not len(held.slots):
             return []
         spec, kernels, arena = self._spec_of(held), self.beside.kernels, self.arena
@@ -158,7 +160,7 @@ class HybridFfn:
         return [self.launch(call)]
 
     def _here(self, held: HeldNeurons, data: Bytes, part: MicroBatch, take: Take) -> list[Pending[F32]]:
-        """Start the CPU's part, if there is one."""
+        """Start the CPU's neurons, if any are active."""
         if not len(held.cpu_neurons):
             return []
         spec, kernels, x = self.spec, self.device.kernels, take(self)

@@ -100,7 +100,7 @@ class StepComparison:
 
 
 class SparsityJudge:
-    """A node's decisions whether to predict, with the measurements behind them. Used by one thread."""
+    """Decides for each step whether a node computes only predicted neurons, by its measurements. Used by one thread."""
 
     def __init__(self, mode: Mode, limit: float | None = None) -> None:
         """Create a judge; `limit` is the share of active neurons above which all are computed, None to measure it."""
@@ -160,7 +160,10 @@ class SparsityJudge:
         self.seconds += seconds
 
     def describe(self) -> str:
-        """Return what was decided and skipped, for the user; an empty string before anything was computed."""
+        """Return a sentence for the user on what was decided, and which share of neurons was skipped.
+
+        It is empty before any neurons were computed.
+        """
         judged = {size: turns for size, turns in sorted(self._turns.items()) if turns.predicting_is_faster is not None}
         said = [_verdict(size, turns) for size, turns in judged.items()]
         if not judged or any(turns.predicting_is_faster for turns in judged.values()):
@@ -168,7 +171,10 @@ class SparsityJudge:
         return "; ".join(filter(None, said))
 
     def skipped(self, trying: bool) -> str:
-        """Return the share of neurons skipped so far and the cost of predicting; empty before anything was computed."""
+        """Return a sentence on the share of neurons skipped so far and the cost of predicting.
+
+        It is empty before any neurons were computed. `trying` says that the comparison has not ended.
+        """
         if not self.of:
             return ""
         return (
@@ -185,7 +191,7 @@ class SparsityJudge:
 
 
 def _verdict(size: int, turns: StepComparison) -> str:
-    """Return the measurements of one size and the decision, for the user."""
+    """Return a sentence for the user with the decision for steps of one size, and the times that were measured."""
     everything, predicted = (1e3 * each for each in turns.seconds)
     of = f" in steps of {size_name(size)}" if size else ""
     on, pays = ("on", "pays") if turns.predicting_is_faster else ("off", "does not pay")

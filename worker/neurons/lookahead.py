@@ -24,7 +24,7 @@ from worker.node.microbatch import MicroBatch
 
 F32 = npt.NDArray[np.float32]
 Place = Callable[[Bytes], Bytes]
-"""Copy bytes into a device's memory and return them there."""
+"""A function that copies bytes into a device's memory, and returns the copy."""
 
 
 class Scorer(Protocol):
@@ -32,7 +32,7 @@ class Scorer(Protocol):
 
     @property
     def threshold(self) -> float:
-        """Least score of a neuron that counts as active."""
+        """Score from which a neuron counts as active."""
 
     @property
     def ahead(self) -> int:
@@ -40,14 +40,14 @@ class Scorer(Protocol):
 
     @property
     def input_kind(self) -> InputKind:
-        """Kind of input that the scorer takes."""
+        """Input of the scorer: the hidden states before the block, or those after its norm."""
 
     def scores(self, x: F32, /) -> F32:
         """Return scores `[tokens, neurons]` for `x` `[tokens, hidden]`."""
 
 
 class PlacedPredictor:
-    """A `Scorer`: a predictor whose matrices lie in the memory of a device, which multiplies with them."""
+    """A `Scorer` that runs a predictor on one device, in whose memory the predictor's matrices lie."""
 
     def __init__(self, predictor: Predictor, device: Device, place: Place) -> None:
         """Copy the predictor's matrices into the memory of `device` with `place`."""
@@ -86,7 +86,10 @@ class LookaheadPredictions:
         self._coming: dict[tuple[int, int], Pending[Union]] = {}  # by micro-batch and layer
 
     def choice_for(self, layer: int, spec: FfnSpec, host: Device) -> Choose:
-        """Return the function that predicts a block; `spec` has all its neurons, and `host` normalises its input."""
+        """Return the function that predicts the active neurons of a layer's block.
+
+        `spec` describes all neurons of the block. `host` is the device that applies the norm to its input.
+        """
 
         def choose(part: MicroBatch) -> NeuronChoice | None:
             x = part.prepared(spec, host, host.kernels)

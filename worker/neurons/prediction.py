@@ -20,7 +20,7 @@ from worker.node.microbatch import MicroBatch
 
 F32 = npt.NDArray[np.float32]
 OnPrediction = Callable[[int, NeuronChoice], None]
-"""Called with a later layer and its prediction, as soon as that is known."""
+"""A function that is called with the number of a later layer and its prediction, as soon as that is known."""
 
 
 def ignore_prediction(layer: int, choice: NeuronChoice) -> None:

@@ -37,7 +37,7 @@ class SparseNode:
         self._predictions = Predictions(scorers, lambda layer, choice: self.on_prediction(layer, choice))
 
     def begin(self, short: bool) -> None:
-        """Begin a step."""
+        """Begin a step: end the measurement of the step before. `short` is not used."""
         self.judge.begin()
 
     def abandon(self) -> None:
@@ -46,7 +46,7 @@ class SparseNode:
         self._predictions.abandon()
 
     def describe(self) -> str:
-        """Return what was skipped, decided and read, for the user; empty before anything was computed."""
+        """Return a sentence for the user on what was decided, and how much was skipped and read; may be empty."""
         read = "" if self.records is None else self.records.stats().describe()
         return "; ".join(filter(None, [self.judge.describe(), read]))
 
@@ -60,7 +60,10 @@ class SparseNode:
         return SparseFfn(segment.device, segment.launch, segment.spec, layer, first, self)
 
     def choose(self, layer: int, spec: FfnSpec, device: Device, part: MicroBatch) -> NeuronChoice | None:
-        """Return a block's prediction for a micro-batch, made once for all its segments, or None for all neurons."""
+        """Return the neurons of a block to compute for a micro-batch, or None to compute all.
+
+        The prediction is made once, and all segments of the block share it.
+        """
         if not self.judge.predicts(len(part.x)):
             return None
         key = (SparseNode, layer)
@@ -74,7 +77,10 @@ class SparseNode:
         return chosen
 
     def measure(self, arrangement: Arrangement[Segment]) -> None:
-        """Measure above which share of active neurons all are faster, with a block whose weights are in memory."""
+        """Measure the share of active neurons above which computing all of them is faster.
+
+        The first block with one segment is used; its weights must be in memory.
+        """
         for segments, hold in zip(arrangement.blocks, arrangement.holds, strict=True):
             for segment in segments:
                 if isinstance(segment, SparseFfn) and len(segments) == 1:

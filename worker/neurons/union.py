@@ -24,7 +24,7 @@ from worker.neurons.fallback import ASKED_AGAIN
 
 F32 = npt.NDArray[np.float32]
 Score = Callable[[F32], F32]
-"""Return scores `[tokens, neurons]` for an input `[tokens, hidden]`."""
+"""A function that returns scores `[tokens, neurons]` for an input `[tokens, hidden]`."""
 PIECE = STREAM_TOKENS
 SCORED = 256 << 10  # bytes of scores computed at once
 _KEPT = 16  # latest measurements that count
@@ -36,11 +36,11 @@ class Union:
     """The neurons of a layer that a step needs.
 
     Attributes:
-        active: all of them, int32 and ascending.
+        active: the numbers of all neurons that any piece needs, int32 and ascending.
         scores: `[neurons]` if the step has one token, else None.
         pieces: the active neurons of each piece of a longer step; empty if there is one piece.
         neurons: number of neurons of the layer.
-        share: share of them that a piece needs on average.
+        share: share of the layer's neurons that a piece needs on average.
         tokens: number of tokens predicted.
         exceeded: True if predicting stopped because `share` was too large.
     """
@@ -55,7 +55,10 @@ class Union:
 
 
 def union_of(score: Score, threshold: float, x: F32, most: float = inf) -> Union:
-    """Return the union for `x` `[tokens, hidden]`; stop when it exceeds the share `most` of the neurons."""
+    """Predict the neurons that the tokens of `x` `[tokens, hidden]` activate, and return their union.
+
+    Stop when the pieces need more than the share `most` of the neurons on average.
+    """
     if len(x) == 1:
         scores = score(x)[0]
         active = np.flatnonzero(scores >= np.float32(threshold)).astype(np.int32)
@@ -86,7 +89,7 @@ class _Size:
 
 
 class UnionCosts:
-    """The costs of one node's blocks on the host. Used by one thread."""
+    """Measured times of one node's blocks on the host, with all neurons and with predicted ones. Used by one thread."""
 
     def __init__(self, limit: float | None = None) -> None:
         """Create costs; `limit` is the share of active neurons above which all are computed, None to measure it."""
@@ -102,7 +105,10 @@ class UnionCosts:
         self._of(tokens).limit = limit
 
     def should_predict(self, layer: int, tokens: int) -> bool:
-        """Return True if a layer should be predicted: it paid the last time, or that was `ASKED_AGAIN` steps ago."""
+        """Return True if a layer should be predicted.
+
+        That is, predicting was faster the last time, or that time was `ASKED_AGAIN` steps ago.
+        """
         size, limit = self._of(tokens), self.limit(tokens)
         if layer not in size.shares or limit is None or not size.whole or not size.predicting:
             return True

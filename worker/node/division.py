@@ -34,9 +34,10 @@ class Division(Protocol):
 
 
 class Halves:
-    """Division of a long step into a first and a second half of its tokens, if the group can sum while it computes.
+    """Division of a long step into two micro-batches: the first and the second half of its tokens.
 
-    The keys of the first half are in the pages before the second half attends.
+    A step is divided only if the group can sum while it computes. The first half appends its keys to the pages before
+    the second half attends.
     """
 
     def __init__(self, group: Group) -> None:

@@ -251,7 +251,7 @@ def open_segment(
     launch: Launch | None = None,
     states: F32 | None = None,
 ) -> Segment:
-    """Return a segment of a block of `layer`.
+    """Create the segment that computes the units `runs` of a block of `layer` on `device`.
 
     Args:
         device: computes the segment.

@@ -127,7 +127,9 @@ class BatchAccelerated(Accelerators):
         )
 
     def use_schedule(self, schedule: BatchSchedule, chunk_bytes: int) -> None:
-        """Use another schedule from the next step on, and copy weights in parts of at most `chunk_bytes` bytes.
+        """Replace the schedule from the next step on.
+
+        Copy weights in parts of at most `chunk_bytes` bytes from then on.
 
         The boundaries of chunks of experts are fixed in the plan (`BatchSettings.chunking`): no part crosses one.
         """
@@ -136,7 +138,7 @@ class BatchAccelerated(Accelerators):
             self._rings.chunk = chunk_bytes
 
     def adapt_segment(self, segment: Segment) -> Segment:
-        """Return a segment of the accelerator in the form in which the pipeline computes it."""
+        """Return the accelerator's `segment`, replaced by one that queues its work for the pipeline."""
         return for_batches(segment, self.lanes, self.host_pages, self.visiting, self.settings.card_kv_heads)
 
     def abandon(self) -> None:
@@ -148,7 +150,7 @@ class BatchAccelerated(Accelerators):
             self.visiting.abandon()
 
     def wait_idle(self) -> None:
-        """Wait for all transfers in flight, those of visiting pages included."""
+        """Wait for all transfers in flight, including those of KV pages."""
         super().wait_idle()
         if self.visiting is not None:
             self.visiting.wait_saved()
@@ -184,7 +186,7 @@ class BatchAccelerated(Accelerators):
         return dict.fromkeys(layers, self._placed.pages(self.device, self._plan, layers, count, heads)) if heads else {}
 
     def _starts(self, host_attends: bool) -> None:
-        """Prepare for a step: if the host attends, wait until pages that the accelerator wrote are in host memory."""
+        """Prepare for a step. If the host computes attention, wait until its memory has all pages."""
         if host_attends and self.visiting is not None:
             self.visiting.wait_saved()
 

@@ -29,9 +29,9 @@ class TableEntry:
     """The place of one piece of a block's experts.
 
     Attributes:
-        piece: its number, or `SHARED` for the shared experts.
-        part: the number of the part that contains it.
-        place: its bytes in that part.
+        piece: the number of the piece, or `SHARED` for the shared experts.
+        part: the number of the part of the block that contains the piece.
+        place: the byte range of the piece in that part.
     """
 
     piece: int
@@ -40,7 +40,7 @@ class TableEntry:
 
 
 def entries(parts: Sequence[NodeSegment], experts: int) -> Iterator[TableEntry]:
-    """Yield the table of a block.
+    """Yield an entry for each piece of a block of experts.
 
     Args:
         parts: the resident and streamed parts of the block, in order. Pieces are numbered in this order.
@@ -64,7 +64,7 @@ def _cut(run: RunUnits, experts: int) -> list[int]:
 
 
 class ChunkTable:
-    """One `scheduler.weights.Hold` for a block whose parts each have their own."""
+    """A `scheduler.weights.Hold` of a whole block. It combines the holds of the block's parts."""
 
     def __init__(self, holds: Sequence[Hold], table: Sequence[TableEntry]) -> None:
         """Create a hold of all parts.

@@ -57,9 +57,10 @@ class BatchLanes:
         return self._adding.start(lambda: call(self.host.kernels))
 
     def transfer_activations(self, nbytes: int, up: bool) -> Event:
-        """Start a transfer of `nbytes` bytes of activations, to the accelerator if `up`; return its end as an event.
+        """Start a transfer of `nbytes` bytes of activations, to the accelerator if `up`, else from it.
 
-        If the device's kernels themselves move inputs and results, nothing is transferred, and the event is over.
+        Return an event that is done when the transfer has ended. On devices whose kernels copy inputs and results
+        themselves, transfer nothing and return an event that is done.
         """
         return Finished(lambda: None) if self._cross is None else self._cross(nbytes, up)
 

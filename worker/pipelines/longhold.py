@@ -8,9 +8,10 @@ from tpi.devices.pages import Bytes
 
 
 class LongHold:
-    """A hold that several `with` statements of a step enter in turn: as many as `begin` sets, or one without `begin`.
+    """A hold of weights that lasts for several `with` statements of a step.
 
-    The first statement takes the hold, and the last gives it back.
+    The first statement acquires the hold, and the last releases it. `begin` sets the number of statements; without it,
+    that number is 1.
     """
 
     def __init__(self, hold: Hold) -> None:

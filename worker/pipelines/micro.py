@@ -40,11 +40,11 @@ class QueuedMicroBatch(MicroBatch):
         self._moves: list[Pending[None]] = []  # queued steps from one block to the next
 
     def prepared(self, spec: BlockSpec, device: Device, host: Kernels) -> Input:
-        """Return the block's input, prepared by the accelerator, in a call of it that comes after `follow`."""
+        """Prepare the block's input on the accelerator and return it. Call `follow` first."""
         return self._prepare(spec, device.kernels, self.x)
 
     def follow(self) -> None:
-        """Make further calls of the accelerator wait until the hidden states are those of the next block."""
+        """Make later calls on the accelerator wait for the residual connection of the block before."""
         if self._moves and not self._lanes.adds_there and not self._moves[-1].done:
             self._lanes.device.start(self._moves[-1].wait)
 
@@ -81,7 +81,10 @@ class QueuedMicroBatch(MicroBatch):
         return True
 
     def summed(self, residual: Residual, total: F32 | None, host: Kernels) -> None:
-        """Queue the residual connection with `total`, the sum over all nodes; None if it is for another node."""
+        """Queue the residual connection with `total`, the sum over all nodes.
+
+        It is None if this node does not get the sum.
+        """
         self._partial = None
         own = None if total is None else total.copy()  # the next sum overwrites `total` before this call runs
 
@@ -98,7 +101,7 @@ class QueuedMicroBatch(MicroBatch):
         return self.x
 
     def abandon(self) -> None:
-        """Wait for everything that is queued, and ignore its errors."""
+        """Wait for all queued calls, and ignore their errors."""
         super().abandon()
         for move in self._moves:
             Finished(move.wait)

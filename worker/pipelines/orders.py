@@ -11,7 +11,7 @@ from worker.node.order import Phase, Task
 
 AHEAD = 2  # micro-batches whose attention runs ahead of the one that the accelerator computes (algorithm 1)
 _BEFORE = (Phase.PREPARE, Phase.SELECT, Phase.PROJECT, Phase.ATTEND)
-Place = tuple[range, int]  # the blocks of a layer, and a micro-batch
+Place = tuple[range, int]  # the numbers of a layer's blocks, and the number of a micro-batch
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Interleaved:
                 yield from (task for each in later for task in _before(each))
 
     def _staggered(self, places: list[Place]) -> Iterator[Task]:
-        """Yield the tasks if neurons are computed one turn later.
+        """Yield the tasks of a group of nodes, in which neurons are computed one turn later.
 
         Each turn computes the output of one place, attention of a later one, and the neurons of the place before.
         It also starts the sums that are complete by then.

@@ -74,7 +74,7 @@ def reassemble(rows: Sequence[I64], parts: Sequence[F32]) -> F32:
 
 
 def set_visit_counts(found: Sequence[Visit], holds: Mapping[int, list[LongHold]]) -> None:
-    """Begin a step: make the holds of each block last for all of the visits `found` to that block."""
+    """Begin a step: tell the holds of each block how many of the visits `found` go to that block."""
     counts = Counter(visit.block for visit in found if visit.jobs)
     for block, own in holds.items():
         for hold in own:
@@ -92,7 +92,7 @@ class BatchPipeline:
         lanes: the accelerator, and the host's threads.
         attends: whether each block is attention.
         layers: the layer of each block.
-        visiting: KV pages that visit the accelerator, if any do.
+        visiting: the KV pages that are copied to the accelerator for each micro-batch, if there are any.
         schedule: used for decode steps; may be replaced between two steps.
         chunk: the largest number of tokens of a prompt's micro-batch.
         on_start: called at the start of a step.

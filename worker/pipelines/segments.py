@@ -27,9 +27,9 @@ from worker.pipelines.visiting import VisitingPages
 F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Paged = tuple[KvArray, KvArray, Batch]
-"""Keys and values, and the batch with the numbers of their pages."""
+"""The arrays of keys and of values, and the batch with the numbers of the pages to use."""
 Crossed = tuple[Any, Event]
-"""Heads, or the result of attention, and the end of their transfer over the link."""
+"""Projected heads or the result of attention, and the event of their transfer over the link."""
 ExpertsCall = Callable[[Input, Routing], F32]
 """A call that computes a block's experts from its input and the routing of its tokens."""
 
@@ -210,7 +210,7 @@ class BatchExperts(ExpertsSegment):
 def for_batches(
     segment: Segment, lanes: BatchLanes, home: KvPages, visiting: VisitingPages | None, kept: int = 0
 ) -> Segment:
-    """Return a segment in the form in which the pipeline computes it.
+    """Return the segment that computes the same units as `segment`, but queues its work for the pipeline.
 
     Args:
         segment: a segment of the accelerator.
@@ -237,6 +237,6 @@ def _follow(part: MicroBatch) -> None:
 
 
 def _attended(kernels: Kernels, some: HeadRange, projected: Projected, pages: Paged) -> F32:
-    """Return the result of attention for some of the heads, `[tokens, their values]`."""
+    """Return the result of attention for the heads `some`, `[tokens, heads * head_dim]`."""
     own = projected if some.spec.kv_heads == projected.keys.shape[1] else some.of(projected)
     return kernels.attend(some.spec, own, *pages)

@@ -1,9 +1,9 @@
 """KV pages in host memory that visit the accelerator micro-batch by micro-batch (MoE-Lightning's D4, FlexGen's zigzag).
 
-A *visit* is the attention of one micro-batch in one layer. Its pages are loaded into a *room*, a buffer on the
-accelerator; attention is computed; and the pages that it appended to are saved to host memory. While one micro-batch
-computes, the pages of the next are loaded into another room. Pages have other numbers in a room than in host memory,
-since a room holds those of one micro-batch only. Only the thread of the block loop uses this module.
+A *visit* is the attention of one micro-batch in one layer. Its pages are loaded into a buffer on the accelerator,
+attention is computed, and the pages that it appended to are saved to host memory. While one micro-batch computes, the
+pages of the next are loaded into another buffer. Pages have other numbers in a buffer than in host memory, since a
+buffer holds those of one micro-batch only. Only the thread of the block loop uses this module.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from tpi.devices.pages import Bytes
 from tpi.kernels.kv import KvPages
 from tpi.kernels.spec import PAGE_TOKENS, Batch, KvArray
 
-Visit = tuple[int, int]  # a layer, and a micro-batch of the step
+Visit = tuple[int, int]  # the numbers of a layer and of a micro-batch of the step
 
 
 @dataclass(eq=False)
@@ -31,8 +31,8 @@ class PageBuffer:
         keys: on the accelerator, `[pages, ...]` as in `tpi.kernels.kv.KvPages`.
         values: on the accelerator, likewise.
         staged: keys and values in the host's buffer, likewise.
-        loaded: the last load into this room.
-        ended: the last save from this room, pending until its visit is computed.
+        loaded: the last load into this buffer.
+        ended: the last save from this buffer. It is pending until the attention of the visit is computed.
     """
 
     keys: KvArray
@@ -44,13 +44,13 @@ class PageBuffer:
 
 @dataclass(frozen=True)
 class PageNumbers:
-    """The pages that a micro-batch needs, in the order of a room, and its batch with their numbers in the room.
+    """The KV pages that a micro-batch needs, in the order in which they lie in a buffer.
 
     Attributes:
         host_pages: the numbers of the pages in host memory.
         filled: how many of the first pages hold tokens of earlier steps or micro-batches.
         written: the index of the first page that the micro-batch appends to; it appends to all later ones too.
-        batch: the micro-batch with the pages' numbers in the room.
+        batch: the micro-batch with the pages' numbers in the buffer.
     """
 
     host_pages: tuple[int, ...]
@@ -73,7 +73,7 @@ class _Save:
 
 
 class VisitingPages:
-    """The rooms of one accelerator, and the transfers between them and the pages `home` in host memory."""
+    """The buffers of one accelerator, and the transfers between them and the KV pages in host memory."""
 
     def __init__(self, device: Device, home: KvPages, rooms: Sequence[PageBuffer], queue: TransferQueue) -> None:
         self._device, self._home, self._rooms, self._queue = device, home, list(rooms), queue
@@ -87,7 +87,7 @@ class VisitingPages:
 
     @property
     def capacity(self) -> int:
-        """The number of pages that a room holds."""
+        """The number of pages that one buffer holds."""
         return len(self._rooms[0].keys)
 
     def begin(self, batches: Sequence[Batch], visits: Sequence[Visit]) -> None:
@@ -159,7 +159,10 @@ class VisitingPages:
         self._ahead.clear()
 
     def _load(self, layer: int, number: int) -> PageBuffer:
-        """Load a visit's pages into the least recently used room, after all saves from that room and of those pages."""
+        """Load a visit's pages into the least recently used buffer.
+
+        The load waits for the saves from that buffer, and for the saves of the same pages.
+        """
         room = self._rooms.pop(0)
         self._rooms.append(room)
         numbers, before = self._numbers[number], room.ended
@@ -187,7 +190,10 @@ class VisitingPages:
         return self._queue.submit("kv save", f"KV {layer}, micro-batch saved", save)
 
     def _copy_in(self, layer: int, room: PageBuffer, pages: list[int]) -> None:
-        """Gather pages in the host's buffer and copy them to the room at once, as many small copies would be slow."""
+        """Gather pages in host memory and copy them to the accelerator at once.
+
+        Many small copies would be slow.
+        """
         if not pages:
             return
         some = slice(0, len(pages))
@@ -202,7 +208,10 @@ class VisitingPages:
 
 
 def page_numbers(batch: Batch) -> PageNumbers:
-    """Return the pages of a micro-batch: those only read, those also appended to, and new ones, in this order."""
+    """Return the pages of a micro-batch.
+
+    Pages that it only reads come first, then those that it also appends to, then new ones.
+    """
     rows, sequence = np.unique(batch.sequence, return_inverse=True)
     ends = np.array([batch.positions[batch.sequence == row].max() + 1 for row in rows])
     firsts = np.array([batch.positions[batch.sequence == row].min() for row in rows])

@@ -1,4 +1,7 @@
-"""The runs and vectors that attention blocks and experts must have in a plan, for `worker.plan.checks`."""
+"""Checks of the runs and vectors of attention blocks and of blocks of experts in a plan from the master.
+
+`worker.plan.checks` calls them.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,7 +15,7 @@ from tpi.partition import FFN_UNIT, Range, kv_range
 
 
 def attention_vectors(config: ModelConfig) -> dict[str, int]:
-    """Return the length of each vector, by name, that an attention block may have in addition to norms."""
+    """Return the number of values of each vector, by name, that an attention block may have besides its norms."""
     heads, kv_heads = config.heads * config.head_dim, config.kv_heads * config.head_dim
     found = {
         "o.bias": config.hidden, "q.bias": heads, "k.bias": kv_heads, "v.bias": kv_heads, "q_norm.whole": heads,
@@ -53,7 +56,10 @@ def holds_key_heads(assign: Assign, block: BlockPlan) -> bool:
 
 
 def lacks_latent(config: ModelConfig, names: list[str]) -> bool:
-    """Return True if the model has a latent vector and `names`, an attention block's vectors, lack its norm."""
+    """Return True if the norm of the latent vector is missing from `names`, the names of an attention block's vectors.
+
+    Return False if the model has no latent vector.
+    """
     return config.latent is not None and "latent.norm" not in names
 
 
@@ -68,7 +74,7 @@ def expert_runs(config: ModelConfig) -> dict[BlockKind, Mapping[RunName, RunShap
 
 
 def expert_vectors(config: ModelConfig) -> dict[str, int]:
-    """Return the length of each vector, by name, that a block of experts may have in addition to norms."""
+    """Return the number of values of each vector, by name, that a block of experts may have besides its norms."""
     assert config.mixture is not None  # `expert_runs` allows no such block without it
     experts, width = config.mixture.experts, config.mixture.width
     return {
@@ -83,7 +89,7 @@ def expert_vectors(config: ModelConfig) -> dict[str, int]:
 
 
 def settings_fault(config: ModelConfig) -> str | None:
-    """Return what is wrong with the settings of experts or of a latent vector, or None."""
+    """Return what is wrong with the model's settings of experts or of latent attention, or None if they are valid."""
     try:
         if config.mixture is not None:
             check_mixture(config.mixture, "it")

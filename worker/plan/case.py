@@ -1,4 +1,4 @@
-"""The case for which a plan is chosen, and the candidates that modes propose for it."""
+"""The input of the choice of a plan (`Case`), and its possible results (`Candidate`), which the modes propose."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -63,11 +63,11 @@ class Candidate(Generic[Details]):
 
     Attributes:
         mode: the mode that proposes it.
-        details: what only this mode needs to know.
-        offload: what lies on the accelerators; None without accelerators, and where it was only checked what fits.
-        window: the host's window on a node without accelerators; None before the files are there.
-        seconds: the forecast of the prompt and of the answer of `Case.request`; 0 if it is known to be the fastest.
-        remark: why it was chosen, for the user.
+        details: settings that only this mode has, for example its slots or its batch size.
+        offload: what lies on the accelerators; None if the node has none, or if `Case.checking` is True.
+        window: the host's window on a node without accelerators; None before the weights are on the node.
+        seconds: the predicted seconds of the prompt and of the answer of `Case.request`. (0, 0) makes it the fastest.
+        remark: a sentence for the user that says why it was chosen; may be empty.
     """
 
     mode: Mode
@@ -91,9 +91,10 @@ class Case:
         held: the files of the plan's blocks, by `NodeBlock.source`; None before they are on the node.
         kernels: measure the host's speeds if weights are streamed; None: nothing is measured.
         disk: the reader of the files; None: one that suits the measured disk.
-        request: what candidates are compared for; None: a usual request.
-        coarse: the pieces for the cost model if not those of `worker.plan.segments.cut_pieces`.
-        checking: True if the question is only whether something fits: nothing is forecast then.
+        request: the request whose time the candidates are compared by. None: at most 512 tokens of prompt and 128 of
+            answer.
+        coarse: the pieces to give to the cost model; None for those of `worker.plan.segments.cut_pieces`.
+        checking: True to find out only whether a plan fits. No times are predicted then.
     """
 
     plan: NodePlan
@@ -120,13 +121,19 @@ class Case:
         return list(self.coarse) if self.coarse is not None else cut_pieces(self.plan)
 
     def sizes(self, pieces: Sequence[NodeSegment]) -> list[int]:
-        """Return the bytes of host memory that each of `pieces` takes; an upper bound before its file is there."""
+        """Return how many bytes of host memory each of `pieces` takes.
+
+        Before the files are on the node, these are upper bounds.
+        """
         if self.held is None:
             return [piece.max_bytes(self.plan.rank) for piece in pieces]
         return [piece.extent(self.held).slot_bytes for piece in pieces]
 
     def host_part(self, offload: OffloadPlan | None) -> tuple[list[NodeSegment], HostShare]:
-        """Return the pieces that the host holds beside the accelerators of `offload`, and the memory that they take."""
+        """Return the pieces that do not stay on the accelerators of `offload`, and the host memory that they take.
+
+        If `offload` is None, these are all pieces of the node.
+        """
         if offload is None:
             pieces = tiles(self.plan)
             return pieces, HostShare.of(pieces, self.sizes(pieces))
@@ -145,7 +152,7 @@ class Case:
 
     @cached_property
     def host_budget(self) -> tuple[Budget, DiskSpeed]:
-        """How the memory of a host without accelerators is divided, and the disk's speed.
+        """The division of the memory of a host without accelerators, and the speed of its disk.
 
         Raises:
             PlanError: if the plan does not fit; names the memory that would suffice.
@@ -154,7 +161,9 @@ class Case:
         return self.budget(pieces, hosted)
 
     def budget(self, pieces: Sequence[NodeSegment], hosted: HostShare) -> tuple[Budget, DiskSpeed]:
-        """Return how the host's memory is divided, and the disk's speed. Both are measured if weights are streamed.
+        """Return the division of the host's memory, and the speed of its disk.
+
+        If weights are streamed, the speeds of the memory and of the disk are measured for this.
 
         Raises:
             PlanError: if the plan does not fit; names the memory that would suffice.
@@ -214,7 +223,10 @@ class Case:
         )
 
     def rounding_bytes(self, pieces: Sequence[NodeSegment]) -> int:
-        """Return the bytes that rounding adds to experts and KV pages on an accelerator, which the cost model omits."""
+        """Return the bytes that are lost on an accelerator because experts and KV pages start on pages of memory.
+
+        The cost model does not count these bytes.
+        """
         plan = self.plan
         weights = sum(piece_bytes(piece) - piece.nbytes for piece in pieces if piece.block.kind == "experts")
         layers = sum(piece.block.kind == "attention" for piece in pieces)
@@ -223,7 +235,7 @@ class Case:
 
 
 def head_work(plan: NodePlan, nbytes: int) -> TableWork:
-    """Return the work of a head of `nbytes` bytes; 0 bytes on a node that does not hold it."""
+    """Return the work of the output head, whose weights take `nbytes` bytes; 0 on a node that does not hold it."""
     return TableWork(nbytes, plan.config.vocab * plan.config.hidden if nbytes else 0)
 
 

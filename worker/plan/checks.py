@@ -44,7 +44,8 @@ def check_assign(assign: Assign, card: Card | None = None) -> None:
     """Refuse a plan that contradicts itself or needs more memory than `assign.options` allow.
 
     Args:
-        card: this node's accelerator, if it has one.
+        assign: the plan.
+        card: the accelerators of this node, if it has any.
 
     Raises:
         PlanError: if the plan is refused; names the fault, or the amount of memory that would suffice.
@@ -56,7 +57,12 @@ def check_assign(assign: Assign, card: Card | None = None) -> None:
 
 
 def check_step(step: Step, hidden: int, longest: int) -> None:
-    """Refuse a step whose hidden states are not `[tokens, hidden]` with at most `longest` tokens and sequences.
+    """Refuse a step whose hidden states have the wrong shape, or that is too long.
+
+    Args:
+        step: the step that the master sent.
+        hidden: the hidden size of the model.
+        longest: the largest number of tokens, and of sequences, that this node computes at once.
 
     Raises:
         PlanError: if the step is refused; names the fault.
@@ -67,9 +73,9 @@ def check_step(step: Step, hidden: int, longest: int) -> None:
             f"a step has {tokens} tokens in {len(step.entries)} sequences, but this node computes at most {longest}"
         )
     if width != hidden:
-        raise PlanError(f"a step has hidden states of {width} values where the plan says {hidden}")
+        raise PlanError(f"a step has hidden states of {width} values, but the plan says {hidden}")
     if any(entry.count < 1 for entry in step.entries):
-        raise PlanError("a step names a sequence but has no tokens of it")
+        raise PlanError("a step names a sequence of which it has no tokens")
 
 
 def _faults(assign: Assign) -> Iterator[Fault]:
@@ -99,7 +105,7 @@ def _config_faults(config: ModelConfig) -> Iterator[Fault]:
     yield _outside("context", config.context, 1, 2**31 - 1)
     yield _outside("layers", config.layers, 1, _MOST_LAYERS)
     yield _if(config.heads % config.kv_heads != 0, f"{config.heads} heads cannot share {config.kv_heads} KV heads")
-    yield _if(2 * len(config.inv_freq) > config.head_dim, "it rotates more values than a head has")
+    yield _if(2 * len(config.inv_freq) > config.head_dim, "its rotary frequencies cover more values than a head has")
     yield settings_fault(config)
     yield _if(len(config.windows) not in (0, config.layers), "it does not have one window per layer")
     for window in config.windows:
@@ -125,7 +131,7 @@ def _option_faults(options: NodeOptions) -> Iterator[Fault]:
 def _group_faults(assign: Assign) -> Iterator[Fault]:
     yield _outside("size", assign.size, 2, _MOST_NODES)
     yield _if(assign.rank == 0, "rank 0 is the master's own")
-    yield _if([peer.rank for peer in assign.peers] != list(range(assign.size)), "its peers are not one per rank")
+    yield _if([peer.rank for peer in assign.peers] != list(range(assign.size)), "it has not one peer for each rank")
     yield _if(not all(peer.address for peer in assign.peers[1:]), "a peer has no address")
     yield _if(assign.collective not in group_names(), f"collective is {assign.collective!r}")
     yield _if(assign.wire not in wire_names(), f"wire is {assign.wire!r}")

@@ -18,7 +18,7 @@ from worker.plan.case import Candidate, Case, Mode
 from worker.plan.fit import Tables
 
 Choose = Callable[[Case], Candidate[Any]]
-"""The type of `choose`."""
+"""A function that chooses a candidate for a case, as `choose` does."""
 
 
 def choose(case: Case) -> Candidate[Any]:
@@ -34,7 +34,7 @@ def ranked(case: Case) -> list[Candidate[Any]]:
     """Return all candidates that fit, the fastest first; there is at least one.
 
     Raises:
-        PlanError: as `choose`.
+        PlanError: if none fits, or the options contradict each other; names the smallest setting that would suffice.
     """
     found: list[Candidate[Any]] = []
     refused: dict[Mode, PlanError] = {}
@@ -51,7 +51,7 @@ def ranked(case: Case) -> list[Candidate[Any]]:
 
 
 def _proposal(mode: Mode, case: Case) -> Candidate[Any] | PlanError | None:
-    """Return what a mode proposes, or why it refuses; None if it has nothing to propose."""
+    """Return the candidate that a mode proposes, or the error with which it refuses; None if it does not apply."""
     propose = import_module(f"worker.plan.modes.{mode}").propose  # not imported before: some modes are slow to import
     try:
         found: Candidate[Any] | None = propose(case)
@@ -81,7 +81,7 @@ def check(plan: NodePlan, tables: Tables | None = None, card: Card | None = None
 
 
 def allowed_modes(case: Case) -> Sequence[Mode]:
-    """Return the modes that the machine and the flags leave open; the first of equally fast ones wins.
+    """Return the modes that the machine and the flags allow. If two candidates are equally fast, the earlier mode wins.
 
     Raises:
         PlanError: if flags contradict each other.
@@ -116,7 +116,10 @@ def allowed_modes(case: Case) -> Sequence[Mode]:
 
 
 def _compares_neurons(case: Case) -> bool:
-    """Return True if active neurons alone are to be compared with all: the user has not chosen another way."""
+    """Return True if computing only active neurons should be compared with computing all of them.
+
+    The model must have predictors, `--sparsity` must be auto, and no flag may fix where weights lie.
+    """
     if not case.plan.predictors or case.plan.options.sparsity != "auto":
         return False
     from worker.plan.modes.neurons import fixed_placement_flag
@@ -125,7 +128,7 @@ def _compares_neurons(case: Case) -> bool:
 
 
 def _remark(case: Case, found: Sequence[Candidate[Any]], refused: dict[Mode, PlanError]) -> str:
-    """Return what `--sparsity auto` compared on an accelerator, and with which result, for the user."""
+    """Return a sentence for the user on the forecasts that `--sparsity auto` compared; empty if it compared none."""
     if case.accelerated is None or case.checking or not _compares_neurons(case):
         return ""
     if "neurons" in refused:

@@ -26,7 +26,7 @@ class Chunking:
     least: int = _LEAST
 
     def size(self, passing: int) -> int:
-        """Return the bytes of a chunk in a layer with `passing` streamed bytes."""
+        """Return the size in bytes of each chunk of a layer that streams `passing` bytes."""
         return max(self.least, -(-passing // self.count))
 
 
@@ -49,7 +49,10 @@ def pieces_of(plan: NodePlan, kept: float, chunking: Chunking) -> tuple[tuple[No
 
 
 def _layer(layer: NodeLayer, room: float, chunking: Chunking) -> Iterator[tuple[NodeSegment, bool]]:
-    """Yield the pieces of a layer, each with True if it is resident; at most `room` bytes are."""
+    """Yield the pieces of a layer, each with True if it is resident.
+
+    Resident pieces have at most `room` bytes in all.
+    """
     cut: list[tuple[NodeBlock, Runs, Runs]] = []
     for block in layer.blocks:
         first, rest = _cut(block, room)
@@ -65,7 +68,7 @@ def _layer(layer: NodeLayer, room: float, chunking: Chunking) -> Iterator[tuple[
 
 
 def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
-    """Return a block's units that fit into `room` bytes, and the others. Attention is not cut."""
+    """Divide a block into the units that fit into `room` bytes, and the others. Attention is not cut."""
     if block.nbytes <= room + 1:
         return block.runs, ()
     if block.kind == "experts":
@@ -78,7 +81,7 @@ def _cut(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
 
 
 def divide_experts(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
-    """Return the units of a block of experts that fit into `room` bytes, and the others, which are contiguous.
+    """Divide a block of experts into the units that fit into `room` bytes, and the others, which are contiguous.
 
     The first units are resident. If the shared experts, which come first and are never cut, do not fit, the last units
     are resident instead.

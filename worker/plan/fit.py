@@ -33,9 +33,9 @@ class Tables:
 
 @dataclass(frozen=True)
 class HostShare:
-    """The part of a node's share that takes host memory: pieces in memory or on disk, in order of use, and a KV cache.
+    """The weights and the KV cache that a node keeps outside its accelerators: in the host's memory or on its disk.
 
-    `sizes` (bytes of memory) and `kinds` have one item per piece.
+    `sizes` (bytes of memory) and `kinds` have one item per piece, in the order in which pieces are used.
     """
 
     sizes: tuple[int, ...]
@@ -53,7 +53,7 @@ class HostShare:
         staged: int = 0,
         kv_heads: int | None = None,
     ) -> "HostShare":
-        """Create the host's part from `pieces` and their `sizes` in bytes. The other arguments are its attributes."""
+        """Describe `pieces`, which take `sizes` bytes of memory. The other arguments are attributes of the result."""
         return cls(tuple(sizes), tuple(piece.block.half for piece in pieces), kv_layers, staged, kv_heads)
 
 
@@ -86,7 +86,13 @@ def fit(
 
 
 def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None = None) -> MemoryNeed:
-    """Return the memory that `node` needs, by use. The arguments are those of `fit`."""
+    """Return how many bytes `node` needs for each use of memory.
+
+    Args:
+        node: the node's part of the deployment.
+        tables: tables and predictors, on the master.
+        hosted: the pieces that the host holds; by default all.
+    """
     config, options = node.config, node.options
     tables, pieces = tables or Tables(), tiles(node)
     hosted = hosted or HostShare.of(pieces, [one.max_bytes(node.rank) for one in pieces])
@@ -114,14 +120,14 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
 
 
 def computing_bytes(node: NodePlan) -> int:
-    """Return the bytes that `node` needs for each token that it computes at once."""
+    """Return the bytes of activations per token, for the tokens that `node` computes at the same time."""
     return token_bytes(node.config, node.heads, node.kv_heads, node.neurons, _passing(node))
 
 
 def passing_bytes(node: NodePlan) -> int:
-    """Return the bytes that `node` needs for each token of a step in micro-batches while it is not computed.
+    """Return the bytes per token of a step in micro-batches, for the tokens that are waiting to be computed.
 
-    These are hidden states: of the step, of the micro-batch, of the result, and those on their way between nodes.
+    They hold hidden states: those of the step, of the micro-batch, of the result, and those in transit between nodes.
     """
     return 4 * node.config.hidden * (3 + _passing(node))
 
@@ -136,21 +142,25 @@ def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, pa
         heads: query heads of the node.
         kv_heads: KV heads of the node.
         neurons: feed-forward neurons of the node that a token passes.
-        passing: arrays on their way between tiles and nodes.
+        passing: number of arrays in transit between tiles and nodes.
     """
     return 4 * config.hidden * (5 + passing) + buffer_bytes(config, heads, kv_heads, neurons)
 
 
 def kernel_room(node: NodePlan) -> CardMemoryNeed:
     """Return the memory that the kernels of an accelerator need if it computes all blocks of `node`."""
-    vectors = sum(block.vectors_bytes for block in node.blocks if block.kind != "experts")  # those stay on the host
+    vectors = sum(
+        block.vectors_bytes for block in node.blocks if block.kind != "experts"
+    )  # the host has those of experts
     vectors += 4 * len(node.config.inv_freq) * node.config.layers
     runs = [run.layout for block in node.blocks for run in block.runs]
     return card_memory_need(node.config, (node.heads, node.kv_heads, node.neurons), runs, node.options.context, vectors)
 
 
 def _passing(node: NodePlan) -> int:
-    """Return the number of arrays of x's size on their way: in a sum, in messages with x, and between tiles.
+    """Return the number of arrays in transit that are as large as the hidden states x of a step.
+
+    They are in a sum, in messages with x, and between tiles.
 
     The master queues x for each worker until the first sum. A worker has the frame that ZeroMQ received, and a copy.
     """

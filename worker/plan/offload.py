@@ -40,7 +40,7 @@ class MemoryRule:
 
     @classmethod
     def of(cls, weights: str) -> "MemoryRule":
-        """Return what `--weights` says."""
+        """Return the rule for a value of `--weights`: "auto", "gpu", "ram" or "disk"."""
         if weights == "ram":
             return cls(True, "--weights ram needs all weights in memory", "use --weights auto")
         return cls(False if weights == "disk" else None)
@@ -57,9 +57,9 @@ class OffloadPlan:
     Attributes:
         pieces: all pieces.
         resident: pieces that are resident on their accelerator.
-        long: other pieces that steps of at least `crossover` tokens stream to the accelerator.
-        short: other pieces that shorter steps stream to the accelerator.
-        crossover: tokens.
+        long: pieces that are not resident and that steps of at least `crossover` tokens stream to the accelerator.
+        short: pieces that are not resident and that shorter steps stream to the accelerator.
+        crossover: the number of tokens from which a step counts as long.
         kv: where keys and values lie; "ram" if those of any head are in the host's memory.
         depth: segments in a ring at once, and layers whose KV pages visit the accelerator at once.
         kv_layer_bytes: bytes of one layer's KV pages on the accelerator.
@@ -71,7 +71,7 @@ class OffloadPlan:
             lie, layers lie in the two halves of the ring in turn, and KV pages visit by micro-batch, not by layer.
         host_kv_heads: KV heads per layer with keys and values in the host's memory; None means all.
         staged_bytes: bytes of host memory that collect keys and values on their way to or from the accelerator.
-        other_bytes: bytes on the first accelerator for what the mode holds there besides, such as slots of experts.
+        other_bytes: bytes on the first accelerator for the mode's own memory, such as slots of experts.
         memory: where the pieces that are not resident must lie.
     """
 
@@ -94,7 +94,10 @@ class OffloadPlan:
     memory: MemoryRule = MemoryRule()
 
     def piece_name(self, piece: int) -> str:
-        """Return the name of a streamed piece in traces and errors; a chunk has its number if its block has several."""
+        """Return the name of a streamed piece for traces and errors.
+
+        If its block has several chunks, add the chunk's number.
+        """
         block = self.pieces[piece].block
         if not self.chunked:
             return block.name
@@ -122,7 +125,10 @@ class OffloadPlan:
         return frozenset(number for number, piece in enumerate(self.pieces) if piece.device == card)
 
     def ring(self, numbers: Numbers) -> Ring:
-        """Return a ring for the pieces `numbers`, merged from one per accelerator; its blocks are piece numbers."""
+        """Return the ring for the pieces `numbers`. The rings of several accelerators are merged into one.
+
+        The blocks of the result are numbers of pieces.
+        """
         if self.chunked and numbers:
             return self._ring_of_halves()
         sizes = [piece_bytes(piece) for piece in self.pieces]
@@ -138,7 +144,7 @@ class OffloadPlan:
         return max(self.ring(streamed & self.pieces_on(card)).size for streamed in (self.long, self.short))
 
     def ring_cuts(self, card: int) -> list[int]:
-        """Return the offsets in accelerator `card`'s ring at which no piece of long or short steps is cut in two."""
+        """Return the offsets at which accelerator `card`'s ring may be divided without cutting a piece in two."""
         if self.chunked:  # the ring's memory is allocated in one piece
             return []
         mine = self.pieces_on(card)
@@ -181,7 +187,7 @@ class OffloadPlan:
         return [layer for layer in self.layers if layer in attending]
 
     def visiting_layers_on(self, card: int) -> list[int]:
-        """Return those layers of `staged` that are assigned to accelerator `card`."""
+        """Return the layers among `visiting_layers` whose attention is assigned to accelerator `card`."""
         mine = set(self.layers_on(card))
         return [layer for layer in self.visiting_layers if layer in mine]
 

@@ -62,7 +62,7 @@ def matrix_bytes(rows: int, columns: int, weights: Weights) -> int:
 
 
 def values_of(nbytes: int) -> int:
-    """Return how many float32 values `nbytes` bytes are sent as."""
+    """Return the number of float32 values that `nbytes` bytes are packed into for sending."""
     return -(-nbytes // 4)
 
 

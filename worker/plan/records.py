@@ -35,19 +35,22 @@ LEAST = 0.5  # least slots, as a share of the neurons that a token is expected t
 
 @dataclass(frozen=True, eq=False)
 class RecordPlan:
-    """The slots of each layer, by block number in order of use, and the segments of the window for longer steps.
+    """The plan of a node that reads single neurons from disk on demand.
+
+    `layers` has the slots of each layer, by block number in order of use. `segments` are those of the window, which
+    provides whole blocks to longer steps.
 
     `gap` and `min_read_bytes`, in bytes, are parameters of `scheduler.demand.records.tier.RecordTier`.
     """
 
     segments: tuple[NodeSegment, ...]
-    placement: Placement  # of `segments`, in which neurons stream and all else stays resident
+    placement: Placement  # of `segments`, while neurons are read on demand
     layers: dict[int, RecordLayer]
     disk: Disk
     readers: int  # number of reader threads
     gap: int = USUAL_GAP
     min_read_bytes: int = 0
-    plain_placement: Placement | None = None  # of `segments` in the plain window, if the two ways take turns
+    plain_placement: Placement | None = None  # while all neurons stream; None if the ways do not alternate
 
     @property
     def slots_bytes(self) -> int:
@@ -61,9 +64,9 @@ class RecordPlan:
 
     @property
     def extra_bytes(self) -> int:
-        """Most bytes that the plan takes in addition to the window's first placement.
+        """Limit of the bytes that the plan takes in addition to the window's first placement.
 
-        If the two ways take turns, the index is not included.
+        If reading on demand alternates with the plain window, the index is not included.
         """
         if self.plain_placement is None:
             return self.index_bytes + self.slots_bytes
@@ -125,7 +128,7 @@ def read_by_neuron(case: Case) -> Candidate[RecordPlan] | None:
 
 
 def _predicted(plan: NodePlan, blocks: Sequence[NodeBlock]) -> bool:
-    """Return True if every neuron of this node can be predicted and read by itself."""
+    """Return True if every neuron in `blocks` can be predicted, and can be read without the others."""
     predicted = {one.layer for one in plan.predictors}
     by_records = all(len(block.runs) == 1 and block.runs[0].layout.layout == "record" for block in blocks)
     return plan.options.sparsity != "off" and bool(blocks) and by_records and predicted >= {b.layer for b in blocks}
@@ -148,7 +151,7 @@ def _placement(segments: Sequence[NodeSegment], sizes: Sequence[int]) -> Placeme
 
 
 def _draft(block: NodeBlock, frequency: npt.NDArray[np.float64], held: Sequence[HeldBlock]) -> RecordLayer:
-    """Return a layer without slots; the padding of its last unit has the frequency 0."""
+    """Describe a layer's neurons, still without slots. The padding of its last unit has the frequency 0."""
     (run,) = block.runs
     extent = NodeSegment(block, block.runs).extent(held)
     padded = np.pad(frequency, (0, len(run.units) * run.layout.width - len(frequency)))

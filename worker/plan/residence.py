@@ -26,8 +26,8 @@ class Residence:
 
     Attributes:
         segments: the segments of the host's window, in order of use.
-        extents: the place of each of them on disk.
-        placement: which of them are resident, and the ring for the others.
+        extents: the byte range of each segment on disk.
+        placement: which segments are resident, and the ring for the others.
         budget: the division of the node's memory. Its placement is of the tiles, before resident neighbours are joined.
         disk: the reader of the weights' files.
         memory_for: takes the bytes of weights to hold in memory; returns the `--memory`, in bytes, that they need
@@ -36,11 +36,11 @@ class Residence:
         memory_with: takes a `--window` and a `--retain`; returns the `--memory`, in bytes, that they need with the
             head in memory.
         mode: the mode in which the node runs.
-        details: what only this mode needs to know.
+        details: settings that only this mode has (`Candidate.details`).
         nbytes: bytes of all weights.
         speed: the disk's speed that the placement relies on; unmeasured if nothing is streamed.
         offload: the plan of the accelerators, if the node has any.
-        remark: why this was chosen, for the user.
+        remark: a sentence for the user that says why this was chosen; may be empty.
     """
 
     segments: tuple[NodeSegment, ...]
@@ -73,7 +73,7 @@ class Residence:
 
 
 def residence_of(case: Case, chosen: Candidate[Any]) -> Residence:
-    """Return where the weights of a node lie that runs as `chosen`.
+    """Return where the weights of a node lie if it runs the candidate `chosen`.
 
     Raises:
         PlanError: if the pieces beside the accelerators do not fit into the node's memory.
@@ -114,7 +114,9 @@ def memory_with_window(plan: NodePlan, tables: Tables | None, window: int, retai
 
 
 def _beside(case: Case, offload: OffloadPlan) -> tuple[HostWindow, OffloadPlan, Places]:
-    """Return the host's window beside accelerators, the plan adapted to it, and the places of all segments.
+    """Plan the host's window for the pieces that are not on accelerators.
+
+    Return the window, `offload` adapted to it, and the places of all segments.
 
     Raises:
         PlanError: if the pieces beside the accelerators do not fit into the node's memory.

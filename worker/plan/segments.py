@@ -61,7 +61,7 @@ class NodeSegment:
         return self.runs == self.block.runs
 
     def extent(self, held: Sequence[HeldBlock]) -> Extent:
-        """Return the place on disk of a segment that is one byte range.
+        """Return the byte range on disk of a segment whose runs are adjacent there.
 
         Args:
             held: the files of the plan's blocks, by `NodeBlock.source`.
@@ -85,7 +85,11 @@ class NodeSegment:
         return 0 if self.whole else _begin(self.block, self.runs[0])
 
     def pieces(self, held: Sequence[HeldBlock]) -> list[Extent]:
-        """Return the place of each run on disk. `held` has the files of the plan's blocks, by `NodeBlock.source`."""
+        """Return the byte range of each run on disk.
+
+        Args:
+            held: the files of the plan's blocks, by `NodeBlock.source`.
+        """
         found = held[self.block.source].extent
         return [Extent(found.path, found.offset + _begin(self.block, run), run.nbytes) for run in self.runs]
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Announcer:
-    """An mDNS announcement that lasts until `close`. It runs in its own thread, which logs failures."""
+    """An announcement of this worker over mDNS, until `close`. A thread of its own repeats it and logs failures."""
 
     def __init__(self, name: str, key: bytes, host: str, port: int) -> None:
         """Start to announce the worker `name`, with its public key, and the host and port that it listens on."""

@@ -97,7 +97,7 @@ class Compute:
 
     @property
     def progress(self) -> int:
-        """A count that grows whenever the thread makes progress."""
+        """A count that grows while the thread loads or computes. A constant count shows that it hangs."""
         node = self._node
         return self._ticks + (node.progress if node else 0)
 
@@ -298,7 +298,7 @@ class Compute:
 
 
 def _title(assign: Assign) -> str:
-    """Return a description of the plan's model. A worker does not get the model's name."""
+    """Return a description of the plan's model, since a worker does not get the model's name."""
     config = assign.config
     return f"{config.family}-{config.layers}x{config.hidden}"
 

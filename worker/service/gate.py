@@ -23,7 +23,7 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class ConnectionLimit:
-    """The limit for all ports of this process. On systems other than Linux it does nothing."""
+    """The limit on connections to all ports of this process. On systems other than Linux it has no effect."""
 
     def __init__(self, ports: Iterable[int], arrivals: Sequence[Arrivals] = ()) -> None:
         """Guard `ports`, which must be listening; `arrivals` count the connections of those that require keys."""
@@ -35,7 +35,7 @@ class ConnectionLimit:
         self._listeners = _listeners(set(ports)) if _DESCRIPTORS.is_dir() else []
 
     def update(self) -> None:
-        """Shut or open the gate. Call this several times a second."""
+        """Stop accepting connections if there are too many, or start again. Call this several times a second."""
         used = _used() if self._listeners else 0
         connections = max(0, sum(one.count() for one in self.arrivals) - self.expected)
         if not self.shut and (used > self._most or connections > _MOST_CONNECTIONS):
@@ -44,12 +44,12 @@ class ConnectionLimit:
             self._turn(shut=False)
 
     def shut_if_crowded(self) -> None:
-        """Shut the gate if too many connections are open. Call this whenever one of `arrivals` has an event."""
+        """Stop accepting connections if too many are open. Call this whenever one of `arrivals` has an event."""
         if sum(one.count() for one in self.arrivals) - self.expected > _MOST_CONNECTIONS and not self.shut:
             self._turn(shut=True)
 
     def close(self) -> None:
-        """Open the gate and stop guarding the ports."""
+        """Accept connections again, and stop limiting them."""
         if self.shut:
             self._turn(shut=False)
         for listener in self._listeners:

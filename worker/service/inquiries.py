@@ -18,7 +18,7 @@ _CLOSE_S = _CONNECT_S  # for all threads together; those that wait longer for a 
 
 
 class Inquiries:
-    """The inquiries under way. Only the I/O thread may call the methods."""
+    """The inquiries that are being answered. Only the I/O thread may call the methods."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """Create an empty set of inquiries; a background thread calls `wake` when it has an answer."""

@@ -9,7 +9,7 @@ _SLOW = 20  # factor by which heartbeats to a silent master are rarer
 
 
 class Lease:
-    """The lease of one master. Times are in seconds."""
+    """The time for which this worker stays with one master that has become silent."""
 
     def __init__(self) -> None:
         self._awake = Awake()
@@ -36,5 +36,8 @@ class Lease:
         return since_boot() - self._heard_at > KEEP_S
 
     def heartbeat_divisor(self) -> int:
-        """Return n to send every n-th heartbeat only: heartbeats that a master does not read would fill queues."""
+        """Return n if only every n-th heartbeat should be sent: 1, or 20 while the master is silent.
+
+        Heartbeats that a master does not read would fill queues.
+        """
         return _SLOW if self.is_silent() else 1

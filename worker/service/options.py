@@ -16,7 +16,7 @@ _MOST_MEMORY = 1 << 60  # bytes that --memory may say: more than any machine has
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """The options of a worker. 0 leaves a choice to the node; sizes are in bytes."""
+    """The options of a worker. Sizes are in bytes. For `memory` and `threads`, 0 lets the node choose."""
 
     host: str
     port: int  # 0: any free ports

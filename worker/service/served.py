@@ -23,7 +23,7 @@ from worker.shards.image import HeldBlock
 
 @dataclass(frozen=True)
 class Figures:
-    """Totals since the node was built: counts, seconds (`_s`) and bytes."""
+    """Counters of a node since it was built: numbers, bytes, and seconds (names that end with `_s`)."""
 
     steps: int = 0
     tokens: int = 0
@@ -68,7 +68,7 @@ class ServedNode(Protocol):
         """Forget the released sequences, then run the step."""
 
     def figures(self) -> Figures:
-        """Return the totals so far."""
+        """Return what the node has done so far."""
 
     def steady(self, other_waits: OtherWaits = NO_OTHER_WAITS) -> Steady | None:
         """Return whether the node waits for its disk, and which placement would end that; None if it streams nothing.

@@ -45,7 +45,7 @@ _KEEP_OTHERS = 1  # other images of a block that stay, so that a return to the l
 
 
 class ShardCache:
-    """The images below one directory."""
+    """The shard images in one directory. It is opened for one plan after the other."""
 
     def __init__(self, root: Path, limit: CacheLimit | None = None, nearby: NearbyPacks | None = None) -> None:
         """Open or create the cache.

@@ -20,7 +20,10 @@ Watch = Callable[[int], None]  # called with the bytes received so far
 
 
 class Fetcher:
-    """The worker's end of the weights plane. A master opens it with an `Offer`, again after each broken connection."""
+    """Requests missing units from the master over the weights plane.
+
+    The master offers a connection with an `Offer`, and again after each broken connection.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

@@ -57,7 +57,10 @@ class Uses:
 
 @contextmanager
 def change_lock(root: Path) -> Iterator[None]:
-    """Hold the lock under which images of `root` are removed and declared as used; wait until it is free."""
+    """Hold the lock that a process needs to remove images of `root`, or to declare that it uses them.
+
+    Wait until no other process holds it.
+    """
     handle = os.open(root / "change.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

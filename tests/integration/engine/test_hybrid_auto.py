@@ -62,7 +62,7 @@ def ran(pack: Pack, cache: Path, room: str, host: float, **more: Any) -> tuple[l
     [
         ("8MiB", 1.0, True, "of answer are predicted to take"),
         ("8MiB", 0.1, False, "of answer are predicted to take"),  # prompts are the host's where neurons are divided
-        ("3MiB", 1.0, False, "lacks 3MiB for attention, beside"),
+        ("3MiB", 1.0, False, "lacks 3MiB for attention, which must fit"),
     ],
     ids=["active", "all", "no room"],
 )
@@ -88,4 +88,4 @@ def test_neurons_that_memory_does_not_hold_are_all_computed(
     monkeypatch.setattr("worker.plan.case.Case.in_memory", lambda case, offload: False)
     _, link = ran(pack, tmp_path, "8MiB", 1.0)
     assert not isinstance(link, NeuronAccelerated)
-    assert "memory does not hold them all" in link.describe()
+    assert "memory does not hold all neurons" in link.describe()

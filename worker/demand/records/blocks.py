@@ -120,7 +120,7 @@ class DemandFfn:
 
 @dataclass(frozen=True)
 class PredictedBlock(Block):
-    """A feed-forward block that says which neurons it needs before it is held."""
+    """A feed-forward block whose needed neurons are predicted before its weights are held."""
 
     segment: DemandFfn = field(kw_only=True)
 
@@ -137,7 +137,10 @@ class PredictedBlock(Block):
 
 
 class DemandBlock:
-    """A `scheduler.weights.Demanded` that holds the window's tiles if all neurons are needed, else the slots."""
+    """A `scheduler.weights.Demanded` for one block.
+
+    If all neurons are needed, it holds the block's tiles in the window, else the block's slots.
+    """
 
     def __init__(self, tiles: Sequence[tuple[Segment, Hold]], records: DemandFfn) -> None:
         self._tiles, self.records = tiles, records
@@ -150,7 +153,7 @@ class DemandBlock:
         """Do nothing: the predictions themselves start the reads of the tier."""
 
     def block(self, number: int, name: str, residual: Residual, joins: bool) -> Block:
-        """Return the block for the block loop."""
+        """Return the description of this block that the block loop needs."""
         return PredictedBlock(number, name, residual, joins, segment=self.records)
 
 

@@ -76,7 +76,7 @@ class DemandNeurons:
         self.tier.fill(progress)
 
     def begin(self, short: bool) -> None:
-        """Begin a step; if the two ways take turns and it is the other's turn, change over first."""
+        """Begin a step. If the two ways alternate and the other one is due, change over first."""
         self._node.begin(short)
         if self._turns is not None:
             self._change_over(self._turns.by_neurons)
@@ -94,7 +94,7 @@ class DemandNeurons:
             self._plan.disk.close()
 
     def _change_over(self, by_neurons: bool) -> None:
-        """Give the memory to slots if `by_neurons`, else to the plain window; do nothing if it is used so already."""
+        """Give the memory to slots if `by_neurons`, else to the plain window. Do nothing if it already is."""
         plain = self._plan.plain_placement
         if by_neurons == self._by_neurons or plain is None:
             return

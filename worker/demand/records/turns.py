@@ -64,7 +64,7 @@ class TurnsJudge(SparsityJudge):
         self._began, self._ended = perf_counter(), 0.0
 
     def note(self, seconds: float, tokens: int) -> None:
-        """Note that a block of a step of `tokens` tokens has just ended; `seconds` is not used."""
+        """Record the time at which a block of a step of `tokens` tokens ended. `seconds` is not used."""
         if tokens <= SHORT:
             self._ended, self._tokens = perf_counter(), tokens
 

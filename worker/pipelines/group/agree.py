@@ -58,7 +58,10 @@ def agree(members: Sequence[GroupMember], sums: SumCost | None = None, batch: in
 
 
 def group_prefers(members: Sequence[GroupMember]) -> bool:
-    """Return True if the group has an accelerator and the roofline model predicts that all should compute neurons."""
+    """Return True if batches are predicted to be faster for this group.
+
+    That is, it has accelerators, and by the roofline model all of them should compute neurons.
+    """
     return bool(_preferred(members, group_problems(members)[1]))
 
 
@@ -84,9 +87,10 @@ def fastest_batch(members: Sequence[GroupMember], insists: bool) -> int:
 
 
 def _preferred(members: Sequence[GroupMember], problems: Sequence[BatchProblem]) -> Sequence[BatchPolicy]:
-    """Return the policies with which the slowest node is fastest if all accelerators compute neurons then, else none.
+    """Return the policies with which the slowest node is fastest, if all accelerators compute neurons with them.
 
-    If only some accelerators compute neurons then, return policies with which all do, if the slowest node is as fast.
+    If only some do, return policies with which all do, provided that the slowest node is about as fast. Otherwise
+    return an empty sequence.
     """
     cards = [member for member in members if member.machine.accelerator is not None]
     if not cards or not all(batches_allowed(member.plan, member.machine, member.options) for member in cards):
@@ -110,13 +114,13 @@ def _slowest(problems: Sequence[BatchProblem], policies: Sequence[BatchPolicy]) 
 
 
 def group_problems(members: Sequence[GroupMember], sums: SumCost | None = None) -> tuple[int, list[BatchProblem]]:
-    """Return the number of tokens of a prompt's chunk, and each node's problem with that number."""
+    """Return the number of prompt tokens that all nodes compute at once, and each node's roofline problem."""
     chunk = min(prompt_chunk(member.plan, member.machine) for member in members)
     return chunk, [_problem(member, chunk, sums or SumCost()) for member in members]
 
 
 def _problem(member: GroupMember, chunk: int, sums: SumCost) -> BatchProblem:
-    """Return the problem that the node will solve, without limits on the settings that the group shares."""
+    """Return the input of the roofline model for one node, with the group's shared settings still open."""
     options = replace(member.plan.options, batch=GroupBatch(1, 1, True, chunk))
     asked = batch_problem(replace(member.plan, options=options), member.machine, member.options, member.tables)
     return replace(asked, limits=replace(asked.limits, batch=None, micro_batches=None), sums=sums)

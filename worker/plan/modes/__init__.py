@@ -1,1 +1,1 @@
-"""The modes in which a node can run. A mode proposes a plan here, and is opened under the same name at run time."""
+"""The modes in which a node can run, one module each. Its `propose` returns a candidate plan, or None."""

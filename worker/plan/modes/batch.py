@@ -33,7 +33,7 @@ from worker.plan.fit import Tables, computing_bytes, need, passing_bytes
 from worker.plan.modes.stream import on_the_host
 from worker.plan.offload import MemoryRule, OffloadPlan
 
-BUFFERS = 2  # micro-batches whose visiting KV pages fit on the accelerator at once
+BUFFERS = 2  # buffers for KV pages on the accelerator: one is used for computing while the other is loaded
 _PART = 1e-6  # tolerance when a share is converted to a number of heads
 _CHUNK_SHARE = 8  # a chunk's activations take at most 1/8 of the accelerator's memory
 
@@ -43,12 +43,12 @@ class BatchSettings:
     """The settings with which a node computes batches. Steps of any length stream all pieces that are not resident.
 
     Attributes:
-        policy: the roofline model's choice.
-        problem: the problem that it solved.
+        policy: the policy that the roofline model chose.
+        problem: the input for which it was chosen.
         card_kv_heads: the number of KV heads, from the first on, with keys and values on the accelerator.
         buffer_pages: the largest number of KV pages of one micro-batch.
         buffer_bytes: bytes of `buffer_pages` pages in one layer, for heads whose keys and values are in host memory.
-        buffers: the number of micro-batches whose visiting KV pages fit on the accelerator at once.
+        buffers: the number of micro-batches whose KV pages can be on the accelerator at the same time.
         chunking: the number or size of the chunks of a layer.
         chunk_bytes: the size of the largest chunk in bytes (weights paging, section 4.1).
     """
@@ -66,8 +66,8 @@ class BatchSettings:
 def propose(case: Case) -> Candidate[BatchSettings | None] | None:
     """Return the plan for batches of as many sequences as the node has pages for, or as its group agreed on.
 
-    Return None if neither the master nor the user asks for batches, and they are not predicted to pay: the node must
-    be alone, and the roofline model must predict that its accelerator should compute neurons.
+    If neither the master nor the user asks for batches, return a plan only if batches are predicted to be faster: the
+    node must be alone, and its accelerator should compute neurons by the roofline model. Otherwise return None.
 
     Raises:
         PlanError: if batches are asked for and cannot be computed, or not even one sequence fits.
@@ -130,9 +130,9 @@ def _bytes(found: Candidate[BatchSettings]) -> int:
 
 
 def _less(case: Case, found: Candidate[BatchSettings], nbytes: int) -> BatchPolicy | None:
-    """Return the policy of `found` with `nbytes` bytes less of resident weights.
+    """Return the policy of `found`, but with `nbytes` bytes fewer of resident weights.
 
-    If no weights are resident, one KV head less is. Return None if nothing may be removed.
+    If no weights are resident, remove one resident KV head instead. Return None if nothing may be removed.
     """
     settings = found.details
     policy, layer = settings.policy, settings.problem.layer
@@ -228,7 +228,7 @@ def check_hosted(plan: NodePlan, budget: Budget, tables: Tables | None = None) -
 
 
 def refusal(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> str:
-    """Return why a node with an accelerator cannot compute batches and what to do; empty if it can."""
+    """Return an error message if this node and its flags rule out batches; empty if batches are possible."""
     if why := several_cards(machine):
         return why
     if flag := _idle(plan, options):
@@ -240,7 +240,7 @@ def refusal(plan: NodePlan, machine: NodeMachine, options: OffloadOptions) -> st
 
 
 def several_cards(machine: NodeMachine) -> str:
-    """Return why a node with several accelerators cannot compute micro-batches; empty if it has at most one."""
+    """Return an error message if the machine has several accelerators, since batches use one; empty otherwise."""
     if not machine.more:
         return ""
     return "--pipeline batch computes on one accelerator, and several are named; give --device once"

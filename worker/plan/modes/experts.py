@@ -1,4 +1,4 @@
-"""The mode for routed experts on demand, where memory or an accelerator cannot hold all of them.
+"""The mode that loads routed experts when tokens choose them. It is for experts that do not all fit into memory.
 
 With an accelerator, all other weights (attention, norms, routers, shared experts, dense layers) are resident on it. The
 rest of its memory is slots of one expert each, used as a cache. The host's memory holds all routed experts.
@@ -67,7 +67,7 @@ class CardSlots:
 class HostSlots:
     """Slots for experts in the host's memory: `units` are loaded into them on demand.
 
-    `resident` are the other weights, which stay resident, in order of use.
+    `resident` lists the other weights, which always stay in memory, in order of use.
     """
 
     resident: tuple[NodeSegment, ...]
@@ -81,12 +81,12 @@ class HostSlots:
         return SelectedPolicy(DEFAULT_POLICY) if recording is None else select(recording, self.slots)
 
     def source(self, held: Sequence[HeldBlock], disk: Disk) -> DiskUnits:
-        """Return the units as a source that reads them from disk."""
+        """Return a source that reads the experts from the files `held` with `disk`."""
         return DiskUnits(disk, _extents(self.units, held), _ALONE)
 
 
 def propose(case: Case) -> Candidate[CardSlots] | Candidate[HostSlots] | None:
-    """Return the fastest way to load experts on demand, or None if there is none.
+    """Return the fastest plan that loads experts on demand, or None if no such plan fits.
 
     None is also returned if the slots hold all experts, unless `--pipeline demand` is given.
 
@@ -105,7 +105,7 @@ def propose(case: Case) -> Candidate[CardSlots] | Candidate[HostSlots] | None:
 
 
 def from_memory(case: Case) -> Candidate[CardSlots] | None:
-    """Return the fastest way to copy experts from memory to the card on demand, or None if there is none."""
+    """Return the fastest plan that copies experts from memory to the card on demand, or None if no such plan fits."""
     plan, pieces = case.plan, tuple(split_pieces(case.pieces))
     work = expert_work(plan)
     assert case.machine is not None  # it has an accelerator
@@ -129,7 +129,7 @@ def from_memory(case: Case) -> Candidate[CardSlots] | None:
 def _made(
     case: Case, problem: Problem, pieces: tuple[NodeSegment, ...], work: ExpertWork, found: DemandForecast
 ) -> tuple[OffloadPlan, CardSlots]:
-    """Return a forecast in this node's pieces, still without slots."""
+    """Translate a forecast into this node's pieces. The number of slots in the result is still 0."""
     routed = frozenset(number for number, segment in enumerate(problem.work.segments) if segment.routed)
     long = routed if found.offload.prompt != found.offload.decode else frozenset()
     crossover = demand_pays_until(problem, work, found) if long else LONG
@@ -171,7 +171,7 @@ def hit_rate_of(routing: bytes, keys: Sequence[Key]) -> HitRate:
 
 
 def _refusal(case: Case) -> str:
-    """Return the message on why experts on demand are not possible, and what to do instead."""
+    """Return the error message for `--pipeline demand`: why it is not possible, and what to do instead."""
     plan, machine, options = case.plan, case.machine, case.options
     assert machine is not None  # it has an accelerator
 
@@ -237,7 +237,10 @@ def recording_of(routing: bytes, keys: Sequence[Key]) -> Recording | None:
 
 
 def resident_part(block: NodeBlock) -> NodeSegment:
-    """Return a dense block whole, or the shared experts of a block of experts (empty if it has none)."""
+    """Return the part of a block that is always resident: all of a dense block, or the shared experts.
+
+    The result is an empty segment for a block of experts without shared ones.
+    """
     if block.kind != "experts":
         return NodeSegment(block, block.runs)
     shared = [run for run in block.runs if run.name == "shared"]

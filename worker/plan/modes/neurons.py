@@ -1,4 +1,6 @@
-"""The mode for neurons that each token chooses: hot ones on an accelerator, or only active ones read from disk.
+"""The mode that computes only the neurons predicted to be active.
+
+Neurons that are active often lie on an accelerator, or active neurons are read from disk when they are needed.
 
 With an accelerator, attention takes its memory first, since every token uses attention whole. The rest is for
 predictors and the neurons' arena; the integer program of `scheduler.model.neurons` chooses which of them lie there.
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from worker.neurons.lookahead import Scorer
 
 F64 = npt.NDArray[np.float64]
-NAMED = 1.5  # most neurons that a predictor names for each active one (tpi.sparsity.training)
+NAMED = 1.5  # limit of the neurons that a predictor names for each active one (tpi.sparsity.training)
 MIGRATING = 0.4  # share of the neurons on the accelerator above which migration does not pay (benchmark hybrid)
 _SOLVING = 10.0  # time limit of the integer program, in seconds
 
@@ -65,7 +67,7 @@ class NeuronSetup:
 
 @dataclass(frozen=True, eq=False)
 class NeuronArenas:
-    """Feed-forward blocks that lie on the host, and some of whose neurons, by `placement`, also lie in an arena."""
+    """The neurons of feed-forward blocks that lie on the accelerator. The host's memory holds all neurons."""
 
     setup: NeuronSetup
     neurons: NeuronProblem  # solved by the placement; one layer per block of neurons
@@ -100,7 +102,7 @@ def propose(case: Case) -> Candidate[NeuronArenas] | Candidate[RecordPlan] | Non
     if (offload := found.offload) is None or plan.options.sparsity != "auto":
         return found
     if not case.in_memory(offload):
-        raise PlanError("memory does not hold them all")
+        raise PlanError("memory does not hold all neurons")
     if found.details.share_on_accelerator > MIGRATING:
         setup = replace(found.details.setup, migration=STATIC)
         found = replace(found, details=replace(found.details, setup=setup))
@@ -108,7 +110,7 @@ def propose(case: Case) -> Candidate[NeuronArenas] | Candidate[RecordPlan] | Non
 
 
 def plan_on_accelerator(case: Case, setup: NeuronSetup) -> Candidate[NeuronArenas]:
-    """Plan attention and neurons of `setup` on the accelerator of `case`.
+    """Return the plan that puts attention, and as many neurons of `setup` as fit, on the accelerator of `case`.
 
     Raises:
         PlanError: if attention does not fit on the accelerator, or a block has no predictors or is not stored as
@@ -144,8 +146,8 @@ def plan_on_accelerator(case: Case, setup: NeuronSetup) -> Candidate[NeuronArena
     room = problem.free_bytes[0] - offload.memory_bytes
     if room < 0:
         raise PlanError(
-            f"the accelerator lacks {-(room >> 20)}MiB for attention, beside which neurons could lie there; give it "
-            "more with --gpu-memory, or leave --sparsity off"
+            f"the accelerator lacks {-(room >> 20)}MiB for attention, which must fit before any neurons; give it more "
+            "with --gpu-memory, or leave --sparsity off"
         )
     neurons = _neurons(pieces, case.machine, setup, min(room, setup.max_bytes or room))
     placement = place_neurons(neurons, _SOLVING)
@@ -155,7 +157,10 @@ def plan_on_accelerator(case: Case, setup: NeuronSetup) -> Candidate[NeuronArena
 
 
 def fixed_placement_flag(options: OffloadOptions) -> str:
-    """Return the flag that fixes where weights lie or how steps are computed, with its value; empty if none does."""
+    """Return the flag that fixes where weights lie or how steps are computed, with its value.
+
+    Return an empty string if no such flag is given.
+    """
     if options.weights_tier:
         return f"--weights {options.weights}"
     if options.pipeline != "auto":
@@ -169,7 +174,7 @@ def refuse_contradicting_flags(plan: NodePlan, options: OffloadOptions) -> None:
     if flag and plan.predictors and asked in ("static", "dynamic"):
         raise PlanError(
             f"--sparsity {asked} cannot be combined with {flag}: it decides itself what lies on the accelerator and "
-            f"what each side computes; remove {flag.split()[0]} or --sparsity"
+            f"what the CPU computes; remove {flag.split()[0]} or --sparsity"
         )
 
 
@@ -197,7 +202,7 @@ def _seconds(offload: OffloadPlan, arenas: NeuronArenas) -> tuple[float, float]:
 
 
 def ffn_seconds(offload: OffloadPlan, arenas: NeuronArenas) -> Iterator[float]:
-    """Yield the seconds of each block of neurons: its predictor, then the slower of both sides."""
+    """Yield the expected seconds of each block of neurons: its predictor, then the slower of accelerator and CPU."""
     neurons, machine, setup = arenas.neurons, offload.problem.machine, arenas.setup
     assert machine.accelerator is not None
     blocks = zip(neuron_blocks(offload.pieces), neurons.layers, arenas.placement.neurons, strict=True)

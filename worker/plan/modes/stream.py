@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 def propose(case: Case) -> "Candidate[None] | Candidate[OffloadChoice]":
-    """Return the candidate of last resort: every other one that fits reads less from disk, and so is faster.
+    """Return the candidate that streams weights in a cycle. It is chosen only if no other candidate fits.
 
-    Before the files are there, it is forecast on the machine of `case`, if that is known.
+    Every other candidate reads less from disk and so is faster. If the weights are not on the node yet, the cost model
+    predicts this candidate's time on the machine of `case`.
 
     Raises:
         PlanError: if not even the smallest ring fits; names the memory that would suffice.
@@ -27,7 +28,7 @@ def propose(case: Case) -> "Candidate[None] | Candidate[OffloadChoice]":
 
 
 def on_the_host(case: Case, mode: Mode) -> Candidate[None]:
-    """Return the candidate of `mode` with all weights in the host's memory, or streamed through it in a cycle.
+    """Return the candidate of `mode` that uses only the host: its memory holds all weights, or streams them in a cycle.
 
     Raises:
         PlanError: if not even the smallest ring fits; names the memory that would suffice.

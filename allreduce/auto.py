@@ -111,9 +111,9 @@ class Auto(Group):
         return replace(choice, links_age_s=max((one.age_s for one in known.values()), default=0.0) if trusted else 0.0)
 
     def _remembered(self, known: dict[cache.Pair, cache.CachedLink]) -> bool:
-        """Return True if the choice uses remembered links that were never confirmed.
+        """Return True if an algorithm would be chosen by cached speeds of links that no later measurement confirmed.
 
-        The master's answer is shared with all nodes.
+        The master decides and sends its answer to all nodes.
         """
         doubtful = [pair for pair, one in known.items() if not one.confirmed]
         return bool(share(self.transport, np.array([len(doubtful)], np.float32))[0])

@@ -31,7 +31,7 @@ def available() -> bool:
 
 
 def board_bytes(size: int) -> int:
-    """Return the bytes of the board of `size` nodes. Each node counts them in its memory budget."""
+    """Return the size in bytes of the memory in which `size` nodes share partial sums; each counts all of it."""
     from allreduce._shared import Board
 
     return Board.bytes(size, _VALUES)

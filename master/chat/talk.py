@@ -19,7 +19,7 @@ class ChatBackend(ABC):
     lasting = False
 
     def __init__(self, conversation: Conversation, context: int, screen: Screen) -> None:
-        """Create a conversation whose answers are shown on `screen`."""
+        """Show the answers of `conversation` on `screen`; `context` is the context length in tokens."""
         self.conversation = conversation
         self.context = context
         self.screen = screen

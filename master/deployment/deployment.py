@@ -56,10 +56,10 @@ class Concurrency:
     """Numbers of requests that run at once.
 
     Attributes:
-        requests: the number that there is room for.
-        aimed: the number that was tried for: all that the user wants, or the fastest.
-        wanted: the number that the user wants.
-        batches: whether accelerators compute them in micro-batches.
+        requests: how many fit into memory.
+        aimed: how many the plan aimed at: as many as the user wants, or the number with the highest throughput.
+        wanted: how many the user asked for.
+        batches: True if accelerators compute the requests in micro-batches.
     """
 
     requests: int = 1

@@ -81,7 +81,10 @@ class FirstSplit:
     note: str
 
     def words(self, found: str) -> str:
-        """Return one sentence on what is used and left out; `found` is the sentence on workers that were found."""
+        """Return one sentence that says which workers are used, and what is left out and why.
+
+        `found` is the sentence about the workers that were found; it is returned if there is nothing to add.
+        """
         if not self.note or not found:
             return self.note or found
         used = ", ".join(map(with_address, self.names, self.addresses))

@@ -83,7 +83,7 @@ class CyclicShelf(ABC):
         return TpiError(f"{self.name_of(units[0])} cannot be held yet: release what is held first")
 
     def describe(self, slots: int) -> str:
-        """Return what traces call a use while a hold waits for it."""
+        """Return the name that traces show while a computation waits for the block with number `slots` in the cycle."""
         return self.name_of(self._units[slots % self.cycle.period])
 
     def awaited(self, slots: int, began: float, ended: float) -> None:  # noqa: B027

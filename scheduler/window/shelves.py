@@ -146,7 +146,7 @@ class ResidentShelf:
         self._log.waited(self.loads[slots], began, ended)
 
     def refuse(self, units: tuple[int]) -> TpiError:
-        """Return the error of a hold for which there is no room; there is always room."""
+        """Return the error for a block that cannot be held. It is never raised: a ring has room for every block."""
         return TpiError(f"{self._log.name(units[0])} cannot be held")
 
     def forget(self) -> None:

@@ -106,7 +106,7 @@ def _check_blocks(manifest: Manifest) -> None:
         for name in names:
             kind = blocks[name].kind
             if kind not in runs:
-                raise ValueError(f"a layer has a block of kind {kind}")
+                raise ValueError(f"a layer has a block of unknown kind {kind!r}")
             _check(blocks[name], kind, runs[kind])
             if mixture and kind == "experts":
                 _check_router(blocks[name], mixture.experts * config.hidden)

@@ -94,5 +94,5 @@ def load_routing(path: Path) -> RoutingRecord:
     with read_arrays(path, _MOST_BYTES, "remove it, and profile the model again") as file:
         of, (version, tokens), experts = str(file["of"]), file["numbers"].tolist(), file["experts"]
         if version != VERSION or experts.dtype != np.uint16 or experts.ndim != 3 or tokens < len(experts):
-            raise ValueError("it is not a record of chosen experts of this version")
+            raise ValueError("it is not a record of chosen experts, or one of another version of tpi")
     return RoutingRecord(of, tokens, experts)

@@ -115,7 +115,10 @@ class SparsityJudge:
         return not self._takes_turns(tokens) or self._turns_of(tokens).predicts
 
     def predicting_is_faster(self, tokens: int = 1) -> bool | None:
-        """Return True if predicting is faster in steps of about `tokens` tokens; None until it is known."""
+        """Return True if steps of about `tokens` tokens are faster with predicted active neurons than with all neurons.
+
+        Return None as long as too few steps were measured.
+        """
         return self._turns_of(tokens).predicting_is_faster if self._mode == "auto" else True
 
     def limit(self, tokens: int = 1) -> float:

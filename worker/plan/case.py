@@ -1,4 +1,7 @@
-"""The input of the choice of a plan (`Case`), and its possible results (`Candidate`), which the modes propose."""
+"""The input of the choice of a node's plan, `Case`: its part of the model, its machine and the options.
+
+Each mode of running the model (`worker.plan.modes`) proposes one `Candidate`. The fastest becomes the plan.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

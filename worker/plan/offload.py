@@ -125,9 +125,9 @@ class OffloadPlan:
         return frozenset(number for number, piece in enumerate(self.pieces) if piece.device == card)
 
     def ring(self, numbers: Numbers) -> Ring:
-        """Return the ring for the pieces `numbers`. The rings of several accelerators are merged into one.
+        """Return one ring that streams the pieces `numbers`: the rings of all accelerators, merged.
 
-        The blocks of the result are numbers of pieces.
+        The ring numbers its blocks as the pieces are numbered.
         """
         if self.chunked and numbers:
             return self._ring_of_halves()

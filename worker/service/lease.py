@@ -32,7 +32,10 @@ class Lease:
         return self._awake() - self._heard > _QUIET_S
 
     def has_expired(self) -> bool:
-        """Return True if the master has been silent for `KEEP_S` seconds, sleep included, and will not return."""
+        """Return True if nothing came from the master for `KEEP_S` seconds: it is then taken to be lost.
+
+        The time in which this machine slept counts too.
+        """
         return since_boot() - self._heard_at > KEEP_S
 
     def heartbeat_divisor(self) -> int:

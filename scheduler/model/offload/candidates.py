@@ -89,7 +89,10 @@ class Residences:
         return Candidates(self.disk[:, columns], there & ~gpu, there, kv_up, np.full(gpu.shape[1], self.head_read))
 
     def offload(self, column: int, prompt: int, decode: int) -> Offload:
-        """Return one candidate as a complete configuration; `prompt` and `decode` are its ways of computing."""
+        """Return the candidate in `column` as a complete configuration.
+
+        `prompt` and `decode` are the numbers of its ways of computing prompts and single tokens.
+        """
         tiers: list[Tier] = [
             "gpu" if gpu else "disk" if disk else "ram"
             for gpu, disk in zip(self.gpu[:, column], self.disk[:, column], strict=True)

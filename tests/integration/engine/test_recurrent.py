@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from master.deployment.assignments import assignments
+from master.deployment.planner import deal_shards, units_of
 from master.generation.engine import Engine
 from master.generation.request import Request
 from master.generation.sequence import Sequence
@@ -13,7 +15,10 @@ from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_engine
 from tests.support.generating import generate, together
 from tests.support.models import RECURRENT, VOCAB, TinyModel, reference_logits
+from tpi.net.fields import Card
+from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
+from worker.plan.checks import check_assign
 
 TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
 LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
@@ -118,3 +123,11 @@ def test_a_new_deployment_computes_the_states_again(tiny_pack: Packs, tmp_path: 
         rest = [sampled.token for sampled in generate(engine, sequence, GREEDY, 5)]
         whole = answer(other, LONG[:40], 10)[0]
     assert [*begun, *rest] == whole
+
+
+def test_a_worker_with_a_card_takes_its_part(tiny_pack: Packs) -> None:
+    """Its card is left out, so the master must not refuse the plan for it."""
+    pack, peers = tiny_pack("qwen35"), [PeerAddress(rank, f"node {rank}", "here:1") for rank in range(2)]
+    options = NodeOptions(128, 16, "f32", 16, memory=1 << 30)
+    assigned = assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1]), peers, options, 1, 1)
+    check_assign(assigned[1], Card("card", 8 << 30, "auto", "auto", "auto", 0))

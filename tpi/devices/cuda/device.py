@@ -106,7 +106,7 @@ def open_cuda(argument: str, limit: int | None = None) -> CudaDevice:
     backend = CudaBackend(index)
     room = backend.room()
     if limit is not None and limit > room:
-        raise UsageError(f"{backend.name} has {room} bytes free, not {limit}; use a smaller limit")
+        raise UsageError(f"{backend.name} has {room} bytes free, not {limit}; give a smaller --gpu-memory")
     return CudaDevice(backend, room if limit is None else limit)
 
 

@@ -192,7 +192,10 @@ class CudaKernels:
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Use the stream of these kernels for the block; raise errors of the card or a compiler as DeviceError."""
-        with explained(f"{self._name} failed", "use a smaller limit, or choose another device"), self._lane.use():
+        with (
+            explained(f"{self._name} failed", "give a smaller --gpu-memory, or choose another device"),
+            self._lane.use(),
+        ):
             yield
 
     def _bring_back(self, values: Tensor) -> F32:

@@ -48,7 +48,7 @@ class TensorTable:
         except DeviceError as error:
             if isinstance(error.__cause__, MemoryError):
                 raise DeviceError(
-                    f"{self._backend.name} does not have {size} bytes left; use a smaller limit"
+                    f"{self._backend.name} does not have {size} bytes left; give a smaller --gpu-memory"
                 ) from error
             raise
         begin = -memory.data_ptr() % PAGE

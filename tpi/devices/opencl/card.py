@@ -63,12 +63,12 @@ class OpenClCard:
     def explained(self) -> Iterator[None]:
         """Raise errors of OpenCL or its driver as a DeviceError that names the device."""
         try:
-            with explained(f"{self.name} failed", "use a smaller limit, or choose another device"):
+            with explained(f"{self.name} failed", "give a smaller --gpu-memory, or choose another device"):
                 yield
         except DeviceError as error:
             if isinstance(error.__cause__, opencl().MemoryError):
                 raise DeviceError(
-                    f"{self.name} has no memory left ({reason(error.__cause__)}): use a smaller limit"
+                    f"{self.name} has no memory left ({reason(error.__cause__)}): give a smaller --gpu-memory"
                 ) from error
             raise
 
@@ -130,7 +130,7 @@ class OpenClCard:
         most = self.largest()
         if size > most:
             raise DeviceError(
-                f"{self.name} allocates at most {most} bytes in one piece, not {size}: use a smaller limit"
+                f"{self.name} allocates at most {most} bytes in one piece, not {size}: give a smaller --gpu-memory"
             )
         with self.explained():
             buffer = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size)

@@ -67,9 +67,10 @@ def many_plain(
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr, CODES: tl.constexpr,
     COLUMNS: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Set `out`, `[tokens, outputs]`, to `x`, `[tokens, inputs]`, times vectors of `length` in records, in float32.
+    """Multiply `x`, `[tokens, inputs]`, by a matrix; write the product to `out`, `[tokens, outputs]`, in float32.
 
-    With COLUMNS, vectors belong to inputs, else to outputs; they are those that `index` lists if INDEXED.
+    The matrix is stored as records. Each record has one vector of `length` values, of an input (COLUMNS) or of an
+    output. If INDEXED, only the vectors that `index` lists are used.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     place = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)

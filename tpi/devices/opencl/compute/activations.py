@@ -53,7 +53,7 @@ class RoundedBuffers:
 
 
 class CardActivations:
-    """Activations on the card: float32 `[tokens, width]` in a buffer, rounded when a form is first requested."""
+    """Activations on the card: a buffer of float32 `[tokens, width]`, and rounded copies made when first needed."""
 
     def __init__(self, card: OpenClCard, values: Any, tokens: int, width: int) -> None:
         self._card = card

@@ -193,7 +193,7 @@ def test_what_a_compiler_raises_is_a_device_error(
 
     case = ffn_case(np.random.default_rng(2), units=1)
     monkeypatch.setattr("tpi.devices.cuda.kernels.feed_forward", refuse)
-    with held(device, case.data) as (data,), pytest.raises(DeviceError, match=r"failed: .*; use a smaller"):
+    with held(device, case.data) as (data,), pytest.raises(DeviceError, match=r"failed: .*; give a smaller"):
         device.kernels.ffn(case.spec, data, case.x)
 
 

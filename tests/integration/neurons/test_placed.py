@@ -122,7 +122,7 @@ def test_tokens_do_not_depend_on_where_predictors_lie(
         used = planned(deployment, pack, predictors)
         assert used <= card.memory.used <= 1.1 * used
         assert answers(deployment, asked, 12) == expected
-        assert f"{len(there)} of {pack.config.layers} predictors lie there" in link.describe()
+        assert f"{len(there)} of {pack.config.layers} predictors lie on it" in link.describe()
         assert link.arena is not None
         every = pack.config.layers * pack.config.intermediate * deployment.node.loop.clock.steps
         active = link.arena.figures.active

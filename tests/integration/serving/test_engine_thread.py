@@ -148,7 +148,7 @@ def test_a_fault_in_one_request_ends_it_alone(
 def test_too_many_are_told_to_come_back(engine: Engine) -> None:
     thread, heard = EngineThread(engine, most_waiting=-engine.admission.most + 1), Heard()
     submitted(thread, [5, 6, 7], heard)  # not started yet: it stays under way
-    with pytest.raises(BusyError, match="1 requests are under way"):
+    with pytest.raises(BusyError, match="1 requests are in progress"):
         submitted(thread, [5, 6, 7], Heard())
     thread.start()
     assert heard.over.wait(WAIT_S)

@@ -24,14 +24,14 @@ def log_probabilities(pack: Pack, wire: str, cache: Path, monkeypatch: pytest.Mo
     """`[CHUNKS * CONTEXT, vocab]` log-probabilities of three nodes whose partials pass through `wire`."""
     from master.text.tokenizer import Tokenizer
 
-    lay = Board.put
+    put = Board.put
 
     def through_the_wire(board: Board, rank: int, key: tuple[int, int], values: np.ndarray) -> None:
         decoded = values.copy()
         quantise(decoded, wire_format(wire).code)
-        lay(board, rank, key, decoded)
+        put(board, rank, key, decoded)
 
-    monkeypatch.setattr(Board, "lay", through_the_wire)
+    monkeypatch.setattr(Board, "put", through_the_wire)
     tokens = Tokenizer.load(pack).encode(TEXT.read_text(encoding="utf-8"))
     size = CONTEXT - 1
     with in_process_engine(pack, [1, 1, 1], cache) as engine:

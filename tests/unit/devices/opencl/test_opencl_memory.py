@@ -273,7 +273,7 @@ def test_a_failing_device_is_one_sentence_and_closes_quietly(error: Exception, m
             lambda: device.memory.allocate(PAGE),
         ]
         for call in failing:
-            with pytest.raises(DeviceError, match=rf"opencl:0 .* failed: .*{error}; use a smaller") as caught:
+            with pytest.raises(DeviceError, match=rf"opencl:0 .* failed: .*{error}; give a smaller") as caught:
                 call()
             assert "\n" not in str(caught.value)
         device.close()

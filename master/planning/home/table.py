@@ -10,7 +10,7 @@ from tpi.text import short_number
 _GIB, _MIB, _MS = float(1 << 30), float(1 << 20), 1e3
 _HELPS = 1.01  # a smaller speed-up is not named
 _NAMED = 4  # how many of the things that help are named
-_UNITS = {"heads": "heads", "neurons": "neurons", "experts": "of each expert", "shared": "of shared experts"}
+_UNITS = {"heads": "heads", "neurons": "neurons", "experts": "expert", "shared": "shared"}
 _SHOWN = 0.005  # share of a token's time; smaller parts are not named
 
 
@@ -20,7 +20,8 @@ def print_home(report: HomeReport) -> None:
     shape, home = report.model.shape, report.model.home
     weights = _size(weight_bytes(shape))
     console.say(f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {weights} of weights")
-    console.say(f"{len(home.names)} machines: {home.told}")
+    count = len(home.names)
+    console.say(f"{count} machine{'s' * (count > 1)}: {home.told}")
     kinds = [_UNITS[kind] for kind in report.dealing.units]
     columns = ("node", *kinds, "weights", "on disk", "KV", "memory")
     console.print(figures_table(*columns, rows=list(_nodes(report))))
@@ -37,7 +38,7 @@ def _nodes(report: HomeReport) -> Iterator[tuple[str, ...]]:
             _size(member.weight_bytes),
             disk,
             _size(memory.kv),
-            f"{_size(memory.total)} of {_size(machine.memory)}",
+            f"{memory.total / _GIB:.2f} of {machine.memory / _GIB:.2f} GiB",
         )
         yield report.name(member), *counts, *sizes
 

@@ -54,6 +54,11 @@ class UnitKind:
     read: float
     kv_bytes: float = 0.0
 
+    @property
+    def read_from_disk(self) -> float:
+        """The share of its weights on disk that a token reads: all of them, but of the experts only the chosen ones."""
+        return min(1.0, self.read / self.nbytes) if self.nbytes else 1.0
+
 
 @dataclass(frozen=True)
 class HomeProblem:

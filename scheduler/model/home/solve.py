@@ -1,9 +1,9 @@
 """The split with the fewest seconds per token: HiGHS divides the units of given nodes, a search picks the nodes.
 
 The unknowns for given nodes are the units of each kind on every node (whole numbers), the seconds of the slowest node
-in the blocks of a kind, and the bytes that do not fit into each node's memory. Each block ends with a sum over all
-nodes, so a kind takes as long as its slowest node. Weights that do not fit are read from the node's disk, which runs
-ahead across sums.
+in the blocks of a kind, and the bytes of each kind that do not fit into each node's memory. Each block ends with a sum
+over all nodes, so a kind takes as long as its slowest node. Weights that do not fit are read from the node's disk,
+which runs ahead across sums. A token reads only a part of the experts on a disk, so they leave the memory first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,7 +80,10 @@ def split_over(problem: HomeProblem, members: Members) -> HomeSplit | None:
 
 @dataclass(frozen=True)
 class _Model:
-    """The linear program. Columns: units of every kind and node, a time per kind, bytes per disk, the token's time."""
+    """The linear program.
+
+    Columns: units of every kind and node, a time per kind, bytes on disk of every kind and node, the token's time.
+    """
 
     problem: HomeProblem
     members: Members
@@ -92,7 +95,7 @@ class _Model:
     @property
     def _width(self) -> int:
         kinds, nodes = self._counts
-        return kinds * nodes + kinds + nodes + 1
+        return 2 * kinds * nodes + kinds + 1
 
     def objective(self) -> F64:
         """Return the objective: the token's time, and a tiny weight on all other times and on the disks' bytes.
@@ -136,10 +139,15 @@ class _Model:
             kept = {self._at(kind, node): each.kv_bytes / _UNIT for kind, each in enumerate(problem.kinds)}
             held.append((self._row(kept), self._room(rank)))
             both = {at: weights[at] + kept[at] for at in weights}
-            held.append((self._row(both | {self._disk(node): -1.0}), self._room(rank)))
-            loads.append(
-                self._row({self._width - 1: _UNIT, self._disk(node): -_UNIT * _UNIT / problem.nodes[rank].disk})
-            )
+            lying = {self._disk(kind, node): each for kind, each in enumerate(problem.kinds)}
+            held.append((self._row(both | dict.fromkeys(lying, -1.0)), self._room(rank)))
+            held += [
+                (self._row({self._disk(kind, node): 1.0, self._at(kind, node): -weights[self._at(kind, node)]}), 0)
+                for kind in range(kinds)
+            ]
+            rate = problem.nodes[rank].disk / (_UNIT * _UNIT)
+            seconds = {at: -each.read_from_disk / rate for at, each in lying.items()}
+            loads.append(self._row({self._width - 1: _UNIT} | seconds))
         total = self._row({self._width - 1: 1.0, **{self._time(kind): -1.0 for kind in range(kinds)}})
         yield LinearConstraint(np.array(sums), units, units)
         yield LinearConstraint(np.array(slowest), 0, np.inf)
@@ -161,12 +169,15 @@ class _Model:
         return HomeSplit(self.members, dealt, compute, exchange, max(0.0, loading - compute - exchange))
 
     def _loading(self, node: int, units: Sequence[int]) -> float:
-        """Return the seconds that a node's disk takes to read what does not fit into its memory."""
+        """Return the seconds that a node's disk takes to read a token's part of what does not fit into its memory."""
         rank = self.members[node]
-        needed = sum(
-            count * (each.nbytes + each.kv_bytes) for count, each in zip(units, self.problem.kinds, strict=True)
-        )
-        return max(0.0, needed - self._room(rank) * _UNIT) / self.problem.nodes[rank].disk
+        held = list(zip(units, self.problem.kinds, strict=True))
+        excess = sum(count * (each.nbytes + each.kv_bytes) for count, each in held) - self._room(rank) * _UNIT
+        read = 0.0
+        for count, each in sorted(held, key=lambda pair: pair[1].read_from_disk):
+            outside = min(max(0.0, excess), count * each.nbytes)
+            read, excess = read + outside * each.read_from_disk, excess - outside
+        return read / self.problem.nodes[rank].disk
 
     @property
     def _beside(self) -> float:
@@ -189,6 +200,6 @@ class _Model:
         kinds, nodes = self._counts
         return kinds * nodes + kind
 
-    def _disk(self, node: int) -> int:
+    def _disk(self, kind: int, node: int) -> int:
         kinds, nodes = self._counts
-        return kinds * nodes + kinds + node
+        return kinds * nodes + kinds + kind * nodes + node

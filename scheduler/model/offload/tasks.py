@@ -221,7 +221,7 @@ def _on_accelerator(work: NodeWork, devices: Sequence[Accelerator], step: StepSi
         of_block += np.where(mine, np.repeat(totals, [len(numbers) for numbers in work.blocks], axis=0), 0.0)
     pairs = zip(work.segments, devices, strict=True)
     computing = [device.rates.start + _computing(device.rates, segment, step) for segment, device in pairs]
-    found: F64 = _column(computing) + sizes / of_block * crossing
+    found: F64 = _column(computing) + sizes / np.maximum(of_block, 1) * crossing  # a block without bytes: none here
     return found
 
 

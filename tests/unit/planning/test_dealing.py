@@ -92,3 +92,14 @@ def test_a_card_more_never_makes_it_slower() -> None:
 def test_a_refusal_names_both_memories_and_what_would_do() -> None:
     asked = problem(machine(card(200), card(0)), Limits(weights="gpu"))
     assert "GPU memory of 0KiB and 0KiB is too little" in refusal(asked)
+
+
+def test_a_node_without_heads_has_a_plan() -> None:
+    work = layers(3, 8, 2)
+    without = [
+        replace(part, nbytes=0, weights=0, kv_token=0, pair=0) if part.kv_token else part for part in work.segments
+    ]
+    assert without != list(work.segments)
+    there = machine(card(memory=2000))
+    asked = Problem(replace(work, segments=tuple(without)), there, REQUEST, Needs(token=1), FREE)
+    assert 0 < forecast(asked, choose(asked).offload).decode.seconds < 1e6

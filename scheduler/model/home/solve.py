@@ -140,14 +140,14 @@ class _Model:
             held.append((self._row(kept), self._room(rank)))
             both = {at: weights[at] + kept[at] for at in weights}
             lying = {self._disk(kind, node): each for kind, each in enumerate(problem.kinds)}
-            held.append((self._row(both | dict.fromkeys(lying, -1.0)), self._room(rank)))
+            held.append((self._row({**both, **dict.fromkeys(lying, -1.0)}), self._room(rank)))
             held += [
                 (self._row({self._disk(kind, node): 1.0, self._at(kind, node): -weights[self._at(kind, node)]}), 0)
                 for kind in range(kinds)
             ]
             rate = problem.nodes[rank].disk / (_UNIT * _UNIT)
             seconds = {at: -each.read_from_disk / rate for at, each in lying.items()}
-            loads.append(self._row({self._width - 1: _UNIT} | seconds))
+            loads.append(self._row({**seconds, self._width - 1: _UNIT}))
         total = self._row({self._width - 1: 1.0, **{self._time(kind): -1.0 for kind in range(kinds)}})
         yield LinearConstraint(np.array(sums), units, units)
         yield LinearConstraint(np.array(slowest), 0, np.inf)

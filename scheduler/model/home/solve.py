@@ -146,8 +146,8 @@ class _Model:
                 for kind in range(kinds)
             ]
             rate = problem.nodes[rank].disk / (_UNIT * _UNIT)
-            seconds = {at: -each.read_from_disk / rate for at, each in lying.items()}
-            loads.append(self._row({**seconds, self._width - 1: _UNIT}))
+            loading = {at: -each.read_from_disk / rate for at, each in lying.items()}
+            loads.append(self._row({**loading, self._width - 1: _UNIT}))
         total = self._row({self._width - 1: 1.0, **{self._time(kind): -1.0 for kind in range(kinds)}})
         yield LinearConstraint(np.array(sums), units, units)
         yield LinearConstraint(np.array(slowest), 0, np.inf)

@@ -33,7 +33,7 @@ class LoadWorkers(Protocol):
 
 
 class Readers:
-    """Threads of the cache's own, for a disk."""
+    """A `LoadWorkers` with threads of its own, which read from a disk."""
 
     lost = False
 
@@ -57,7 +57,7 @@ class Readers:
             thread.start()
 
     def kick(self, loads: Sequence[Load | None]) -> None:
-        """Announce that there are, or may be, more loads."""
+        """Wake up a thread for each of `loads`."""
         if loads:
             self._work.release(len(loads))
 

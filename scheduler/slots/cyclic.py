@@ -90,7 +90,7 @@ class CyclicShelf(ABC):
         """Do nothing; a subclass may record that a hold waited for a use between two times, in seconds."""
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
+        """Mark a load as ended; it failed if `error` is not None."""
         self._loading[load.slots] -= 1
         self._errors[load.slots] = error
 

@@ -89,7 +89,7 @@ class Shelf(Protocol):
         """Return the error of a hold for which there is no room, even when all loads have ended."""
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
+        """Mark a load as ended; it failed if `error` is not None."""
 
 
 class PriorityShelf(Generic[N]):
@@ -158,7 +158,7 @@ class PriorityShelf(Generic[N]):
         )
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
+        """Mark a load as ended; it failed if `error` is not None."""
         if error is not None:
             self._errors |= dict.fromkeys(np.arange(len(self.table))[load.slots].tolist(), error)
         self.table.end(load.slots, arrived=error is None)

@@ -136,7 +136,7 @@ class SlotTable(Generic[N]):
         return missing
 
     def least(self, count: int, priority: Priority) -> Slots:
-        """Return up to `count` slots that are free: first empty ones, then those whose units are worth least."""
+        """Return up to `count` slots that are free: empty ones, then those whose units have the lowest priority."""
         free = self.free
         empty = np.flatnonzero(free & (self.unit_of < 0))[:count]
         if len(empty) == count:

@@ -18,7 +18,7 @@ class LoadWorkers(Protocol):
         """Start the threads, which call `serve`. Called once."""
 
     def kick(self, loads: Sequence[Load | None]) -> None:
-        """Announce that there are more loads; None: there may be one, which is chosen when a thread is free.
+        """Announce `loads`; None stands for a load that is chosen when a thread is free, if there is one then.
 
         Raises:
             TpiError: if no thread will run them.

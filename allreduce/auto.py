@@ -21,7 +21,10 @@ _LOCAL = ("127.", "localhost", "[::1]")
 
 
 class Auto(Group):
-    """All algorithms over one set of connections. `choice` and `links` are set once the group is tuned."""
+    """A group that uses the best algorithm for each size of payload, all over the same connections.
+
+    `choice` and `links` are None before `tune`.
+    """
 
     name = "auto"
 
@@ -42,11 +45,10 @@ class Auto(Group):
         return self.choice.name_for(values) if self.choice else self.name
 
     def tune(self, work: Work = idle, measure_local: bool = False) -> Choice:
-        """Measure the links and choose the algorithms, unless that is done.
+        """Measure the links and choose the algorithms; if that is done already, return the choice.
 
-        All nodes call it together, before their first sum.
-
-        Links within one machine are measured only if `measure_local`.
+        All nodes call it together, before their first sum. Links within one machine are measured only if
+        `measure_local` is True.
         """
         if self.choice is None:
             addresses = (peer.address.removeprefix("tcp://") for peer in self.spec.peers[1:])
@@ -98,11 +100,11 @@ class Auto(Group):
         return Choice(decode, "two-shot", False, *sizes, predicted, {})
 
     def _known(self) -> dict[cache.Pair, cache.CachedLink]:
-        """Return the links that the master remembers; on workers none."""
+        """Return the links in the cache of the master; on workers an empty dictionary."""
         return cache.load(self._cache, self.spec) if self._cache and self.rank == 0 else {}
 
     def _chosen_by(self, known: dict[cache.Pair, cache.CachedLink], work: Work, doubted: bool = False) -> Choice:
-        """Measure the links that are not `known` (all of them if `doubted`), then choose the algorithms."""
+        """Measure the links that are not `known`, or all of them if `doubted`; return the algorithms chosen by them."""
         trusted = {} if doubted else {pair: one.link for pair, one in known.items()}
         self.links = measure_links(self.transport, trusted)
         if self._cache and self.rank == 0:

@@ -1,6 +1,6 @@
 """Interface of a collective: a group of nodes that sum one float32 array each; and the table of its implementations.
 
-This module has no socket code: `transport` connects, its mailbox carries messages, and each algorithm is a module.
+This module has no socket code. `allreduce.transport` connects nodes and carries messages; each algorithm has a module.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ F32 = npt.NDArray[np.float32]
 Work = Callable[[int], object]
 """Callback for tuning.
 
-Called with 1, it computes one block of a prefill step; with n, it computes an n-th of its tokens.
+Called with 1, it computes one block of a prefill step; with n, it computes that block for an n-th of the tokens.
 """
 
 Watch = Callable[[int], bool]
@@ -41,7 +41,7 @@ example after an abort by the master.
 
 
 def idle(parts: int) -> None:
-    """Do no work."""
+    """Do nothing: the `Work` of a group that is tuned without computing between sums."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Resources that a node gives to its groups. The owner of `router` closes it; groups close what they connect.
+    """Resources that a node gives to its groups.
+
+    The owner of `router` closes it; groups close the connections that they open.
 
     `net` and `router` (bound on the COLLECTIVE plane; None on rank 0) are for the collectives over ZeroMQ, `board` is
     for the in-process one.
@@ -154,7 +156,7 @@ class Group(ABC):
         """
         started = perf_counter()
         if len(self._pending) == IN_FLIGHT:
-            raise RuntimeError(f"{IN_FLIGHT} sums are on their way; finish one first")
+            raise RuntimeError(f"{IN_FLIGHT} sums are under way, the most that are allowed; call finish() first")
         exchange = self._allreduce(partial) if everywhere else self._reduce(partial)
         flight = PendingSum(exchange, partial.shape, everywhere or self.rank == 0)
         flight.resume()
@@ -190,22 +192,23 @@ class Group(ABC):
 
     @property
     def trivial(self) -> bool:
-        """True if a partial result is its own sum, so that no node is waited for."""
+        """True if the group has one node, whose partial result is the sum."""
         return False
 
     def tune(self, work: Work = idle) -> object:
-        """Make the choices that need measurements. Every node calls it before the first sum. Most groups do nothing.
+        """Time sums in order to choose an algorithm. Most groups have nothing to choose and do nothing.
 
-        `work` is done between the timed sums, as it will be between real ones.
+        Every node calls it before the first sum. `work` is called between the timed sums, as nodes compute between
+        real ones.
         """
         return None
 
     def algorithm(self, values: int) -> str:
-        """Return the name of the algorithm that sums `values` values."""
+        """Return the name of the algorithm that sums arrays of `values` numbers."""
         return self.name
 
     def predicted_s(self, values: int) -> float | None:
-        """Return the predicted seconds of a sum of `values` values, or None if the links were not measured."""
+        """Return the predicted seconds to sum arrays of `values` numbers, or None if the links were not measured."""
         return None
 
     def choice_fields(self) -> dict[str, Any] | None:
@@ -219,14 +222,14 @@ class Group(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the group opened. May be called twice.
+        """Close the connections and free the buffers of the group. Idempotent.
 
         Call it only when all nodes are done, as they are once the master has the result of a reduce. Messages on their
         way to a slow node may be lost.
         """
 
     def _run(self, partial: F32, algorithm: Callable[[F32], Exchange]) -> F32:
-        """Run a sum from start to end without overlap. Most sums are like this, so the code is short for speed."""
+        """Return the sum of all nodes' `partial`, without overlap. Most sums take this path, so it is short."""
         started = perf_counter()
         exchange = algorithm(partial)
         try:
@@ -240,7 +243,7 @@ class Group(ABC):
 
     @abstractmethod
     def _begin(self, step: int) -> None:
-        """Start step number `step` in the implementation."""
+        """Start step number `step`: drop messages of earlier steps."""
 
     @abstractmethod
     def _allreduce(self, values: F32) -> Exchange:
@@ -265,10 +268,10 @@ GROUPS = {  # module and class, imported when a group is opened
 
 
 def arrays_to_sum(name: str, size: int) -> int:
-    """Return how many float32 arrays as long as a payload a sum needs in addition to the partial.
+    """Return how many buffers of the payload's size in float32 a sum needs in addition to the partial result.
 
-    The memory budget counts them. Over sockets they are the sum, its encoding, the decoded values, and two for each
-    other node: to send and to receive.
+    The memory budget includes them. Over sockets they are the sum, its encoding, the decoded values, and two for each
+    other node: one to send and one to receive.
     """
     if size == 1:
         return 0

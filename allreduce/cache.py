@@ -24,7 +24,7 @@ Pair = tuple[int, int]
 class CachedLink:
     """A link that was measured `age_s` seconds ago.
 
-    `confirmed`: it was doubted once, and measured again with the same result.
+    It is `confirmed` if it was measured again after a doubt, with the same result.
     """
 
     link: Link
@@ -59,9 +59,9 @@ def load(path: Path, spec: GroupSpec) -> dict[Pair, CachedLink]:
 
 
 def save(path: Path, spec: GroupSpec, table: LinkTable, known: dict[Pair, CachedLink], doubted: bool = False) -> None:
-    """Add the links of `table` that were not `known`; if those were `doubted` and measured again, add all.
+    """Store in the file `path` the links of `table` that are not `known`; if `doubted`, store all of them.
 
-    Errors are ignored: the next start then measures again.
+    `doubted` says that known links were measured again. Errors are ignored, because the next start then measures again.
     """
     entries = _read(path)
     for pair, link in table.links.items():

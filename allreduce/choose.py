@@ -41,7 +41,7 @@ Predicted: a decode sum, a prefill sum, and half of a prefill sum.
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen algorithms, and the times that they were chosen by. Times in seconds of one allreduce."""
+    """The algorithms chosen for decode and prefill sums, and the predicted and measured seconds of an allreduce."""
 
     decode: str
     prefill: str
@@ -69,7 +69,9 @@ class Choice:
 def choose(
     groups: dict[str, Networked], links: LinkTable, decode_values: int, prefill_values: int, work: Work
 ) -> Choice:
-    """Choose the algorithms for all nodes. Every node calls it; the master's times count, and are shared.
+    """Return the algorithms for sums of both sizes, the same on all nodes.
+
+    Every node calls it and times sums; the master sends its times to the others, and these decide.
 
     `work` is what a node computes between two sums of prefill. It matters because algorithms differ in how much CPU
     time they leave to it. If it takes longer than `_WORK_S`, sums are timed without it, so that the start is not
@@ -102,7 +104,10 @@ def contradicts(predicted: Times, measured: Times) -> bool:
 def _time_columns(
     groups: dict[str, Networked], predicted: dict[str, list[float]], sizes: Sequence[int], work: Work
 ) -> F32:
-    """Return this node's times `[algorithms, sizes]` of the algorithms that are likely for each size; 0 for others."""
+    """Time the algorithms that may be the fastest for each size.
+
+    Return this node's seconds, float32 `[algorithms, sizes]`; 0 stands for algorithms that were not timed.
+    """
     names = list(groups)
     pause = _seconds_of(work, groups[names[0]])
     if not 0 <= pause <= _WORK_S:  # also if it is NaN, which another node may have sent
@@ -164,7 +169,7 @@ def _row(group: Networked, values: F32, count: int, work: Work) -> float:
 
 
 def _row_of_halves(group: Networked, half: F32, count: int, work: Work) -> float:
-    """Return the mean seconds of `count` sums in a row, each in halves, of which at least one is always under way."""
+    """Return the mean seconds of `count` sums in a row, each in two halves; one half is always under way."""
     for _ in range(IN_FLIGHT):
         group.start(half)
     started = perf_counter()

@@ -18,7 +18,7 @@ _GAP_S = 0.45  # longest time between two looks of one wait; after that the thre
 
 @dataclass
 class Lateness:
-    """The current wait of this node. The waiting thread calls `look`; other threads may call `rank`."""
+    """A record of how long this node has waited for a message. The waiting thread calls `look`, any thread `rank`."""
 
     limit_s: float = MISSING_S  # for messages of the current step
     usual_s: float = 0.0
@@ -32,7 +32,7 @@ class Lateness:
         self.limit_s = MISSING_S + nbytes / SLOWEST
 
     def look(self, rank: int, begins: bool, now: float) -> None:
-        """Record that nothing has come from `rank` yet. `begins` is True for the first look of a wait."""
+        """Record at time `now` that no message of `rank` has come yet; `begins` is True at the start of a wait."""
         if begins:
             self._end()
             self._rank, self._since = rank, now
@@ -41,7 +41,7 @@ class Lateness:
         self._looked = now
 
     def rank(self, now: float) -> int:
-        """Return the rank whose message is late while this node waits for nothing else; -1 if there is none."""
+        """Return the rank whose message this node waits for if it is late at time `now`, else -1."""
         limit = max(self.limit_s, _LONGEST * self.longest_s, _USUAL * self.usual_s)
         return self._rank if now - self._looked < _GAP_S and now - self._since > limit else -1
 
@@ -64,11 +64,9 @@ class Deadlines:
         self._looked = 0.0
 
     def __call__(self, rank: int, deadline: float) -> float:
-        """Return the new deadline of a wait for `rank` that has received nothing so far.
+        """Return the new deadline of a wait for `rank`, given the old `deadline`, which is 0 at first.
 
-        `deadline` is the old one, 0 at first.
-
-        It is called several times a second.
+        It is called several times a second while nothing is received.
 
         Raises:
             NodeLost: if the deadline has passed, and `watch` sees no progress of that node.

@@ -14,7 +14,8 @@ from tpi.net.wire import wire_format
 class Networked(Group):
     """A group whose nodes exchange messages through a `Transport`, which several groups of one node may share.
 
-    Algorithms use its mailbox directly, as `box`: a few Python calls per block would be noticeable.
+    Algorithms use the transport's mailbox directly, as `box`, because more Python calls for each block would take
+    noticeable time.
     """
 
     def __init__(self, spec: GroupSpec, endpoints: Endpoints, transport: Transport | None = None) -> None:

@@ -79,11 +79,11 @@ class Transport:
                 self.box.connect(rank, dealer.underlying, b"")
 
     def begin(self, step: int) -> None:
-        """Go to `step` and drop messages of earlier ones."""
+        """Begin step number `step`, and drop messages of earlier steps."""
         self.box.begin(step & _STEP_MASK)
 
     def with_traffic(self, stats: GroupStats) -> GroupStats:
-        """Return `stats` with the bytes and frames counted so far filled in."""
+        """Fill in the bytes sent and received and the dropped frames of `stats`, and return it."""
         stats.sent_bytes, stats.received_bytes = self.box.sent_bytes, self.box.received_bytes
         stats.dropped = self.box.dropped
         return stats

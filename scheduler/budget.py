@@ -26,7 +26,7 @@ from tpi.pack.layout import BlockKind
 
 _AMPLE_CHUNK = 256  # tokens: longer steps save passes over the streamed weights, but compute hardly faster
 _SHORT_CHUNK = 32  # tokens: a prefill step is shorter than this only if the weights would not fit otherwise
-_CHUNK_SHARE = 8  # a chunk takes at most one part in so many of the memory it shares with weights, or of the streamed
+_CHUNK_SHARE = 8  # a chunk takes at most an eighth of the memory it shares with weights, or of the streamed bytes
 _STEPS = 8  # a budget grows by this fraction of the head's missing bytes until the head fits
 PROCESS = 7 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
 
@@ -169,7 +169,7 @@ def _shares(need: MemoryNeed, total: int, chunk: int, window: int, retain: int) 
 
 
 def _least_weights(need: MemoryNeed, window: int, retain: int) -> tuple[int, int]:
-    """Return the bytes that blocks need at least, and the bytes with which loads overlap computing."""
+    """Return the least bytes that work for blocks, and the least with which loads overlap computing."""
     if window:
         needed = place_window(need.blocks, window, retain, need.kinds).memory_bytes
         return needed, needed

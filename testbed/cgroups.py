@@ -34,7 +34,7 @@ class Hierarchies:
 
 
 def find_hierarchies(mounts: str | None = None) -> Hierarchies:
-    """Return the hierarchies in the mount table. Tests pass it as `mounts`."""
+    """Return the mount points of the controllers, read from the text `mounts` or, if it is None, from /proc/mounts."""
     text = Path("/proc/mounts").read_text() if mounts is None else mounts
     version1: dict[str, Path] = {}
     unified = None
@@ -152,7 +152,7 @@ def _write(file: Path, text: str, device: Host) -> None:
 
 
 def group_directories(hierarchies: Hierarchies, name: str, devices: list[str]) -> tuple[str, ...]:
-    """Return the directories that the group `name` leaves in all hierarchies, children first."""
+    """Return the directories of the group `name` and its `devices` in all hierarchies, children first."""
     roots = [hierarchies.unified] if hierarchies.unified else list(hierarchies.version1.values())
     return tuple(str(root / name / child) for root in roots for child in (*devices, ""))
 

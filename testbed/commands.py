@@ -27,7 +27,7 @@ def _with_unit(parse: Callable[[str], float]) -> Callable[[click.Context, click.
 
 _BACKEND = click.option("--backend", default="auto", show_default=True, type=click.Choice(["auto", "tc", "tun"]))
 _VERIFY = click.option("--verify/--no-verify", default=True, show_default=True, help="Measure the links after set-up.")
-_ID = click.option("--id", "name", metavar="ID", help="The testbed, if several run.")
+_ID = click.option("--id", "name", metavar="ID", help="The testbed's ID; needed if several run.")
 
 
 @click.group()
@@ -139,7 +139,7 @@ def fault(action: str, device: str, bandwidth: float | None, latency: float | No
     """Break DEVICE of a running testbed, or mend it.
 
     cut: nothing gets through. heal: undo cut and slow. slow: less bandwidth, more latency. kill: send SIGKILL to all
-    that runs on it. freeze: stop its programs, with connections staying open. thaw: let them go on.
+    its programs. freeze: stop its programs, while their connections stay open. thaw: let them go on.
     """
     from testbed.faults import apply_fault
 
@@ -148,7 +148,7 @@ def fault(action: str, device: str, bandwidth: float | None, latency: float | No
 
 @testbed.command("status")
 @_ID
-@click.option("--json", "as_json", is_flag=True, help="Figures of the link process as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def status(name: str | None, as_json: bool) -> None:
     """Print the traffic and the CPU use of the link process of a running testbed."""
     from testbed.control import ask
@@ -162,9 +162,9 @@ def status(name: str | None, as_json: bool) -> None:
 
 @testbed.command("down")
 @click.argument("name", metavar="[ID]", required=False)
-@click.option("--all", "everything", is_flag=True, help="Also take down those of a running `tpi testbed run`.")
+@click.option("--all", "everything", is_flag=True, help="Also take down testbeds of a running `tpi testbed run`.")
 def down(name: str | None, everything: bool) -> None:
-    """Take down the testbed ID, or all that `up` made, and remove the remains of killed ones."""
+    """Take down the testbed ID, or all that `up` made, and remove what killed testbeds left behind."""
     from testbed import launch, state
     from testbed.network.namespaces import require_root
 

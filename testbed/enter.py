@@ -1,7 +1,7 @@
 """Run a program on a device: `python -m testbed.enter FOLDER DEVICE PARENT COMMAND...`.
 
-It joins the device's cgroups and network namespace, marks the environment, and turns into the command. It has no heavy
-imports, because every emulated process starts through it.
+The process joins the device's cgroups and network namespace, marks its environment, and is replaced by the command. It
+has no heavy imports, because every emulated process starts through it.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A running testbed as an object: start it, run programs on its devices, take it down.
 
-Also removes remains of dead ones.
+The module also removes what dead testbeds left behind.
 """
 
 import json

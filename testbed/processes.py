@@ -17,7 +17,7 @@ MARK, DEVICE = "TPI_TESTBED", "TPI_DEVICE"
 
 
 def marked(record: TestbedRecord, device: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` with the marks of a device's process."""
+    """Return `environment` with the two variables by which `processes` finds a process of `device`."""
     return {**environment, MARK: record.id, DEVICE: device}
 
 

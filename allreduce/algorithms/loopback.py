@@ -20,16 +20,16 @@ class Board:
         self._finished: dict[tuple[int, int], int] = {}
 
     def put(self, rank: int, key: tuple[int, int], values: F32) -> None:
-        """Store a copy of this node's partial of exchange `key`."""
+        """Store a copy of the partial result `values` of node `rank`; `key` is the step and the number of the sum."""
         with self._changed:
             self._partials.setdefault(key, {})[rank] = values.copy()
             self._changed.notify_all()
 
     def collect(self, spec: GroupSpec, key: tuple[int, int]) -> list[F32]:
-        """Return all nodes' partials of exchange `key` in rank order.
+        """Return all nodes' partial results for the sum `key`, in rank order.
 
         Raises:
-            NodeLost: if one is missing when the deadline passes.
+            NodeLost: if one is missing after `spec.timeout_s` seconds.
         """
         deadline = monotonic() + spec.timeout_s
         with self._changed:
@@ -37,11 +37,11 @@ class Board:
             while len(partials) < self.size:
                 if not self._changed.wait(deadline - monotonic()):
                     peer = next(peer for peer in spec.peers if peer.rank not in partials)
-                    raise NodeLost(peer.name, f"{peer.name} (rank {peer.rank}) missed a sum")
+                    raise NodeLost(peer.name, f"{peer.name} (rank {peer.rank}) took no part in a sum")
             return [partials[rank] for rank in range(self.size)]
 
     def finish(self, key: tuple[int, int]) -> None:
-        """Mark exchange `key` as done on this node. After the last node its partials are deleted."""
+        """Record that one more node has the sum `key`; after the last node, delete its partial results."""
         with self._changed:
             self._finished[key] = self._finished.get(key, 0) + 1
             if self._finished[key] == self.size:
@@ -49,7 +49,7 @@ class Board:
 
 
 class Loopback(Group):
-    """A group that sums in rank order, always in f32, since nothing is sent."""
+    """The group of a single node, or of threads of one process. It sums in rank order, in f32."""
 
     name = "loopback"
 

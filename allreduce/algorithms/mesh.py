@@ -10,7 +10,7 @@ from allreduce.networked import Networked
 
 
 class Mesh(Networked):
-    """The collective with the lowest latency, for small payloads."""
+    """A group in which every node sends to every other: the lowest latency for small payloads."""
 
     name = "mesh"
 

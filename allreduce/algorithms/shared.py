@@ -38,7 +38,7 @@ def board_bytes(size: int) -> int:
 
 
 class BoardMemory:
-    """The memory of a group's board, created by the master; a context manager. Nodes that have mapped it keep it."""
+    """The shared memory of a group, created by the master. Leaving its context closes it for further nodes."""
 
     def __init__(self, size: int) -> None:
         """Create the memory for `size` nodes."""
@@ -49,7 +49,7 @@ class BoardMemory:
 
     @property
     def address(self) -> str:
-        """Address of the memory for other nodes: that of rank 0 in `GroupSpec.peers`."""
+        """Address by which other nodes map the memory; it is the address of rank 0 in `GroupSpec.peers`."""
         return f"{_PREFIX}{os.getpid()}:{self._file}"
 
     def __enter__(self) -> "BoardMemory":
@@ -62,7 +62,7 @@ class BoardMemory:
 
 
 class Shared(Group):
-    """The collective of nodes on one machine."""
+    """A group of nodes on one machine that sum through shared memory, in rank order and in f32."""
 
     name = "shared"
 
@@ -83,7 +83,7 @@ class Shared(Group):
         self._total = np.empty(0, np.float32)
 
     def _begin(self, step: int) -> None:
-        """Do nothing: a board belongs to one group, so it has no frames of others to drop."""
+        """Do nothing: the memory belongs to one group, so it has no messages of others to drop."""
 
     def close(self) -> None:
         """Drop the reference to the board."""
@@ -110,10 +110,10 @@ class Shared(Group):
 
 
 def _map(address: str, nbytes: int) -> mmap.mmap:
-    """Map the memory at `address`, which this process or its parent must have created. Other files are refused.
+    """Map the shared memory at `address`, which this process or its parent must have created.
 
     Raises:
-        PlanError: if it is anything else.
+        PlanError: if the address is that of another file, or cannot be opened.
     """
     pid, _, number = address.removeprefix(_PREFIX).partition(":")
     path = Path(f"/proc/{pid}/fd/{number}")

@@ -11,7 +11,7 @@ from tpi.net.wire import EXACT
 
 
 class Star(Networked):
-    """The default collective, and the reference that tests compare the others with."""
+    """A group in which the master sums all partial results. Tests compare the other algorithms with it."""
 
     name = "star"
 

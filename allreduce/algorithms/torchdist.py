@@ -26,10 +26,7 @@ _STORE_RANK = 1
 
 
 def refuse_keys(peers: "Iterable[Peer | PeerAddress]") -> None:
-    """Raise UsageError if one of `peers` is on another machine, where connections need keys.
-
-    Gloo's connections have none.
-    """
+    """Raise UsageError if a connection to one of `peers` needs a key, because Gloo's connections have none."""
     if named := ", ".join(peer.name for peer in peers if peer.key):
         raise UsageError(
             f"the collective 'torch' opens connections without keys to {named}; choose another --collective, or give "
@@ -38,7 +35,7 @@ def refuse_keys(peers: "Iterable[Peer | PeerAddress]") -> None:
 
 
 class TorchDistributed(Group):
-    """A process group of its own, separate from torch's default one."""
+    """A group that sums with Gloo. Its process group is separate from torch's default one."""
 
     name = "torch"
 
@@ -90,7 +87,7 @@ class TorchDistributed(Group):
             from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
         except ImportError:
             raise UsageError(
-                "collective 'torch' needs PyTorch with Gloo; install torch, or choose another one"
+                "the collective 'torch' needs PyTorch with Gloo; install torch, or choose another --collective"
             ) from None
         limit = timedelta(seconds=self.spec.timeout_s)
         host, _ = split_address(self.spec.peers[_STORE_RANK].address.removeprefix("tcp://"))
@@ -106,7 +103,7 @@ class TorchDistributed(Group):
         return ProcessGroupGloo(fenced, self.rank, self.size, options)
 
     def _agree(self, port: int) -> int:
-        """Return the store's port, which its holder sends to all other nodes."""
+        """Return the port of the store on every node; the node that has the store sends it to the others."""
         others = tuple(rank for rank in range(self.size) if rank != _STORE_RANK)
         self._transport.connect(others if self.rank == _STORE_RANK else (_STORE_RANK,))
         box, word = self._transport.box, np.array([port], np.float32)
@@ -125,4 +122,4 @@ class TorchDistributed(Group):
 
     def _lost(self, error: RuntimeError) -> NodeLost:
         others = ", ".join(peer.name for peer in self.spec.peers if peer.rank != self.rank)
-        return NodeLost(others, f"torch.distributed lost one of {others} ({str(error).splitlines()[0]})")
+        return NodeLost(others, f"torch.distributed lost the connection to one of {others} ({str(error).splitlines()[0]})")

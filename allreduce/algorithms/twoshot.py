@@ -22,7 +22,7 @@ _DIRECT_VALUES = 1 << 14  # a reduce of fewer values goes straight to the master
 
 
 class TwoShot(Networked):
-    """The collective with the least traffic per link."""
+    """A group in which each node sums one chunk: the least traffic on each link, for large payloads."""
 
     name = "two-shot"
 
@@ -70,7 +70,7 @@ class TwoShot(Networked):
 
 
 def _waves(count: int, size: int) -> Waves:
-    """Return every node's chunk of `count` values, divided into as many parts as there are waves."""
+    """Return, for each wave, the part of its chunk that every node sums; together they cover `count` values."""
     whole = chunks(count, size)
     number = min(_MOST_WAVES, max(1, whole[0].stop // _WAVE_VALUES))
     return list(zip(*(_parts(chunk, number) for chunk in whole), strict=True))

@@ -3,7 +3,7 @@
     with cache.hold(keys) as data:      # waits until all are loaded; data is their bytes, in the order of the keys
     with cache.follow(keys) as units:   # yields them one after the other, as each is loaded
     with cache.groups(keys) as groups:  # yields as many at once as there is room for
-    held = cache.share(keys, choose)    # those that are loaded, and as many of the others as are worth loading
+    held = cache.share(keys, choose)    # those that are loaded, and as many of the others as `choose` says
     cache.expect(keys)                  # a hint: read ahead while the tier below is idle
 
 The rules of holds, loads and failures are those of `scheduler.slots.cache.SlotCache`.
@@ -37,7 +37,10 @@ RECORDED = 256  # first steps whose uses are recorded, to compare policies
 
 
 class DemandCache:
-    """A cache whose units one thread at a time may hold. With a `device`, units are released after its queued calls."""
+    """A cache of units (experts or neurons). One thread at a time may hold units.
+
+    With a `device`, released units stay until the calls that are queued on it have ended.
+    """
 
     def __init__(
         self,
@@ -90,14 +93,14 @@ class DemandCache:
         return len(self.shelf.table)
 
     def group_size(self, units: int) -> int:
-        """Return how many of `units` units `groups` holds at once.
+        """Return how many units `groups` holds at once if it is given `units` units.
 
         If not all fit, it is half of the cache: one half is loaded while the other is used.
         """
         return max(1, units if units <= self.capacity else self.capacity // 2)
 
     def begin(self) -> None:
-        """Begin a step: tell the policy, and start a new entry of the recording."""
+        """Begin a step of the eviction policy, of the recording and of the statistics."""
         with self.slots.lock:
             if len(self._recorded) < RECORDED:
                 self._recorded.append([])
@@ -167,7 +170,7 @@ class DemandCache:
         return self._shared(*parts)
 
     def present(self, keys: Sequence[Key]) -> SharedHold:
-        """Hold those of `keys` that are loaded, without loading others, counting a use or telling the policy."""
+        """Hold those of `keys` that are loaded. No other unit is loaded, and nothing counts as a use."""
         with self.slots.lock:
             self.slots.require_open()
             ready, coming, lacking = self.shelf.sorted(self._numbers(keys))
@@ -183,7 +186,7 @@ class DemandCache:
             self.shelf.counts.restore(DemandStats())
 
     def expect(self, keys: Sequence[Key]) -> None:
-        """Expect that the next hold of a block will be of `keys`, which are all of that block; read ahead if idle."""
+        """Announce that the next hold of a block will be of `keys`, all of that block; read them ahead if idle."""
         with self.slots.lock:
             if keys and not self.slots.closed:
                 wishes = len(self.shelf.read_ahead)
@@ -192,7 +195,7 @@ class DemandCache:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes loaded since the cache was opened, counted or not."""
+        """Bytes loaded since the cache was opened, including those that `stats` does not count."""
         return self.slots.loaded_bytes
 
     def stats(self) -> DemandStats:
@@ -238,7 +241,7 @@ class DemandCache:
         self.slots.release(self.shelf, self.shelf.table.slot_of[units], self._device)
 
     def _bytes(self, units: Units) -> list[Bytes]:
-        """Return the bytes of `units`, which are pinned, when they are loaded."""
+        """Wait until `units`, which are pinned, are loaded; return the bytes of each."""
         return self._wait(units, self.shelf.table.slot_of[units])
 
     def _wait(self, units: Units, slots: Units) -> list[Bytes]:

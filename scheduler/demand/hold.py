@@ -43,18 +43,18 @@ class DemandedBlock(Generic[S]):
         self._units, self._own = units, frozenset(units)
 
     def wanting(self, wanted: Wanted) -> "DemandHold[S]":
-        """Return a hold of the segments for every step and of the `wanted` units that this node has (None: all)."""
+        """Return a hold of the segments that every step needs and of this node's units in `wanted` (None: all)."""
         units = self._units if wanted is None else _among(wanted, self._own)
         return DemandHold(BlockHold(self._always), self._block, units, self._cache, self._gathered)
 
     def expect(self, wanted: Wanted) -> None:
-        """Expect that the next step chooses `wanted`; read them ahead if the disk is idle."""
+        """Announce that the next step will choose the units `wanted`; read them ahead while the disk is idle."""
         if wanted is not None:
             self._cache.expect([(self._block, unit) for unit in _among(wanted, self._own)])
 
 
 class DemandHold(Generic[S]):
-    """A `scheduler.weights.SegmentHold`: loads begin at once, and the segments for every step are computed meanwhile.
+    """A `scheduler.weights.SegmentHold` of a block whose units are loaded while its other segments are computed.
 
     The units form one segment, or several if there is no room for all of them at once.
     """

@@ -27,7 +27,7 @@ class GroupIterator(Iterator[list[Bytes]]):
         self._pin_more()
 
     def __next__(self) -> list[Bytes]:
-        """Return the bytes of the next group, when all of it is loaded.
+        """Release the last group, wait until the next is loaded, and return the bytes of its units.
 
         Errors are those of `scheduler.demand.cache.DemandCache.groups`.
         """
@@ -75,7 +75,7 @@ class UnitIterator(Iterator[Bytes]):
         self._pinned = pin(units, 1) if len(units) else 0
 
     def __next__(self) -> Bytes:
-        """Return the bytes of the next unit, when it is loaded.
+        """Release the last unit, wait until the next is loaded, and return its bytes.
 
         Errors are those of `scheduler.demand.cache.DemandCache.follow`.
         """

@@ -18,7 +18,7 @@ _MOST_AHEAD = 64  # units that may wait to be read ahead; others are forgotten
 
 
 class ReadAheadQueue:
-    """The units that wait to be read ahead, in order."""
+    """A queue of the units that wait to be read ahead."""
 
     def __init__(self) -> None:
         self._units = deque[int]()
@@ -27,20 +27,20 @@ class ReadAheadQueue:
         return len(self._units)
 
     def add(self, units: Iterable[int]) -> None:
-        """Queue units to be read ahead."""
+        """Append units that are not in the queue yet."""
         self._units.extend(unit for unit in units if unit not in self._units)
 
     def add_first(self, units: list[int]) -> None:
-        """Queue units to be read ahead before all others."""
+        """Put `units` in front of all others; if the queue becomes too long, drop its last units."""
         others = [unit for unit in self._units if unit not in units]
         self._units = deque([*units, *others][:_MOST_AHEAD])
 
     def clear(self) -> None:
-        """Forget all units."""
+        """Remove all units."""
         self._units.clear()
 
     def pop(self, has_slot: Callable[[int], bool]) -> int | None:
-        """Remove and return the next unit for which `there` returns False; None if there is none."""
+        """Remove and return the next unit for which `has_slot` returns False; None if there is none."""
         while self._units:
             unit = self._units.popleft()
             if not has_slot(unit):
@@ -49,7 +49,7 @@ class ReadAheadQueue:
 
 
 class HintAccuracy:
-    """A record of how many units that were read ahead were used.
+    """A record of how many of the units that were read ahead were used.
 
     If fewer than a quarter were used, only one hint in `_RETRY` is followed, to see whether hints improve.
     """
@@ -58,7 +58,7 @@ class HintAccuracy:
         self._used = self._wasted = self._asked = 0
 
     def add(self, used: int, wasted: int) -> None:
-        """Count units that were read ahead and then used, or evicted before they were used."""
+        """Add the number of units that were read ahead and used, and of those evicted before they were used."""
         self._used, self._wasted = self._used + used, self._wasted + wasted
         if self._used + self._wasted > _REMEMBERED:
             self._used, self._wasted = self._used // 2, self._wasted // 2
@@ -82,11 +82,11 @@ class IdleTime(Protocol):
         """Note that all demanded units are loaded."""
 
     def room(self, speed: float, under_way: int) -> float:
-        """Return how many bytes could be read ahead now, at `speed` bytes per second, besides those `under_way`."""
+        """Return how many bytes can be read ahead now, at `speed` bytes per second, in addition to `under_way` bytes."""
 
 
 class IdleUnlessDemanded:
-    """An `IdleTime` for a tier whose loads need not be waited for: it is idle while nothing is demanded.
+    """An `IdleTime` for a cache whose holds need not wait for loads: the tier is idle while no load is demanded.
 
     A hold that finds a unit still loading can do without it, so read-ahead delays only the demand loads behind it, by
     one unit.
@@ -109,7 +109,7 @@ class IdleUnlessDemanded:
 
 
 class IdleGaps:
-    """The times between demands. Not thread-safe: the cache calls it under its lock."""
+    """An `IdleTime` from measured times between demands. Not thread-safe: the cache calls it under its lock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Measure gaps with `clock`, which returns seconds."""

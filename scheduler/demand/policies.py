@@ -1,7 +1,8 @@
 """Eviction policies behind one interface. Units are numbered from 0.
 
-A policy is told of every step, hint and use, and returns the worth of a unit. The cache evicts the unit with the least
-worth that is not held. Belady's policy, which knows the future, is `scheduler.demand.choice.replay.Belady`.
+A policy is told of every step, hint and use, and returns the priority of keeping a unit. Of the units that are not
+held, the cache evicts that with the lowest. Belady's policy, which knows the future, is
+`scheduler.demand.choice.replay.Belady`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ Key = tuple[int, int]
 """The number of a block in the order of use, and the number of a unit in it: an expert, or some neurons."""
 _RECENT = 2.0**-40  # weight of recency against one use: it only breaks ties
 _LARGE = 2.0**60  # scores are scaled down when increments exceed this
-_PINNED = 2.0**80  # worth of a pinned unit, above that of any use
+_PINNED = 2.0**80  # added to the priority of a pinned unit: more than any use gives
 
 
 class Policy(Protocol):
@@ -26,17 +27,17 @@ class Policy(Protocol):
         """Begin a step."""
 
     def expect(self, units: Units) -> None:
-        """Take the hint that the next use of a block will be of `units`, which are all of that block."""
+        """Take note of the hint that the next use of a block will be of `units`, which are all of that block."""
 
     def use(self, units: Units) -> None:
         """Note that `units`, all of one block, are used now."""
 
     def priority(self, units: Units) -> F64:
-        """Return the worth of keeping each of `units`, float64 `[units]`; only the order of the values matters."""
+        """Return the priority of keeping each of `units`, float64 `[units]`; only the order of the values matters."""
 
 
 class Lru:
-    """Least recently used: evicts the unit whose last use is longest ago."""
+    """The policy that evicts the least recently used unit."""
 
     def __init__(self, units: int) -> None:
         self._last = np.zeros(units)
@@ -60,7 +61,7 @@ class Lru:
 
 
 class Lfu:
-    """Least frequently used: evicts the unit with the fewest uses. A use counts half after `half_life` steps."""
+    """The policy that evicts the least frequently used unit. A use counts half after `half_life` steps."""
 
     def __init__(self, units: int, half_life: float = np.inf) -> None:
         self._score, self._recent = np.zeros(units), Lru(units)
@@ -95,7 +96,7 @@ class Lfu:
 
 
 class Pinned:
-    """Pins some units and evicts the others as `Lru` does."""
+    """A policy that keeps some units and evicts the others as `Lru` does."""
 
     def __init__(self, units: int, pinned: Units) -> None:
         """Pin the units `pinned`. One of them is evicted only if all other units are held."""
@@ -119,14 +120,16 @@ class Pinned:
 
 
 class Importance:
-    """DynamicInfer's importance, v = a + lambda f: a is 1 for a predicted unit, f is its frequency of use.
+    """The policy that evicts the unit of least importance, v = a + lambda f (DynamicInfer).
+
+    a is 1 for a predicted unit, else 0; f is the unit's frequency of use.
 
     Without a hint for a block, the units that its last step used are predicted. Uses count half in `f` after
     `half_life` steps; `weight` is lambda.
     """
 
     def __init__(self, blocks: Units, half_life: float, weight: float) -> None:
-        """Create a policy for units of which `blocks` has the block of each."""
+        """Create a policy; `blocks` is the block of each unit, int64 `[units]`."""
         self._frequent = Lfu(len(blocks), half_life)
         self._blocks, self._weight = blocks, weight
         self._predicted = np.zeros(len(blocks))
@@ -170,7 +173,7 @@ class PolicyChoice:
 
     @property
     def name(self) -> str:
-        """Description for people."""
+        """Name and settings of the policy, for reports."""
         return {
             "lru": "LRU",
             "lfu": "LFU",
@@ -180,7 +183,7 @@ class PolicyChoice:
         }[self.kind]
 
     def open(self, blocks: Units) -> Policy:
-        """Return a new policy; `blocks` has the block of each unit.
+        """Return a new policy with these settings; `blocks` is the block of each unit, int64 `[units]`.
 
         Raises:
             PlanError: if a setting is out of range.

@@ -10,7 +10,10 @@ ChooseCount = Callable[[Sequence[Key], Sequence[Key]], int]
 
 
 class SharedHold:
-    """Units of one block: `ready` are loaded, `late` are loading in that order, `left` will not be loaded."""
+    """A hold of units of one block: `ready` ones are loaded, `loading` ones are loading in that order.
+
+    The units in `left_out` are not held and will not be loaded.
+    """
 
     def __init__(
         self,
@@ -26,14 +29,14 @@ class SharedHold:
         self._closed = False
 
     def data(self, key: Key) -> Bytes:
-        """Return the bytes of a unit of `ready` or `late`, when it is loaded. They are valid until `close`.
+        """Wait until a unit of `ready` or `loading` is loaded; return its bytes, which are valid until `close`.
 
-        Raises the error of a failed load.
+        If the load failed, its error is raised.
         """
         return self._wait(key)
 
     def close(self) -> None:
-        """Release all units, with a device after the calls that are queued on it. Idempotent."""
+        """Release all units; if a device uses them, after the calls that are queued on it. Idempotent."""
         if not self._closed:
             self._closed = True
             self._release()

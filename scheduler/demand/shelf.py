@@ -12,7 +12,7 @@ from scheduler.slots.shelf import Load, PriorityShelf
 from scheduler.slots.table import F64, SlotTable, Units
 from tpi.errors import TpiError
 
-_WANTED_SOON = 2.0**100  # added to the worth of units that are expected and have not been used
+_WANTED_SOON = 2.0**100  # added to the priority of units that are expected and have not been used
 
 
 class UnitShelf(PriorityShelf[np.int64]):
@@ -36,12 +36,12 @@ class UnitShelf(PriorityShelf[np.int64]):
 
     @property
     def counts(self) -> DemandStats:
-        """The counts, which change."""
+        """Statistics of the cache, updated in place."""
         assert isinstance(self.stats, DemandStats)
         return self.stats
 
     def priority(self, units: Units) -> F64:
-        """Return the worth of keeping each of `units`."""
+        """Return the priority of keeping each of `units`: the policy's, and more for units that are expected."""
         return self.policy.priority(units) + _WANTED_SOON * self._wanted_soon[units]
 
     def claim(self, units: Units) -> tuple[Units, Sequence[Load]]:
@@ -69,7 +69,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         return slots, [self._load(lacking[at : at + 1], missing[at : at + 1]) for at in range(len(lacking))]
 
     def sorted(self, units: Units) -> tuple[Units, Units, Units]:
-        """Return the units that are loaded; that are loading, or failed; and that have no slot."""
+        """Divide `units` into those that are loaded, those that are loading or failed, and those without a slot."""
         slots = self.table.slot_of[units]
         coming = (slots >= 0) & (self.table.loading[slots] | self.table.failed[slots])
         return units[(slots >= 0) & ~coming], units[coming], units[slots < 0]
@@ -80,8 +80,8 @@ class UnitShelf(PriorityShelf[np.int64]):
         """Pin those of `units` (of one block) that are loaded, and as many of the others as `choose` says.
 
         Return the units that are loaded, that are loading, and that are left out, and the loads to begin. Of the units
-        that are not loaded, those that are loading come first, then those with the highest worth. Those that are left
-        out are read ahead.
+        that are not loaded, those that are loading come first, then those with the highest priority. Those that are
+        left out are read ahead.
         """
         ready, coming, lacking = self.sorted(units)
         late = np.concatenate([coming, lacking[np.argsort(-self.policy.priority(lacking), kind="stable")]])
@@ -93,13 +93,17 @@ class UnitShelf(PriorityShelf[np.int64]):
         return (ready, late[:count], late[count:]), loads
 
     def expect(self, block: int, units: Units) -> None:
-        """Expect that the next hold of `block` is of `units`; they are read ahead if there is time."""
+        """Mark `units` as those of the next hold of `block`, and queue the missing ones to be read ahead."""
         self.policy.expect(units)
         self._mark(block, units)
         self.read_ahead.add(self.table.missing(units).tolist())
 
     def spare(self, speed: float) -> Load | None:
-        """Return a load ahead, if a unit is worth it and there is time to load it at `speed` bytes per second."""
+        """Return a load of a unit to read ahead, or None.
+
+        The unit must have a higher priority than the one that it replaces, and there must be time to load it at `speed`
+        bytes per second.
+        """
         unit = self.read_ahead.pop(lambda unit: self.table.slot_of[unit] >= 0)
         if unit is None:
             return None
@@ -130,7 +134,7 @@ class UnitShelf(PriorityShelf[np.int64]):
         )
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
+        """Mark a load as ended; it failed if `error` is not None."""
         if error is not None:
             self._unused[load.slots] = False
         super().end(load, error)

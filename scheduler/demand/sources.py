@@ -39,7 +39,7 @@ class UnitTier(Protocol):
         """Return the size of a unit in bytes."""
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """Return True if `other` should be loaded together with `unit` and those before it, of `together` bytes."""
+        """Return True if `other` should join a load of `together` bytes whose last unit is `unit`."""
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
         """Return the unit's bytes within its slot."""
@@ -53,7 +53,7 @@ class UnitTier(Protocol):
 
 
 class DiskUnits:
-    """Units that are byte ranges of files."""
+    """A `UnitTier` of byte ranges of files."""
 
     def __init__(self, disk: Disk, extents: Mapping[Key, Extent], alone: int = ALONE) -> None:
         """Create a source of `extents`, in the order of the units' numbers. Units of `alone` bytes are read alone."""
@@ -116,7 +116,7 @@ class DiskUnits:
 
 
 class HostUnits:
-    """Units in the host's memory that are copied to a device: resident bytes, or those of another cache."""
+    """A `UnitTier` of units in the host's memory, resident or in another cache, that are copied to a device."""
 
     def __init__(
         self, device: Device, holds: Mapping[Key, AbstractContextManager[Bytes]], sizes: Sequence[int]
@@ -151,7 +151,7 @@ class HostUnits:
 
 
 class Verified(Source):
-    """A tier's units, each compared with its hash at its first load."""
+    """A source of a tier's units that compares each with its hash at its first load."""
 
     def __init__(self, tier: UnitTier, slots: Sequence[Bytes], verify: Verify | None) -> None:
         """Fill `slots` from `tier`; `verify(unit, data)` raises if the bytes are wrong. None: nothing is compared."""
@@ -185,7 +185,7 @@ class Verified(Source):
 
 
 class _Whole:
-    """A disk that reads whole extents at once."""
+    """A disk without a limit on the size of a read, so that `read_chunk` reads a whole extent at once."""
 
     chunk = 1 << 62
 

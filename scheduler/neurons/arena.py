@@ -1,6 +1,6 @@
 """The neurons on a node's accelerator: slots of one record each, filled by background copies.
 
-    layer.expect(predicted)                     # a prediction: neurons that are worth it begin to migrate
+    layer.expect(predicted)                     # a prediction: neurons of high importance begin to migrate
     held = layer.divide(scores, threshold)      # divides the active neurons; moves do not overwrite held slots
     ...                                         # the accelerator computes held.slots, the CPU held.here
     held.release()
@@ -79,7 +79,7 @@ class NeuronArena(Source):
         return median(self._paces) if self._paces else 0.0
 
     def begin(self) -> None:
-        """Begin a step; raise the error of a move of an earlier step that failed."""
+        """Begin a step; raise the error of a move that failed in an earlier step."""
         with self.slots.lock:
             if len(self._expects) > 1:
                 self._paces.append((self._expects[-1] - self._expects[0]) / (len(self._expects) - 1))
@@ -87,13 +87,13 @@ class NeuronArena(Source):
         self.slots.raise_failure()
 
     def wait(self) -> None:
-        """Wait until all moves have ended, without raising their errors."""
+        """Wait until all moves of neurons have ended; their errors are not raised."""
         self.slots.drain()
 
     # called with the lock held
 
     def room(self) -> int:
-        """Return how many neurons may move now: as many as the link carries from one layer to the next."""
+        """Return how many neurons may move now: as many as the link can copy until the next layer is computed."""
         self._expects.append(self._clock())
         if self.slots.queued >= max(1, self.migration.ahead):
             return 0
@@ -105,7 +105,7 @@ class NeuronArena(Source):
     # called by the cache
 
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Gather the records of a move and copy them at once; return their bytes.
+        """Gather the weights of the neurons of a move and copy them at once; return their size in bytes.
 
         Moves run one at a time, so they share one staging buffer.
         """
@@ -123,7 +123,7 @@ class NeuronArena(Source):
         return int(target.size)
 
     def _fill(self, layer: LayerArena) -> None:
-        """Copy the layer's hot neurons into its slots."""
+        """Copy the neurons that are active most often, `ArenaLayer.hot`, into the layer's slots."""
         hot = layer.layer.hot
         for at in range(0, len(hot), ROOM_MOST):
             move = NeuronMove(at, hot[at : at + ROOM_MOST])

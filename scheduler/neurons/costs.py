@@ -46,7 +46,7 @@ class LineCost:
 
 
 class DriftAlarm:
-    """Two cumulative sums of log(measured / expected), in units of the deviation `noise`."""
+    """A drift test (CUSUM): cumulative sums of log(measured / expected), in units of the deviation `noise`."""
 
     def __init__(self, noise: float = _LEAST_NOISE) -> None:
         self.up = self.down = 0.0
@@ -60,7 +60,7 @@ class DriftAlarm:
 
 
 class FittedCost:
-    """One line, fitted again when it drifts. Not thread-safe."""
+    """The cost of computing or copying neurons, as a line that is fitted again when it drifts. Not thread-safe."""
 
     def __init__(self) -> None:
         self.line: LineCost | None = None  # None until the first fit
@@ -131,7 +131,7 @@ def _midmean(values: np.ndarray) -> float:
 
 
 class NeuronCosts:
-    """The three costs of one node. All its layers share them, since their neurons have the same size.
+    """The costs of one node's neurons. All layers share them, because their neurons have the same size.
 
     Attributes:
         accelerator: computing on the accelerator.

@@ -13,7 +13,7 @@ HALF_LIFE = 24.0  # tokens: topics change with a paragraph
 
 
 class NeuronImportance:
-    """The values of one layer's neurons."""
+    """The value of having each neuron of a layer on the accelerator, v = a + lambda f."""
 
     def __init__(self, frequency: F64, weight: float = LAMBDA, half_life: float = HALF_LIFE) -> None:
         """Start from `frequency` `[neurons]`, 0 to 1; `weight` is lambda, `half_life` is in tokens."""
@@ -21,17 +21,17 @@ class NeuronImportance:
         self._weight, self._keep = weight, 0.5 ** (1.0 / half_life)
 
     def update(self, active: I32) -> None:
-        """Count the unique neurons `active` for one token towards the frequencies."""
+        """Update the frequencies of all neurons with `active`, the unique neurons that were active for one token."""
         self.frequency *= self._keep
         self.frequency[active] += 1.0 - self._keep
 
     def priority(self, neurons: I32) -> F64:
-        """Return v of `neurons` that no prediction names."""
+        """Return the value v of each of `neurons`, none of which is predicted for the current token."""
         found: F64 = self._weight * self.frequency[neurons]
         return found
 
     def values(self, predicted: I32) -> F64:
-        """Return v of every neuron, `[neurons]`, if `predicted` are the neurons that the prediction names."""
+        """Return the value v of every neuron, float64 `[neurons]`, given those `predicted` for the current token."""
         found: F64 = self._weight * self.frequency
         found[predicted] += 1.0
         return found

@@ -1,4 +1,4 @@
-"""One layer's part of an accelerator's arena: divides active neurons among both sides and chooses what migrates."""
+"""One layer's part of an accelerator's arena: which neurons each side computes, and which neurons migrate."""
 
 from typing import TYPE_CHECKING
 
@@ -31,19 +31,19 @@ class HeldNeurons:
         self.neurons, self.cpu_neurons = shares.on_accelerator, shares.on_cpu
 
     def release(self) -> None:
-        """Allow moves to overwrite the slots, after the accelerator has read them. Call once."""
+        """Allow moves to overwrite the slots. Call it once, after the accelerator has read them."""
         self._layer.release_slots(self.slots)
 
     def cancel(self) -> None:
-        """Release the slots without having computed anything, and correct the statistics. Replaces `release`."""
+        """Release the slots in place of `release` if nothing was computed, and take the neurons off the statistics."""
         self._layer.cancel(self)
 
 
 class LayerArena(PriorityShelf[np.int32]):
-    """One layer's part of a `NeuronArena`."""
+    """The slots of one layer in a `NeuronArena`."""
 
     def __init__(self, arena: "NeuronArena", layer: ArenaLayer, data: Bytes) -> None:
-        """Create empty slots in `data`; if neurons do not migrate, all of them are filled only once."""
+        """Create empty slots in the memory `data`. If neurons do not migrate, the slots are filled only once."""
         fixed = layer.fixed if arena.migration.migrate else layer.slots
         self.layer, self.data = layer, data
         self.importance = NeuronImportance(layer.frequency, arena.migration.weight)
@@ -78,7 +78,10 @@ class LayerArena(PriorityShelf[np.int32]):
             return self._held(NeuronShares(active[there], active[~there], 0.0, 0.0))
 
     def expect(self, predicted: I32) -> None:
-        """Begin to move neurons that are worth it, given the unique neurons `predicted` for the current token."""
+        """Begin to move important neurons to the accelerator, given the neurons `predicted` for the current token.
+
+        `predicted` is int32 and unique.
+        """
         arena = self._arena
         if not arena.migration.migrate or not len(self.table):
             return
@@ -92,7 +95,7 @@ class LayerArena(PriorityShelf[np.int32]):
                 arena.slots.submit([Load(self, move.neurons, move.slots, title=title)], ahead=True)
 
     def count_active(self, active: I32) -> None:
-        """Count the neurons that were active for a token towards their recent frequency."""
+        """Update the recent frequency of all neurons with those that were active for one token."""
         if self._arena.migration.migrate:
             with self._lock:
                 self.importance.update(active)
@@ -108,11 +111,11 @@ class LayerArena(PriorityShelf[np.int32]):
         self._arena.meter.record("CPU", count, seconds, tokens)
 
     def release_slots(self, slots: I32) -> None:
-        """Allow moves to overwrite `slots`, which one call has used."""
+        """Allow moves to overwrite `slots`, which a call of the accelerator has read."""
         self._arena.slots.release(self, slots)
 
     def cancel(self, held: HeldNeurons) -> None:
-        """Release the slots of `held`, and take its neurons out of the statistics."""
+        """Release the slots of `held`, whose neurons were not computed, and take them off the statistics."""
         figures = self._arena.figures
         figures.active -= len(held.neurons) + len(held.cpu_neurons)
         figures.active_on_accelerator -= len(held.neurons)
@@ -123,12 +126,12 @@ class LayerArena(PriorityShelf[np.int32]):
         return self._arena.meter.lines(tokens)
 
     def place(self, slots: slice) -> Bytes:
-        """Return the arena's bytes of adjacent `slots`."""
+        """Return the memory of adjacent `slots`."""
         size = self.layer.record_bytes
         return self.data[slots.start * size : slots.stop * size]
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a move, which failed if there is an `error`."""
+        """Mark a move as ended; it failed if `error` is not None."""
         super().end(load, error)
         if error is None:
             figures = self._arena.figures

@@ -1,4 +1,4 @@
-"""Measured costs of neurons, and the trace's notes about costs that drifted and thresholds that changed."""
+"""Measured costs of neurons. Costs that drift and thresholds that change are noted in the trace."""
 
 from math import isfinite
 from threading import Lock
@@ -43,7 +43,7 @@ class NeuronMeter:
                 self._say(f"{side} drifted{of}: {_said(before)} before, {_said(cost.line)} now")
 
     def thresholds(self, shares: NeuronShares) -> None:
-        """Note one token's thresholds of a layer in the trace, if they differ from the last noted ones."""
+        """Write the two thresholds in `shares` to the trace if they differ from those written last."""
         now = _told(shares.accelerator_threshold), _told(shares.cpu_threshold)
         if now != self._told:
             self._told = now

@@ -26,9 +26,9 @@ _FAR = 8.0  # scores this far below the threshold are not added: their probabili
 
 @dataclass(frozen=True, eq=False)
 class NeuronShares:
-    """The neurons that each side computes, int32 and ascending, and each side's threshold.
+    """The neurons that the accelerator and the CPU compute, int32 and ascending, and their thresholds.
 
-    `there` is the accelerator, `here` the CPU; `lost` is the change of the expected error.
+    `lost` is the change of the expected error.
     """
 
     on_accelerator: I32
@@ -39,13 +39,19 @@ class NeuronShares:
 
 
 def plain_shares(scores: F32, threshold: float, there: Marks) -> NeuronShares:
-    """Divide by one threshold: `scores` is `[neurons]`, `there` marks the neurons on the accelerator."""
+    """Divide the neurons whose score reaches `threshold`; those marked in `there` are on the accelerator.
+
+    `scores` and `there` are `[neurons]`.
+    """
     active = scores >= np.float32(threshold)
     return NeuronShares(_numbers(active & there), _numbers(active & ~there), threshold, threshold)
 
 
 def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: LineCost, cpu: LineCost) -> NeuronShares:
-    """Divide by the two thresholds that finish first, or by `threshold` alone if no pair is faster."""
+    """Divide neurons by the two thresholds with which both sides finish first, or by `threshold` if none are faster.
+
+    The other arguments are those of `plain_shares`, and the costs of computing neurons on each side.
+    """
     before = plain_shares(scores, threshold, there)
     times = accelerator.seconds(len(before.on_accelerator)), cpu.seconds(len(before.on_cpu))
     if times[1] > times[0]:

@@ -1,4 +1,4 @@
-"""The one memory of slots: what is pinned, loaded, awaited and given up, for blocks, segments, experts and neurons.
+"""A cache of weights in slots of memory: which are pinned, loading and waited for. It serves all kinds of units.
 
     cache = SlotCache(source, workers, stats)
     cache.expect(shelf, units)                # a prediction: loads begin
@@ -30,7 +30,7 @@ S = TypeVar("S", bound=LoadStats)
 
 
 class Source(ABC):
-    """The tier below. Several threads use it."""
+    """The disk or memory from which a cache fills its slots. Several threads use it."""
 
     checks = False  # True if `check` does something
 
@@ -49,7 +49,7 @@ class Source(ABC):
         return False
 
     def check(self, load: Load) -> None:  # noqa: B027
-        """Check the bytes of a load, all of whose parts are filled; raise an exception if they are wrong."""
+        """Check the bytes of a load whose parts are all filled; raise an exception if they are wrong."""
 
 
 class SlotCache(Generic[S]):
@@ -251,7 +251,7 @@ class SlotCache(Generic[S]):
         return self.closed or self._workers.lost
 
     def _pin(self, shelf: Shelf, units: Any, least: int) -> Any:
-        """Return the slots of the units that were pinned; None if there is no room."""
+        """Pin `units` as `pin` does; return their slots, or None if there is no room for `least` of them."""
         if self.closed:
             self.require_open()
         if self._expected:

@@ -3,9 +3,9 @@
 Streamed uses are numbered 0, 1, 2, ... in cyclic order; use n is of block `ring.blocks[n % period]`.
 
     0 ... released ... head ... tail ...
-    over | held, or skipped | loaded or being loaded | not yet opened
+    over | held, or skipped | loaded or being loaded | not yet requested
 
-Use `tail` may be opened once use `tail - lag` is over; `scheduler.model.ring` defines the lag and proves that a hold
+The load of use `tail` may be requested once use `tail - lag` is over; `scheduler.model.ring` defines the lag and proves that a hold
 cannot deadlock. The block loop need not keep the order: holding another block skips ahead to that block's next use.
 """
 
@@ -13,7 +13,7 @@ from scheduler.model.ring import Ring
 
 
 class Cycle:
-    """The state of one ring's uses."""
+    """The state of the uses of a ring: which are over, held, loaded, or not loaded yet."""
 
     def __init__(self, ring: Ring) -> None:
         self.period = len(ring.blocks)
@@ -26,14 +26,14 @@ class Cycle:
         self._place = {block: use for use, block in reversed(list(enumerate(ring.blocks)))}
 
     def next_use(self, block: int) -> int:
-        """Return the use of `block` that is held now, else its next one."""
+        """Return the number of the use of `block` that is held now, else of its next use."""
         for use in self._pins:
             if self._ring.blocks[use % self.period] == block:
                 return use
         return self.head + (self._place[block] - self.head) % self.length
 
     def may_open(self, use: int) -> bool:
-        """Return True if every use that `use` would overwrite is over."""
+        """Return True if `use` may be loaded, because every use that it overwrites is over."""
         return bool(self.period) and use - self._ring.lags[use % self.period] < self._released
 
     def overwritten(self, use: int) -> int:
@@ -41,7 +41,7 @@ class Cycle:
         return (use - self._ring.lags[use % self.period]) % self.period
 
     def skip_to(self, use: int) -> range:
-        """Give up the uses before `use`; return those of them that were opened."""
+        """Skip the uses before `use`; return those of them whose load was requested."""
         skipped = range(self.head, min(use, self.tail))
         if use > self.head:
             self.head, self.tail = use, max(use, self.tail)
@@ -49,13 +49,13 @@ class Cycle:
         return skipped
 
     def rewind_to(self, use: int) -> range:
-        """Mark `use` and all later uses as not opened; return those that had been opened."""
+        """Mark `use` and all later uses as not requested; return those whose load had been requested."""
         opened = range(use, self.tail)
         self.tail = use
         return opened
 
     def return_to(self, use: int) -> range:
-        """Make `use`, which nothing holds, the next one again; return those uses from it on that had been opened."""
+        """Make `use`, which is not held, the next one again; return the uses from it on that had been requested."""
         opened = self.rewind_to(use)
         self.head = use
         self._release()
@@ -71,7 +71,7 @@ class Cycle:
         self.head = max(self.head, use + 1)
 
     def unpin(self, use: int) -> bool:
-        """Count one hold of a use less; return True if it was the last."""
+        """Remove one hold of a use; return True if it was the last."""
         self._pins[use] -= 1
         if self._pins[use]:
             return False

@@ -10,7 +10,7 @@ from tpi.errors import TpiError
 
 
 class CyclicShelf(ABC):
-    """A shelf whose policy is the cycle: what was used longest ago is overwritten by what is used next.
+    """A shelf for units in cyclic order: the unit that was used longest ago is overwritten by the next one.
 
     The units of a claim are a tuple of one unit, and its slots are the number of its use (`scheduler.slots.cycle`). All
     uses that there is room for are loaded ahead. A use that failed is loaded again when it is claimed again, and so are
@@ -28,7 +28,7 @@ class CyclicShelf(ABC):
 
     @property
     def settling(self) -> bool:
-        """False: only releases give room."""
+        """False: the end of a load gives no room, only a release does."""
         return False
 
     def resume(self) -> Sequence[Load]:
@@ -60,7 +60,7 @@ class CyclicShelf(ABC):
         return self._claimed, loads
 
     def release(self, slots: int) -> Sequence[Load]:
-        """Count one hold of a use less; after the last, return the loads that there is room for now."""
+        """Remove one hold of a use; after the last, return the loads that there is room for now."""
         if not self.cycle.unpin(slots):
             return ()
         if self._errors[slots % self.cycle.period] is None or self.failure(slots) is None:
@@ -80,17 +80,17 @@ class CyclicShelf(ABC):
 
     def refuse(self, units: tuple[int]) -> TpiError:
         """Return the error of a hold for which there is no room."""
-        return TpiError(f"{self.name_of(units[0])} cannot be held yet: release what is held first")
+        return TpiError(f"{self.name_of(units[0])} cannot be held yet: release the other holds first")
 
     def describe(self, slots: int) -> str:
         """Return the name that traces show while a computation waits for the block with number `slots` in the cycle."""
         return self.name_of(self._units[slots % self.cycle.period])
 
     def awaited(self, slots: int, began: float, ended: float) -> None:  # noqa: B027
-        """Take note that a hold waited for a use between two times."""
+        """Do nothing; a subclass may record that a hold waited for a use between two times, in seconds."""
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
+        """Mark a load as ended; it failed if `error` is not None."""
         self._loading[load.slots] -= 1
         self._errors[load.slots] = error
 
@@ -100,7 +100,7 @@ class CyclicShelf(ABC):
 
     @abstractmethod
     def load_of(self, use: int, place: int) -> Load | None:
-        """Return the load of a use, whose `slots` are its place in the period; None if it has no bytes."""
+        """Return the load of use number `use`, with its `place` in the period as `slots`; None if it has no bytes."""
 
     def _open(self) -> Sequence[Load]:
         cycle, loads = self.cycle, list[Load]()
@@ -113,4 +113,4 @@ class CyclicShelf(ABC):
         return loads
 
     def _drop(self, uses: range) -> None:  # noqa: B027
-        """Take note that `uses`, which were opened, will not be used. Their loads end as others do."""
+        """Do nothing; a subclass may cancel the loads of `uses`, which will not be held."""

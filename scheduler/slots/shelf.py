@@ -51,11 +51,14 @@ class Load:
         return True
 
     def arrived(self, part: int) -> None:
-        """Take note that one of several parts was filled."""
+        """Do nothing; a subclass may record that part number `part` was filled."""
 
 
 class Shelf(Protocol):
-    """A shelf, whose methods are called under the cache's lock. `units` and `slots` have the shelf's own form."""
+    """An index of slots with an eviction policy. The cache calls it under its lock.
+
+    What `units` and `slots` are, such as arrays or numbers, depends on the shelf.
+    """
 
     @property
     def settling(self) -> bool:
@@ -80,17 +83,17 @@ class Shelf(Protocol):
         """Return what traces call `slots` while a hold waits for them."""
 
     def awaited(self, slots: Any, began: float, ended: float) -> None:
-        """Take note that a hold waited for `slots` between two times, in seconds."""
+        """Record that a hold waited for `slots` between two times, in seconds."""
 
     def refuse(self, units: Any) -> TpiError:
-        """Return the error of a hold for which there is no room, whatever is loading."""
+        """Return the error of a hold for which there is no room, even when all loads have ended."""
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
+        """Mark a load as ended; it failed if `error` is not None."""
 
 
 class PriorityShelf(Generic[N]):
-    """Slots of one size, whose units are evicted by their worth. The cache calls it under its lock."""
+    """A `Shelf` of equal slots that evicts the unit with the lowest priority. The cache calls it under its lock."""
 
     def __init__(self, name: str, table: SlotTable[N], priority: Priority, stats: LoadStats) -> None:
         """Create a shelf over `table`.
@@ -98,7 +101,7 @@ class PriorityShelf(Generic[N]):
         Args:
             name: what errors and traces call it.
             table: the index.
-            worth: returns the worth of units; those that are worth least are evicted first.
+            priority: returns the priority of keeping each unit; units with the lowest are evicted first.
             stats: where hits and misses are counted.
         """
         self.name, self.table, self.stats = name, table, stats
@@ -145,7 +148,7 @@ class PriorityShelf(Generic[N]):
         return self.name
 
     def awaited(self, slots: Slots, began: float, ended: float) -> None:
-        """Take note that a hold waited for `slots` between two times."""
+        """Do nothing: these waits are not recorded."""
 
     def refuse(self, units: npt.NDArray[N]) -> TpiError:
         """Return the error of a hold for which there is no room, whatever is loading."""
@@ -155,7 +158,7 @@ class PriorityShelf(Generic[N]):
         )
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
+        """Mark a load as ended; it failed if `error` is not None."""
         if error is not None:
             self._errors |= dict.fromkeys(np.arange(len(self.table))[load.slots].tolist(), error)
         self.table.end(load.slots, arrived=error is None)

@@ -17,14 +17,14 @@ class ReadClock:
         self._lock = threading.Lock()
 
     def begin_read(self) -> None:
-        """Count a read that starts."""
+        """Add a read that starts now to the reads in flight."""
         with self._lock:
             if not self._flying:
                 self._since = time.perf_counter()
             self._flying += 1
 
     def end_read(self) -> None:
-        """Count a read that has ended."""
+        """Remove a read that has ended from the reads in flight."""
         with self._lock:
             self._flying -= 1
             if not self._flying:

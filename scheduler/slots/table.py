@@ -19,7 +19,7 @@ Units = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.signedinteger[Any]]
 N = TypeVar("N", bound=np.signedinteger[Any])
 Priority = Callable[[npt.NDArray[Any]], F64]
-"""Returns the worth of keeping each of some units; the unit with the least is evicted first."""
+"""Returns the priority of keeping each of some units, float64 `[units]`; the unit with the lowest is evicted first."""
 _FEW = 128  # values: sorting that many takes no longer than finding the least of them
 
 
@@ -36,7 +36,7 @@ def least(priority: F64, count: int) -> Units:
 
 
 class SlotTable(Generic[N]):
-    """The index of one memory.
+    """An index of equal slots and the units in them.
 
     Attributes:
         slot_of: the slot of each unit that is loaded or loading, else -1; `[units]`.
@@ -136,7 +136,7 @@ class SlotTable(Generic[N]):
         return missing
 
     def least(self, count: int, priority: Priority) -> Slots:
-        """Return up to `count` slots that are free: first empty ones, then those whose units are worth least."""
+        """Return up to `count` slots that are free: empty ones, then those whose units have the lowest priority."""
         free = self.free
         empty = np.flatnonzero(free & (self.unit_of < 0))[:count]
         if len(empty) == count:
@@ -145,9 +145,9 @@ class SlotTable(Generic[N]):
         return np.concatenate([empty, used[least(priority(self.unit_of[used]), count - len(empty))]])
 
     def gains(self, units: npt.NDArray[N], priority: Priority) -> tuple[npt.NDArray[N], Slots]:
-        """Return those of `units`, which have no slots, that are worth more than what they would replace, and where.
+        """Return those of `units`, none of which has a slot, that should replace others, and the slots of these.
 
-        The unit that is worth most would replace the one that is worth least, and so on.
+        The unit with the highest priority replaces the one with the lowest, and so on, as long as its own is higher.
         """
         slots = self.least(len(units), priority)
         value, lost = priority(units), np.full(len(slots), -np.inf)

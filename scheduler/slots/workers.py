@@ -18,7 +18,7 @@ class LoadWorkers(Protocol):
         """Start the threads, which call `serve`. Called once."""
 
     def kick(self, loads: Sequence[Load | None]) -> None:
-        """Announce that there are more loads; None: there may be one, which is chosen when a thread is free.
+        """Announce `loads`; None stands for a load that is chosen when a thread is free, if there is one then.
 
         Raises:
             TpiError: if no thread will run them.
@@ -33,7 +33,7 @@ class LoadWorkers(Protocol):
 
 
 class Readers:
-    """Threads of the cache's own, for a disk."""
+    """A `LoadWorkers` with threads of its own, which read from a disk."""
 
     lost = False
 
@@ -57,7 +57,7 @@ class Readers:
             thread.start()
 
     def kick(self, loads: Sequence[Load | None]) -> None:
-        """Announce that there are, or may be, more loads."""
+        """Wake up a thread for each of `loads`."""
         if loads:
             self._work.release(len(loads))
 

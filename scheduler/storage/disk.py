@@ -49,7 +49,7 @@ class DirectDisk:
         self.direct = direct and bool(_DIRECT)
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read from a file, directly if possible."""
+        """Read `into.size` bytes at `offset` of a file, directly if possible; return how many there were."""
         if self.direct:
             try:
                 return _read_file(path, offset, into, _DIRECT)
@@ -95,7 +95,7 @@ def read_chunk(disk: Disk, extent: Extent, slot: Bytes, start: int) -> int:
 
 
 def read_extent(disk: Disk, extent: Extent, slot: Bytes) -> Bytes:
-    """Read a whole extent in the calling thread; return its view. Raises as `read_chunk`."""
+    """Read a whole extent into `slot` in the calling thread; return its bytes. Errors are those of `read_chunk`."""
     for start in chunks_of(extent, disk.chunk):
         read_chunk(disk, extent, slot, start)
     return extent.view(slot)

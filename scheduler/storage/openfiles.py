@@ -23,7 +23,7 @@ class OpenFilesDisk:
         self._lock = Lock()
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read from an open file; open it first if necessary."""
+        """Read `into.size` bytes at `offset` of a file, opened if it is not open yet; return how many there were."""
         if not self._disk.direct or not hasattr(os, "preadv"):
             return self._disk.read(path, offset, into)
         done = 0

@@ -8,9 +8,9 @@ from tpi.devices.pages import Bytes
 
 
 class TimedDisk:
-    """Another disk whose reads pass through an emulated link, one after the other.
+    """A disk that reads from another one and takes the time of an emulated link, one read after the other.
 
-    The requested bytes take time, even beyond the end of a file.
+    Bytes that are requested beyond the end of a file take time too.
     """
 
     def __init__(self, disk: Disk, link: TimedLink) -> None:
@@ -20,5 +20,5 @@ class TimedDisk:
         self._link = link
 
     def read(self, path: Path, offset: int, into: Bytes) -> int:
-        """Read from the other disk in the time that the link takes."""
+        """Read `into.size` bytes at `offset` of a file, in the time that the link takes; return how many there were."""
         return self._link.move(into.size, lambda: self._disk.read(path, offset, into))

@@ -1,4 +1,4 @@
-"""One ring made of rings in the memories of several accelerators, with segments in the order of use.
+"""One ring that merges rings in the memories of several accelerators, with segments in the order of use.
 
 One ring has one order of loads, so the single reader of the tier below can read for all accelerators in that order. It
 still cannot deadlock: a use waits only for uses before it (`scheduler.model.ring`). The price is that no accelerator

@@ -1,8 +1,8 @@
 """Keys and values that are stored on the host and copied to an accelerator for attention (PIPO, section 3.1.1).
 
-Attention of a layer uses a *stage*: room for the layer's pages in the accelerator's memory. Pages filled by earlier
-steps are loaded into the stage before attention, and pages that this step appends to are saved to the host afterwards.
-With two stages the next layer's pages are loaded while one layer is computed. A layer's pages are loaded only after
+Attention of a layer uses a *buffer*: room for the layer's pages in the accelerator's memory. Pages filled by earlier
+steps are loaded into the buffer before attention, and pages that this step appends to are saved to the host afterwards.
+With two buffers the next layer's pages are loaded while one layer is computed. A layer's pages are loaded only after
 everything appended to them has been saved.
 """
 
@@ -27,15 +27,15 @@ class PageBuffer:
     """Room for one layer's pages in the accelerator's memory, and which pages are in it."""
 
     def __init__(self, keys: KvArray, values: KvArray) -> None:
-        """Create a stage from arrays like one layer of `tpi.kernels.kv.KvPages`; page numbers are those of the host."""
+        """Create a buffer from arrays like one layer of `tpi.kernels.kv.KvPages`, with the host's page numbers."""
         self.keys, self.values = keys, values
         self.layer = -1
-        self.present: set[int] = set()  # pages that are in the stage, or on their way to it
+        self.present: set[int] = set()  # pages that are in the buffer, or on their way to it
         self.moves: list[QueuedTransfer] = []  # its loads and saves that may still be running
 
 
 class StagedPages:
-    """The pages of the layers whose keys and values are staged. Only the computing thread may use it."""
+    """The pages of layers whose keys and values pass through buffers. Only the computing thread may use it."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class StagedPages:
         queue: TransferQueue,
         link: int = 0,
     ) -> None:
-        """Create stages for layers whose keys and values are stored on the host.
+        """Serve layers whose keys and values are stored on the host.
 
         Args:
             device: the accelerator that attends.
-            home: the pages in the host's memory.
-            stages: one or two stages in the device's memory.
+            host_pages: the pages in the host's memory.
+            buffers: one or two buffers in the device's memory.
             layers: the layers that attend on `device`, in the order of use.
             queue: where transfers are submitted.
             link: the number of the device's link in `queue`.
@@ -66,7 +66,7 @@ class StagedPages:
         self.moved_bytes = 0
 
     def begin(self) -> None:
-        """Begin a step: forget what the stages hold, because pages may have changed on the host or been reassigned.
+        """Begin a step: mark the buffers as empty, because pages may have changed on the host or been reassigned.
 
         Raises:
             Exception: the error of a failed save from an earlier step (usually a DeviceError); its data is lost for
@@ -101,7 +101,7 @@ class StagedPages:
 
     @contextmanager
     def hold(self, layer: int, batch: Batch) -> Iterator[tuple[KvArray, KvArray]]:
-        """Yield the staged keys and values of `layer` for attention of `batch`; save what it appends once computed.
+        """Yield the keys and values of `layer` on the accelerator; after the exit, save what `batch` appended to them.
 
         Raises:
             DeviceError: if a copy failed; other errors of a transfer are raised unchanged.
@@ -116,12 +116,12 @@ class StagedPages:
         self._device.start(lambda: self._save(buffer, layer, written))
 
     def _staged(self, layer: int, batch: Batch) -> PageBuffer:
-        """Return the staging pages of a layer: all that `batch` attends to are copied, or being copied."""
+        """Return a layer's buffer; all pages that `batch` attends to have been copied to it, or are being copied."""
         buffer = next((each for each in self._buffers if each.layer == layer), self._buffers[0])
         self._buffers.remove(buffer)
         self._buffers.append(buffer)  # so that the first is always the least recently used
         if buffer.layer != layer:
-            self._device.start(lambda: None).wait()  # until the stage's last save is submitted
+            self._device.start(lambda: None).wait()  # until the buffer's last save is submitted
             wait_all(buffer.moves)
             buffer.layer, buffer.present, buffer.moves = layer, set(), []
         missing = _filled(batch) - buffer.present
@@ -153,7 +153,7 @@ class StagedPages:
         return self._queue.submit(kind, f"KV {layer}{self._number}", call, after, self._link)
 
     def _copy(self, source: KvArray, target: KvArray, pages: Pages) -> None:
-        """Copy pages of one array; neighbouring pages in one copy."""
+        """Copy `pages` of one array to another, neighbouring pages in one copy."""
         runs = [(_bytes(source[run]), _bytes(target[run])) for run in _runs(pages)]
         wait_all([self._device.copy(here, there) for here, there in runs])
         self.moved_bytes += sum(here.size for here, _ in runs)

@@ -18,7 +18,7 @@ _ONE_AT_A_TIME = {"weight load", "kv load"}
 
 
 class QueuedTransfer:
-    """One transfer; `wait` raises its error, or that of a transfer that it had to wait for."""
+    """One transfer. If it fails, or a transfer that had to succeed before it, `wait` raises the error."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class QueuedTransfer:
         self._ended.wait()
 
     def run(self) -> None:
-        """Make the call, unless a transfer that it waited for failed."""
+        """Call the function of the transfer, unless a transfer that had to succeed before it failed."""
         try:
             for before in self._after:
                 before.wait()
@@ -121,7 +121,7 @@ class TransferQueue:
         transfer = QueuedTransfer(kind, name, call, tuple(after), link, behind)
         with self._lock:
             if self._closed:
-                raise TpiError(f"the transfer queue is closed; {name} cannot be moved any more")
+                raise TpiError(f"the transfer queue is closed; {name} cannot be transferred any more")
             self._waiting.append(transfer)
             self._work.notify()
         return transfer

@@ -36,7 +36,7 @@ class RingSegment:
     nbytes: int
     fill: Fill
     card: int = 0  # the accelerator that it goes to: the number of the ring's part
-    in_turn: bool = False  # whether the tier below streams it
+    in_turn: bool = False  # True if the tier below streams it, so that it must be loaded in the order of use
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ class SegmentShelf(CyclicShelf, Source):
         return self._contents[unit].name
 
     def load_of(self, use: int, place: int) -> Load:
-        """Return the load of a use over the link of its accelerator."""
+        """Return the load of use number `use`, over the link of the accelerator that it goes to."""
         contents = self._contents[self._units[place]]
         title, lane, in_turn = contents.name, contents.card, contents.in_turn
         return Load(self, use, place, title=title, lane=lane, in_turn=in_turn)
 
     def card_of(self, use: int) -> int:
-        """Return the accelerator of a use."""
+        """Return the number of the accelerator on which use number `use` lies."""
         return self._contents[self._units[use % self.cycle.period]].card
 
     def fill(self, loads: Sequence[Load], part: int) -> int:
-        """Fill the place of one load, and return its bytes. Errors are those of its `Fill`."""
+        """Fill the memory of one load, and return its size in bytes. Errors are those of the segment's `fill`."""
         (load,) = loads
         place: int = load.slots
         self._contents[self._units[place]].fill(self.slots[place])
@@ -139,7 +139,7 @@ class DeviceRing:
             self.shelf.pause()
 
     def wait_idle(self) -> None:
-        """Wait until no load is in flight, so that others may hold the tier below. What was loaded stays."""
+        """Wait until no load is in flight, so that other code may use the tier below. Loaded segments stay."""
         self.slots.flush_releases()
         self.slots.drain()
 

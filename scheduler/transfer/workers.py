@@ -1,4 +1,4 @@
-"""The threads of a transfer queue as the workers of a memory of slots."""
+"""An adapter with which the threads of a transfer queue fill the slots of a `scheduler.slots.cache.SlotCache`."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _SPARE = Load(None, (), ())
 
 
 class QueueWorkers:
-    """The threads of a transfer queue. Each load is a transfer, which runs the load that is most urgent at its turn."""
+    """A `LoadWorkers` that submits a transfer for each load. A transfer runs the load that is most urgent at its turn."""
 
     def __init__(self, queue: TransferQueue, name: str = "", link: int = 0) -> None:
         """Use a link of `queue`, which the caller closes after this.
@@ -24,7 +24,7 @@ class QueueWorkers:
         self._turn: QueuedTransfer | None = None  # the last load in turn
 
     def start(self, serve: Serve) -> None:
-        """Remember `serve` for the transfers to come."""
+        """Set `serve` as the function that each transfer calls."""
         self._serve = serve
 
     def kick(self, loads: Sequence[Load | None]) -> None:

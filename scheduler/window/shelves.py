@@ -70,7 +70,7 @@ class StreamedShelf(CyclicShelf):
         self._log.waited(self.loads[slots % self.cycle.period], began, ended)
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
+        """Mark a load as ended; it failed if `error` is not None."""
         if load.cancelled:
             self._loading[load.slots] -= 1
             self._stragglers -= 1
@@ -158,7 +158,7 @@ class ResidentShelf:
         return True
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a load, which failed if there is an `error`."""
+        """Mark a load as ended; it failed if `error` is not None."""
         self._loading.discard(load.slots)
         if error is None:
             self._log.loaded(self.loads[load.slots])

@@ -8,7 +8,7 @@ from tpi.topology.topology import Topology
 
 
 class Emulator:
-    """Computes when a packet that leaves one device arrives at another. Devices are numbered as in the topology."""
+    """A model of when packets that leave one device arrive at another. Devices are numbered as in the topology."""
 
     def __init__(self, topology: Topology, seed: int = 0) -> None:
         self.native = _link.Emulator(len(topology.devices), seed)

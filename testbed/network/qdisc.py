@@ -1,4 +1,4 @@
-"""The kernel's queueing disciplines: which there are."""
+"""Tests of which queueing disciplines the kernel has."""
 
 import errno
 import os

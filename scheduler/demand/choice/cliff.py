@@ -1,4 +1,4 @@
-"""The cliff of LRU: it has no hits if a cache holds less than one token uses.
+"""The cliff of the LRU policy: it has no hits if a cache has room for fewer units than one token uses.
 
 Blocks are used in a cycle, so the unit that was used longest ago is the one that is used next. Policies that count
 uses have no such cliff.
@@ -10,5 +10,8 @@ DEFAULT_POLICY = PolicyChoice("importance")  # without a recording: no cliff, an
 
 
 def without_lru_cliff(choice: PolicyChoice, slots: int, per_step: float) -> PolicyChoice:
-    """Return `choice`, or a policy that counts uses if `choice` is LRU and `slots` are fewer than a step uses."""
+    """Return `choice`, or `DEFAULT_POLICY` if `choice` is LRU and a step uses more units than there are `slots`.
+
+    `per_step` is the mean number of units that a step uses.
+    """
     return DEFAULT_POLICY if choice.kind == "lru" and slots < per_step else choice

@@ -9,7 +9,7 @@ from scheduler.demand.policies import Key, Policy, PolicyChoice
 
 
 def trained_policy(choice: PolicyChoice, keys: Sequence[Key], recording: Recording | None = None) -> Policy:
-    """Return a policy for the units `keys` that has been told all uses of a recording.
+    """Return a policy for the units `keys` after it has been told all uses of `recording`.
 
     Errors are those of `PolicyChoice.open`.
     """
@@ -24,7 +24,7 @@ def trained_policy(choice: PolicyChoice, keys: Sequence[Key], recording: Recordi
 def units_to_keep(policy: Policy, keys: Sequence[Key], count: int) -> list[Key]:
     """Return the `count` units that the policy would keep, in the order of blocks.
 
-    Of units with equal worth, the same ones of every block are chosen.
+    Of units with equal priority, the same ones of every block are chosen.
     """
     priority = policy.priority(np.arange(len(keys)))
     blocks, units = np.array(keys, np.int64).reshape(-1, 2).T

@@ -7,7 +7,9 @@ _SURE = 4.029  # Student's t, one-sided, 7 degrees of freedom: 1% for four compa
 
 
 def clear_gain(some: F64, others: F64) -> float:
-    """Return by how much `some` clearly exceed `others`, float64 `[windows]` each; 0 or less if they do not.
+    """Return by how much the hit rates `some` exceed `others` beyond chance; 0 or less if they do not.
+
+    Both are float64 `[windows]`.
 
     It is the lower end of the one-sided confidence interval of the mean paired difference (Student, The probable error
     of a mean, Biometrika 6, 1908). With fewer than `WINDOWS` windows it is 0.

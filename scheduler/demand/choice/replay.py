@@ -84,7 +84,7 @@ class ReplayResult:
 
 
 class Belady:
-    """Belady's policy: evicts the unit whose next use is farthest in the future. No policy has more hits.
+    """Belady's policy, which evicts the unit whose next use is farthest in the future. No policy has more hits.
 
     It is given the uses of the run in order, and must be told each of them. L. A. Belady, A study of replacement
     algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966.
@@ -104,11 +104,11 @@ class Belady:
         """Ignore hints: the uses are known."""
 
     def use(self, units: Units) -> None:
-        """Take note of the next use in order, which must be of `units`."""
+        """Advance to the next use of the run, which must be of `units`."""
         self._next[units] = self._after.pop()
 
     def priority(self, units: Units) -> F64:
-        """Return minus the time of each unit's next use."""
+        """Return the negative time of each unit's next use, so that the farthest has the lowest priority."""
         priority: F64 = -self._next[units]
         return priority
 
@@ -144,12 +144,12 @@ def hits_by_step(recording: Recording, policy: Policy, slots: int) -> Units:
 
 
 def bound(recording: Recording, slots: int, unit_bytes: int = 1) -> ReplayResult:
-    """Replay a recording with Belady's policy, whose hits no policy exceeds. Errors are those of `replay`."""
+    """Replay a recording with Belady's policy, the upper bound of any policy's hits. Errors are those of `replay`."""
     return replay(recording, Belady(len(recording.blocks), recording.uses), slots, unit_bytes, "Belady")
 
 
 def bound_with_bypass(recording: Recording, first: Units, unit_bytes: int = 1) -> ReplayResult:
-    """Replay a recording with Belady's policy if a missing unit may be used elsewhere and need not be loaded.
+    """Replay a recording with Belady's policy for a cache that need not load a missing unit: it is computed elsewhere.
 
     `first` are the units in the cache at the start, as many as it has room for. After each use, of the cached and the
     used units, those with the soonest next use are kept.

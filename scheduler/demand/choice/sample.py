@@ -1,6 +1,6 @@
 """A sample of a recording that is too long to replay: some layers, with their part of the slots.
 
-A cache of all layers gives each layer slots by the worth of its units. Evenly spread layers with their part of them
+A cache of all layers gives each layer slots by the priority of its units. Evenly spread layers with their part of them
 therefore behave as all layers do, like a sample of addresses in C. A. Waldspurger et al., Efficient MRC Construction
 with SHARDS, FAST 2015. All steps are kept, because policies differ in their behaviour over time.
 """
@@ -13,7 +13,7 @@ MOST_USES = 8192  # uses that are replayed: a policy takes 20 to 45 us for each,
 
 
 def sample_layers(recording: Recording, slots: int, most_uses: int = MOST_USES) -> tuple[Recording, int]:
-    """Return a sample of about `most_uses` uses at most, and its part of `slots`."""
+    """Return a recording of evenly spread layers with about `most_uses` uses, and these layers' part of `slots`."""
     blocks = np.unique(recording.blocks)
     count = most_uses * len(blocks) // max(1, len(recording.uses))
     if count >= len(blocks):

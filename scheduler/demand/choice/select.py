@@ -29,7 +29,7 @@ class SelectedPolicy:
 
     @property
     def sentence(self) -> str:
-        """Description for people."""
+        """Part of a sentence that names the policy and its hit rates, for reports."""
         if self.hit_rate is None:
             return f"by {self.choice.name}; the model's routing is not known (tpi profile records it)"
         found = f"{self.hit_rate:.0%} in its recorded routing, LRU {self.lru:.0%}, at best {self.best:.0%}"
@@ -90,7 +90,7 @@ def _clearly_best(tried: ReplayedPolicies, slots: int, per_step: float) -> Polic
 
 
 def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyChoice:
-    """Return the choice that was made by a sample, for the whole recording: it pins other units."""
+    """Convert a choice made for a sample to the whole recording, in which a pinning policy pins other units."""
     if choice.kind != "pins":
         return choice
     return next(one for one in candidates(recording, slots) if one.kind == "pins")

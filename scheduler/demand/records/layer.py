@@ -1,4 +1,4 @@
-"""One layer's records: their place on disk, their slots, and the frequency and worth of each."""
+"""One layer's records (a record is one neuron's weights): their place on disk, their slots, and their importance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from scheduler.storage.extent import Extent
 from tpi.devices.pages import Bytes
 
 SLOT_BYTES, NEURON_BYTES = 13, 4  # of the index, for each slot and each neuron
-_WORTH_BYTES = 3 * 8  # per neuron: its profiled frequency, its recent frequency, and its worth while slots are chosen
+_WORTH_BYTES = 3 * 8  # per neuron: its profiled frequency, its recent frequency, and its priority while slots are chosen
 HALF_LIFE = 8.0  # tokens: shorter than on an accelerator, because loading a record costs less than a migration
 
 
@@ -54,16 +54,16 @@ class RecordLayer:
 
 @dataclass(eq=False)
 class RecordLoad(Load):
-    """A `Load` of the records of `read`."""
+    """A `Load` of records that one reader reads."""
 
     read: RecordRead = field(kw_only=True)
 
 
 class RecordShelf(PriorityShelf[np.int32]):
-    """A layer's slots during a run."""
+    """The shelf of a layer's records during a run."""
 
     def __init__(self, layer: RecordLayer, sizes: ReadSizes, readers: int, stats: RecordStats) -> None:
-        """Create the layer without slots; reads will have `sizes` and be dealt to `readers` threads."""
+        """Create a shelf without slots; reads will have `sizes` and be divided among `readers` threads."""
         self.layer = layer
         self.importance = NeuronImportance(layer.frequency, half_life=HALF_LIFE)
         super().__init__(layer.name, SlotTable(layer.neurons, 0, np.int32), self.importance.priority, stats)
@@ -71,7 +71,7 @@ class RecordShelf(PriorityShelf[np.int32]):
         self.attach(None)
 
     def attach(self, data: Bytes | None) -> None:
-        """Put empty slots into `data`; None: have no slots. Nothing may be pinned or loading."""
+        """Create empty slots in the memory `data`, or no slots if it is None. No slot may be pinned or loading."""
         slots = 0 if data is None else self.layer.slots
         self.data: Bytes = np.empty(0, np.uint8) if data is None else data
         self.records = self.data.reshape(slots, self.layer.record_bytes)
@@ -88,7 +88,7 @@ class RecordShelf(PriorityShelf[np.int32]):
         return super().claim(units)
 
     def end(self, load: Load, error: Exception | None) -> None:
-        """End a read, which failed if there is an `error`."""
+        """Mark a read as ended; it failed if `error` is not None."""
         assert isinstance(load, RecordLoad)
         self._counts.reads += len(load.read.ranges)
         super().end(load, error)
@@ -101,7 +101,7 @@ class RecordShelf(PriorityShelf[np.int32]):
         return [RecordLoad(self, read.neurons, read.slots, self.name, read=read) for read in reads]
 
     def _passing(self, ranges: list[Bounds], asked: int) -> I32:
-        """Assign slots to those records between the requested ones that are worth keeping, and return them."""
+        """Return the records between the requested ones that replace others by their priority, and give them slots."""
         if sum(last - first for first, last in ranges) == asked:
             return np.empty(0, np.int32)
         kept, slots = self.table.gains(self.table.missing(neurons_in(ranges)), self._priority)

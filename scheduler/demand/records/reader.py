@@ -1,4 +1,4 @@
-"""A reader of byte ranges into slots, through staging memory of each thread."""
+"""A reader of records from disk into slots. Each thread reads into its own staging memory first."""
 
 import threading
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class RecordReader(Source):
 
 
 class _Whole:
-    """A disk that reads whole ranges at once."""
+    """A disk without a limit on the size of a read, so that `read_chunk` reads a whole range at once."""
 
     chunk = 1 << 62
 

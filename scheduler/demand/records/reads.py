@@ -65,7 +65,7 @@ def plan_ranges(neurons: I32, sizes: ReadSizes, end: int) -> list[Bounds]:
 
 
 def neurons_in(ranges: Sequence[Bounds]) -> I32:
-    """Return all neurons of the ranges, in order."""
+    """Return the numbers of all neurons in `ranges`, int32, in order."""
     parts = [np.arange(first, last, dtype=np.int32) for first, last in ranges]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
@@ -102,7 +102,7 @@ def measured_gap(extents: Sequence[Extent], disk: DirectDisk) -> int:
 
 
 def _seconds(extents: Sequence[Extent], disk: DirectDisk, size: int) -> float:
-    """Return the seconds of a read of `size` bytes while others run; 0 if none was possible."""
+    """Return the seconds per read of `size` bytes with all threads reading; 0 if no read was possible."""
     long = [extent for extent in extents if extent.nbytes >= size + PAGE]
     if not long:
         return 0.0

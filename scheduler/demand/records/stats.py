@@ -11,7 +11,7 @@ class RecordStats(LoadStats):
 
     tokens: int = 0  # steps that read single neurons
     reads: int = 0
-    extra: int = 0  # records between requested ones that were kept
+    extra: int = 0  # records that were read because they lie between requested ones, and were kept
     dense_bytes: int = 0  # bytes that reading the same blocks as a whole would have taken
 
     @property

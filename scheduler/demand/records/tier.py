@@ -5,7 +5,7 @@
     with tier.hold(layer, neurons) as slots:     # waits until all are loaded; int32, in the order of the neurons
         ...                                      # tier.layers[layer].data has the records by slot
 
-The memory for slots is fixed before anything is read. Neurons are evicted by their worth, v = a + lambda f
+The memory for slots is fixed before anything is read. Neurons are evicted by their importance, v = a + lambda f
 (`scheduler.neurons.importance`). The rules of holds, reads and failures are those of
 `scheduler.slots.cache.SlotCache`; each layer is a shelf of one cache. One thread holds, one hold of a layer at a time.
 """
@@ -58,7 +58,7 @@ class RecordTier:
         self._slots = SlotCache(RecordReader(disk, widest), workers, stats, reads=reads, trace=trace)
 
     def attach(self, memory: Bytes) -> None:
-        """Put the empty slots of all layers into `memory`, one layer after the other.
+        """Create empty slots for all layers in `memory`, one layer after the other.
 
         Raises:
             PlanError: if `memory` is too small.
@@ -89,7 +89,7 @@ class RecordTier:
             self._slots.stats.restore(counted)
 
     def expect(self, layer: int, neurons: I32) -> None:
-        """Expect that the next hold of `layer` is of `neurons` (ascending), and start reading them if there is room."""
+        """Announce that the next hold of `layer` will be of `neurons` (ascending); read them if there is room."""
         self._slots.expect(self.layers[layer], neurons)
 
     @contextmanager
@@ -106,7 +106,7 @@ class RecordTier:
             yield slots
 
     def begin(self) -> None:
-        """Count a step that reads single neurons."""
+        """Add a step that reads single neurons to the statistics."""
         with self._slots.lock:
             self._slots.stats.tokens += 1
 

@@ -75,7 +75,7 @@ class Auto(Group):
 
     @property
     def overlaps(self) -> bool:
-        """True if prefill sums are faster in two overlapping halves, as measured.
+        """True if prefill sums are faster as two halves that overlap, as measured.
 
         The halves need twice the messages.
         """

@@ -46,7 +46,7 @@ def idle(parts: int) -> None:
 
 @dataclass(frozen=True)
 class Peer:
-    """A node of the group. Rank 0, the master, binds nothing: its `address` is that of shared memory, or empty."""
+    """A node of the group. Rank 0, the master, does not listen: its `address` is that of shared memory, or empty."""
 
     rank: int
     name: str  # the name by which the user knows the node; errors show it

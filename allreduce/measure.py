@@ -79,7 +79,7 @@ def _mask(size: int, known: dict[tuple[int, int], Link]) -> F32:
 
 
 class _Pair:
-    """One side of a measurement. Messages are numbered from `number` on."""
+    """One node's side of the measurement of a link. Messages are numbered from `number` on."""
 
     def __init__(self, transport: Transport, peer: int, number: int) -> None:
         self._transport, self._peer, self._number = transport, peer, number

@@ -61,7 +61,7 @@ class Networked(Group):
         return totals[0]
 
     def _reduce_to_master(self, values: F32) -> Exchange:
-        """Send all partials to the master, which sums them in rank order.
+        """Return a generator that sums all nodes' `values` on the master, in rank order.
 
         It takes one latency, with n - 1 payloads on the master's link.
         """

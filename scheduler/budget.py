@@ -169,7 +169,7 @@ def _shares(need: MemoryNeed, total: int, chunk: int, window: int, retain: int) 
 
 
 def _least_weights(need: MemoryNeed, window: int, retain: int) -> tuple[int, int]:
-    """Return the least bytes that work for blocks, and the least with which loads overlap computing."""
+    """Return the fewest bytes that work for blocks, and the fewest with which loads overlap computing."""
     if window:
         needed = place_window(need.blocks, window, retain, need.kinds).memory_bytes
         return needed, needed

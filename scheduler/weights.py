@@ -109,7 +109,7 @@ class Weights(Generic[S]):
             self._steps.begin(short)
 
     def abandon(self) -> None:
-        """Abort the step; what it appended to pages is invalid."""
+        """Abort the step; the keys and values that it appended to pages are invalid."""
         if self._steps is not None:
             self._steps.abandon()
 

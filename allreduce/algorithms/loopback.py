@@ -11,7 +11,7 @@ from tpi.errors import NodeLost, PlanError
 
 
 class Board:
-    """Exchange point for the partials of an in-process group. All nodes share it through `Endpoints.board`."""
+    """The memory in which the nodes of one process exchange partial results; `Endpoints.board` shares it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -63,7 +63,7 @@ class Loopback(Group):
 
     @property
     def trivial(self) -> bool:
-        """True for a single node, whose partial is the sum."""
+        """True for a single node, whose partial result is the sum."""
         return self.size == 1
 
     def _begin(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Mesh (one-shot): every node sends its partial to every other, and each sums all of them in rank order.
+"""Mesh (one-shot): every node sends its partial result to every other, and each sums all of them in rank order.
 
 It takes one one-way latency, half of a star's; every link carries n - 1 payloads each way. All nodes add the same
 decoded numbers in the same order, their own included. So they hold the same bits in every wire format.

@@ -25,7 +25,7 @@ class RingGroup(Networked):
         return False
 
     def partners(self) -> set[int]:
-        """Return both neighbours, and the master, which gets the last sum of a step directly."""
+        """Return the ranks of both neighbours, and of the master, which gets the last sum of a step directly."""
         if self.rank == 0:
             return set(self.others)
         return {self._next, self._previous, 0}
@@ -69,7 +69,7 @@ class RingGroup(Networked):
         return total
 
     def _reduce_scatter(self, values: F32, number: int) -> Exchange:
-        """Run n - 1 rounds, after which chunk r + 1 of the result is the sum over all nodes."""
+        """Run n - 1 rounds, after which rank r has the sum over all nodes of chunk r + 1."""
         parts = chunks(values.size, self.size)
         outgoing = values[parts[self.rank]]
         if outgoing.size:

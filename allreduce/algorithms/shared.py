@@ -2,8 +2,9 @@
 
 It needs no socket and no kernel copy.
 
-Every node writes its partial to a board that all have mapped, and adds up all of them in rank order, in f32. So all
-hold the same bits. The board has no name in any file system (memfd), so nothing is left when its processes end.
+Every node writes its partial result to memory that all have mapped (the board), and adds up all of them in rank order,
+in f32. So all hold the same bits. The memory has no name in any file system (memfd), so nothing is left when its
+processes end.
 """
 
 import mmap
@@ -26,12 +27,15 @@ _SLICE_S = 0.1  # interval at which a wait checks its deadline
 
 
 def available() -> bool:
-    """Return True if this system supports boards: Linux, with the native module built."""
+    """Return True if nodes can sum through shared memory on this system: Linux, with the native module built."""
     return hasattr(os, "memfd_create") and find_spec("allreduce._shared") is not None
 
 
 def board_bytes(size: int) -> int:
-    """Return the size in bytes of the memory in which `size` nodes share partial sums; each counts all of it."""
+    """Return the bytes of shared memory through which `size` nodes sum.
+
+    Each node counts all of it in its memory budget.
+    """
     from allreduce._shared import Board
 
     return Board.bytes(size, _VALUES)
@@ -86,7 +90,7 @@ class Shared(Group):
         """Do nothing: the memory belongs to one group, so it has no messages of others to drop."""
 
     def close(self) -> None:
-        """Drop the reference to the board."""
+        """Drop the reference to the shared memory."""
         self._board = None
 
     def _allreduce(self, values: F32) -> Exchange:

@@ -1,7 +1,7 @@
-"""Star: workers send their partials to the master, which sums them in rank order and sends the sum to all.
+"""Star: workers send their partial results to the master, which sums them in rank order and sends the sum to all.
 
 It takes two one-way latencies for any number of nodes; the master's link carries 2 (n - 1) payloads (TPI-LLM, 3.2).
-Partials travel in the group's wire format. The sum goes back in f32, so that every node holds the same bits.
+Partial results travel in the group's wire format. The sum goes back in f32, so that every node holds the same bits.
 """
 
 from allreduce.base import F32

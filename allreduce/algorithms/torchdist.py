@@ -122,4 +122,6 @@ class TorchDistributed(Group):
 
     def _lost(self, error: RuntimeError) -> NodeLost:
         others = ", ".join(peer.name for peer in self.spec.peers if peer.rank != self.rank)
-        return NodeLost(others, f"torch.distributed lost the connection to one of {others} ({str(error).splitlines()[0]})")
+        return NodeLost(
+            others, f"torch.distributed lost the connection to one of {others} ({str(error).splitlines()[0]})"
+        )

@@ -25,7 +25,13 @@ MemberReport = tuple[tuple[str, Assign, Tables | None], Card | None, MachineSpee
 
 
 def members_of(told: Sequence[MemberReport], asked: OffloadOptions, own: AcceleratorSetup | None) -> list[GroupMember]:
-    """Return the nodes of a deployment. `own` is the master's accelerator setup, `asked` its user's options."""
+    """Return the nodes of a deployment, as batches are planned for them.
+
+    Args:
+        told: each node's name, plan, tables, accelerator and speed, the master first.
+        asked: the options of the master's user.
+        own: the master's accelerator setup.
+    """
     found: list[GroupMember] = []
     for (name, plan, tables), card, speed in told:
         machine = machine_from_message(plan.options.memory or default_budget(), card, speed)
@@ -88,12 +94,12 @@ def with_longest_steps(members: Sequence[GroupMember], many: bool) -> list[Group
 
 
 def _wanted(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
-    """Return True if a node insists on batching, or if the choice is open and batching is predicted to be faster."""
+    """Return True if a node's options demand batching, or leave it open and batching is predicted to be faster."""
     return _insists(members) or (_left_open(members, asked) and group_prefers(members))
 
 
 def _insists(members: Sequence[GroupMember]) -> bool:
-    """Return True if a node insists on batching. Nodes that compute only active neurons cannot batch."""
+    """Return True if a node's options demand batching. Nodes that compute only active neurons cannot batch."""
     cards = [member for member in members if member.machine.accelerator is not None]
     asking = next((member for member in cards if member.options.pipeline == "batch"), None)
     if asking is not None and len(members) > 1 and _sparse(members):

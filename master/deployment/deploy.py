@@ -136,7 +136,7 @@ class Deployer:
 
     @property
     def _usual(self) -> UsualRequest | None:
-        """The usual request of the options, cut to the context; None if the options have none."""
+        """The request for which the options ask for room, shortened to the context; None if they name none."""
         if (usual := self.options.usual) is None:
             return None
         prompt = max(1, min(usual.prompt, self.context - 1))

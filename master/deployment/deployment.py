@@ -81,7 +81,7 @@ class Concurrency:
 
 
 class Deployment:
-    """The nodes that run a plan, including this process's own, with the embedding and head that only it has."""
+    """The nodes that run a plan, the master's own included, and the embedding and head, which only the master has."""
 
     def __init__(
         self,

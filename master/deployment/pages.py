@@ -62,10 +62,10 @@ class PagePool:
         return appended
 
     def find(self, tokens: SequenceOf[int], salt: Key = BEGINNING) -> Found:
-        """Hold and return pages that have the beginning of `tokens`. The last token is always left to be computed.
+        """Find pages that contain the beginning of `tokens`, hold them, and return them.
 
-        Pages that were written for another `salt` are not found. The last page may be an unfinished one that no
-        sequence holds: the sequence that finds it continues to write in it.
+        The last token is always left to be computed. Pages that were written for another `salt` are not found. The last
+        page may be an unfinished one that no sequence holds: the sequence that finds it continues to write in it.
         """
         found = Found([], [], 0)
         for key in chain(tokens[:-1], salt=salt):

@@ -33,7 +33,7 @@ def chain(tokens: SequenceOf[int], keys: SequenceOf[Key] = (), salt: Key = BEGIN
 
 @dataclass(frozen=True)
 class Tail:
-    """An unfinished page with `tokens`, fewer than fill it, which follow the tokens of the key `before`."""
+    """A page that `tokens` fill only in part; they follow the tokens that have the key `before`."""
 
     page: int
     before: Key

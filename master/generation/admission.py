@@ -1,4 +1,7 @@
-"""Admission of requests: which run and which wait. Places and pages are shared fairly between clients."""
+"""Admission of requests: which run and which wait.
+
+Clients share pages and *places* fairly. A place lets one request run, so there are as many as requests may run at once.
+"""
 
 from collections.abc import Iterator
 from itertools import islice

@@ -167,7 +167,7 @@ class Engine:
 
 
 def _entry(work: Work) -> StepEntry:
-    """Return the message's form of `work`, where states are counted from 1."""
+    """Return `work` as an entry of the `Step` message, in which the slots of states are numbered from 1."""
     read, write = (0 if slot is None else slot + 1 for slot in (work.read, work.write))
     return StepEntry(work.sequence.id, work.position, work.count, work.kept, work.appended, read, write)
 

@@ -18,7 +18,7 @@ SLICE_S = 10.0
 
 @dataclass(frozen=True)
 class Room:
-    """The pages and places that all clients share."""
+    """The pages that all clients share, and the places: how many requests may run at once."""
 
     pages: int
     places: int

@@ -11,7 +11,10 @@ _Lines = dict[Client, deque[Request]]  # each `Client` stands for one HTTP reque
 
 
 class WaitingQueue:
-    """One line for each client's name, in which its HTTP requests take turns: one with 16 answers delays no other."""
+    """A queue with one line for each client's name.
+
+    In a line, HTTP requests take turns, so that one with 16 answers does not delay the others.
+    """
 
     def __init__(self) -> None:
         self._lines: dict[str, _Lines] = {}  # the client whose turn is next comes first, and likewise in each line

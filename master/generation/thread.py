@@ -59,7 +59,7 @@ class Listener(Protocol):
         """Take the next token; return False to end the request."""
 
     def ended(self, error: TpiError | None) -> None:
-        """Take note that no more tokens will come. This is always the last call, even after an error."""
+        """Handle the end of the request, after which no token comes. Always the last call, even after an error."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class EngineRequest:
 
 @dataclass(eq=False)
 class Ticket:
-    """One request of another thread. It `follows` a request with the same prompt, so that the prompt is computed once.
+    """A request that another thread submits.
 
-    Times in `perf_counter` seconds.
+    If it `follows` another one with the same prompt, the prompt is computed once. Times are in `perf_counter` seconds.
     """
 
     asked: EngineRequest

@@ -47,7 +47,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class NodeShare:
-    """A node's place in the plan."""
+    """A node's part of the plan, and the memory of its bare process."""
 
     name: str
     rank: int

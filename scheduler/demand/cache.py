@@ -186,7 +186,10 @@ class DemandCache:
             self.shelf.counts.restore(DemandStats())
 
     def expect(self, keys: Sequence[Key]) -> None:
-        """Announce that the next hold of a block will be of `keys`, all of that block; read them ahead if idle."""
+        """Announce that the next hold will be of `keys`, all of one block.
+
+        They are read ahead while the tier below is idle.
+        """
         with self.slots.lock:
             if keys and not self.slots.closed:
                 wishes = len(self.shelf.read_ahead)

@@ -21,7 +21,11 @@ class GroupIterator(Iterator[list[Bytes]]):
         wait: Callable[[Units], list[Bytes]],
         unpin: Callable[[Units], None],
     ) -> None:
-        """Iterate in groups of `size` units. `pin(units, at_least)` pins some, from the first on; returns how many."""
+        """Iterate in groups of `size` units.
+
+        `pin(units, at_least)` pins units, beginning with the first, and returns how many; `wait` returns the bytes of
+        pinned units when they are loaded; `unpin` releases units.
+        """
         self._units, self._size, self._pin, self._wait, self._unpin = units, size, pin, wait, unpin
         self._used = self._given = self._pinned = 0  # units before these positions are released, handed out, pinned
         self._pin_more()
@@ -69,7 +73,11 @@ class UnitIterator(Iterator[Bytes]):
         wait: Callable[[Units], list[Bytes]],
         unpin: Callable[[Units], None],
     ) -> None:
-        """Iterate over `units`. `pin(units, at_least)` pins some of them, from the first on, and returns how many."""
+        """Iterate over `units`.
+
+        `pin(units, at_least)` pins units, beginning with the first, and returns how many; `wait` returns the bytes of
+        pinned units when they are loaded; `unpin` releases units.
+        """
         self._units, self._pin, self._wait, self._unpin = units, pin, wait, unpin
         self._at = -1  # position of the unit in use
         self._pinned = pin(units, 1) if len(units) else 0

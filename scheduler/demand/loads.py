@@ -1,4 +1,4 @@
-"""Read-ahead of a demand cache: which units, and when. Numbers only.
+"""The decision which units a demand cache reads ahead, and when.
 
 A demand load must wait for a read-ahead that is still running. Therefore the gaps between demands are measured, from
 the end of one hold's loads to the next hold, and read-ahead is limited to the usual gap.
@@ -76,13 +76,16 @@ class IdleTime(Protocol):
     """An estimate of the time in which the tier below is idle. The cache calls it under its lock."""
 
     def asked(self, loads: bool) -> None:
-        """Note that a hold begins; `loads` says if something has to be loaded for it."""
+        """Record that a hold begins; `loads` is True if units must be loaded for it."""
 
     def loaded(self) -> None:
-        """Note that all demanded units are loaded."""
+        """Record that all units that were demanded are loaded."""
 
     def room(self, speed: float, under_way: int) -> float:
-        """Return how many bytes can be read ahead now, at `speed` bytes per second, in addition to `under_way` bytes."""
+        """Return how many more bytes can be read ahead now.
+
+        The tier reads `speed` bytes per second, and `under_way` bytes are being read ahead already.
+        """
 
 
 class IdleUnlessDemanded:
@@ -96,11 +99,11 @@ class IdleUnlessDemanded:
         self._busy = False
 
     def asked(self, loads: bool) -> None:
-        """Note that a hold begins; `loads` says if something has to be loaded for it."""
+        """Record that a hold begins; `loads` is True if units must be loaded for it."""
         self._busy |= loads
 
     def loaded(self) -> None:
-        """Note that all demanded units are loaded."""
+        """Record that all units that were demanded are loaded."""
         self._busy = False
 
     def room(self, speed: float, under_way: int) -> float:
@@ -118,23 +121,26 @@ class IdleGaps:
         self._since: float | None = None  # when the current gap began; None while something is loading
 
     def asked(self, loads: bool) -> None:
-        """Note that a hold begins; `loads` says if something has to be loaded for it."""
+        """Record that a hold begins; `loads` is True if units must be loaded for it."""
         now = self._clock()
         if self._since is not None:
             self._gaps.append(now - self._since)
         self._since = None if loads else now
 
     def loaded(self) -> None:
-        """Note that all demanded units are loaded."""
+        """Record that all units that were demanded are loaded."""
         self._since = self._clock()
 
     @property
     def usual(self) -> float:
-        """Median gap in seconds; 0 while too few have been seen."""
+        """Median gap between demands in seconds; 0 while too few gaps were measured."""
         return sorted(self._gaps)[len(self._gaps) // 2] if len(self._gaps) >= _FEWEST else 0.0
 
     def room(self, speed: float, under_way: int) -> float:
-        """Return how many bytes fit into the rest of the usual gap, at `speed` bytes per second, less `under_way`."""
+        """Return how many more bytes can be read in the rest of the usual gap.
+
+        The tier reads `speed` bytes per second, and `under_way` bytes are being read ahead already.
+        """
         if self._since is None:
             return 0.0
         return (self.usual - (self._clock() - self._since)) * speed - under_way

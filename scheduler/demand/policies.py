@@ -27,10 +27,10 @@ class Policy(Protocol):
         """Begin a step."""
 
     def expect(self, units: Units) -> None:
-        """Take note of the hint that the next use of a block will be of `units`, which are all of that block."""
+        """Record the prediction that the next use of a block will be of `units`, all of that block."""
 
     def use(self, units: Units) -> None:
-        """Note that `units`, all of one block, are used now."""
+        """Record that `units`, all of one block, are used now."""
 
     def priority(self, units: Units) -> F64:
         """Return the priority of keeping each of `units`, float64 `[units]`; only the order of the values matters."""
@@ -50,7 +50,7 @@ class Lru:
         """Ignore hints."""
 
     def use(self, units: Units) -> None:
-        """Note that `units`, all of one block, are used now."""
+        """Record that `units`, all of one block, are used now."""
         self._last[units] = self._now + np.arange(len(units))
         self._now += len(units)
 
@@ -79,7 +79,7 @@ class Lfu:
         """Ignore hints."""
 
     def use(self, units: Units) -> None:
-        """Note that `units`, all of one block, are used now."""
+        """Record that `units`, all of one block, are used now."""
         self._score[units] += self._gain
         self._recent.use(units)
 
@@ -110,7 +110,7 @@ class Pinned:
         """Ignore hints."""
 
     def use(self, units: Units) -> None:
-        """Note that `units`, all of one block, are used now."""
+        """Record that `units`, all of one block, are used now."""
         self._recent.use(units)
 
     def priority(self, units: Units) -> F64:
@@ -149,7 +149,7 @@ class Importance:
         self._of_block[block] = units
 
     def use(self, units: Units) -> None:
-        """Note that `units`, all of one block, are used now; predict them for the next step."""
+        """Record that `units`, all of one block, are used now; predict them for the next step."""
         self._frequent.use(units)
         self.expect(units)
 

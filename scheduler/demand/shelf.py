@@ -49,7 +49,10 @@ class UnitShelf(PriorityShelf[np.int64]):
         return self.claim_some(units, units)
 
     def claim_some(self, units: Units, used: Units) -> tuple[Units, Sequence[Load]]:
-        """Pin `units`, for which there is room, and count the use of `used`, all of one block."""
+        """Pin `units`, for which there is room, and count a use of each of `used`, all of one block.
+
+        Return the slots of `units`, and the loads of those that have none.
+        """
         if not len(used):
             return units, ()
         self._mark(self.source.keys[used[0]][0], units[:0])
@@ -122,12 +125,12 @@ class UnitShelf(PriorityShelf[np.int64]):
         return load
 
     def describe(self, slots: Units) -> str:
-        """Return what traces call the first unit of `slots` that is loading."""
+        """Return the name that traces show while a hold waits for `slots`: that of the first unit that is loading."""
         loading = slots[self.table.loading[slots]]
         return self._names[int(self.table.unit_of[loading[0]])]
 
     def refuse(self, units: Units) -> TpiError:
-        """Return the error of a hold for which there is no room."""
+        """Return the error for a hold of `units` for which there is no room."""
         return TpiError(
             f"{len(units)} units cannot be held: the cache has room for {len(self.table)}, and others are held; "
             "release these first"

@@ -39,13 +39,13 @@ class UnitTier(Protocol):
         """Return the size of a unit in bytes."""
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """Return True if `other` should join a load of `together` bytes whose last unit is `unit`."""
+        """Return True if `other` should be read together with `together` bytes, the last unit of which is `unit`."""
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
         """Return the unit's bytes within its slot."""
 
     def fill(self, units: Sequence[int], slots: Sequence[Bytes]) -> int:
-        """Load units that were joined into their slots; return the number of bytes that were moved.
+        """Fill `slots` with `units`, which are read together; return the number of bytes that were moved.
 
         Raises:
             WeightsError: if they cannot be read; other errors are raised as they are.
@@ -56,7 +56,10 @@ class DiskUnits:
     """A `UnitTier` of byte ranges of files."""
 
     def __init__(self, disk: Disk, extents: Mapping[Key, Extent], alone: int = ALONE) -> None:
-        """Create a source of `extents`, in the order of the units' numbers. Units of `alone` bytes are read alone."""
+        """Create a source of `extents`, in the order of the units' numbers.
+
+        A unit of at least `alone` bytes is read by itself; smaller ones are read together, up to that size.
+        """
         self._alone = alone
         self.keys = list(extents)
         self._extents = list(extents.values())

@@ -119,9 +119,10 @@ class NodeMachine:
 
 
 def emulated_node(machine: EmulatedMachine, *more: EmulatedMachine) -> NodeMachine:
-    """Return the node that an emulation stands for; it has no bus, because emulated lanes share nothing.
+    """Return the node that an emulation stands for.
 
-    `more` are further accelerators; the host and the disk are those of `machine`.
+    `more` are further accelerators; the host and the disk are those of `machine`. The bus has no limit, because
+    emulated devices do not slow each other down.
     """
     host = Rates(machine.host_memory, machine.host_flops, machine.launch)
     device, *others = (_emulated_card(each) for each in (machine, *more))

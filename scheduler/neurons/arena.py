@@ -2,7 +2,7 @@
 
     layer.expect(predicted)                     # a prediction: neurons of high importance begin to migrate
     held = layer.divide(scores, threshold)      # divides the active neurons; moves do not overwrite held slots
-    ...                                         # the accelerator computes held.slots, the CPU held.here
+    ...                                         # the accelerator computes held.slots, the CPU held.cpu_neurons
     held.release()
 
 The host's memory has every neuron, so the CPU computes a neuron whose move is late, and no hold waits for a move. The

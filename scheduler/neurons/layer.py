@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class HeldNeurons:
     """The division of a layer's active neurons for one call.
 
-    The accelerator computes `neurons`, which lie in its `slots`; the CPU computes `cpu_neurons`. No move
-    overwrites the slots until `release` or `give_up`.
+    The accelerator computes `neurons`, which lie in its `slots`; the CPU computes `cpu_neurons`. No move overwrites the
+    slots until `release` or `cancel`.
     """
 
     __slots__ = ("_layer", "cpu_neurons", "neurons", "shares", "slots")

@@ -5,8 +5,9 @@ Streamed uses are numbered 0, 1, 2, ... in cyclic order; use n is of block `ring
     0 ... released ... head ... tail ...
     over | held, or skipped | loaded or being loaded | not yet requested
 
-The load of use `tail` may be requested once use `tail - lag` is over; `scheduler.model.ring` defines the lag and proves that a hold
-cannot deadlock. The block loop need not keep the order: holding another block skips ahead to that block's next use.
+The load of use `tail` may be requested once use `tail - lag` is over. `scheduler.model.ring` defines the lag and proves
+that a hold cannot deadlock. The block loop need not keep the order: holding another block skips ahead to that block's
+next use.
 """
 
 from scheduler.model.ring import Ring

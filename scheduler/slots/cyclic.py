@@ -79,7 +79,7 @@ class CyclicShelf(ABC):
         return None if error is None or self._loading[place] else error
 
     def refuse(self, units: tuple[int]) -> TpiError:
-        """Return the error of a hold for which there is no room."""
+        """Return the error for a hold of `units` for which there is no room."""
         return TpiError(f"{self.name_of(units[0])} cannot be held yet: release the other holds first")
 
     def describe(self, slots: int) -> str:

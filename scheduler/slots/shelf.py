@@ -18,12 +18,12 @@ class Load:
 
     Attributes:
         shelf: where the slots are.
-        units: the units, in the form of the shelf.
+        units: the units, as the shelf numbers them.
         slots: their slots, which are marked as loading.
-        name: what traces call the load; empty if the transfer that makes it is traced.
-        title: what that transfer is called.
+        name: the load's name in traces; empty if the transfer that makes it is traced.
+        title: the name of that transfer.
         lane: the number of the link that makes the load; loads of one lane end in order.
-        in_turn: True if it must not run before another load in turn has ended, whatever its lane.
+        in_turn: True if no other load with `in_turn` may run at the same time, whatever its lane.
         parts: how many calls of the source fill it; threads take parts one by one.
         begun: how many of these have begun.
         running: how many of these have begun and not ended.
@@ -80,13 +80,13 @@ class Shelf(Protocol):
         """Return the error of one of `slots` that failed; None if none did."""
 
     def describe(self, slots: Any) -> str:
-        """Return what traces call `slots` while a hold waits for them."""
+        """Return the name that traces show while a hold waits for `slots`."""
 
     def awaited(self, slots: Any, began: float, ended: float) -> None:
         """Record that a hold waited for `slots` between two times, in seconds."""
 
     def refuse(self, units: Any) -> TpiError:
-        """Return the error of a hold for which there is no room, even when all loads have ended."""
+        """Return the error for a hold of `units` for which there is no room even when all loads have ended."""
 
     def end(self, load: Load, error: Exception | None) -> None:
         """Mark a load as ended; it failed if `error` is not None."""
@@ -144,14 +144,14 @@ class PriorityShelf(Generic[N]):
         return self._errors[int(slots[failed][0])] if failed.any() else None
 
     def describe(self, slots: Slots) -> str:
-        """Return what traces call `slots` while a hold waits for them."""
+        """Return the name that traces show while a hold waits for `slots`: that of the shelf."""
         return self.name
 
     def awaited(self, slots: Slots, began: float, ended: float) -> None:
         """Do nothing: these waits are not recorded."""
 
     def refuse(self, units: npt.NDArray[N]) -> TpiError:
-        """Return the error of a hold for which there is no room, whatever is loading."""
+        """Return the error for a hold of `units` for which there is no room, whatever is loading."""
         return PlanError(
             f"{len(units)} neurons of {self.name} cannot be held at once: memory has room for {len(self.table)}; raise "
             "--memory"
@@ -164,5 +164,5 @@ class PriorityShelf(Generic[N]):
         self.table.end(load.slots, arrived=error is None)
 
     def _loads(self, missing: npt.NDArray[N]) -> Sequence[Load]:
-        """Return the loads of `lacking`, which have slots now."""
+        """Return the loads of `missing`, which have slots now."""
         return [Load(self, missing, self.table.slot_of[missing], self.name)]

@@ -44,9 +44,9 @@ class SlotTable(Generic[N]):
         pins: how many holds and predictions keep each slot.
         loading: True for slots that are being filled.
         failed: True for pinned slots whose load failed.
-        sound: True if no slot has failed, so that holds need not look.
+        none_failed: True if no slot is marked in `failed`, so that holds need not look.
         fixed: how many slots, the first ones, are filled once and never given to another unit.
-        version: changes whenever `loaded` may.
+        version: a number that changes whenever `loaded` may.
     """
 
     slot_of: npt.NDArray[N]

@@ -12,10 +12,10 @@ Serve = Callable[..., None]
 
 
 class LoadWorkers(Protocol):
-    """Threads that serve a cache."""
+    """Threads that fill the slots of a cache."""
 
     def start(self, serve: Serve) -> None:
-        """Start the threads, which call `serve`. Called once."""
+        """Start the threads, which call `serve` for each load that is announced. Called once."""
 
     def kick(self, loads: Sequence[Load | None]) -> None:
         """Announce `loads`; None stands for a load that is chosen when a thread is free, if there is one then.
@@ -44,7 +44,7 @@ class Readers:
         self._threads: list[threading.Thread] = []
 
     def start(self, serve: Serve) -> None:
-        """Start the threads, which call `serve`."""
+        """Start the threads, which call `serve` for each load that is announced."""
 
         def run() -> None:
             wake_soon()  # the disk is idle from the end of a read until this thread starts the next

@@ -12,7 +12,10 @@ _SPARE = Load(None, (), ())
 
 
 class QueueWorkers:
-    """A `LoadWorkers` that submits a transfer for each load. A transfer runs the load that is most urgent at its turn."""
+    """A `LoadWorkers` that submits a transfer for each load.
+
+    A transfer runs the load that is most urgent when its turn comes.
+    """
 
     def __init__(self, queue: TransferQueue, name: str = "", link: int = 0) -> None:
         """Use a link of `queue`, which the caller closes after this.

@@ -48,7 +48,7 @@ class BlockLoad(Load):
         return bool(self.shelf.may_begin(self))
 
     def arrived(self, part: int) -> None:
-        """Take note that a chunk was read."""
+        """Record that part number `part` was read."""
         self._beyond.add(part)
         while self._front in self._beyond:
             self._beyond.remove(self._front)

@@ -16,7 +16,7 @@ MakeLoad = Callable[[object, int, int], BlockLoad]
 
 
 class LoadLog:
-    """Notes of loads and waits, for reports and traces. Used under the cache's lock."""
+    """A recorder of loads and waits, for reports and traces. Used under the cache's lock."""
 
     def __init__(self, meter: Meter, trace: NoTrace, noun: str) -> None:
         """Write to `meter` and `trace`; blocks are called `noun`."""
@@ -28,7 +28,7 @@ class LoadLog:
         return f"{self._noun} {block}"
 
     def loaded(self, load: BlockLoad) -> None:
-        """Note that a load has ended."""
+        """Record that a load has ended."""
         load.ended = now = time.perf_counter()
         begun = max(load.requested, self._last)  # chunks of two loads may overlap, but each second counts once
         self._last = now
@@ -36,7 +36,7 @@ class LoadLog:
         self._trace.add("load", self.name(load.block), int(begun * 1e9), int(now * 1e9))
 
     def waited(self, load: BlockLoad, began: float, ended: float) -> None:
-        """Note that a hold waited for a load."""
+        """Record that a hold waited for a load."""
         self._meter.waited(ended - max(began, load.ended))
 
 
@@ -66,7 +66,7 @@ class StreamedShelf(CyclicShelf):
         return not self._stragglers
 
     def awaited(self, slots: int, began: float, ended: float) -> None:
-        """Take note that a hold waited for a use between two times."""
+        """Record that a hold waited for a use between two times."""
         self._log.waited(self.loads[slots % self.cycle.period], began, ended)
 
     def end(self, load: Load, error: Exception | None) -> None:
@@ -80,7 +80,10 @@ class StreamedShelf(CyclicShelf):
             self._log.loaded(self.loads[load.slots])
 
     def forget(self) -> None:
-        """Load nothing more, and let go of the memory of all places: loads and shelf refer to each other."""
+        """Stop loading, and drop the references to all memory.
+
+        Loads and shelf refer to each other, so the memory would not be freed at once otherwise.
+        """
         self._paused = True
         self.loads = []
 
@@ -138,11 +141,11 @@ class ResidentShelf:
         return None if slots in self._loading else self.loads[slots].error
 
     def describe(self, slots: int) -> str:
-        """Return what traces call a block while a hold waits for it."""
+        """Return the name that traces show while a hold waits for a block."""
         return self._log.name(slots)
 
     def awaited(self, slots: int, began: float, ended: float) -> None:
-        """Take note that a hold waited for a block between two times."""
+        """Record that a hold waited for a block between two times."""
         self._log.waited(self.loads[slots], began, ended)
 
     def refuse(self, units: tuple[int]) -> TpiError:
@@ -150,7 +153,10 @@ class ResidentShelf:
         return TpiError(f"{self._log.name(units[0])} cannot be held")
 
     def forget(self) -> None:
-        """Let go of the memory of all places: loads and shelf refer to each other."""
+        """Drop the references to all memory.
+
+        Loads and shelf refer to each other, so the memory would not be freed at once otherwise.
+        """
         self.loads = {}
 
     def may_begin(self, load: Load) -> bool:

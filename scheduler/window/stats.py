@@ -70,9 +70,9 @@ class Meter(LoadStats):
         self.stall_seconds = 0.0
 
     def entered(self, block: int, begun: float) -> None:
-        """Note that a hold of `block` was requested at `begun`; the time since the last release counts as an exchange.
+        """Record that a hold of `block` was requested at the time `begun`.
 
-        If `block` does not come after the last one, another pass begins, that is, another token.
+        The time since the last release counts as an exchange. If `block` does not come after the last one, another pass begins, that is, another token.
         """
         if self._last >= 0:
             self._exchange[self._last].append(begun - self._left_at)
@@ -80,18 +80,22 @@ class Meter(LoadStats):
             self._wakes.append([])
 
     def left(self, block: int, entered: float, left: float) -> None:
-        """Note that a hold of `block` was entered and left at these times."""
+        """Record that a hold of `block` was entered and left at these times."""
         self.holds += 1
         self._compute[block].append(left - entered)
         self._left_at, self._last = left, block
 
     def waited(self, seconds: float) -> None:
-        """Count a hold that waited, and went on `seconds` after its block was loaded or, if later, the wait began."""
+        """Count a hold that waited.
+
+        `seconds` is the time from the end of the load, or from the start of the wait if that is later, until the hold
+        went on.
+        """
         self.stalls += 1
         self._wakes[-1].append(seconds)
 
     def loaded(self, block: int, seconds: float) -> None:
-        """Note that the loader took `seconds` for a block."""
+        """Record that the loader took `seconds` for a block."""
         self._load[block].append(seconds)
 
     def costs(self) -> Costs:

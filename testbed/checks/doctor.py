@@ -20,8 +20,10 @@ class Finding:
     """One line of the doctor's report.
 
     Attributes:
+        what: the feature.
         good: True if the feature works, False if it does not, None if either is fine.
-        needed: no testbed can be created without it.
+        meaning: what follows from that, or what to do about it.
+        needed: True if no testbed can be created without the feature.
     """
 
     what: str

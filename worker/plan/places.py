@@ -1,4 +1,4 @@
-"""The segments that a step computes, block by block: on which device, and where its weights lie then, as data."""
+"""The segments that a step computes, block by block, each with its device and the place of its weights."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -76,7 +76,7 @@ def residence_of(case: Case, chosen: Candidate[Any]) -> Residence:
     """Return where the weights of a node lie if it runs the candidate `chosen`.
 
     Raises:
-        PlanError: if the pieces beside the accelerators do not fit into the node's memory.
+        PlanError: if the pieces that are not on accelerators do not fit into the node's memory.
     """
     offload, window = chosen.offload, chosen.window
     hosted = case.host_part(offload)[1]
@@ -119,7 +119,7 @@ def _beside(case: Case, offload: OffloadPlan) -> tuple[HostWindow, OffloadPlan, 
     Return the window, `offload` adapted to it, and the places of all segments.
 
     Raises:
-        PlanError: if the pieces beside the accelerators do not fit into the node's memory.
+        PlanError: if these pieces do not fit into the node's memory.
     """
     pieces, hosted = case.host_part(offload)
     budget, speed = case.budget(pieces, hosted)

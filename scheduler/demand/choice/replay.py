@@ -129,7 +129,9 @@ def hits_by_step(recording: Recording, policy: Policy, slots: int) -> Units:
         PlanError: if one use needs more than `slots` units at once.
     """
     if recording.largest_use > slots:
-        raise PlanError(f"{recording.largest_use} units are used at once, and the cache has room for {slots}; raise it")
+        raise PlanError(
+            f"{recording.largest_use} units are used at once, and the cache has room for {slots}; give it more slots"
+        )
     table = SlotTable(len(recording.blocks), slots)
     hits: Units = recording.counts_by_step.copy()
     for at, step in enumerate(recording.steps):

@@ -20,7 +20,11 @@ _PINNED = 0.5  # share of the slots that the policy `pins` pins
 
 @dataclass(frozen=True)
 class SelectedPolicy:
-    """The chosen policy, and its hit rate in the recording; None without a recording."""
+    """The chosen eviction policy, and hit rates in the recording.
+
+    `hit_rate`, `lru` and `best` are those of the chosen policy, of LRU and of Belady's policy. Without a recording,
+    `hit_rate` is None.
+    """
 
     choice: PolicyChoice
     hit_rate: float | None = None
@@ -90,7 +94,10 @@ def _clearly_best(tried: ReplayedPolicies, slots: int, per_step: float) -> Polic
 
 
 def _of_all(choice: PolicyChoice, recording: Recording, slots: int) -> PolicyChoice:
-    """Convert a choice made for a sample to the whole recording, in which a pinning policy pins other units."""
+    """Return the choice for the whole recording, given the `choice` that was made for a sample of it.
+
+    They differ only if the policy pins units: then other units are pinned.
+    """
     if choice.kind != "pins":
         return choice
     return next(one for one in candidates(recording, slots) if one.kind == "pins")

@@ -14,16 +14,18 @@ from scheduler.storage.extent import Extent
 from tpi.devices.pages import Bytes
 
 SLOT_BYTES, NEURON_BYTES = 13, 4  # of the index, for each slot and each neuron
-_WORTH_BYTES = 3 * 8  # per neuron: its profiled frequency, its recent frequency, and its priority while slots are chosen
+_WORTH_BYTES = (
+    3 * 8
+)  # per neuron: its profiled frequency, its recent frequency, and its priority while slots are chosen
 HALF_LIFE = 8.0  # tokens: shorter than on an accelerator, because loading a record costs less than a migration
 
 
 @dataclass(frozen=True, eq=False)
 class RecordLayer:
-    """The description of a layer before anything is read.
+    """The description of one layer's records, made before anything is read.
 
     Attributes:
-        name: its name in traces and errors.
+        name: the layer's name in traces and errors.
         extent: the byte range of this node's records, which follow one another.
         record_bytes: bytes of a record.
         frequency: share of tokens for which each neuron is active, float64 `[records]`, 0 to 1.
@@ -60,7 +62,7 @@ class RecordLoad(Load):
 
 
 class RecordShelf(PriorityShelf[np.int32]):
-    """The shelf of a layer's records during a run."""
+    """A `PriorityShelf` for one layer's records: it says which record is in which slot of memory."""
 
     def __init__(self, layer: RecordLayer, sizes: ReadSizes, readers: int, stats: RecordStats) -> None:
         """Create a shelf without slots; reads will have `sizes` and be divided among `readers` threads."""
@@ -101,7 +103,10 @@ class RecordShelf(PriorityShelf[np.int32]):
         return [RecordLoad(self, read.neurons, read.slots, self.name, read=read) for read in reads]
 
     def _passing(self, ranges: list[Bounds], asked: int) -> I32:
-        """Return the records between the requested ones that replace others by their priority, and give them slots."""
+        """Give slots to records that were read only because they lie between requested ones; return these records.
+
+        A record gets a slot if its priority is higher than that of the record that it replaces.
+        """
         if sum(last - first for first, last in ranges) == asked:
             return np.empty(0, np.int32)
         kept, slots = self.table.gains(self.table.missing(neurons_in(ranges)), self._priority)

@@ -37,7 +37,13 @@ class RecordRead:
 
 @dataclass(frozen=True)
 class ReadSizes:
-    """Sizes in records: the largest gap between two that are read together, and the longest and shortest read."""
+    """The limits of reads, in records.
+
+    Attributes:
+        gap: two records with more than so many others between them are read separately.
+        most: the longest read.
+        least: the shortest read.
+    """
 
     gap: int
     most: int

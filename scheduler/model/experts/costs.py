@@ -16,8 +16,8 @@ from tpi.errors import PlanError
 class ExpertCosts:
     """Seconds of one expert's slice, of `nbytes` bytes and `weights` weights, on the host and the accelerator.
 
-    `there` has the accelerator's rates. `before` is the seconds that the accelerator takes before its first expert, for
-    hidden states and shared experts.
+    `host` and `accelerator` are the rates of the two. `before` is the seconds that the accelerator takes before its
+    first expert, for hidden states and shared experts.
     """
 
     host: Rates

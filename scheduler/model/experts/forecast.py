@@ -87,11 +87,11 @@ def split_routed(work: NodeWork) -> NodeWork:
 
 
 def best_demand(problem: Problem, experts: ExpertWork, hit_rate: HitRate) -> DemandForecast | None:
-    """Return the fastest configuration for `problem`, whose routed experts are segments of their own; None if none
-    fits.
+    """Return the fastest configuration for `problem`, or None if none fits.
 
-    A configuration needs exactly one accelerator, with slots for all experts of a block that a token uses, and RAM for
-    all experts. None is also returned if the limits fix where weights are, or have the accelerator decode.
+    The routed experts of the problem must be segments of their own. A configuration needs exactly one accelerator, with
+    slots for all experts of a block that a token uses, and RAM for all experts. None is also returned if the limits fix
+    where weights are, or have the accelerator decode.
     """
     if len(problem.machine.cards) != 1 or problem.limits.weights or problem.limits.decode == "accelerator":
         return None
@@ -153,9 +153,10 @@ def demand_pays_until(problem: Problem, experts: ExpertWork, way: DemandForecast
 
 
 def _prompt_problem(problem: Problem, offload: Offload, there: float) -> Problem:
-    """Return the problem of a prompt; if the host computes its experts, without the share that is on the accelerator.
+    """Return the problem of computing a prompt.
 
-    The accelerator computes that share at the same time.
+    If the host computes the prompt's experts, the share `there`, which is on the accelerator, is left out: the
+    accelerator computes it at the same time.
     """
     if offload.prompt != offload.decode:
         return problem
@@ -178,7 +179,10 @@ class _BlockForecast:
 
 
 def _block(problem: Problem, experts: ExpertWork, found: float) -> _BlockForecast:
-    """Return the mean over all numbers of hits; each wanted expert is a hit with probability `found`, independently."""
+    """Return the mean forecast of a block in which each wanted expert is on the accelerator with probability `found`.
+
+    The experts are taken to be independent of each other.
+    """
     costs, used = _costs(problem, experts), experts.used
     one_there, one_here = (costs.computing(rates, 1) for rates in (costs.accelerator, costs.host))
     seconds = fetched = 0.0

@@ -56,13 +56,13 @@ class UnitKind:
 
     @property
     def read_from_disk(self) -> float:
-        """The share of its weights on disk that a token reads: all of them, but of the experts only the chosen ones."""
+        """Share of this kind's weights on disk that a token reads: 1, but of experts only the chosen ones."""
         return min(1.0, self.read / self.nbytes) if self.nbytes else 1.0
 
 
 @dataclass(frozen=True)
 class HomeProblem:
-    """The nodes, with the master first; the units; and the seconds of all of a token's sums over some of the nodes.
+    """The nodes, the master first; the units to divide; and the seconds of a token's sums over some of the nodes.
 
     Raises:
         PlanError: if the speed of a node's memory or disk is not above 0.

@@ -64,16 +64,17 @@ class Residences:
         return len(self.gpu[0])
 
     def on_accelerator(self, way: int, columns: Sequence[int] | slice = slice(None)) -> Mask:
-        """Return which segments the accelerator computes if those outside its memory are computed in way `way`.
+        """Return which segments the accelerator computes: its resident ones, and those that `way` gives it.
 
-        The way is one of the `WAYS`; the result is `[segments, candidates]`, of the candidates in `columns`.
+        `way` is a number below `WAYS` with a bit for each kind of segment that is not resident on the accelerator. The
+        result is `[segments, candidates]`, of the candidates in `columns`.
         """
         gpu, disk = self.gpu[:, columns], self.disk[:, columns]
         taken = [np.where(disk, way & 2 << shift, way & 1 << shift) > 0 for shift in (0, 2)]
         return gpu | np.where(self.attends, *taken)
 
     def redundant(self, way: int) -> Mask:
-        """Return for which candidates a way has a bit set without any segment that it applies to, `[candidates]`."""
+        """Return which candidates have no segment of some kind that `way` gives to the accelerator, `[candidates]`."""
         outside = ~self.gpu
         kinds = [outside & ~self.disk & self.attends, self.disk & self.attends]
         kinds += [outside & ~self.disk & ~self.attends, self.disk & ~self.attends]
@@ -175,7 +176,7 @@ def _resident_masks(problem: Problem) -> Iterator[Mask]:
 
 
 def _free_sizes(problem: Problem, ends: Sequence[I64]) -> set[int]:
-    """Return the numbers of bytes that are tried as the memory left free by resident segments on every accelerator.
+    """Return the sizes to try for the memory that resident segments leave free on every accelerator, in bytes.
 
     `ends[card][n]` is the bytes of the first n segments of an accelerator.
     """

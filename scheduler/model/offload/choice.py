@@ -45,7 +45,9 @@ class OffloadChoice:
 
 
 def choose(problem: Problem) -> OffloadChoice:
-    """Return the fastest configuration that fits and keeps to `problem.limits`, over all ways of dealing compared.
+    """Return the fastest configuration that fits and keeps to `problem.limits`.
+
+    With several accelerators, it is the fastest over all ways to divide segments among them (`dealt_problems`).
 
     Raises:
         PlanError: if none does; the message names the smallest setting that would.
@@ -102,7 +104,7 @@ class _Group:
         self._found: dict[int, tuple[tuple[float, int], tuple[float, int]]] = {}
 
     def rank(self, column: int, seconds: float) -> _Rank:
-        """Return the value by which a residence is compared if its request takes `seconds`."""
+        """Return the key by which a residence is sorted if its request takes `seconds`; smaller is better."""
         return _digits(seconds, 5), -int(self._kept[column])
 
     @cached_property

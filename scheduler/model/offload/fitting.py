@@ -66,7 +66,7 @@ def possible(problem: Problem, of: Residences, way: int, phase: RequestPhase) ->
 
 
 def _computes_least(of: Residences, way: int) -> Mask:
-    """Return where the accelerator computes only what it must, `[candidates]`.
+    """Return which candidates let the accelerator compute only what it must, `[candidates]`.
 
     It must compute its resident segments and, if it has the keys and values, attention. If that includes streamed
     attention while other segments are on disk, it may compute those too, because of `_one_reader`.
@@ -78,9 +78,10 @@ def _computes_least(of: Residences, way: int) -> Mask:
 
 
 def _one_reader(of: Residences, way: int) -> Mask:
-    """Return where nothing is on disk, or all segments outside the accelerator are computed in one place.
+    """Return which candidates leave the disk to one reader, `[candidates]`.
 
-    A disk is read in the order of use by one reader, which is either the ring or the host.
+    A disk is read in the order of use, either by the ring or by the host. So either nothing is on disk, or all segments
+    outside the accelerator's memory are computed in one place.
     """
     outside, there = ~of.gpu, of.on_accelerator(way)
     mixed = (outside & there).any(axis=0) & (outside & ~there).any(axis=0)

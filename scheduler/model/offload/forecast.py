@@ -102,7 +102,10 @@ class Gain:
 
 
 def gains(problem: Problem, found: OffloadChoice) -> list[Gain]:
-    """Return what twice as much of each thing would bring, planned anew in the same pipeline; largest gain first."""
+    """Return the gain from twice as much of each part of the hardware; the largest gain first.
+
+    Each is planned anew in the pipeline of `found`.
+    """
     limits, cards = replace(problem.limits, pipeline=found.offload.pipeline), found.offload.cards
     machines = better_machines(problem.machine)
     better = [(thing, replace(problem, machine=machine, limits=limits, cards=cards)) for thing, machine in machines]
@@ -111,7 +114,7 @@ def gains(problem: Problem, found: OffloadChoice) -> list[Gain]:
 
 
 def better_machines(machine: NodeMachine) -> Iterator[tuple[str, NodeMachine]]:
-    """Yield the machine with `_TIMES` as much of one thing, with the thing's name for reports."""
+    """Yield the name of each part of the hardware, for reports, and the machine with `_TIMES` as much of it."""
     host = machine.host
     yield "RAM", replace(machine, memory=round(machine.memory * _TIMES))
     yield "disk speed", replace(machine, disk=replace(machine.disk, read=machine.disk.read * _TIMES))

@@ -71,12 +71,12 @@ class Peaks:
 
 
 def head_tiles(work: NodeWork) -> int:
-    """Return the bytes in memory at once of a head that is read from disk."""
+    """Return the bytes that a head takes in memory at once if it is read from disk."""
     return min(2 * TILE, work.head.nbytes)
 
 
 def chunk_tokens(machine: NodeMachine, request: Workload, needs: Needs, longest: int = LONGEST_CHUNK) -> int:
-    """Return the tokens of a prompt step: `longest`, halved until its activations are modest on all devices."""
+    """Return the tokens of a prompt step: `longest`, halved until its activations take a small part of each memory."""
     least = min((card.memory for card in machine.cards), default=machine.memory)
     chunk = min(longest, request.prompt * request.sequences)
     while chunk > 1 and not (

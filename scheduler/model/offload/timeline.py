@@ -43,7 +43,7 @@ class OffloadTimes:
 def simulate_steps(
     tasks: Tasks, candidates: Candidates, blocks: Sequence[range], pipeline: Pipeline, steps: int = 2, slots: int = 0
 ) -> OffloadTimes:
-    """Simulate `steps` equal steps, starting with empty slots; no step takes less than the host's memory is busy.
+    """Simulate `steps` equal steps, starting with empty slots; no step is shorter than the host's memory is busy.
 
     `slots` is the number of segment slots on the accelerator, if it has more than the pipeline needs.
     """
@@ -75,14 +75,14 @@ class _Clock:
         )
 
     def block(self, numbers: range) -> None:
-        """Compute the segments of one block, from its input to the end of its exchange."""
+        """Simulate the segments of one block, from its input to the end of its exchange."""
         ended = self._ready
         for number in numbers:
             ended = np.maximum(ended, self._segment(number))
         self._ready = ended + self._tasks.exchange
 
     def head(self) -> F64:
-        """Compute the head after the last block; return the end of the step."""
+        """Simulate the head after the last block; return the time at which the step ends."""
         read = np.maximum(self._disk, self._ready) + self._tasks.head_read
         self._disk = np.where(self._masks.head_read, read, self._disk)
         self._ready = np.maximum(self._ready + self._tasks.head, np.where(self._masks.head_read, read, 0.0))
@@ -90,7 +90,7 @@ class _Clock:
         return self._ready
 
     def _segment(self, number: int) -> F64:
-        """Load, compute and save one segment; return when it has ended."""
+        """Simulate loading, computing and saving one segment; return the time at which it ends."""
         masks, tasks, card = self._masks, self._tasks, self._card(number)
         here = self._read(number) if self._reads[number] else (self._never, self._never)
         arrived = self._copy_up(number, *here) if self._copied[number] else self._never
@@ -109,7 +109,7 @@ class _Clock:
         return self._save_kv(number, ended) if self._kv[number] else ended
 
     def _read(self, number: int) -> tuple[F64, F64]:
-        """Read a segment; return when its first piece is in RAM, and when all of it is."""
+        """Simulate reading a segment from disk; return the times when its first piece and when all of it is in RAM."""
         wanted = self._masks.disk[number]
         begun = longest(self._disk, self._host_slots.free, self._turn)
         ended = begun + self._tasks.read[number]
@@ -117,7 +117,7 @@ class _Clock:
         return np.where(wanted, begun + self._tasks.first_read[number], 0.0), np.where(wanted, ended, 0.0)
 
     def _copy_up(self, number: int, first: F64, last: F64) -> F64:
-        """Copy a segment to the accelerator, piece by piece; return when it has arrived."""
+        """Simulate copying a segment to the accelerator, piece by piece; return the time at which it has arrived."""
         wanted, card = self._masks.up[number], self._card(number)
         begun = longest(card.up, card.slots.free, self._turn, first)
         if self._several:
@@ -129,7 +129,10 @@ class _Clock:
         return np.where(wanted, ended, 0.0)
 
     def _load_kv(self, number: int) -> F64:
-        """Copy a layer's keys and values to the accelerator once the last step's are saved; return the end."""
+        """Simulate copying a layer's keys and values to the accelerator; return the time at which they have arrived.
+
+        The copy begins after those of the last step were saved.
+        """
         wanted, card = self._masks.kv_up[number], self._card(number)
         saved = self._saved.get(number, self._never)
         begun = longest(card.up, card.kv_slots.free, self._turn, saved)
@@ -138,7 +141,7 @@ class _Clock:
         return np.where(wanted, ended, 0.0)
 
     def _save_kv(self, number: int, ended: F64) -> F64:
-        """Save a segment's new keys and values; return when the next segment may begin."""
+        """Simulate saving a segment's new keys and values; return the time at which the next segment may begin."""
         wanted, card = self._masks.kv_up[number], self._card(number)
         saved = np.maximum(card.down, ended) + self._tasks.kv_down[number]
         card.down = np.where(wanted, saved, card.down)

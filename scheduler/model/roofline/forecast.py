@@ -47,7 +47,10 @@ def forecast_batch(problem: BatchProblem, policy: BatchPolicy) -> BatchForecast:
 
 
 def batch_gains(problem: BatchProblem, rate: float) -> list[Gain]:
-    """Return what twice as much of each thing would bring, with the policy chosen anew; the largest gain first."""
+    """Return the gain from twice as much of each part of the hardware; the largest gain first.
+
+    Each gain is that of the best policy for the better hardware.
+    """
     return sorted(_gains(problem, rate), key=lambda gain: -gain.faster)
 
 

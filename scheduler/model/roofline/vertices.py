@@ -42,7 +42,7 @@ class Vertices:
             self._within &= _product(self._at, rows[:, number, None]) <= limit + _EDGE
 
     def least(self, function: Affine) -> F64:
-        """Return the least value of an affine function within all limits, `[pairs]`; infinite if no point is."""
+        """Return the least value of an affine function within all limits, `[pairs]`; infinite if no point fits."""
         constant, *slopes = function
         values = constant + _product(self._at, slopes)
         found: F64 = np.where(self._within, values, np.inf).min(axis=0)

@@ -40,7 +40,15 @@ def test_the_table_has_what_each_node_holds_and_what_would_help(tmp_path: Path) 
     flags = ("--dtype", "q4", "--devices", "16GiB,3x8GiB", "--link", "1 Gbit, 0.2 ms")
     done = tpi("plan", "-m", LARGE, *flags, cache=tmp_path)
     assert done.returncode == 0, done.stderr
-    for text in ("4 machines", "master ", "device-3", "tok/s", "a token: compute", "summed by", "what would help most: 2x"):
+    for text in (
+        "4 machines",
+        "master ",
+        "device-3",
+        "tok/s",
+        "a token: compute",
+        "summed by",
+        "what would help most: 2x",
+    ):
         assert text in done.stdout
 
 

@@ -107,7 +107,7 @@ def test_closing_wakes_waiting_threads_and_joins_all() -> None:
     queue.close()
     with pytest.raises(TpiError, match="closed before the kv load of never"):
         blocked.wait()
-    with pytest.raises(TpiError, match="late cannot be moved any more"):
+    with pytest.raises(TpiError, match="late cannot be transferred any more"):
         queue.submit("kv save", "late", lambda: None)
     assert set(threading.enumerate()) <= before
 

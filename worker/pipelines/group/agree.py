@@ -73,7 +73,7 @@ def fastest_batch(members: Sequence[GroupMember], insists: bool) -> int:
 
     Args:
         members: all nodes of the group.
-        insists: whether the user asked for batches. If not, the roofline model decides whether to compute them.
+        insists: True if the user asked for batches. If False, the roofline model decides whether to compute them.
 
     Raises:
         PlanError: if the user asked for batches and `agree` would refuse them.

@@ -1,8 +1,8 @@
 """CGOPipe on one emulated node and on a group of two; prompts in steps of 512 tokens and in one. Tables of `cgopipe`.
 
-A miniature keeps the paper's proportions: sequences at once are an eighth of the hidden size, as 504 are of 4096, calls
-start as quickly as on real cards, and where the GPU computes they and what crosses take some 3% of its time, as with
-Mixtral 8x7B on a T4.
+A miniature keeps the paper's proportions. The sequences at once are an eighth of the hidden size, as 504 are of 4096,
+and calls start as quickly as on real cards. Where the GPU computes, the starts of its calls and its transfers take
+about 3% of its time, as with Mixtral 8x7B on a T4.
 """
 
 from dataclasses import dataclass

@@ -72,7 +72,8 @@ class Meter(LoadStats):
     def entered(self, block: int, begun: float) -> None:
         """Record that a hold of `block` was requested at the time `begun`.
 
-        The time since the last release counts as an exchange. If `block` does not come after the last one, another pass begins, that is, another token.
+        The time since the last release counts as an exchange. If `block` does not come after the last one, another pass
+        begins, that is, another token.
         """
         if self._last >= 0:
             self._exchange[self._last].append(begun - self._left_at)

@@ -183,7 +183,7 @@ class NodeOptions:
 @message
 @dataclass(frozen=True)
 class Assign:
-    """A node's part of the plan `epoch`.
+    """The part of one node in the plan `epoch`.
 
     The node loads its units from its cache or requests them, then answers with Ready.
     """

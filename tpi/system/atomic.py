@@ -1,4 +1,4 @@
-"""Files that appear as a whole or not at all."""
+"""Writing of files that appear as a whole or not at all."""
 
 import os
 from pathlib import Path

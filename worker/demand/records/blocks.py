@@ -125,7 +125,7 @@ class PredictedBlock(Block):
     segment: DemandFfn = field(kw_only=True)
 
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
-        """Return `()`, nothing of the window, if `segment` reads the predicted neurons; else None, the whole block."""
+        """Return `()`, which holds nothing of the window, if `segment` reads the predicted neurons; else None: all."""
         if len(parts) > 1:
             return None
         (part,) = parts

@@ -8,7 +8,10 @@ from tpi.devices.cuda.programs.weights import code_step, factor, first_byte, fir
 
 @triton.jit
 def rounded(codes, rest, scales, tokens, groups, at, known, width, FORMAT: tl.constexpr):
-    """Return rounded activations in units of their scales, float32, of tokens x groups x values `at` in a group."""
+    """Return activations that were rounded to int8 as float32, before their scales are applied.
+
+    The result has the values `at` in each of `groups`, for each of `tokens`; the three shapes are broadcast.
+    """
     place = tokens * width + groups * 32 + at
     x = tl.load(codes + place, mask=known, other=0).to(tl.float32)
     if FORMAT == "q8":
@@ -68,7 +71,10 @@ def few_rows(
     data, x, index, out, tokens, outputs, groups, length, offset, unit,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Set `out`, `[tokens, outputs]`, to `x`, `[tokens, length]`, times rows of f32 or bf16 (of `index` if INDEXED)."""
+    """Set `out`, `[tokens, outputs]`, to `x`, `[tokens, length]`, times rows of f32 or bf16.
+
+    If INDEXED, only the rows that `index` lists are used.
+    """
     place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.load(index + place, mask=place < outputs, other=0) if INDEXED else place
     token, within = tl.arange(0, TOKENS), tl.arange(0, 32)
@@ -95,10 +101,10 @@ def few_columns(
     TOKENS: tl.constexpr, VECTORS: tl.constexpr, GROUPS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr,
     CODES: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Multiply parts of `x`, `[tokens, vectors]`, with columns in records.
+    """Multiply `x`, `[tokens, vectors]`, by a matrix that is stored as columns in records; divide the sum into splits.
 
-    `out` is `[splits, tokens, length]`; the caller adds its splits. A split is `span` vectors, of those that `index`
-    lists if INDEXED.
+    A split is the sum over `span` vectors, of those that `index` lists if INDEXED. `out` is `[splits, tokens, length]`;
+    the caller adds the splits.
     """
     group, within = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS), tl.arange(0, 32)
     split, token = tl.program_id(1), tl.arange(0, TOKENS)

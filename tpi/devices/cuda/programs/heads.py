@@ -6,7 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def scaled(x, bias, weight, at, inside, head, head_dim, eps, BIASED: tl.constexpr, NORMED: tl.constexpr):
-    """Return values `at` of a head after bias and norm; the norm is over all of `head_dim`, in any order of `at`."""
+    """Return the values at the places `at` of a head, with bias and norm applied.
+
+    The norm is over the whole head, so `at` must contain all of its `head_dim` places, in any order.
+    """
     values = tl.load(x + at, mask=inside, other=0.0)
     if BIASED:
         values += tl.load(bias + head * head_dim + at, mask=inside, other=0.0)

@@ -106,7 +106,7 @@ def decode(
 ):  # fmt: skip
     """Decode weights to float32: value v of vector n goes to `out[n * to_vector + v * to_value]`.
 
-    4 groups per program.
+    Each program decodes 4 groups.
     """
     place = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     group, within = tl.program_id(1) * 4 + tl.arange(0, 4), tl.arange(0, 32)

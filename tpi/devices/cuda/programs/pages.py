@@ -72,7 +72,7 @@ def store_vector(cache, begin, values, at, head_dim, FORMAT: tl.constexpr):
 
 @triton.jit
 def spread(heads, out, head_dim, GROUPS: tl.constexpr):
-    """Transform one head of `head_dim` values per program (`tpi.kernels.paged.hadamard_rotate`).
+    """Apply the Hadamard rotation (`tpi.kernels.paged.hadamard_rotate`) to one head of `head_dim` values per program.
 
     GROUPS * 32 is at least `head_dim`.
     """

@@ -13,7 +13,7 @@ NORMS = Program(("norms",))
 
 
 class Form(NamedTuple):
-    """The form of rounded activations.
+    """The number format to which activations are rounded.
 
     With `fine` they have 15 bits (for q8 weights), else 8. With `codes` they are integers (tiled layout), else floats.
     """
@@ -23,7 +23,7 @@ class Form(NamedTuple):
 
 
 def form_of(run: RunLayout, part: Part) -> Form | None:
-    """Return the form to which a part's input is rounded; None for columns in records, which take floats."""
+    """Return the format to which a part's input is rounded; None for columns in records, which take floats."""
     if not is_quantised(part.format) or (run.layout == "record" and part.axis == "column"):
         return None
     return Form(fine_for(part.format), run.layout == "tiled")
@@ -42,7 +42,7 @@ class RoundedBuffers:
         codes, fine: `[tokens, width]` int8 or None; `fine` is in 1/128 of the unit of `codes`.
         scales: `[tokens, width / 32]` float32, the size of the smaller unit.
         sums: `[tokens, width / 32]` float32, scale times the sum of the group's codes.
-        floats: `[tokens, width]` float32, if the form is not of codes.
+        floats: `[tokens, width]` float32, if `Form.codes` is False; else None.
     """
 
     codes: Any = None
@@ -63,7 +63,7 @@ class CardActivations:
         self._forms: dict[Form, RoundedBuffers] = {}
 
     def rounded(self, form: Form) -> RoundedBuffers:
-        """Return the values rounded to `form`, computed once. `width` must be a multiple of 32."""
+        """Return the values rounded to the format `form`, computed once. `width` must be a multiple of 32."""
         if form not in self._forms:
             self._forms[form] = self._round(form)
         return self._forms[form]

@@ -207,7 +207,7 @@ class Assign:
         for block in self.blocks:
             for run in block.runs:
                 if run.layout >= len(self.layouts) or run.last > self.layouts[run.layout].units:
-                    raise MessageError(f"block {block.id.hex()[:12]} has units beyond its layout")
+                    raise MessageError(f"block {block.id.hex()[:12]} names more units than its layout has")
         if any(index >= len(self.blocks) for layer in self.layers for index in layer.blocks):
             raise MessageError("a layer names a block that is not in the plan")
         if any(one.block >= len(self.blocks) for one in self.predictors):

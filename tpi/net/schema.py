@@ -225,7 +225,7 @@ def _raw(limit: Raw, keep_view: bool) -> Schema:
     def to_wire(value: Any, pieces: Pieces) -> int:
         _require(isinstance(value, bytes | bytearray | memoryview), "expected bytes")
         view = memoryview(value).cast("B")
-        _require(len(view) <= limit.limit, f"more than {limit.limit} bytes")
+        _require(len(view) <= limit.limit, f"it has more than the {limit.limit} bytes allowed")
         pieces.put(view)
         return len(view)
 
@@ -242,16 +242,19 @@ def _tensor(limit: ArrayField) -> Schema:
 
     def to_wire(value: Any, pieces: Pieces) -> list[int]:
         _require(isinstance(value, np.ndarray) and value.dtype == dtype and value.ndim == limit.ndim, "wrong array")
-        _require(value.nbytes <= limit.limit, f"more than {limit.limit} bytes")
+        _require(value.nbytes <= limit.limit, f"it has more than the {limit.limit} bytes allowed")
         if value.size:
             pieces.put(np.ascontiguousarray(value).data.cast("B"))
         return list(value.shape)
 
     def from_wire(value: Any, pieces: Pieces) -> Any:
         _require(type(value) is list and len(value) == limit.ndim, "wrong number of axes")
-        _require(all(type(size) is int and 0 <= size < 2**31 for size in value), "a shape beyond its limits")
+        _require(
+            all(type(size) is int and 0 <= size < 2**31 for size in value),
+            "it has a negative axis, or one of 2^31 or more",
+        )
         nbytes = math.prod(value) * dtype.itemsize
-        _require(nbytes <= limit.limit, f"more than {limit.limit} bytes")
+        _require(nbytes <= limit.limit, f"it has more than the {limit.limit} bytes allowed")
         # copied because frames are not aligned, and their memory belongs to the socket
         return np.frombuffer(pieces.take(nbytes), dtype).reshape(value).copy() if nbytes else np.empty(value, dtype)
 

@@ -43,7 +43,7 @@ def read_arrays(path: Path, most_bytes: int, way_out: str) -> Iterator[Mapping[s
 
     try:
         if path.stat().st_size > most_bytes:
-            raise ValueError(f"more than {most_bytes} bytes")
+            raise ValueError(f"it has more than the {most_bytes} bytes allowed")
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             yield file
     except (*_DAMAGED, BadZipFile) as error:

@@ -162,10 +162,10 @@ class ExpertArena:
         stats, units, (_, recorded) = self.cache.stats(), len(self._source.keys), self.cache.recording()
         best, here = self.best(), stats.elsewhere / max(1, stats.uses)
         return (
-            f"{self.cache.capacity} of {units} of those as they are wanted: {hits(stats)} of the chosen were there "
+            f"{self.cache.capacity} of these {units} at a time: {hits(stats)} of the chosen experts were there "
             f"{best_note(hits, stats, recorded, best, _BELADY)}, the CPU computed {here:.0%}; {megabytes(stats)} MB "
-            f"over the link per step {best_note(megabytes, stats, recorded, best, _BELADY)}, {stats.ahead} ahead "
-            f"({stats.ahead_used} used, {stats.ahead_wasted} wasted); kept {self.policy.sentence}"
+            f"crossed the link per step {best_note(megabytes, stats, recorded, best, _BELADY)}; {stats.ahead} experts "
+            f"were prefetched ({stats.ahead_used} used, {stats.ahead_wasted} wasted); evicted {self.policy.sentence}"
         )
 
     def best(self) -> ReplayResult:

@@ -76,11 +76,11 @@ class DemandExperts:
         recording, recorded = self.cache.recording()
         best = self._bound(recording)
         return (
-            f"experts come from disk as they are wanted: {self.cache.capacity} of {len(self._plan.units)} in memory, "
-            f"{hits(stats)} found there {best_note(hits, stats, recorded, best, 'at best')}, "
+            f"experts are read from disk on demand: {self.cache.capacity} of {len(self._plan.units)} are in memory, "
+            f"{hits(stats)} of the chosen ones were there {best_note(hits, stats, recorded, best, 'at best')}, "
             f"{megabytes(stats)} MB read per step {best_note(megabytes, stats, recorded, best, 'at best')}, "
-            f"{stats.ahead} read ahead ({stats.ahead_used} used, {stats.ahead_wasted} wasted); "
-            f"kept {self.policy.sentence}"
+            f"{stats.ahead} were prefetched ({stats.ahead_used} used, {stats.ahead_wasted} wasted); "
+            f"evicted {self.policy.sentence}"
         )
 
     def close(self) -> None:

@@ -130,8 +130,10 @@ def _option_faults(options: NodeOptions) -> Iterator[Fault]:
 
 def _group_faults(assign: Assign) -> Iterator[Fault]:
     yield _outside("size", assign.size, 2, _MOST_NODES)
-    yield _if(assign.rank == 0, "rank 0 is the master's own")
-    yield _if([peer.rank for peer in assign.peers] != list(range(assign.size)), "it has not one peer for each rank")
+    yield _if(assign.rank == 0, "it gives this worker rank 0, which is the master's")
+    yield _if(
+        [peer.rank for peer in assign.peers] != list(range(assign.size)), "it does not list one peer for each rank"
+    )
     yield _if(not all(peer.address for peer in assign.peers[1:]), "a peer has no address")
     yield _if(assign.collective not in group_names(), f"collective is {assign.collective!r}")
     yield _if(assign.wire not in wire_names(), f"wire is {assign.wire!r}")
@@ -163,7 +165,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     for layer in assign.layers:
         blocks = [assign.blocks[index] for index in layer.blocks]
         yield from _layer_faults([block.kind for block in blocks])
-        yield _if(list(layer.ranks) != sorted({*layer.ranks, assign.rank}), "the ranks of a layer lack this node's")
+        yield _if(list(layer.ranks) != sorted({*layer.ranks, assign.rank}), "a layer does not list this node's rank")
         for block in blocks:
             layouts = [assign.layouts[run.layout] for run in block.runs]
             names = [layout.name for layout in layouts]

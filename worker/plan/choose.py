@@ -141,7 +141,7 @@ def _remark(case: Case, found: Sequence[Candidate[Any]], refused: dict[Mode, Pla
     return (
         f"{request.prompt} tokens of prompt and {request.answer} of answer are predicted to take "
         f"{_times(whole, request)} with all neurons and {_times(active, request)} with the active ones on both sides: "
-        "the plans do not fit beside each other, so neither was tried"
+        "memory does not hold both plans at once, so the times were not measured"
     )
 
 

@@ -36,7 +36,7 @@ class SelectedPolicy:
         """Part of a sentence that names the policy and its hit rates, for reports."""
         if self.hit_rate is None:
             return f"by {self.choice.name}; the model's routing is not known (tpi profile records it)"
-        found = f"{self.hit_rate:.0%} in its recorded routing, LRU {self.lru:.0%}, at best {self.best:.0%}"
+        found = f"{self.hit_rate:.0%} hits in the recorded routing, LRU {self.lru:.0%}, at best {self.best:.0%}"
         return f"by {self.choice.name} ({found})"
 
 

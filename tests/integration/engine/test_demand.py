@@ -59,7 +59,7 @@ def test_experts_that_are_fetched_give_the_same_tokens(
         stats, figures = node.fetched.cache.stats(), node.figures()
         assert stats.misses > 0
         assert figures.streamed_bytes == stats.read_bytes > 0
-        assert f"{stats.hit_rate:.0%} found there (at best" in figures.accelerator
+        assert f"{stats.hit_rate:.0%} of the chosen ones were there (at best" in figures.accelerator
         assert figures.planned_bytes <= memory
 
 

@@ -74,10 +74,10 @@ def test_tokens_equal_the_run_without(
             assert stats.misses > 0 if link > 1 else link == 1 or not stats.misses
             assert card.memory.used <= plan.memory_bytes <= 1.1 * card.memory.used
             told = node.figures().accelerator
-            assert "holds all but the routed experts" in told
-            assert f"{stats.hit_rate:.0%} of the chosen were there (Belady's policy: " in told
+            assert "holds all weights but the routed experts" in told
+            assert f"{stats.hit_rate:.0%} of the chosen experts were there (Belady's policy: " in told
             assert f"the CPU computed {stats.elsewhere / stats.uses:.0%}; " in told
-            assert f"{stats.bytes_per_step / 1e6:.2f} MB over the link per step" in told
+            assert f"{stats.bytes_per_step / 1e6:.2f} MB crossed the link per step" in told
             assert not arena.cache.shelf.table.pins.any()
 
 
@@ -158,7 +158,7 @@ def test_recorded_routing_chooses_first_experts_and_policy(tiny_pack: Packs, tmp
                     held = arena.cache.present([(block, expert) for expert in range(6)])
                     assert {expert for _, expert in held.ready} == chosen
                     held.close()
-                assert "in its recorded routing" in arena.describe()
+                assert "hits in the recorded routing" in arena.describe()
     finally:
         (pack.path / NAME).unlink()
 

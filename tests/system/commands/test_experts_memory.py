@@ -16,8 +16,9 @@ MIB = 1 << 20
 PROMPT = ("--raw", "-p", "a model larger than the memory that it is given", "--temp", "0", "-n", "24", "-c", "256")
 MEMORY = 19  # MiB of each node: a quarter of its experts, beside what always stays
 SAID = re.compile(
-    r"experts come from disk as they are wanted: (\d+) of 64 in memory, (\d+)% found there \(at best (\d+)%\), "
-    r"([\d.]+) MB read per step \(at best ([\d.]+)\), \d+ read ahead \(\d+ used, \d+ wasted\); kept by (.*)"
+    r"experts are read from disk on demand: (\d+) of 64 are in memory, (\d+)% of the chosen ones were there "
+    r"\(at best (\d+)%\), ([\d.]+) MB read per step \(at best ([\d.]+)\), "
+    r"\d+ were prefetched \(\d+ used, \d+ wasted\); evicted by (.*)"
 )
 
 
@@ -85,7 +86,9 @@ def test_a_profile_records_chosen_experts_and_a_run_uses_it(model: Path, cache: 
     assert [one["experts"] for one in again["held"]] == [0.125, 0.25, 0.5]
     assert all(one["lru"] <= one["belady"] and one["found"] <= one["belady"] for one in again["held"])
     (node,) = run(pack, cache, "--memory", "40MiB")["nodes"]
-    assert re.search(r"kept by .* \(\d+% in its recorded routing, LRU \d+%, at best \d+%\)", node["accelerator"])
+    assert re.search(
+        r"evicted by .* \(\d+% hits in the recorded routing, LRU \d+%, at best \d+%\)", node["accelerator"]
+    )
     refused = tpi(*profile, "--predictors", cache=cache)
     assert refused.returncode == 2
     assert "has experts; leave it out" in refused.stderr

@@ -63,7 +63,7 @@ def test_a_policy_that_follows_the_last_token_is_taken(tokens: int) -> None:
         tried = replay_all(recording, slots)
         assert tried is not None
         assert chosen.hit_rate == max(tried.found.values()) > tried.found[ROBUST_POLICY] + 0.2
-        assert f"{chosen.hit_rate:.0%} in its recorded routing" in chosen.sentence
+        assert f"{chosen.hit_rate:.0%} hits in the recorded routing" in chosen.sentence
 
 
 def test_chance_in_a_short_record_changes_no_policy() -> None:

@@ -85,7 +85,7 @@ def open_emulated(argument: str, limit: int | None = None, beside: Emulation | N
     if limit is not None and limit > machine.capacity:
         raise UsageError(
             f"emu:{argument} has {machine.capacity} bytes of memory, less than the limit of {limit}; "
-            "lower the limit or emulate a larger device"
+            "give a smaller --gpu-memory, or emulate a larger device"
         )
     return EmulatedDevice(Emulation(machine, beside), open_host().kernels, limit)
 

@@ -76,5 +76,5 @@ def open_opencl(argument: str, limit: int | None) -> OpenClDevice:
     index, device = choose_device(argument)
     name, size = f"opencl:{index} ({device.name.strip()})", int(device.global_mem_size)
     if limit is not None and limit > size:
-        raise UsageError(f"{name} has {size} bytes of memory, not {limit}: use a limit of at most {size}")
+        raise UsageError(f"{name} has {size} bytes of memory, not {limit}: give a smaller --gpu-memory")
     return OpenClDevice(name, device, (size - size // _MARGIN) // PAGE * PAGE if limit is None else limit)

@@ -91,9 +91,9 @@ class ExpertAccelerated(Accelerators):
         plan, moved = self.offload, self.figures
         prompts = f"; steps of {plan.crossover} tokens and more take all of them there" if plan.long else ""
         return (
-            f"{self.device.name} holds all weights but the routed experts, and {self.arena.describe()}; keys and values "
-            f"are {'there' if plan.kv == 'gpu' else 'in memory'}{prompts}; {moved.weight_bytes / MB:.0f} MB of weights and "
-            f"{moved.kv_bytes / MB:.0f} MB of keys and values moved"
+            f"{self.device.name} holds all weights but the routed experts, and {self.arena.describe()}; keys and "
+            f"values are {'there' if plan.kv == 'gpu' else 'in memory'}{prompts}; {moved.weight_bytes / MB:.0f} MB of "
+            f"weights and {moved.kv_bytes / MB:.0f} MB of keys and values moved"
         )
 
     def close(self) -> None:

@@ -15,11 +15,12 @@ from tpi.kernels.spec import (
     FfnSpec,
     LatentSpec,
     NormSpec,
+    QueryLatentSpec,
     Residual,
     RouterSpec,
     WholeNorms,
 )
-from tpi.pack.layout import BlockKind, RunLayout
+from tpi.pack.layout import BlockKind, RunLayout, RunName
 from tpi.partition import FFN_UNIT, Range, by_expert
 
 F32 = npt.NDArray[np.float32]
@@ -34,13 +35,14 @@ def attention_spec(
     vectors: Vectors,
     query_units: Range,
     kv_units: Range,
-    latent: RunLayout | None = None,
+    latents: Sequence[RunLayout] = (),
 ) -> AttentionSpec:
     """Return the spec of some units of the attention block of `layer`. The layouts are those of the whole block.
 
-    `kv_units` must hold every KV head that a head of `query_units` attends to. A node that has
-    heads has all units of `latent`.
+    `kv_units` must hold every KV head that a head of `query_units` attends to. `latents` are the runs before the query
+    run, in their order; a node that has heads has all units of `latent` and of `query_latent`.
     """
+    found = {run.name: run for run in latents}
     heads = query_units.scaled(query.width // config.head_dim, config.heads)
     kv_heads = kv_units.scaled(kv.width // config.kv_width, config.kv_heads)
     group = config.heads // config.kv_heads
@@ -66,7 +68,8 @@ def attention_spec(
         clip=config.attention_clip,
         whole=_whole_norms(config, vectors, heads, kv_heads),
         sinks=_cut(vectors.get("sinks"), heads, 1),
-        latent=None if latent is None else _latent(config, latent, vectors, bool(len(query_units))),
+        latent=_latent(config, found["latent"], vectors, bool(len(query_units))) if found else None,
+        query_latent=_query_latent(config, found, vectors, len(query_units)),
         output_gate=config.output_gate,
     )
 
@@ -115,6 +118,18 @@ def _latent(config: ModelConfig, run: RunLayout, vectors: Vectors, held: bool) -
     norm = NormSpec("rms", settings.norm_eps, vectors["latent.norm"])
     units = run.units if held else 0
     return LatentSpec(replace(run, units=units), norm, settings.rope, config.kv_width, vectors.get("latent.bias"))
+
+
+def _query_latent(
+    config: ModelConfig, runs: Mapping[RunName, RunLayout], vectors: Vectors, units: int
+) -> QueryLatentSpec | None:
+    """Return the latent vector of queries for `units` units of query heads; None if the model has none."""
+    settings = config.latent
+    if settings is None or "query_latent" not in runs:
+        return None
+    whole = replace(runs["query_latent"], units=runs["query_latent"].units if units else 0)
+    norm = NormSpec("rms", settings.norm_eps, vectors["q_latent.norm"])
+    return QueryLatentSpec(whole, replace(runs["query_up"], units=units), norm, vectors.get("q_latent.bias"))
 
 
 def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: Range) -> WholeNorms | None:

@@ -47,13 +47,14 @@ class Latent:
 
     The keys and values of all heads come from one vector per token. A head's key is `rope` rotated values, shared by
     all heads, followed by values of its own. The head's own key values and its value are products of the head's
-    matrices with the normed `rank` values.
+    matrices with the normed `rank` values. Queries may come from a vector of their own in the same way.
     """
 
     rank: int
     rope: int  # number of rotated values; the first `rope` values of a head's query are rotated too
     value: int  # length of a head's value vector; zeros follow up to `head_dim`
-    norm_eps: float
+    norm_eps: float  # of the norms of both vectors
+    query_rank: int = 0  # values of the vector that queries come from; 0: queries come from the block's input
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,11 @@ class ModelConfig:
     def latent_values(self) -> int:
         """Vectors of run `latent`: `rank` normed values and `rope` rotated ones; 0 without latent attention."""
         return self.latent.rank + self.latent.rope if self.latent else 0
+
+    @property
+    def query_rank(self) -> int:
+        """Vectors of run `query_latent`, which queries come from; 0 if they come from the block's input."""
+        return self.latent.query_rank if self.latent else 0
 
     def rope(self, layer: int) -> tuple[tuple[float, ...], float]:
         """Return the rotary frequencies of `layer` (empty: none), and the factor of their cosine and sine."""

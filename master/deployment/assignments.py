@@ -8,7 +8,7 @@ from master.workers.weights import vectors_bytes
 from tpi.errors import ModelError
 from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
 from tpi.pack.blockfile import BlockShape
-from tpi.pack.layout import RunLayout
+from tpi.pack.layout import WHOLE_RUNS, RunLayout
 from tpi.pack.reader import Pack, PackBlock
 from tpi.pack.routing import NAME, load_routing
 from tpi.partition import Range, Shard, expert_ranges
@@ -91,17 +91,17 @@ def _block_plans(
 def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[RunLayout, Range]]:
     """Yield the units that `shard` has of each run, as ranges.
 
-    A node's slices of several experts are several ranges. The latent run, from which all heads are computed, belongs to
-    every node with a query head.
+    A node's slices of several experts are several ranges. The runs from which all heads are computed belong to every
+    node with a query head.
     """
     ranges: dict[str, Range] = {
-        "query": shard.query, "kv": shard.kv, "value": shard.value, "key": shard.key, "neuron": shard.ffn,
-        "shared": shard.shared,
+        "query_up": shard.query, "query": shard.query, "kv": shard.kv, "value": shard.value, "key": shard.key,
+        "neuron": shard.ffn, "shared": shard.shared,
     }  # fmt: skip
     for run in shape.runs:
         if shape.kind == "experts" and run.name == "neuron":
             yield from ((run, part) for part in expert_ranges(shard.experts, shard.expert, run.units // experts))
-        elif run.name == "latent":
+        elif run.name in WHOLE_RUNS:
             yield run, Range(0, run.units if len(shard.query) else 0)
         else:
             yield run, ranges[run.name]

@@ -38,6 +38,7 @@ LATENT: dict[str, Any] = SIZES | {
     "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3,
     "moe_intermediate_size": 100, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+LATENT_OF_QUERIES = 32  # `q_lora_rank` of the models that have one
 DELTA: dict[str, Any] = {
     "linear_num_value_heads": 6, "linear_num_key_heads": 2, "linear_key_head_dim": 20, "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"],
@@ -126,7 +127,11 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
         ),
         "deepseek2": lambda: transformers.DeepseekV2Config(**LATENT, topk_method="greedy", rope_parameters=_YARN),
         "deepseek3": lambda: transformers.DeepseekV3Config(
-            **LATENT, n_group=4, topk_group=2, norm_topk_prob=True,
+            **LATENT | {"q_lora_rank": LATENT_OF_QUERIES}, n_group=4, topk_group=2, norm_topk_prob=True,
+        ),
+        "glm4moelite": lambda: transformers.Glm4MoeLiteConfig(
+            **{name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
+            | {"q_lora_rank": LATENT_OF_QUERIES, "v_head_dim": 32, "rms_norm_eps": 1e-6},
         ),
         "qwen35": lambda: transformers.Qwen3_5TextConfig(**SIZES, **DELTA, head_dim=32),
         "qwen35moe": lambda: transformers.Qwen3_5MoeTextConfig(
@@ -148,7 +153,7 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
 
 RECURRENT = ("qwen35", "qwen3next", "qwen35moe")
 MIXTURES = (
-    "mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss", "deepseek2", "deepseek3",
+    "mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss", "deepseek2", "deepseek3", "glm4moelite",
 )  # fmt: skip
 MODELS = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES,

@@ -133,7 +133,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 _LARGEST = 1e300  # larger whole numbers cannot be converted to float
 _FFN = ("gate", "up", "down")
-_ATTENTION = ("q", "gate", "o", "k", "v", "latent")
+_ATTENTION = ("q", "gate", "o", "k", "v", "latent", "q_latent")
 PARTS: Mapping[BlockKind, tuple[str, ...]] = {
     "attention": _ATTENTION, "delta": ("v", "gate", "o", "q", "k"), "ffn": _FFN, "experts": _FFN
 }  # fmt: skip

@@ -128,6 +128,11 @@ def check_latent(latent: Latent, config: ModelConfig, where: str) -> None:
             raise ModelError(
                 f"{where}: {name} of its latent is {value!r}; a whole number from 1 to {limit} is expected"
             )
+    if type(latent.query_rank) is not int or not 0 <= latent.query_rank <= sizes["rank"]:
+        raise ModelError(
+            f"{where}: the latent of its queries has {latent.query_rank!r} values; a whole number from 0 to "
+            f"{sizes['rank']} is expected"
+        )
     if latent.rope != 2 * len(config.inv_freq) or config.rope_kinds:
         raise ModelError(f"{where}: heads of {config.head_dim} values do not fit a shared key of {latent.rope}")
     if config.kv_heads != config.heads or config.whole_norms or config.attention_clip:

@@ -11,6 +11,7 @@ KvArray = npt.NDArray[np.generic]
 RunFields = tuple[bool, int, int, int, list[tuple[str, str, str]]]
 NormFields = tuple[str, float, F32, F32 | None]
 LatentFields = tuple[RunFields, NormFields, int, int, F32 | None]
+QueryLatentFields = tuple[RunFields, RunFields, NormFields, F32 | None]
 AttentionVectors = tuple[F32 | None, F32 | None, F32 | None, F32 | None, F32 | None, F32, F32 | None]
 
 PAGE_TOKENS: int  # tokens of a page
@@ -49,6 +50,7 @@ class AttentionPlan:
         vectors: AttentionVectors,
         numbers: tuple[float, float, float, int, float, bool],
         latent: LatentFields | None = None,
+        query_latent: QueryLatentFields | None = None,
     ) -> None: ...
     def run(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import biased, rms_norm, rows
-from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, Input, KvArray, LatentSpec, Projected
+from tpi.kernels.spec import F32, I32, U8, AttentionSpec, Batch, Input, KvArray, LatentSpec, Projected, QueryLatentSpec
 from tpi.pack.layout import GROUP
 
 _RAW = "without norms"  # key in a spec's `__dict__` of the cached spec without norms
@@ -100,6 +100,14 @@ def from_latent(spec: AttentionSpec, latent: LatentSpec, latent_data: U8, kv_dat
     shared = np.repeat(values[:, None, latent.rank :], spec.kv_heads, axis=1)
     own, missing = spec.head_dim - latent.rope, spec.head_dim - latent.width
     return np.concatenate([shared, k[..., :own]], axis=-1), np.pad(v, ((0, 0), (0, 0), (0, missing)))
+
+
+def from_query_latent(latent: QueryLatentSpec, latent_data: U8, up_data: U8, normed: F32) -> F32:
+    """Return queries before RoPE, `[tokens, vectors of the up run]`, from the block's normed input."""
+    rank = len(latent.norm.weight)
+    values = biased(rows(latent.run, latent_data, "q_latent", normed)[:, :rank], latent.bias)
+    ranked = rms_norm(np.ascontiguousarray(values), latent.norm.weight, latent.norm.eps)
+    return rows(latent.up, up_data, "q", ranked)
 
 
 class Steps(Protocol):

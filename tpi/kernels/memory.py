@@ -67,9 +67,9 @@ def buffer_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int) -
     """Return the bytes of buffers for one token of a step, for local head and neuron counts.
 
     Both kinds of block are counted together. In float32: q, rotated q, chunks and mixed values of a head, k, v, angles,
-    the latent vector before and after its norm; products of gate and up. Quantised copies add a third.
+    latent vectors before and after their norms; products of gate and up. Quantised copies add a third.
     """
-    attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1) + 3 * config.latent_values
+    attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1) + 3 * (config.latent_values + config.query_rank)
     return 4 * (attention + 2 * neurons + _routed(config))
 
 

@@ -37,6 +37,7 @@ from tpi.kernels.spec import (
     NormSpec,
     Prepared,
     Projected,
+    QueryLatentSpec,
     Residual,
     RouterSpec,
     Routing,
@@ -277,6 +278,10 @@ def _latent(latent: LatentSpec) -> _native.LatentFields:
     return (_fields(latent.run), _norm(latent.norm), latent.rope, latent.width, latent.bias)
 
 
+def _query_latent(latent: QueryLatentSpec) -> _native.QueryLatentFields:
+    return (_fields(latent.run), _fields(latent.up), _norm(latent.norm), latent.bias)
+
+
 @lru_cache(maxsize=64)
 def _plan_run(run: RunLayout) -> _native.RunPlan:
     return _native.RunPlan(_fields(run))
@@ -294,7 +299,8 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
             spec.kv_index,
             (spec.q_bias, spec.k_bias, spec.v_bias, q_norm, k_norm, spec.inv_freq, spec.sinks),
             (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window, spec.clip, spec.whole is not None),
-            *([_latent(spec.latent)] if spec.latent else []),
+            None if spec.latent is None else _latent(spec.latent),
+            None if spec.query_latent is None else _query_latent(spec.query_latent),
         )
     return plan
 

@@ -7,7 +7,7 @@ activation times scale to int8 over 8 neurons at a time.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from tpi.kernels.arithmetic import (
 )
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.delta import mix
-from tpi.kernels.heads import apply_norms_and_rope, from_latent, needs_sums, refuse_sums
+from tpi.kernels.heads import apply_norms_and_rope, from_latent, from_query_latent, needs_sums, refuse_sums
 from tpi.kernels.kv import kv_dtype_of
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
 from tpi.kernels.paged import append, attend, hadamard_rotate, heads_of
@@ -87,8 +87,12 @@ class ReferenceKernels:
 
     def project(self, spec: AttentionSpec, data: U8, x: Input, positions: I32) -> Projected:
         """Return the queries, keys and values of the tokens at `positions`."""
-        normed, (latent_data, query_data, kv_data) = _normed(spec, x), _runs(spec, data)
-        q = heads_of(rows(spec.query, query_data, "q", normed), spec.q_bias, spec.heads, spec.head_dim)
+        normed, (latent_data, *up_data, query_data, kv_data) = _normed(spec, x), _runs(spec, data)
+        if spec.query_latent is not None:
+            q = from_query_latent(spec.query_latent, up_data[0], up_data[1], normed)
+        else:
+            q = rows(spec.query, query_data, "q", normed)
+        q = heads_of(q, spec.q_bias, spec.heads, spec.head_dim)
         if spec.latent is not None:
             k, v = from_latent(spec, spec.latent, latent_data, kv_data, normed)
         else:
@@ -114,7 +118,7 @@ class ReferenceKernels:
         tokens = check_input(mixed, spec.heads * spec.head_dim)
         padded = np.zeros((tokens, spec.query.units * spec.query.width), np.float32)
         padded[:, : spec.heads * spec.head_dim] = mixed
-        return columns(spec.query, _runs(spec, data)[1], "o", padded)
+        return columns(spec.query, _runs(spec, data)[-2], "o", padded)
 
     def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
         """Return a segment's share of a DeltaNet block, `[tokens, hidden]`. Write the states."""
@@ -196,9 +200,13 @@ def _only_active(run: RunLayout, active: I32, inner: F32) -> F32:
     return np.asarray(np.where(mask, inner, np.float32(0)), np.float32)
 
 
-def _runs(spec: AttentionSpec, data: U8) -> tuple[U8, U8, U8]:
-    """Split weights into the units of the latent vector (empty without one), the query units, and the KV units."""
-    runs = (spec.latent.run if spec.latent else None, spec.query, spec.kv)
-    begin, first, end = accumulate(0 if run is None else run.units * run.unit_bytes for run in runs)
-    check_data(data, end)
-    return data[:begin], data[begin:first], data[first:]
+def _runs(spec: AttentionSpec, data: U8) -> list[U8]:
+    """Split weights into the units of the latent vector, of the queries' own and its products, of queries, and of keys.
+
+    Without a latent vector, its units are empty; without one of queries, those two are left out.
+    """
+    own = (spec.query_latent.run, spec.query_latent.up) if spec.query_latent else ()
+    runs = (spec.latent.run if spec.latent else None, *own, spec.query, spec.kv)
+    ends = list(accumulate(0 if run is None else run.units * run.unit_bytes for run in runs))
+    check_data(data, ends[-1])
+    return [data[first:end] for first, end in pairwise([0, *ends])]

@@ -10,11 +10,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpi.config import Activation, Mixture, Norm
+from tpi.config import Activation, Mixture
 from tpi.kernels.constants import KV_GROUP as KV_GROUP
 from tpi.kernels.constants import KV_RUN as KV_RUN
 from tpi.kernels.constants import PAGE_TOKENS as PAGE_TOKENS
 from tpi.kernels.constants import STREAM_TOKENS as STREAM_TOKENS
+from tpi.kernels.normspec import LatentSpec as LatentSpec
+from tpi.kernels.normspec import NormSpec as NormSpec
+from tpi.kernels.normspec import QueryLatentSpec as QueryLatentSpec
+from tpi.kernels.normspec import WholeNorms as WholeNorms
 from tpi.pack.layout import RunLayout
 
 F32 = npt.NDArray[np.float32]
@@ -27,71 +31,12 @@ SHARED = -1
 
 
 @dataclass(frozen=True, eq=False)
-class NormSpec:
-    """The norm of a block's input, shared by all of its segments, its router and its predictors.
-
-    Attributes:
-        kind: `rms`: `x / sqrt(mean(x^2) + eps) * weight`; `layer`: `(x - mean) / sqrt(variance + eps) * weight + bias`.
-        weight, bias: `[hidden]`; the bias belongs to LayerNorm.
-    """
-
-    kind: Norm
-    eps: float
-    weight: F32
-    bias: F32 | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class WholeNorms:
-    """RMS norms of a token's queries, and of its keys, over the heads of all nodes at once, before RoPE (OLMoE).
-
-    Attributes:
-        q: `[heads * head_dim]`; k: `[kv_heads * head_dim]`: weights of this node's heads.
-        counted: `[kv_heads]`: False for a KV head that another node counts; a head that lies on two nodes counts once.
-        q_values, k_values: number of values on all nodes together.
-    """
-
-    q: F32
-    k: F32
-    counted: npt.NDArray[np.bool_]
-    q_values: int
-    k_values: int
-
-
-@dataclass(frozen=True, eq=False)
-class LatentSpec:
-    """The latent vector that a token's keys and values come from, whole on every node (DeepSeek-V2).
-
-    Its first values are normed; the parts of the KV run multiply them. The remaining values are rotated (RoPE) and are
-    the first part of the key of every head. The rest of a head's key comes from its `k`, its value from its `v`, padded
-    with zeros to `head_dim`.
-
-    Attributes:
-        run: layout of the run with the part `latent` (rows); its units come first in a segment's weights.
-        norm: norm of the first values; the length of its weight is their number.
-        rope: number of values that all keys share.
-        width: vectors of each part that a KV head has in the KV run.
-        bias: `[values]` or None; added before the norm.
-    """
-
-    run: RunLayout
-    norm: NormSpec
-    rope: int
-    width: int
-    bias: F32 | None = None
-
-    @property
-    def rank(self) -> int:
-        """Number of values that are normed."""
-        return len(self.norm.weight)
-
-
-@dataclass(frozen=True, eq=False)
 class AttentionSpec:
     """The heads of this node in one layer's attention.
 
     Attributes:
-        query: layout of the query run, parts `q` (rows) and `o` (columns); its units are padded to whole query heads.
+        query: layout of the query run, parts `q` (rows; not with `query_latent`) and `o` (columns); its units are
+            padded to whole query heads.
         kv: layout of the KV run, parts `k` and `v` (rows).
         heads, kv_heads, head_dim: local heads; `units * width` of a run may exceed `heads * head_dim` by padding.
         kv_index: `[heads]` int32, the local KV head that each local query head attends to.
@@ -106,6 +51,7 @@ class AttentionSpec:
         whole: norms of all heads at once, in place of `q_norm` and `k_norm`.
         sinks: `[heads]` or None: a score of each head that takes part in its softmax without a value (gpt-oss).
         latent: source of keys and values in place of the block's input, or None.
+        query_latent: source of queries in place of the block's input, or None; not without `latent`.
         output_gate: True if the query run has a part `gate` (rows) beside q: the sigmoid of its product with the input
             multiplies what a head attends to, before o.
     """
@@ -131,6 +77,7 @@ class AttentionSpec:
     whole: WholeNorms | None = None
     sinks: F32 | None = None
     latent: LatentSpec | None = None
+    query_latent: QueryLatentSpec | None = None
     output_gate: bool = False
 
     @property

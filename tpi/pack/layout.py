@@ -29,7 +29,8 @@ GROUP_BYTES: dict[Format, int] = {
     "mxfp4": GROUP // 2 + 1,  # e2m1 values, e8m0 scale (a power of two); `tiled` only (OCP Microscaling 1.0)
 }
 
-RunName = Literal["latent", "query", "kv", "value", "key", "neuron", "shared", "row"]
+RunName = Literal["latent", "query_latent", "query_up", "query", "kv", "value", "key", "neuron", "shared", "row"]
+WHOLE_RUNS: tuple[RunName, ...] = ("latent", "query_latent")  # held in full by each node with a query head
 Layout = Literal["record", "tiled"]
 Axis = Literal["row", "column"]
 
@@ -143,7 +144,27 @@ def attention_shapes(config: ModelConfig) -> dict[RunName, RunShape]:
     kv = RunShape(config.kv_heads * config.kv_width, config.kv_width, config.kv_hidden)
     if config.latent is None:
         return {"query": own, "kv": kv}
-    return {"latent": RunShape(config.latent_values, FFN_UNIT, config.hidden), "query": own, "kv": kv}
+    latent = RunShape(config.latent_values, FFN_UNIT, config.hidden)
+    if not config.query_rank:
+        return {"latent": latent, "query": own, "kv": kv}
+    return {
+        "latent": latent,
+        "query_latent": RunShape(config.query_rank, FFN_UNIT, config.hidden),
+        "query_up": RunShape(own.vectors, own.step, config.query_rank),
+        "query": own,
+        "kv": kv,
+    }
+
+
+def attention_parts(config: ModelConfig) -> dict[RunName, tuple[str, ...]]:
+    """Return the names of the parts of each run of the model's attention blocks, by the run's name."""
+    gate = ("gate",) if config.output_gate else ()
+    found: dict[RunName, tuple[str, ...]] = {"query": ("q", *gate, "o"), "kv": ("k", "v")}
+    if config.latent is not None:
+        found |= {"latent": ("latent",)}
+    if config.query_rank:
+        found |= {"query_latent": ("q_latent",), "query_up": ("q",), "query": ("o",)}
+    return found
 
 
 def delta_shapes(config: ModelConfig) -> dict[RunName, RunShape]:

@@ -156,9 +156,9 @@ def cut_sequences(ids: Sequence[int], length: int, most: int = 1 << 30) -> I32:
 
 
 def _attend(config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Batch, kernels: Kernels) -> F32:
-    *latent, query, kv = block.shape.runs
+    *latents, query, kv = block.shape.runs
     units = Range(0, query.units), Range(0, kv.units)
-    spec = attention_spec(config, layer, query, kv, block.vectors(), *units, latent[0] if latent else None)
+    spec = attention_spec(config, layer, query, kv, block.vectors(), *units, latents)
     pages = KvPages.allocate([layer], batch.tables.size, config.kv_heads, config.head_dim, "f32")
     data = np.concatenate([_units(block, run) for run in block.shape.runs])
     return kernels.attention(spec, data, x, pages.keys[layer], pages.values[layer], batch)

@@ -277,9 +277,9 @@ def open_segment(
         spec = delta_spec(config, values, keys, vectors, value_units, key_units)
         assert states is not None  # a recurrent layer has states
         return DeltaSegment(device, launch, spec, states)
-    *latent, (query, query_units), (kv, kv_units) = runs
-    shared_by_heads = latent[0][0] if latent else None
-    attends = attention_spec(config, layer, query, kv, vectors, query_units, kv_units, shared_by_heads)
+    *latents, (query, query_units), (kv, kv_units) = runs
+    before = [layout for layout, _ in latents]
+    attends = attention_spec(config, layer, query, kv, vectors, query_units, kv_units, before)
     return AttentionSegment(device, launch, attends, layer, pages)
 
 

@@ -10,7 +10,7 @@ from tpi.config import BlockKind, ModelConfig
 from tpi.errors import ModelError
 from tpi.families.checks import check_delta, check_latent, check_mixture
 from tpi.net.messages import Assign, BlockPlan
-from tpi.pack.layout import RunName, RunShape, ffn_units
+from tpi.pack.layout import WHOLE_RUNS, RunName, RunShape, ffn_units
 from tpi.partition import FFN_UNIT, Range, kv_range
 
 
@@ -23,24 +23,28 @@ def attention_vectors(config: ModelConfig) -> dict[str, int]:
     }  # fmt: skip
     if config.latent is not None:
         found |= {"latent.norm": config.latent.rank, "latent.bias": config.latent_values}
+    if config.query_rank:
+        found |= {"q_latent.norm": config.query_rank, "q_latent.bias": config.query_rank}
     return found
 
 
 def has_matching_kv_units(assign: Assign, attention: BlockPlan) -> bool:
     """Return True if the node's KV units are exactly those that its query units attend to.
 
-    If keys and values come from a latent vector, the node must also have all units of the run `latent`. A node without
-    query units must have none of them.
+    If heads come from latent vectors, the node must also have all units of those runs, and the rows of its queries. A
+    node without query units must have none of them.
     """
     config = assign.config
     runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in attention.runs}
     (query, wanted), (kv, held) = runs["query"], runs["kv"]
     heads, kv_heads = query.width // config.head_dim, kv.width // config.kv_width
     own = Range(wanted.first, wanted.last)
-    if "latent" in runs:
-        layout, latent = runs["latent"]
+    for layout, latent in (runs[name] for name in WHOLE_RUNS if name in runs):
         if (latent.first, latent.last) != (0, layout.units if len(own) else 0):
             return False
+    up, rows = runs.get("query_up", (query, wanted))
+    if (up.width, rows.first, rows.last) != (query.width, wanted.first, wanted.last):
+        return False
     return Range(held.first, held.last) == kv_range(own, heads, kv_heads, config.heads, config.kv_heads)
 
 
@@ -56,11 +60,12 @@ def holds_key_heads(assign: Assign, block: BlockPlan) -> bool:
 
 
 def lacks_latent(config: ModelConfig, names: list[str]) -> bool:
-    """Return True if the norm of the latent vector is missing from `names`, the names of an attention block's vectors.
+    """Return True if the norm of a latent vector is missing from `names`, the names of an attention block's vectors.
 
     Return False if the model has no latent vector.
     """
-    return config.latent is not None and "latent.norm" not in names
+    wanted = {"latent.norm": config.latent, "q_latent.norm": config.query_rank}
+    return any(there and name not in names for name, there in wanted.items())
 
 
 def expert_runs(config: ModelConfig) -> dict[BlockKind, Mapping[RunName, RunShape]]:

@@ -15,7 +15,15 @@ from tpi.errors import PlanError
 from tpi.net.fields import Card
 from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
 from tpi.net.wire import wire_names
-from tpi.pack.layout import RunLayout, RunName, RunShape, attention_shapes, delta_shapes, delta_vectors
+from tpi.pack.layout import (
+    RunLayout,
+    RunName,
+    RunShape,
+    attention_parts,
+    attention_shapes,
+    delta_shapes,
+    delta_vectors,
+)
 from tpi.partition import FFN_UNIT
 from worker.node_plan import HALVES, node_plan
 from worker.plan.blocks import (
@@ -153,8 +161,8 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     if config.delta is not None:
         runs["delta"] = delta_shapes(config)
     gated = "gate up down" if config.gated else "up down"
-    query = "q gate o" if config.output_gate else "q o"
-    parts = {"latent": "latent", "query": query, "kv": "k v", "value": "v gate o", "key": "q k",
+    attention = {name: " ".join(names) for name, names in attention_parts(config).items()}
+    parts = {**attention, "value": "v gate o", "key": "q k",
              "neuron": gated, "shared": gated}  # fmt: skip
     kinds = {block.kind for block in assign.blocks}
     halves = {HALVES.get(kind, kind) for kind in kinds}
@@ -193,7 +201,7 @@ def _layout_fault(layout: RunLayout, wanted: RunShape, parts: str) -> Fault:
     Its units must be whole heads or `FFN_UNIT` neurons, have the parts `parts`, and add up to the model's vectors.
     """
     name, step, vectors = layout.name, wanted.step, wanted.vectors or 0
-    widths = range(step, (_MOST if name in ("query", "kv", "value", "key") else step) + 1, step)
+    widths = range(step, (_MOST if name in ("query_up", "query", "kv", "value", "key") else step) + 1, step)
     if layout.hidden != wanted.hidden or layout.width not in widths:
         return f"units of {name} are {layout.width} x {layout.hidden}"
     if " ".join(part.name for part in layout.parts) != parts:

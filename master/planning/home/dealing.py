@@ -13,7 +13,7 @@ from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import Workload
 from tpi.kernels.kv import KvDtype, vector_bytes
 from tpi.pack.blockfile import BlockShape
-from tpi.pack.layout import RunLayout
+from tpi.pack.layout import WHOLE_RUNS, RunLayout
 from tpi.partition import FFN_UNIT
 from tpi.topology.links import LinkTable
 
@@ -72,9 +72,9 @@ class HomeModel:
 
     @cached_property
     def everywhere(self) -> int:
-        """Bytes of weights that every node has in full and reads for every token: the latent run, used by all heads."""
+        """Bytes of weights that every node has in full and reads for every token: latent runs, used by all heads."""
         runs = (run for block in self.shape.blocks for run in block.runs)
-        return sum(run.units * run.unit_bytes for run in runs if run.name == "latent")
+        return sum(run.units * run.unit_bytes for run in runs if run.name in WHOLE_RUNS)
 
     def _node(self, rank: int) -> HomeNode:
         machine, needs = self.home.machines[rank], self.whole.needs

@@ -30,7 +30,7 @@ from worker.plan.checks import check_assign
 
 Packs = Callable[..., Pack]
 Models = Callable[[str], TinyModel]
-FAMILIES = ("deepseek2", "deepseek3")
+FAMILIES = ("deepseek2", "deepseek3", "glm4moelite")
 STAGING = 48 << 10  # bytes: what a reader of small slices reads them through
 
 
@@ -53,6 +53,15 @@ def test_three_nodes_that_stream_every_block(tiny_model: Models, tiny_pack: Pack
     with closing(made) as deployment:
         np.testing.assert_allclose(Engine(deployment).logits(TOKENS), reference(tiny_model("deepseek2")), atol=1e-4)
         assert deployment.node.streamed.read_bytes > 0
+
+
+@pytest.mark.parametrize("shares", [[1], [3, 2, 1]])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_in_chunks_equal_transformers(
+    family: str, shares: list[int], tiny_model: Models, tiny_pack: Packs, tmp_path: Path
+) -> None:
+    with closing(in_process_deployment(tiny_pack(family), shares, tmp_path, chunk=7)) as deployment:
+        np.testing.assert_allclose(Engine(deployment).logits(TOKENS), reference(tiny_model(family)), atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -130,6 +139,32 @@ def test_a_plan_without_what_its_heads_come_from_is_refused(tiny_pack: Packs) ->
         (replace(good, config=replace(good.config, latent=None)), "has the runs"),
         (replace(good, config=replace(good.config, latent=replace(good.config.latent, rope=6))), "shared key"),
         (replace(good, config=replace(good.config, latent=replace(good.config.latent, rank=32))), "units of"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            check_assign(changed)
+
+
+def test_a_plan_without_what_its_queries_come_from_is_refused(tiny_pack: Packs) -> None:
+    good = worker_plan(tiny_pack("deepseek3"))
+    check_assign(good)
+    first = good.blocks[0]
+    latent, own, up, *others = first.runs
+    assert (own.first, own.last) == (0, good.layouts[own.layout].units)
+    cut = [
+        replace(one, last=one.last - 1, hashes=one.hashes[: -len(one.hashes) // (one.last - one.first)])
+        for one in (own, up)
+    ]
+    settings = good.config.latent
+    assert settings is not None
+    without = tuple(vector for vector in first.vectors if vector.name != "q_latent.norm")
+    for changed, words in (
+        (with_block(good, replace(first, runs=(latent, cut[0], up, *others))), "lacks KV heads"),
+        (with_block(good, replace(first, runs=(latent, own, cut[1], *others))), "lacks KV heads"),
+        (with_block(good, replace(first, runs=(latent, own, *others))), "has the runs"),
+        (with_block(good, replace(first, vectors=without)), "vectors of a block"),
+        (replace(good, config=replace(good.config, latent=replace(settings, query_rank=0))), "has the runs"),
+        (replace(good, config=replace(good.config, latent=replace(settings, query_rank=64))), "units of"),
+        (replace(good, config=replace(good.config, latent=replace(settings, query_rank=-1))), "has -1 values"),
     ):
         with pytest.raises(PlanError, match=words):
             check_assign(changed)

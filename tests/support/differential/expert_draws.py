@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 SLIDING = ("Qwen2MoeForCausalLM", "GptOssForCausalLM")
-LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")
 
 PLAIN: dict[str, Any] = {
     "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
@@ -22,8 +22,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "router_jitter_noise": (0.0, 0.3), "swiglu_alpha": (1.0, 1.5), "swiglu_limit": (0.3, 1.0),
     "n_routed_experts": (12, 16), "n_shared_experts": (2, 3), "n_group": (1, 2), "topk_group": (1, 3),
     "topk_method": ("group_limited_greedy",), "first_k_dense_replace": (0, 2, 9), "routed_scaling_factor": (0.5, 2.5),
-    "kv_lora_rank": (12, 32), "q_lora_rank": (None,), "qk_nope_head_dim": (12, 16), "qk_rope_head_dim": (2, 8),
+    "kv_lora_rank": (12, 32), "q_lora_rank": (None, 12, 20), "qk_nope_head_dim": (12, 16), "qk_rope_head_dim": (2, 8),
     "v_head_dim": (4, 10), "num_mtp_layers": (1, 2), "rope_interleave": (True, False),
+    "mlp_layer_types": (["dense"] * 3, ["sparse", "dense", "sparse"], ["sparse"] * 3, None),
 }  # fmt: skip
 
 
@@ -45,7 +46,6 @@ def _settle_latent(architecture: str, found: dict[str, Any]) -> None:
     then."""
     found["num_key_value_heads"] = found.get("num_attention_heads")
     found["head_dim"] = found.get("qk_rope_head_dim", 64)
-    found["q_lora_rank"] = None
     groups = found.get("n_group")
     found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1
     if architecture == "DeepseekV2ForCausalLM":

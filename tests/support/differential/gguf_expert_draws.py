@@ -39,12 +39,18 @@ _SCALING = (
     *(f"rope.scaling.{key}" for key in ("factor", "attn_factor", "yarn_attn_factor", "yarn_ext_factor")),
 )
 KEYS = (*_OPTIONAL, "expert_count", "expert_used_count", "attention.clamp_kqv")
-OWN_KEYS = ("attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla", _OTHER_EPS)
+OWN_KEYS = (
+    "attention.q_lora_rank",
+    "attention.kv_lora_rank",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+    _OTHER_EPS,
+)
 TENSORS = (
     *(f"ffn_{part}_exps.{kind}" for part in ("gate", "up", "down") for kind in ("weight", "bias")),
     *(f"ffn_{part}_shexp.weight" for part in ("gate", "up", "down")),
     "ffn_gate_inp.bias", "ffn_gate_inp_shexp.weight", "exp_probs_b.bias", "attn_sinks.weight", "attn_kv_b.weight",
-    "attn_k_b.weight", "attn_v_b.weight",
+    "attn_k_b.weight", "attn_v_b.weight", "attn_q_a.weight", "attn_q_a_norm.weight", "attn_q_b.weight",
 )  # fmt: skip
 
 
@@ -82,6 +88,8 @@ def _latent(random: Random, keys: Keys) -> Keys:
         "attention.value_length": value, "attention.head_count_kv": heads, "expert_shared_count": _pick(random, 1, 2),
         "expert_feed_forward_length": _pick(random, 24, 32), "leading_dense_block_count": _pick(random, 0, 1),
     }  # fmt: skip
+    if random.random() < 0.6:
+        found["attention.q_lora_rank"] = _pick(random, 12, 16, 0)
     if newer:
         found |= {
             "attention.head_count_kv": 1, "attention.key_length": rank + rope, "attention.value_length": rank,
@@ -138,8 +146,12 @@ def _latent_attention(keys: Keys) -> Shapes:
     rank, rope = keys["attention.kv_lora_rank"], keys["rope.dimension_count"]
     newer = "_mla" if "attention.key_length_mla" in keys else ""
     size, value = keys[f"attention.key_length{newer}"], keys[f"attention.value_length{newer}"]
-    found: Shapes = {
-        "attn_q.weight": (heads * size, hidden), "attn_kv_a_mqa.weight": (rank + rope, hidden),
+    own: Shapes = {"attn_q.weight": (heads * size, hidden)}
+    if q_rank := keys.get("attention.q_lora_rank"):
+        own = {"attn_q_a.weight": (q_rank, hidden), "attn_q_a_norm.weight": (q_rank,),
+               "attn_q_b.weight": (heads * size, q_rank)}  # fmt: skip
+    found: Shapes = own | {
+        "attn_kv_a_mqa.weight": (rank + rope, hidden),
         "attn_kv_a_norm.weight": (rank,), "attn_output.weight": (hidden, heads * value),
     }  # fmt: skip
     if newer:

@@ -110,12 +110,19 @@ class LatentReference(ExpertReference):
 
     def _qkv(self, layer: int, x: F64) -> list[F64]:
         own = self.size - self.rope
-        q = self._linear(layer, "attn_q", x).reshape(len(x), self.heads, self.size)
+        q = self._query(layer, x).reshape(len(x), self.heads, self.size)
         latent, shared = np.split(self._linear(layer, "attn_kv_a_mqa", x), [self.rank], axis=-1)
         k, v = self._expanded(layer, self._normed(latent, f"blk.{layer}.attn_kv_a_norm.weight"), own)
         key = np.broadcast_to(self._rotated(layer, shared[:, None]), (len(x), self.heads, self.rope))
         turned = np.concatenate([q[..., :own], self._rotated(layer, q[..., own:])], -1)
         return [turned, np.concatenate([k, key], -1), v]
+
+    def _query(self, layer: int, x: F64) -> F64:
+        """Queries from the input, or from a latent vector of their own."""
+        if not self.get("attention.q_lora_rank", 0):
+            return self._linear(layer, "attn_q", x)
+        ranked = self._normed(self._linear(layer, "attn_q_a", x), f"blk.{layer}.attn_q_a_norm.weight")
+        return self._linear(layer, "attn_q_b", ranked)
 
     def _expanded(self, layer: int, latent: F64, own: int) -> tuple[F64, F64]:
         """Keys and values of each head, from one tensor or from two."""

@@ -30,7 +30,7 @@ class Reference:
         """`[tokens, vocab]`."""
         embedding, residual, divisor = self._scales()
         x = self.tensors["token_embd.weight"][list(tokens)] * embedding
-        for layer in range(self.get("block_count", 0)):
+        for layer in range(self.get("block_count", 0) - self.get("nextn_predict_layers", 0)):
             x = x + self._after(layer, "post_attention_norm", self._attention(layer, x)) * residual
             x = x + self._after(layer, "post_ffw_norm", self._ffn(layer, x)) * residual
         head = self.tensors.get("output.weight", self.tensors["token_embd.weight"])

@@ -13,7 +13,13 @@ from tests.support.weights.gguf_models import encoded, interleave
 
 Array = npt.NDArray[Any]
 
-ARCHITECTURES = {"mixtral": "llama", "gptoss": "gpt-oss", "deepseek3": "deepseek2"}  # where it is not the family's name
+ARCHITECTURES = {
+    "mixtral": "llama",
+    "gptoss": "gpt-oss",
+    "deepseek3": "deepseek2",
+    "glm4moelite": "deepseek2",
+}  # where it is not the family's name
+ABSORBED = ("deepseek3", "glm4moelite")  # written as newer converters write latent attention
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "transformer.wte.weight": "token_embd.weight",
@@ -37,6 +43,9 @@ _NAMES = {
     "self_attn.sinks": "attn_sinks.weight",
     "self_attn.o_proj.bias": "attn_output.bias",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "self_attn.q_a_proj.weight": "attn_q_a.weight",
+    "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
+    "self_attn.q_b_proj.weight": "attn_q_b.weight",
     "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
     "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
     "self_attn.kv_b_proj.weight": "attn_kv_b.weight",
@@ -60,7 +69,7 @@ def tensors(model: TinyModel, family: str) -> dict[str, Array]:
         prefix = next((each for each in ("model.layers.", "transformer.blocks.") if name.startswith(each)), "")
         layer, _, rest = name.removeprefix(prefix).partition(".") if prefix else ("", "", name)
         parts = _gpt_oss(rest, values) if family == "gptoss" else _experts(rest, values, config)
-        parts = parts or (_apart(rest, values, config) if family == "deepseek3" else {})
+        parts = parts or (_apart(rest, values, config) if family in ABSORBED else {})
         parts = parts or {_NAMES[rest]: values.reshape(-1) if "_gate.w" in rest else values}
         found |= {f"blk.{layer}.{part}" if prefix else part: each for part, each in parts.items()}
     return found
@@ -111,8 +120,8 @@ def write_experts(path: Path, model: TinyModel, family: str, kind: Callable[[str
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    if family.startswith("deepseek"):
-        _describe_latent(writer, config, absorbed=family == "deepseek3")
+    if ARCHITECTURES.get(family, family) == "deepseek2":
+        _describe_latent(writer, config, absorbed=family in ABSORBED)
     else:
         writer.add_head_count_kv(config.num_key_value_heads)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -167,6 +176,8 @@ def _describe_latent(writer: GGUFWriter, config: Any, absorbed: bool) -> None:
     is absorbed in queries and in the output."""
     writer.add_kv_lora_rank(config.kv_lora_rank)
     writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
     sizes = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
     if absorbed:
         writer.add_head_count_kv(1)
@@ -182,7 +193,7 @@ def _describe_latent(writer: GGUFWriter, config: Any, absorbed: bool) -> None:
         writer.add_key_length(sizes[0])
         writer.add_value_length(sizes[1])
         writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
-    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_leading_dense_block_count(getattr(config, "first_k_dense_replace", 1))
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_shared_count(config.n_shared_experts)
     writer.add_expert_weights_scale(config.routed_scaling_factor)

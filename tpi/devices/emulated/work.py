@@ -88,7 +88,9 @@ def product(run: RunLayout, tokens: int, *parts: str) -> KernelWork:
 def projecting(spec: AttentionSpec, tokens: int) -> KernelWork:
     """Return the work of one call of `Kernels.project`."""
     latent = product(spec.latent.run, tokens) if spec.latent else KernelWork()
-    return latent + product(spec.query, tokens, "q") + product(spec.kv, tokens, "k", "v")
+    own = spec.query_latent
+    q = product(own.run, tokens) + product(own.up, tokens) if own else product(spec.query, tokens, "q")
+    return latent + q + product(spec.kv, tokens, "k", "v")
 
 
 def attending(spec: AttentionSpec, keys: KvArray, values: KvArray, batch: Batch) -> KernelWork:

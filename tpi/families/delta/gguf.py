@@ -6,9 +6,10 @@ from typing import Any
 
 from tpi.config import Delta
 from tpi.errors import ModelError
-from tpi.families.base import BlockRefs, Fields, Model, Ref, int_field, size_field
+from tpi.families.base import BlockRefs, Fields, Model, Ref, size_field
 from tpi.families.delta.settings import adapt, by_key_head
 from tpi.families.gguf.experts import mixture
+from tpi.families.gguf.prediction import main_layers, without_prediction
 from tpi.sources.heads import HeadOrder
 
 
@@ -19,11 +20,11 @@ def dense(fields: Fields) -> dict[str, Any]:
         ModelError: if sizes contradict each other.
     """
     fields.get("rope.dimension_sections")  # all positions of a text token are equal, so the sections do not matter
-    layers = size_field(fields, "block_count") - int_field(fields, "nextn_predict_layers", 0)
+    layers = main_layers(fields)
     interval = size_field(fields, "full_attention_interval", 4)
     heads, inner = size_field(fields, "ssm.time_step_rank"), size_field(fields, "ssm.inner_size")
-    if inner % heads or layers < 1:
-        raise ModelError(f"ssm.inner_size {inner} is not a multiple of {heads} heads, or there are {layers} layers")
+    if inner % heads:
+        raise ModelError(f"ssm.inner_size {inner} is not a multiple of {heads} heads")
     delta = Delta(
         heads,
         size_field(fields, "ssm.group_count"),
@@ -86,7 +87,7 @@ def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
             vectors=tuple(reordered(*one, vectors) for one in refs.vectors),
         )
 
-    return _without_prediction(replace(found, layers=tuple(tuple(map(block, layer)) for layer in found.layers)))
+    return without_prediction(replace(found, layers=tuple(tuple(map(block, layer)) for layer in found.layers)))
 
 
 def adapt_next_refs(model: Model, has: Callable[[str], bool]) -> Model:
@@ -94,15 +95,9 @@ def adapt_next_refs(model: Model, has: Callable[[str], bool]) -> Model:
     delta = model.config.delta
     pair = by_key_head({"b": delta.heads // delta.key_heads, "a": delta.heads // delta.key_heads}) if delta else {}
     widened = {name: _widened(order, model.config.hidden) for name, order in pair.items()}
-    return _without_prediction(adapt(model, {}, widened))
+    return without_prediction(adapt(model, {}, widened))
 
 
 def _widened(order: HeadOrder, width: int) -> HeadOrder:
     wide = (at for vector in order.order for at in range(vector * width, (vector + 1) * width))
     return HeadOrder(order.size * width, tuple(wide))
-
-
-def _without_prediction(model: Model) -> Model:
-    """Return the model, in which the layers for the prediction of further tokens may go unused."""
-    last = (f"blk.{model.config.layers + number}.*" for number in range(4))
-    return replace(model, ignored_tensors=(*model.ignored_tensors, *last))

@@ -10,11 +10,14 @@ _WRAPPERS: dict[str, dict[str | None, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM", None: "Gemma3ForCausalLM"},
     "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM", None: "Qwen3_5ForCausalLM"},
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", None: "Qwen3_5MoeForCausalLM"},
+    "KimiK25ForConditionalGeneration": {
+        "kimi_k2": "DeepseekV3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM", None: "DeepseekV3ForCausalLM",
+    },
     "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral": "MinistralForCausalLM"},
-}
+}  # fmt: skip
 # Tensors of the other parts.
 VISION_TENSORS = ("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*",
-          "model.visual.*", "visual.*")  # fmt: skip
+          "model.visual.*", "visual.*", "mm_projector.*")  # fmt: skip
 _AFTER = "it normalises the outputs of its blocks instead of their inputs; use OLMoE, or another family"
 _REASONS = {
     "Olmo2ForCausalLM": _AFTER,

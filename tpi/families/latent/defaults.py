@@ -25,6 +25,14 @@ V3 = _BOTH | {
     "num_mtp_layers": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
 }  # fmt: skip
 
+GLM = V3 | {
+    "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
+    "num_hidden_layers": 47, "num_attention_heads": 20, "num_key_value_heads": 20, "n_routed_experts": 64,
+    "routed_scaling_factor": 1.8, "q_lora_rank": 768, "v_head_dim": 256, "qk_nope_head_dim": 192, "n_group": 1,
+    "topk_group": 1, "num_experts_per_tok": 4, "first_k_dense_replace": 1, "max_position_embeddings": 202752,
+    "rms_norm_eps": 1e-5, "num_mtp_layers": 0, "mlp_layer_types": None,
+}  # fmt: skip
+
 
 def v2(fields: Fields) -> dict[str, Any]:
     """Return the fields with `num_experts` renamed to `n_routed_experts`.

@@ -9,32 +9,37 @@ from tpi.config import Mixture
 from tpi.errors import ModelError
 from tpi.families.base import Fields, Model, float_field, int_field, size_field
 from tpi.families.gguf import rope
-from tpi.families.gguf.experts import SOFTMAX_OF_SELECTED, mixture
-from tpi.families.latent.heads import HeadSizes, with_head_orders, with_separate_kv
-from tpi.families.latent.settings import WITHOUT_QUERY_LATENT
+from tpi.families.gguf.experts import SOFTMAX_OF_SELECTED, UNSPECIFIED, mixture
+from tpi.families.gguf.prediction import main_layers, without_prediction
+from tpi.families.latent.heads import HeadSizes, with_head_orders, with_query_latent, with_separate_kv
+
+QUERY_LATENT = {"q": "attn_q_b.weight", "q_latent": "attn_q_a.weight", "q_latent.norm": "attn_q_a_norm.weight"}
+
+_GLM_VOCAB = 154880
 
 
 def gguf_settings(fields: Fields) -> dict[str, Any]:
     """Return the ModelConfig fields for the heads, the scale of attention scores, and the experts.
 
     Raises:
-        ModelError: if queries come from a latent vector too, or sizes or scaling are not supported.
+        ModelError: if sizes or scaling are not supported.
     """
-    if int_field(fields, "attention.q_lora_rank", 0):
-        raise ModelError(f"attention.q_lora_rank is {fields['attention.q_lora_rank']}: {WITHOUT_QUERY_LATENT}")
     fields.get("leading_dense_block_count")  # mark as read: the tensors say which layers have experts
     sizes, heads = _sizes(fields), size_field(fields, "attention.head_count")
     eps = float_field(fields, "attention.layer_norm_rms_epsilon")
     found = sizes.fields(eps, _sharpened(fields)) | {"kv_heads": heads, "mixture": _mixture(fields)}
+    found |= {"layers": main_layers(fields)}
     return found | ({"rope_scale": 1.0} if fields.get("rope.scaling.type") == "yarn" else {})
 
 
 def adapt_gguf_refs(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the model with its references adapted to the order of vectors in the heads.
+    """Return the model with its references adapted to the order of vectors in the heads, and to a latent of queries.
 
     In older files, keys and values are in one tensor; in newer files, each has its own.
     """
-    found = with_head_orders(model, HeadSizes.of(model.config).orders(paired=True))
+    found = with_head_orders(without_prediction(model), HeadSizes.of(model.config).orders(paired=True))
+    if model.config.query_rank:
+        found = with_query_latent(found, "attn_q.weight", QUERY_LATENT)
     if has("blk.0.attn_kv_b.weight"):
         return replace(
             found, ignored_tensors=(*found.ignored_tensors, "blk.*.attn_k_b.weight", "blk.*.attn_v_b.weight")
@@ -63,7 +68,7 @@ def _sizes(fields: Fields) -> HeadSizes:
         )
     if absorbed:
         key, value = size_field(fields, "attention.key_length_mla"), size_field(fields, "attention.value_length_mla")
-    return HeadSizes(max(key - rope, 0), rope, value, rank)
+    return HeadSizes(max(key - rope, 0), rope, value, rank, int_field(fields, "attention.q_lora_rank", 0))
 
 
 def _sharpened(fields: Fields) -> float:
@@ -96,4 +101,11 @@ def _mixture(fields: Fields) -> Mixture:
     ):  # does not fit a correction that is added for the selection
         raise ModelError(f"expert_gating_func is {SOFTMAX_OF_SELECTED}; softmax and sigmoid are supported")
     width = size_field(fields, "expert_feed_forward_length")
-    return mixture(fields, normalised=False, width=width, shared=width * size_field(fields, "expert_shared_count"))
+    found = mixture(fields, normalised=False, width=width, shared=width * size_field(fields, "expert_shared_count"))
+    unspecified = int_field(fields, "expert_gating_func", UNSPECIFIED) == UNSPECIFIED
+    return replace(found, scores="sigmoid") if unspecified and _is_glm(fields) else found
+
+
+def _is_glm(fields: Fields) -> bool:
+    """Return True for GLM-4.7-Flash, by llama.cpp's rule. Its first files do not record that scores are a sigmoid."""
+    return fields.get("vocab_size") == _GLM_VOCAB and main_layers(fields) in (47, 48)

@@ -4,7 +4,7 @@ DeepSeek stores a head's unrotated part first; a pack stores the rotated part fi
 vectors of a rotary pair are next to each other; in a pack, the first vectors of all pairs precede the second ones.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,19 +22,21 @@ class HeadSizes:
         rope: values of its query and key that are rotated.
         value: values of its value vector.
         rank: values of the latent vector from which keys and values are computed.
+        query_rank: values of the latent vector from which queries are computed; 0 if there is none.
     """
 
     unrotated: int
     rope: int
     value: int
     rank: int
+    query_rank: int
 
     @classmethod
     def of(cls, config: ModelConfig) -> "HeadSizes":
         """Return the sizes in a configuration with latent attention."""
         latent = config.latent
         assert latent is not None  # true of all families with latent attention
-        return cls(config.head_dim - latent.rope, latent.rope, latent.value, latent.rank)
+        return cls(config.head_dim - latent.rope, latent.rope, latent.value, latent.rank, latent.query_rank)
 
     def fields(self, norm_eps: float, scale: float) -> dict[str, Any]:
         """Return the ModelConfig fields for these sizes. `scale` multiplies the usual scale of attention scores."""
@@ -42,7 +44,7 @@ class HeadSizes:
         return {
             "head_dim": size,
             "attention_scale": scale * size**-0.5,
-            "latent": Latent(self.rank, self.rope, self.value, norm_eps),
+            "latent": Latent(self.rank, self.rope, self.value, norm_eps, self.query_rank),
         }
 
     def orders(self, paired: bool) -> dict[str, HeadOrder]:
@@ -90,6 +92,25 @@ def with_separate_kv(model: Model) -> Model:
 
     def block(refs: BlockRefs) -> BlockRefs:
         return replace(refs, parts=tuple(one(*part) for part in refs.parts)) if refs.kind == "attention" else refs
+
+    return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
+
+
+def with_query_latent(model: Model, own: str, names: Mapping[str, str]) -> Model:
+    """Return the model with queries that come from a latent vector.
+
+    `names` has the end of the tensor's name for each part and vector, in place of `own`, the end of the name that q has
+    in models without such a vector.
+    """
+
+    def block(refs: BlockRefs) -> BlockRefs:
+        if refs.kind != "attention":
+            return refs
+        parts = dict(refs.parts)
+        before = parts["q"].tensor.removesuffix(own)
+        found = {name: Ref(before + end) for name, end in names.items()}
+        parts |= {"q": replace(parts["q"], tensor=found.pop("q").tensor), "q_latent": found.pop("q_latent")}
+        return replace(refs, parts=tuple(parts.items()), vectors=(*refs.vectors, *found.items()))
 
     return replace(model, layers=tuple(tuple(map(block, layer)) for layer in model.layers))
 

@@ -9,14 +9,11 @@ from tpi.config import Mixture
 from tpi.errors import ModelError
 from tpi.families.base import Fields, Model, float_field, int_field, size_field
 from tpi.families.huggingface import rope as hfrope
-from tpi.families.latent.heads import HeadSizes, with_head_orders
+from tpi.families.latent.heads import HeadSizes, with_head_orders, with_query_latent
 from tpi.families.settings import bool_field, layer_range
 
-_NORM_EPS = 1e-6  # epsilon of the latent vector's norm, independent of that of the other norms
-WITHOUT_QUERY_LATENT = (
-    "queries that come from a latent vector of their own are not supported; take a model without q_lora_rank, such as "
-    "DeepSeek-V2-Lite or Moonlight-16B-A3B"
-)
+_NORM_EPS = 1e-6  # epsilon of the latent vectors' norms, independent of that of the other norms
+QUERY_LATENT = {"q": "q_b_proj.weight", "q_latent": "q_a_proj.weight", "q_latent.norm": "q_a_layernorm.weight"}
 
 
 def v2(fields: Fields) -> dict[str, Any]:
@@ -52,15 +49,42 @@ def v3(fields: Fields) -> dict[str, Any]:
         ModelError: if a setting is not supported.
     """
     _expect(fields, scoring_func="sigmoid", topk_method="noaux_tc")
+    groups = size_field(fields, "n_group")
     mixture = _mixture(
         fields,
         scores="sigmoid",
         normalised=bool_field(fields, "norm_topk_prob"),
-        groups=size_field(fields, "n_group"),
+        groups=groups,
         groups_used=size_field(fields, "topk_group"),
-        group_best=2,
+        group_best=2 if groups > 1 else 1,
     )
     return _attention(fields) | {"mixture": mixture}
+
+
+def glm(fields: Fields) -> dict[str, Any]:
+    """Return the fields of GLM-4.7-Flash, which are DeepSeek-V3's; `mlp_layer_types` names the layers with experts.
+
+    Raises:
+        ModelError: if a setting is not supported.
+    """
+    _expect(fields, first_k_dense_replace=1)
+    return v3(fields)
+
+
+def dense_glm(fields: Fields) -> Collection[int]:
+    """Return the numbers of the layers without experts: those of type `dense`, or the first layer without a list.
+
+    Raises:
+        ModelError: if the list has another type, or is shorter than the model.
+    """
+    kinds, layers = fields["mlp_layer_types"], layer_range(fields)
+    if kinds is None:
+        return (0,)
+    if not isinstance(kinds, list) or len(kinds) < len(layers) or not set(map(str, kinds)) <= {"dense", "sparse"}:
+        raise ModelError(
+            f"mlp_layer_types is {str(kinds)[:80]}; dense or sparse for each of {len(layers)} layers is expected"
+        )
+    return [layer for layer in layers if kinds[layer] == "dense"]
 
 
 def dense(fields: Fields) -> Collection[int]:
@@ -81,6 +105,9 @@ def adapt_refs(model: Model, fields: Fields) -> Model:
     prefix = model.embedding.tensor.removesuffix("embed_tokens.weight")
     left = tuple(f"{prefix}layers.{model.config.layers + number}.*" for number in ahead[:16])
     found = with_head_orders(model, HeadSizes.of(model.config).orders(paired))
+    if model.config.query_rank:
+        bias = {"q_latent.bias": "q_a_proj.bias"} if fields["attention_bias"] else {}
+        found = with_query_latent(found, "q_proj.weight", QUERY_LATENT | bias)
     return replace(found, ignored_tensors=(*found.ignored_tensors, *left))
 
 
@@ -88,10 +115,8 @@ def _attention(fields: Fields) -> dict[str, Any]:
     """Return the fields for the heads, the scale of attention scores, and the rotary frequencies of the shared key.
 
     Raises:
-        ModelError: if queries come from a latent vector too, or a size is not supported.
+        ModelError: if a size is not supported.
     """
-    if fields["q_lora_rank"] is not None:
-        raise ModelError(f"q_lora_rank is {str(fields['q_lora_rank'])[:80]}: {WITHOUT_QUERY_LATENT}")
     _expect(fields, moe_layer_freq=1)
     heads = size_field(fields, "num_attention_heads")
     if fields["num_key_value_heads"] not in (None, heads):
@@ -99,8 +124,10 @@ def _attention(fields: Fields) -> dict[str, Any]:
             f"num_key_value_heads is {str(fields['num_key_value_heads'])[:80]}; it must be {heads}, the number of "
             "heads, since each head has its own keys"
         )
-    sizes = HeadSizes(*(size_field(fields, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
-                                                         "kv_lora_rank")))  # fmt: skip
+    names = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank")
+    unrotated, rotated, value, rank = (size_field(fields, name) for name in names)
+    query_rank = 0 if fields["q_lora_rank"] is None else size_field(fields, "q_lora_rank")
+    sizes = HeadSizes(unrotated, rotated, value, rank, query_rank)
     if sizes.value > sizes.unrotated + sizes.rope:
         raise ModelError(f"v_head_dim is {sizes.value}: values longer than keys are not supported")
     rope = hfrope.flat(fields, sizes.rope, size_field(fields, "max_position_embeddings"))

@@ -52,4 +52,14 @@ LATENT = (
         dense_layers=settings.dense,
         adapt_refs=settings.adapt_refs,
     ),
+    Family(
+        "glm4_moe_lite",
+        architectures=("Glm4MoeLiteForCausalLM",),
+        names=llama_names(ATTENTION, MISTRAL_FFN, CORRECTED_EXPERTS),
+        defaults=defaults.GLM,
+        settings=settings.glm,
+        flatten=defaults.v3,
+        dense_layers=settings.dense_glm,
+        adapt_refs=settings.adapt_refs,
+    ),
 )

@@ -17,8 +17,21 @@ Latent LatentPlan::view(const uint8_t* data) const {
     return {run.matrix("latent", data), norm.view(), or_null(bias), norm.weight.size(), rope, width};
 }
 
+QueryLatentPlan::QueryLatentPlan(nb::tuple fields)
+    : run(field<nb::tuple>(fields, 0)),
+      up(field<nb::tuple>(fields, 1)),
+      norm(field<nb::tuple>(fields, 2), up.hidden()),
+      bias(keep_vector(fields[3], "the bias of the queries' latent vector", up.hidden())) {
+    if (run.units() && run.vectors() < up.hidden()) throw KernelError("the queries' latent run holds too few vectors");
+}
+
+QueryLatent QueryLatentPlan::view(const uint8_t* data) const {
+    return {run.matrix("q_latent", data), norm.view(), or_null(bias), norm.weight.size()};
+}
+
 AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::tuple shape, nb::object kv_index,
-                             nb::tuple vectors, nb::tuple numbers, nb::object latent)
+                             nb::tuple vectors, nb::tuple numbers, nb::object latent,
+                             nb::object query_latent)
     : query_(query),
       kv_(kv),
       norm_(norm, query_.hidden()),
@@ -44,19 +57,26 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
     sinks_ = keep_vector(vectors[6], "sinks", heads_);
     if (2 * inv_freq_.size() > head_dim_) throw KernelError("inv_freq is longer than half a head");
     if (!latent.is_none()) latent_.emplace(nb::cast<nb::tuple>(latent), kv_.hidden());
+    if (!query_latent.is_none()) query_latent_.emplace(nb::cast<nb::tuple>(query_latent));
     check_latent();
-    if (query_.vectors() < heads_ * head_dim_ || kv_.vectors() < kv_heads_ * kv_width())
+    if (query_.vectors() < heads_ * head_dim_ || q_run().vectors() != query_.vectors() ||
+        kv_.vectors() < kv_heads_ * kv_width())
         throw KernelError("the runs hold fewer vectors than the heads need");
     AttentionCall all = call(nullptr);  // throws unless all parts are there
     if (gated() && latent_) throw KernelError("an output gate cannot be combined with a latent vector");
-    forms_ = latent_ ? RowForms{&all.q, &all.latent.matrix} : RowForms{&all.q, &all.k, &all.v};
+    const Matrix& of_input = query_latent_ ? all.query_latent.matrix : all.q;
+    forms_ = latent_ ? RowForms{&of_input, &all.latent.matrix} : RowForms{&all.q, &all.k, &all.v};
     if (gated()) forms_ = forms_ | RowForms{&all.gate};
 }
 
 void AttentionPlan::check_latent() const {
     size_t inputs = latent_ ? latent_->run.hidden() : kv_.hidden();
     if (inputs != query_.hidden()) throw KernelError("the query and KV runs differ in hidden size");
+    if (query_latent_ && (!latent_ || query_latent_->run.hidden() != inputs || !q_bias_.empty() || !q_norm_.empty()))
+        throw KernelError("queries from a latent vector need keys from one too, and have neither biases nor norms");
     if (!latent_) return;
+    if (heads_ && query_latent_ && !query_latent_->run.units())
+        throw KernelError("heads need all of the queries' latent run");
     if (heads_ && !latent_->run.units()) throw KernelError("heads need all of the latent run");
     if (latent_->rope != 2 * inv_freq_.size() || latent_->rope >= head_dim_ || latent_->width > head_dim_ ||
         latent_->rope + latent_->width < head_dim_)
@@ -68,9 +88,15 @@ void AttentionPlan::check_latent() const {
 AttentionCall AttentionPlan::call(const uint8_t* data) const {
     AttentionCall call{};
     if (latent_) call.latent = latent_->view(data);
+    const uint8_t* q_data = data;
+    if (query_latent_) {
+        const uint8_t* own = data ? data + latent_->run.bytes() : nullptr;
+        call.query_latent = query_latent_->view(own);
+        q_data = own ? own + query_latent_->run.bytes() : nullptr;
+    }
     if (data) data += latent_bytes();
     const uint8_t* kv_data = data ? data + query_.bytes() : nullptr;
-    call.q = query_.matrix("q", data);
+    call.q = q_run().matrix("q", query_latent_ ? q_data : data);
     call.o = query_.matrix("o", data);
     if (gated()) call.gate = query_.matrix("gate", data);
     call.k = kv_.matrix("k", kv_data);

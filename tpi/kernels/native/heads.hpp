@@ -11,23 +11,28 @@ namespace {
 
 struct Projection {
     const AttentionCall& call;
-    Input in, ranked;                     // the block's input; the input of k and v, if they have another
-    float *q, *k, *v, *latent, *gate;     // [tokens, vectors of the part]
+    Input in, ranked, q_ranked;           // the block's input; those of k and v, and of q, if they have others
+    float *q, *k, *v, *gate;              // [tokens, vectors of the part]
+    float *latent, *q_latent;             // [tokens, vectors of the run]
     float *cosine, *sine;                 // [tokens, half_rotary]
 };
 
 inline Projection take_projection(const AttentionCall& call, Pool& pool) {
     Arena& arena = pool.arena();
-    const Matrix *rows[] = {&call.q, &call.k, &call.v, &call.gate}, *first[] = {&call.q, &call.latent.matrix};
+    const QueryLatent& own = call.query_latent;
+    const Matrix *rows[] = {&call.q, &call.k, &call.v, &call.gate};
+    const Matrix *first[] = {own.rank ? &own.matrix : &call.q, &call.latent.matrix};
     bool latent = call.latent.is_there(), gated = call.gate.units;
     return {call,
             take_input(pool, call.tokens, call.hidden, latent ? first : rows, latent ? 2 : gated ? 4 : 3, call.prepared),
             latent ? take_input(pool, call.tokens, call.latent.rank, rows + 1, 2) : Input{},
+            own.rank ? take_input(pool, call.tokens, own.rank, rows, 1) : Input{},
             arena.take<float>(call.tokens * call.q.vectors()),
             arena.take<float>(call.tokens * call.k.vectors()),
             arena.take<float>(call.tokens * call.v.vectors()),
-            arena.take<float>(latent ? call.tokens * call.latent.matrix.vectors() : 0),
             arena.take<float>(gated ? call.tokens * call.gate.vectors() : 0),
+            arena.take<float>(latent ? call.tokens * call.latent.matrix.vectors() : 0),
+            arena.take<float>(own.rank ? call.tokens * own.matrix.vectors() : 0),
             arena.take<float>(call.tokens * call.half_rotary),
             arena.take<float>(call.tokens * call.half_rotary)};
 }
@@ -54,17 +59,34 @@ inline void multiply_rows(const Matrix* const (&parts)[Parts], float* const (&ou
     });
 }
 
-// The input of k and v, from the latent vectors before their norm.
-inline const Prepared& prepare_ranked(const Projection& job, Team& team) {
-    const Latent& latent = job.call.latent;
-    size_t stride = latent.matrix.vectors(), values = latent.rank + latent.rope;
-    if (latent.bias) {
-        team.each(job.call.tokens, [&](size_t token) {
-            for (size_t i = 0; i < values; ++i) job.latent[token * stride + i] += latent.bias[i];
-        });
-        team.sync();
+// Add a bias, if there is one, to the first `count` of each token's `stride` values. Ends without a sync.
+inline void add_bias(const float* bias, size_t count, size_t stride, size_t tokens, float* values, Team& team) {
+    if (!bias) return;
+    team.each(tokens, [&](size_t token) {
+        for (size_t i = 0; i < count; ++i) values[token * stride + i] += bias[i];
+    });
+}
+
+// Compute the latent vectors, then q, k and v from them. Ends without a sync.
+inline void multiply_latents(const Projection& job, const Prepared& in, uint8_t* scratch, Team& team) {
+    const AttentionCall& call = job.call;
+    const Latent& latent = call.latent;
+    const QueryLatent& own = call.query_latent;
+    size_t stride = latent.matrix.vectors(), q_stride = own.matrix.vectors();
+    if (own.rank)
+        multiply_rows<2>({&latent.matrix, &own.matrix}, {job.latent, job.q_latent}, in, scratch, team);
+    else
+        multiply_rows<2>({&latent.matrix, &call.q}, {job.latent, job.q}, in, scratch, team);
+    team.sync();
+    add_bias(latent.bias, latent.rank + latent.rope, stride, call.tokens, job.latent, team);
+    add_bias(own.bias, own.rank, q_stride, call.tokens, job.q_latent, team);
+    if (latent.bias || own.bias) team.sync();
+    if (own.rank) {
+        const Prepared& q_in = prepare(job.q_ranked, own.norm, job.q_latent, own.rank, team, q_stride);
+        multiply_rows<1>({&call.q}, {job.q}, q_in, scratch, team);
     }
-    return prepare(job.ranked, latent.norm, job.latent, latent.rank, team, stride);
+    const Prepared& ranked = prepare(job.ranked, latent.norm, job.latent, latent.rank, team, stride);
+    multiply_rows<2>({&call.k, &call.v}, {job.k, job.v}, ranked, scratch, team);
 }
 
 // Compute the angles, and q, k and v before bias and norm. Ends without a sync.
@@ -76,9 +98,7 @@ inline void multiply_heads(const Projection& job, uint8_t* scratch, Team& team) 
         return multiply_rows<4>({&call.q, &call.k, &call.v, &call.gate}, {job.q, job.k, job.v, job.gate}, in, scratch, team);
     if (!call.latent.is_there())
         return multiply_rows<3>({&call.q, &call.k, &call.v}, {job.q, job.k, job.v}, in, scratch, team);
-    multiply_rows<2>({&call.latent.matrix, &call.q}, {job.latent, job.q}, in, scratch, team);
-    team.sync();
-    multiply_rows<2>({&call.k, &call.v}, {job.k, job.v}, prepare_ranked(job, team), scratch, team);
+    multiply_latents(job, in, scratch, team);
 }
 
 // The heads of q, k or v as the products result in them, [tokens, stride].

@@ -57,9 +57,11 @@ NB_MODULE(_native, m) {
         .def_prop_ro("shape", [](const PreparedInput& self) { return nb::make_tuple(self.tokens(), self.hidden()); })
         .def("copy", &PreparedInput::copy);
     nb::class_<AttentionPlan>(m, "AttentionPlan")
-        .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple, nb::tuple, nb::object>(),
+        .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple, nb::tuple, nb::object,
+                      nb::object>(),
              nb::arg("query"), nb::arg("kv"), nb::arg("norm"), nb::arg("shape"), nb::arg("kv_index"),
-             nb::arg("vectors"), nb::arg("numbers"), nb::arg("latent").none() = nb::none())
+             nb::arg("vectors"), nb::arg("numbers"), nb::arg("latent").none() = nb::none(),
+             nb::arg("query_latent").none() = nb::none())
         .def("run", &AttentionPlan::run)
         .def("prepare", &AttentionPlan::prepare)
         .def("project", &AttentionPlan::project)

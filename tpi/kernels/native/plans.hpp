@@ -88,10 +88,21 @@ struct LatentPlan {
     std::vector<float> bias;
 };
 
+// The latent vector of queries: (run, up run, norm, bias or None). Its units follow those of `LatentPlan`.
+struct QueryLatentPlan {
+    QueryLatentPlan(nb::tuple fields);
+    QueryLatent view(const uint8_t* data) const;
+    size_t bytes() const { return run.bytes() + up.bytes(); }
+
+    Run run, up;
+    NormPlan norm;
+    std::vector<float> bias;
+};
+
 class AttentionPlan {
 public:
     AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::tuple shape, nb::object kv_index, nb::tuple vectors,
-                  nb::tuple numbers, nb::object latent);
+                  nb::tuple numbers, nb::object latent, nb::object query_latent);
     void run(nb::handle data, nb::handle x, nb::handle keys, nb::handle values, nb::handle positions,
              nb::handle sequence, nb::handle tables, nb::handle out) const;
     // The steps of `run`; x is an array or a prepared input, as in `run`.
@@ -117,11 +128,15 @@ private:
     ProjectedArrays heads_of(nb::tuple projected, size_t tokens, bool writable) const;
     void check_latent() const;
     bool gated() const { return query_.has("gate"); }
-    size_t latent_bytes() const { return latent_ ? latent_->run.bytes() : 0; }
+    const Run& q_run() const { return query_latent_ ? query_latent_->up : query_; }
+    size_t latent_bytes() const {
+        return (latent_ ? latent_->run.bytes() : 0) + (query_latent_ ? query_latent_->bytes() : 0);
+    }
     size_t kv_width() const { return latent_ ? latent_->width : head_dim_; }
 
     Run query_, kv_;
     std::optional<LatentPlan> latent_;
+    std::optional<QueryLatentPlan> query_latent_;
     NormPlan norm_;
     size_t heads_, kv_heads_, head_dim_;
     std::vector<int32_t> kv_index_;

@@ -148,6 +148,14 @@ struct Latent {
     bool is_there() const { return rank; }
 };
 
+// The latent vector of queries: products of the input, which are normed and multiplied with q.
+struct QueryLatent {
+    Matrix matrix;
+    Norm norm;          // its length is the number of values
+    const float* bias;  // [rank], before the norm; or null
+    size_t rank;        // 0: q multiplies the block's input
+};
+
 // An attention block, or one of its steps: projecting writes `projected`; attending appends that to the caches and
 // writes [tokens, heads * head_dim] to `out`; the output step takes that as `x`.
 struct AttentionCall {
@@ -155,6 +163,7 @@ struct AttentionCall {
     Matrix gate;                                                // of the output, beside q; no units if there is none
     Norm norm;
     Latent latent;
+    QueryLatent query_latent;
     size_t heads, kv_heads, head_dim, tokens, hidden;
     const int32_t* kv_index;                                    // [heads]
     const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;    // or null; norms: [head_dim], or of all heads

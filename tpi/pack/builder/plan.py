@@ -17,6 +17,7 @@ from tpi.pack.layout import (
     Part,
     RunLayout,
     RunName,
+    attention_parts,
     attention_shapes,
     delta_shapes,
     delta_vectors,
@@ -33,7 +34,6 @@ Dtype = Literal["auto", "f32", "bf16", "q8", "q4", "q4s"]
 DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")
 
 _RUNS: Mapping[BlockKind, Mapping[RunName, tuple[str, ...]]] = {
-    "attention": {"latent": ("latent",), "query": ("q", "gate", "o"), "kv": ("k", "v")},
     "delta": {"value": ("v", "gate", "o"), "key": ("q", "k")},
     "ffn": {"neuron": ("gate", "up", "down")},
     "experts": {"shared": ("gate", "up", "down"), "neuron": ("gate", "up", "down")},
@@ -129,7 +129,8 @@ class _Formats:
 
     def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
         """Return the formats of the parts of each run of a block."""
-        return {run: self._run(names, refs, _pieces(refs, run)) for run, names in _RUNS[refs.kind].items()}
+        runs = attention_parts(self._config) if refs.kind == "attention" else _RUNS[refs.kind]
+        return {run: self._run(names, refs, _pieces(refs, run)) for run, names in runs.items()}
 
     def _run(self, names: tuple[str, ...], refs: BlockRefs, pieces: Pieces) -> dict[str, Format]:
         """Return the formats of the parts of one run: all quantised, or none.
@@ -153,7 +154,7 @@ class _Formats:
         if kind == "table":
             return "q8" if self._config.hidden % GROUP == 0 else "f32"
         several = self._config.heads >= 2 * self._config.kv_heads or self._config.latent is not None
-        shared = kind == "attention" and name in ("k", "v", "latent") and several
+        shared = kind == "attention" and name in ("k", "v", "latent", "q_latent") and several
         return "q8" if shared else cast(Format, self._dtype)
 
 
@@ -162,7 +163,7 @@ class _Geometry:
 
     def __init__(self, config: ModelConfig, quantised: Collection[RunName]) -> None:
         self._config = config
-        self._query_heads = query_unit_heads(config, "query" in quantised)
+        self._query_heads = query_unit_heads(config, not {"query", "query_up"}.isdisjoint(quantised))
         self._kv_heads = kv_unit_heads(config, "kv" in quantised)
         if config.delta is not None:
             self._value_heads = fewest_heads(config.delta.value, GROUP) if "value" in quantised else 1
@@ -177,10 +178,12 @@ class _Geometry:
         return self.experts(refs, runs) if refs.kind == "experts" else self.ffn(refs, runs["neuron"])
 
     def attention(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
-        """Return the recipe of an attention block: the runs `query` and `kv`, and `latent` for latent attention."""
+        """Return the recipe of an attention block: the runs `query` and `kv`, and others for latent attention."""
         config = self._config
         widths: dict[RunName, int] = {
             "latent": FFN_UNIT,
+            "query_latent": FFN_UNIT,
+            "query_up": self._query_heads * config.head_dim,
             "query": self._query_heads * config.head_dim,
             "kv": self._kv_heads * config.kv_width,
         }
@@ -252,6 +255,7 @@ class _Geometry:
             "v.bias": config.kv_heads * config.head_dim, "q_norm": config.head_dim, "k_norm": config.head_dim,
             "gate.bias": config.intermediate, "up.bias": config.intermediate, "sinks": config.heads,
             "latent.norm": config.kv_hidden, "latent.bias": config.latent_values,
+            "q_latent.norm": config.query_rank, "q_latent.bias": config.query_rank,
         }  # fmt: skip
         if config.delta is not None and refs.kind == "delta":
             lengths = delta_vectors(config.delta, config.hidden)

@@ -1,0 +1,26 @@
+"""The last layers of some GGUF files, which predict further tokens (MTP); the model is run without them."""
+
+from dataclasses import replace
+
+from tpi.errors import ModelError
+from tpi.families.base import Fields, Model, int_field, size_field
+
+_MOST = 4  # layers of this kind that a model may have
+
+
+def main_layers(fields: Fields) -> int:
+    """Return the number of layers without those for prediction.
+
+    Raises:
+        ModelError: if none are left, or if there are more than 4 for prediction.
+    """
+    every, ahead = size_field(fields, "block_count"), int_field(fields, "nextn_predict_layers", 0)
+    if not 0 <= ahead < min(every, _MOST + 1):
+        raise ModelError(f"nextn_predict_layers is {ahead} of {every} layers; 0 to {_MOST}, and fewer, are supported")
+    return every - ahead
+
+
+def without_prediction(model: Model) -> Model:
+    """Return the model, in which the layers for prediction may go unused."""
+    last = (f"blk.{model.config.layers + number}.*" for number in range(_MOST))
+    return replace(model, ignored_tensors=(*model.ignored_tensors, *last))

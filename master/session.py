@@ -205,11 +205,11 @@ class Session:
         if self._equipment is None:
             self._equipment = open_equipment(self.placement.devices, partial(measured, cache=self.placement.cache))
             stack.callback(self._equipment.close)
-        door = KeyPolicy(locked=self.placement.keys)
+        policy = KeyPolicy(locked=self.placement.keys)
         using: list[str] = []
-        self.placement = placement = with_found(self.placement, door, warn, using.append)
+        self.placement = placement = with_found(self.placement, policy, warn, using.append)
         located = locate(placement.model, placement.cache)
-        known = MeasuredWorkers(partial(neighbours_at, door=door))
+        known = MeasuredWorkers(partial(neighbours_at, policy=policy))
         planned = first_split(placement, known)
         if words := planned.words("".join(using)) if planned else "".join(using):
             warn(words)
@@ -219,7 +219,7 @@ class Session:
         refuse_too_many(located, placement.dtype, placement.cache, shares)
         self.placement = placement = _with_local_memory(placement)
         addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
-        net, without = Net(self._tap, door), partial(say_without, warn) if found else None
+        net, without = Net(self._tap, policy), partial(say_without, warn) if found else None
         self._cluster = stack.enter_context(Cluster.connect(addresses, net, without=without))
         for address in placement.busy_workers:
             self._cluster.seek(address)
@@ -239,7 +239,9 @@ class Session:
         stack.callback(self._close_deployment)
         looking = placement.discover and placement.keys
         choosy = looking and not isinstance(sharing, Shares)  # the plan decides whether a found worker takes part
-        lookout = DiscoveryThread(lambda: find_workers(door), lambda address, key: self._membership.hear(address, key))
+        lookout = DiscoveryThread(
+            lambda: find_workers(policy), lambda address, key: self._membership.hear(address, key)
+        )
         scout = WorkerProbe(known if choosy else None, lambda one: self._cluster.seek(one.address, one.key))
         for each in (lookout, scout):
             stack.callback(each.close)

@@ -64,7 +64,7 @@ def run(groups: dict[bool, Group]) -> dict[tuple[bool, int], list[float]]:
     return found
 
 
-def doors(folder: Path) -> dict[bool, KeyPolicy]:
+def policies(folder: Path) -> dict[bool, KeyPolicy]:
     """Return a key policy without keys, and one that requires keys of every host."""
     return {False: KeyPolicy(folder, locked=False), True: KeyPolicy(folder, outside=lambda host: True)}
 
@@ -73,8 +73,8 @@ def worker(folder: Path) -> None:
     """Print the ports of this process's groups, then make the sums: the worker's side."""
     with ExitStack() as stack:
         groups, ports = {}, []
-        for keys, door in doors(folder).items():
-            net = stack.enter_context(closing(Net(door=door)))
+        for keys, policy in policies(folder).items():
+            net = stack.enter_context(closing(Net(policy=policy)))
             router, port = net.bind(COLLECTIVE, "127.0.0.1", 0)
             groups[keys] = stack.enter_context(closing(group(net, 1, port, b"", router)))
             ports.append(port)
@@ -98,8 +98,8 @@ def measure() -> dict[tuple[bool, int], list[float]]:
         identity = KeyPolicy(folder).identity
         ports = stack.enter_context(other(folder))
         groups = {}
-        for (keys, door), port in zip(doors(folder).items(), ports, strict=True):
-            net = stack.enter_context(closing(Net(door=door)))
+        for (keys, policy), port in zip(policies(folder).items(), ports, strict=True):
+            net = stack.enter_context(closing(Net(policy=policy)))
             groups[keys] = stack.enter_context(closing(group(net, 0, port, identity.public if keys else b"")))
         return run(groups)
 

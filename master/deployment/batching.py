@@ -49,8 +49,8 @@ def fastest(members: Sequence[GroupMember], asked: OffloadOptions) -> int:
     Raises:
         PlanError: if a node is told to batch and cannot. The error names it.
     """
-    long, insists = with_longest_steps(members, asked.unattended), _insists(members)
-    return fastest_batch(long, insists) if insists or _left_open(members, asked) else 0
+    long, demanded = with_longest_steps(members, asked.unattended), _demands_batches(members)
+    return fastest_batch(long, demanded) if demanded or _left_open(members, asked) else 0
 
 
 def batched(
@@ -95,10 +95,10 @@ def with_longest_steps(members: Sequence[GroupMember], many: bool) -> list[Group
 
 def _wanted(members: Sequence[GroupMember], asked: OffloadOptions) -> bool:
     """Return True if a node's options demand batching, or leave it open and batching is predicted to be faster."""
-    return _insists(members) or (_left_open(members, asked) and group_prefers(members))
+    return _demands_batches(members) or (_left_open(members, asked) and group_prefers(members))
 
 
-def _insists(members: Sequence[GroupMember]) -> bool:
+def _demands_batches(members: Sequence[GroupMember]) -> bool:
     """Return True if a node's options demand batching. Nodes that compute only active neurons cannot batch."""
     cards = [member for member in members if member.machine.accelerator is not None]
     asking = next((member for member in cards if member.options.pipeline == "batch"), None)

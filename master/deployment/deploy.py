@@ -218,7 +218,7 @@ class Deployer:
         stack.callback(cache.close)
         cluster.begin(plans[1:], PackSource(self.pack, self.predictors))
         with phase("loading weights") as report:
-            progress = _unless_broken_off(cluster, report)
+            progress = _checked_for_losses(cluster, report)
             held = own_blocks(self.pack, plans[0], cache, progress, self.predictors)
             links = self.options.links_cache
             endpoints = Endpoints(net=cluster.net, watch=cluster.watch, lateness=cluster.lateness, links_cache=links)
@@ -232,7 +232,7 @@ class Deployer:
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))
 
 
-def _unless_broken_off(cluster: Cluster, report: Progress) -> Progress:
+def _checked_for_losses(cluster: Cluster, report: Progress) -> Progress:
     """Return `report` wrapped so that it raises as soon as a worker is lost."""
 
     def progress(done: int, total: int) -> None:

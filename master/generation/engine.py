@@ -110,7 +110,7 @@ class Engine:
         rows = self._forward(work)
         for request in running:
             if request.rows is not None:
-                self._hand_out(request, work, rows)
+                self._deliver_rows(request, work, rows)
         drawing = {request.sequence.id for request in running if request.rows is None}
         if ends := _last_rows(work, drawing):
             logits = self.deployment.vocabulary.head(rows if len(rows) == len(ends) else rows[list(ends.values())])
@@ -151,7 +151,7 @@ class Engine:
         self._batcher.commit(work)
         return hidden
 
-    def _hand_out(self, request: Request, work: SequenceOf[Work], rows: F32) -> None:
+    def _deliver_rows(self, request: Request, work: SequenceOf[Work], rows: F32) -> None:
         """Pass a request its part of the hidden states `rows`, if it asks for them."""
         starts = accumulate((item.count for item in work), initial=0)
         for start, item in zip(starts, work, strict=False):

@@ -35,9 +35,9 @@ class Observation:
     advice: str = ""
 
 
-def check_machine(door: KeyPolicy, cache: Path, port: int) -> Iterator[Observation]:
+def check_machine(policy: KeyPolicy, cache: Path, port: int) -> Iterator[Observation]:
     """Check this machine: keys, disk, memory, and whether a worker could listen on `port` and the two after it."""
-    yield _own_key(door)
+    yield _own_key(policy)
     cache = next(one for one in (cache, *cache.parents) if one.exists())
     free, memory = shutil.disk_usage(cache).free, default_budget()
     less = "free some space, or set TPI_CACHE, or --cache, to a directory on another disk"
@@ -74,9 +74,12 @@ def firewall_advice(address: str) -> str:
     return f"its firewall has to let ports {port} to {min(port + 2, 65535)} through"
 
 
-def _own_key(door: KeyPolicy) -> Observation:
+def _own_key(policy: KeyPolicy) -> Observation:
     try:
-        mine, paired = door.identity, KeyRing(door.folder).read().paired  # `KeyPolicy` does not report unreadable keys
+        mine, paired = (
+            policy.identity,
+            KeyRing(policy.folder).read().paired,
+        )  # `KeyPolicy` does not report unreadable keys
     except UsageError as error:
         return Observation("key", str(error), "follow this message")
     others = ", ".join(one.name for one in paired) or "no machine yet (run tpi pair there, then on this machine)"

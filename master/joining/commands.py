@@ -34,8 +34,8 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 @_NO_KEYS
 def ps(workers: tuple[str, ...], no_keys: bool) -> None:
     """Show the workers, the masters that use them, and since when."""
-    with closing(Net(door=KeyPolicy(locked=not no_keys))) as net:
-        asked = ask(net, _addresses(workers, net.door))
+    with closing(Net(policy=KeyPolicy(locked=not no_keys))) as net:
+        asked = ask(net, _addresses(workers, net.policy))
         for one in asked:
             if (said := one.condition) is None:
                 click.echo(f"{one.address}  {one.problem}")
@@ -54,10 +54,10 @@ def ps(workers: tuple[str, ...], no_keys: bool) -> None:
 @_NO_KEYS
 def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
     """Check keys, ports in both directions, versions, clocks, memory and disk; exit with 1 if something is wrong."""
-    with closing(Net(door=KeyPolicy(locked=not no_keys))) as net:
+    with closing(Net(policy=KeyPolicy(locked=not no_keys))) as net:
         click.echo("this machine")
-        troubled = _print(check_machine(net.door, cache or default_cache(), _PORT))
-        for address, findings in check_workers(net, _addresses(workers, net.door)):
+        troubled = _print(check_machine(net.policy, cache or default_cache(), _PORT))
+        for address, findings in check_workers(net, _addresses(workers, net.policy)):
             click.echo(address)
             troubled |= _print(findings)
     sys.exit(int(troubled))
@@ -74,11 +74,11 @@ def _print(findings: Iterable[Observation]) -> bool:
     return troubled
 
 
-def _addresses(named: tuple[str, ...], door: KeyPolicy) -> tuple[str, ...]:
+def _addresses(named: tuple[str, ...], policy: KeyPolicy) -> tuple[str, ...]:
     given = worker_addresses(named or (os.environ.get("TPI_WORKERS", ""),))
-    if given or not door.locked:  # without keys no worker can be discovered
+    if given or not policy.locked:  # without keys no worker can be discovered
         return given
-    return tuple(workers_at_home(door, lambda text: click.echo(text, err=True)))
+    return tuple(workers_at_home(policy, lambda text: click.echo(text, err=True)))
 
 
 def _age(seconds: float) -> str:

@@ -64,7 +64,7 @@ class _Listener:
         """Do nothing: whether a worker can be reached is tried anyway."""
 
 
-def find_workers(door: KeyPolicy, seconds: float = BROWSE_S, interfaces: Any = None) -> list[Announcement]:
+def find_workers(policy: KeyPolicy, seconds: float = BROWSE_S, interfaces: Any = None) -> list[Announcement]:
     """Return the paired workers that announce themselves, sorted by name.
 
     With keys, addresses on this machine are left out: connections there need no key, so any process could pose as the
@@ -74,12 +74,12 @@ def find_workers(door: KeyPolicy, seconds: float = BROWSE_S, interfaces: Any = N
     Raises:
         TpiError: if this machine is too busy to listen.
     """
-    wanted = {one.key for one in door.keys.paired}
+    wanted = {one.key for one in policy.keys.paired}
     if not wanted:
         return []
     found = _heard(wanted, seconds, interfaces)
-    if door.locked:
-        found = [replace(one, hosts=tuple(filter(door.guards, one.hosts))) for one in found]
+    if policy.locked:
+        found = [replace(one, hosts=tuple(filter(policy.guards, one.hosts))) for one in found]
     return sorted((one for one in found if one.hosts), key=lambda one: one.name)
 
 
@@ -117,17 +117,17 @@ def _left(network: "Zeroconf", listener: _Listener) -> Iterator[None]:
             network.close()
 
 
-def workers_at_home(door: KeyPolicy, say: Callable[[str], None]) -> list[str]:
+def workers_at_home(policy: KeyPolicy, say: Callable[[str], None]) -> list[str]:
     """Return the addresses of the paired workers, reachable or not; call `say` if none is found."""
-    there, hidden = _at_home(door)
+    there, hidden = _at_home(policy)
     found = [*there.values(), *hidden.values()]
-    if not found and door.keys.paired:
+    if not found and policy.keys.paired:
         say(_NOBODY)
     return found
 
 
 def with_found(
-    asked: RunOptions, door: KeyPolicy, say: Callable[[str], None], using: Callable[[str], None] | None = None
+    asked: RunOptions, policy: KeyPolicy, say: Callable[[str], None], using: Callable[[str], None] | None = None
 ) -> RunOptions:
     """Return `asked` with the paired workers that can be used now, if the user named none.
 
@@ -136,7 +136,7 @@ def with_found(
     if not asked.discover or not asked.keys:
         return asked
     later: list[str] = []
-    return replace(asked, workers=tuple(willing_at_home(door, say, later.append, using)), busy_workers=tuple(later))
+    return replace(asked, workers=tuple(willing_at_home(policy, say, later.append, using)), busy_workers=tuple(later))
 
 
 def say_without(say: Callable[[str], None], error: NodeError) -> None:
@@ -145,7 +145,7 @@ def say_without(say: Callable[[str], None], error: NodeError) -> None:
 
 
 def willing_at_home(
-    door: KeyPolicy,
+    policy: KeyPolicy,
     say: Callable[[str], None],
     later: Callable[[str], None] = lambda address: None,
     using: Callable[[str], None] | None = None,
@@ -159,11 +159,11 @@ def willing_at_home(
         later: called with the address of each worker that serves another master and may be free later.
         using: called with a sentence on the workers that are used; by default `say` is.
     """
-    there, hidden = _at_home(door)
+    there, hidden = _at_home(policy)
     for name, address in hidden.items():
         said = f"it announces itself at {address}, where no worker answers"
         say(f"going on without {name}: {said}; {firewall_advice(address)}")
-    with closing(Net(door=door)) as net:
+    with closing(Net(policy=policy)) as net:
         asked = ask(net, list(there.values()))
     called = {address: name for name, address in there.items()}
     willing: dict[bytes | str, tuple[str, str]] = {}  # a machine that is found under two addresses is used once
@@ -180,19 +180,19 @@ def willing_at_home(
     if willing:
         used = ", ".join(with_address(name, address) for name, address in willing.values())
         (using or say)(f"using {used}; --workers none uses no other machine")
-    elif door.keys.paired:
+    elif policy.keys.paired:
         say("this machine computes alone" if there or hidden else f"{_NOBODY}; this machine computes alone")
     return [address for _, address in willing.values()]
 
 
-def _at_home(door: KeyPolicy) -> tuple[dict[str, str], dict[str, str]]:
+def _at_home(policy: KeyPolicy) -> tuple[dict[str, str], dict[str, str]]:
     """Return the addresses of the paired workers by name: those that answer, and those announced that do not."""
-    paired = door.keys.paired
+    paired = policy.keys.paired
     called = {one.key: one.name for one in paired}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         # these run while announcements are collected
-        remembered = {one.key: pool.submit(_remembered, one, door) for one in paired}
-        announced = _announced(door)
+        remembered = {one.key: pool.submit(_remembered, one, policy) for one in paired}
+        announced = _announced(policy)
         there_now = list(pool.map(_reachable, announced))
         paired_at = {key: address.result() for key, address in remembered.items()}
         found = [
@@ -205,9 +205,9 @@ def _at_home(door: KeyPolicy) -> tuple[dict[str, str], dict[str, str]]:
     return {name: address for address, name in there.items() if address}, hidden
 
 
-def _announced(door: KeyPolicy) -> list[Announcement]:
+def _announced(policy: KeyPolicy) -> list[Announcement]:
     try:
-        return find_workers(door)
+        return find_workers(policy)
     except TpiError as error:  # other workers may still be where they were paired
         warn(str(error))
         return []
@@ -221,12 +221,12 @@ def _reachable(one: Announcement) -> str:
     return ""
 
 
-def _remembered(one: PairedKey, door: KeyPolicy) -> str:
+def _remembered(one: PairedKey, policy: KeyPolicy) -> str:
     """Return the address at which a machine was paired, if something answers there; or "".
 
     Addresses at which no key is needed are not tried.
     """
-    if not one.host or not door.guards(one.host):
+    if not one.host or not policy.guards(one.host):
         return ""
     return _reachable(Announcement(one.name, one.key, _PORT, (one.host,)))
 

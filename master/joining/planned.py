@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from master.planning.home.asked import Neighbour
 
 
-def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: KeyPolicy) -> "list[Neighbour]":
+def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], policy: KeyPolicy) -> "list[Neighbour]":
     """Return the workers at `addresses` with their measurements.
 
     Import the planner first, so that no request waits for that later.
@@ -28,7 +28,7 @@ def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Ke
         import_module(name)
     from master.planning.home.asked import neighbours_at
 
-    return neighbours_at(addresses, wanted, door)
+    return neighbours_at(addresses, wanted, policy)
 
 
 def first_split(options: RunOptions, measured: MeasuredWorkers) -> "FirstSplit | None":

@@ -163,7 +163,7 @@ class RunFigures:
         workers = (OtherWaits(tail=head + rows, others=others[rank]) for rank in range(1, len(stalls)))
         return [OtherWaits(head, rows, others=others[0]), *workers]
 
-    def _own_stats(self, beside: OtherWaits | None) -> Stats:
+    def _own_stats(self, other_waits: OtherWaits | None) -> Stats:
         deployment = self._deployment
         own, head = deployment.node.figures(), deployment.vocabulary.streamed
         figures = replace(
@@ -174,7 +174,7 @@ class RunFigures:
             else own.disk_s,  # one clock: the head's counts the blocks' reads, too
             stall_s=own.stall_s + head.stall_seconds,
         )
-        steady = None if beside is None else deployment.node.steady(beside)
+        steady = None if other_waits is None else deployment.node.steady(other_waits)
         return totals(deployment.session, deployment.epoch, figures, steady)
 
 

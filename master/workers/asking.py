@@ -71,7 +71,7 @@ class WorkerInquiry:
 
     def begin(self, net: Net) -> None:
         """Start connecting to the worker."""
-        self._called = net.door.name_of
+        self._called = net.policy.name_of
         try:
             self._dial = Dial(net, self.address, b"Q" + secrets.token_bytes(8))
         except UsageError as error:

@@ -204,8 +204,8 @@ class Cluster:
             NodeError: if a worker is lost, or does not answer.
         """
         each = waits or [NO_OTHER_WAITS] * len(self.workers)
-        for worker, beside in zip(self.workers, each, strict=True):
-            self._ask(AskStats(self.session, self.epoch, bool(waits), beside.tail, beside.others), worker)
+        for worker, waited in zip(self.workers, each, strict=True):
+            self._ask(AskStats(self.session, self.epoch, bool(waits), waited.tail, waited.others), worker)
         self._wait(lambda: all(worker.stats for worker in self.workers), STATS_S, self._no_stats)
         return [worker.stats for worker in self.workers if worker.stats]
 

@@ -43,7 +43,7 @@ class Dial:
         """
         self._net, self._address, self._identity, self._wanted = net, address, identity, key
         self._host, self._port = split_address(address)
-        self._guarded = net.door.guards(self._host)
+        self._guarded = net.policy.guards(self._host)
         self.lines: list[Line] = []
         self._untried: Sequence[bytes] = ()
         self._call(self._trusted() if self._guarded else (b"",))
@@ -74,9 +74,9 @@ class Dial:
 
     def obstacle(self) -> str:
         """Return a sentence on why no key is accepted; empty while one still may be."""
-        mine = short_key(self._net.door.identity.public) if self._guarded else ""
+        mine = short_key(self._net.policy.identity.public) if self._guarded else ""
         if shut := next((line for line in self.lines if line.monitor.refused), None):
-            who = self._net.door.name_of(shut.key) or "the worker"
+            who = self._net.policy.name_of(shut.key) or "the worker"
             return (
                 f"{who} at {self._address} does not accept this machine's key ({mine}): it was revoked there, or never "
                 "trusted; to pair the two again run tpi pair there, then tpi pair HOST CODE on this machine"
@@ -95,7 +95,7 @@ class Dial:
         self.lines = []
 
     def _trusted(self) -> tuple[bytes, ...]:
-        found = self._net.door.trusted(self._host)
+        found = self._net.policy.trusted(self._host)
         if self._wanted and self._wanted not in found:
             raise UsageError(
                 f"the key of the worker sought at {self._address} is not trusted any more; pair the two machines again"

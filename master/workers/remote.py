@@ -183,13 +183,13 @@ class RemoteWorker:
     def _serve(self) -> None:
         if not self._line and (line := self._dial.answered()):
             self._line, self.key = line, line.key
-            self.name = self._net.door.name_of(line.key) or self.name
+            self.name = self._net.policy.name_of(line.key) or self.name
             self._channel = Channel(line.socket, self._net.tap)
             line.socket.sndtimeo = _SEND_MS
             self._connection(connected=True)
         if not self._line or not self._channel:
             return
-        if self.key and not self._net.door.admits(self.key):
+        if self.key and not self._net.policy.admits(self.key):
             self._lock_out(self._line)
             raise NodeRefused(self.name, f"worker {self._who} is not used any more: its key was revoked")
         changes = list(islice(self._line.monitor.changes(), _MOST_CHANGES))
@@ -283,7 +283,7 @@ class RemoteWorker:
     def _meet(self, hello: Hello) -> None:
         self.hello = hello
         # the name that `tpi keys list` shows comes first
-        self.name = self._net.door.name_of(self.key) or plain(hello.name) or self.address
+        self.name = self._net.policy.name_of(self.key) or plain(hello.name) or self.address
         self.heartbeats.link.took(since_boot() - self._joined_at)
         weights, monitor = self._net.connect_watched(WEIGHTS, self._host, hello.weights_port, self._identity, self.key)
         self.feeder = WeightServer(Channel(weights, self._net.tap, share=True), monitor, self._session)
@@ -306,7 +306,7 @@ class RemoteWorker:
             text = f"worker {self._who} is given twice to {master}, under two addresses; give each worker once"
             return NodeTwice(self.name, text)
         elif refusal.reason == "revoked":
-            mine = refusal.in_use_by == short_key(self._net.door.identity.public)
+            mine = refusal.in_use_by == short_key(self._net.policy.identity.public)
             whose = "this machine's key" if mine else f"the key {plain(refusal.in_use_by)} of another one of this run"
             text = (
                 f"worker {self._who} has revoked {whose}; to pair the two again run tpi pair there, then tpi pair "

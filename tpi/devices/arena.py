@@ -54,21 +54,21 @@ class Arena:
         limit: int | None = None,
         allocate: Callable[[int], Bytes] = page_buffer,
         release: Callable[[Bytes], None] = drop,
-        beside: Callable[[int], int] = no_other_use,
+        other_use: Callable[[int], int] = no_other_use,
         allocate_cut: Callable[[int, Sequence[int]], Bytes] | None = None,
     ) -> None:
         """Create an arena of at most `limit` bytes; None: as much as the system gives.
 
         `allocate` returns a zeroed buffer of the given size in bytes. `release` is called with each buffer that was
-        freed. `beside` is called with the bytes of the limit that other users of the memory may have; it frees what it
-        can and returns the bytes that they still take. `allocate_cut` returns a buffer that may be cut at the given
-        offsets, for a device that limits the size of one buffer.
+        freed. `other_use` is called with the bytes of the limit that other users of the memory may have; it frees as
+        much as it can, and returns the bytes that they still take. `allocate_cut` returns a buffer that may be cut at
+        the given offsets, for a device that limits the size of one buffer.
         """
         self.limit = limit
         self._device = device
         self._allocate = allocate
         self._release = release
-        self._beside = beside
+        self._other_use = other_use
         self._allocate_cut = allocate_cut
         self._lock = Lock()
         self._used = 0
@@ -91,7 +91,7 @@ class Arena:
         if not size:
             return self._allocate(0)
         with self._lock:
-            self._used += round_up(size)  # first: `beside` may read meanwhile how much is used
+            self._used += round_up(size)  # first: `other_use` may read meanwhile how much is used
             try:
                 memory = self._within_limit(round_up(size), cuts)
             except BaseException:
@@ -104,7 +104,7 @@ class Arena:
 
     def _within_limit(self, size: int, cuts: Sequence[int]) -> Bytes:
         """Allocate `size` bytes, which `used` already includes; raise DeviceFullError if they do not fit."""
-        if self.limit is not None and (used := self._used + self._beside(self.limit - self._used)) > self.limit:
+        if self.limit is not None and (used := self._used + self._other_use(self.limit - self._used)) > self.limit:
             raise DeviceFullError(self._device, self.limit, used)
         return self._allocate_cut(size, cuts) if cuts and self._allocate_cut else self._allocate(size)
 

@@ -25,20 +25,20 @@ def pair(address: str | None, code: str | None, listen: str, key: str | None, na
 
     The first shows a code that is good for one guess. Alternatively, give each machine the other's key with --key.
     """
-    door = KeyPolicy()
+    policy = KeyPolicy()
     if key is not None:
         if address is not None:
             raise UsageError("--key cannot be combined with an address; give --key, or an address and a code")
-        _say_paired(door, _by_key(door, key, name))
+        _say_paired(policy, _by_key(policy, key, name))
     elif address is None:
-        _invite(door, listen, name)
+        _invite(policy, listen, name)
     elif code is None:
         raise UsageError("a code is missing; give the one that tpi pair shows on the other machine: tpi pair HOST CODE")
     else:
         from tpi.keys.pairing import accept, own_introduction
 
         host, port = _address(address)
-        _say_paired(door, accept(host, port, code, door, own_introduction(door, name or "")))
+        _say_paired(policy, accept(host, port, code, policy, own_introduction(policy, name or "")))
 
 
 @click.group()
@@ -55,8 +55,8 @@ def show_key() -> None:
 @keys.command("list")
 def list_keys() -> None:
     """List the machines that this one trusts."""
-    door = KeyPolicy()
-    paired = KeyRing(door.folder).read().paired
+    policy = KeyPolicy()
+    paired = KeyRing(policy.folder).read().paired
     width = max([len(one.name) for one in paired], default=0)
     for one in paired:
         day = datetime.fromtimestamp(one.since, timezone.utc).astimezone().strftime("%Y-%m-%d")
@@ -73,17 +73,17 @@ def revoke(which: str) -> None:
     click.echo(f"{gone.name} ({short_key(gone.key)}) is no longer trusted; revoke this machine on that one, too")
 
 
-def _by_key(door: KeyPolicy, key: str, name: str | None) -> PairedKey:
+def _by_key(policy: KeyPolicy, key: str, name: str | None) -> PairedKey:
     other = parse_key(key)
-    if other == door.identity.public:
+    if other == policy.identity.public:
         raise UsageError("this is the machine's own key; give the key of the other machine")
-    KeyRing(door.folder).pair(PairedKey(plain(name or ""), other))
-    found = door.keys.find(other)
+    KeyRing(policy.folder).pair(PairedKey(plain(name or ""), other))
+    found = policy.keys.find(other)
     assert found is not None
     return found
 
 
-def _invite(door: KeyPolicy, listen_at: str, name: str | None) -> None:
+def _invite(policy: KeyPolicy, listen_at: str, name: str | None) -> None:
     from tpi.keys.pairing import WAIT_S, invite, listen, own_introduction
 
     host, port = _address(listen_at)
@@ -99,7 +99,7 @@ def _invite(door: KeyPolicy, listen_at: str, name: str | None) -> None:
             shown.append(code)
             click.echo(f"tpi pair {at} {code}")
 
-        _say_paired(door, invite(listener, door, own_introduction(door, name or ""), show))
+        _say_paired(policy, invite(listener, policy, own_introduction(policy, name or ""), show))
 
 
 def _shown(host: str) -> str:
@@ -134,8 +134,8 @@ def _address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _say_paired(door: KeyPolicy, other: PairedKey) -> None:
+def _say_paired(policy: KeyPolicy, other: PairedKey) -> None:
     click.echo(
-        f"paired with {other.name} ({short_key(other.key)}); this machine is {short_key(door.identity.public)}",
+        f"paired with {other.name} ({short_key(other.key)}); this machine is {short_key(policy.identity.public)}",
         err=True,
     )

@@ -28,9 +28,9 @@ _GUESSING = (
 Show = Callable[[str], None]
 
 
-def own_introduction(door: KeyPolicy, name: str = "") -> Introduced:
+def own_introduction(policy: KeyPolicy, name: str = "") -> Introduced:
     """Return this machine's key and name, as they are sent to the other machine."""
-    return Introduced(door.identity.public, plain(name or socket.gethostname(), 64))
+    return Introduced(policy.identity.public, plain(name or socket.gethostname(), 64))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -56,7 +56,9 @@ def _server(host: str, port: int) -> socket.socket:
     return socket.create_server((name, port), family=family, backlog=4, dualstack_ipv6=both)
 
 
-def invite(listener: socket.socket, door: KeyPolicy, own: Introduced, show: Show, wait_s: float = WAIT_S) -> PairedKey:
+def invite(
+    listener: socket.socket, policy: KeyPolicy, own: Introduced, show: Show, wait_s: float = WAIT_S
+) -> PairedKey:
     """Wait for the other machine, with a code passed to `show`. Each wrong guess makes a new code.
 
     Raises:
@@ -69,7 +71,7 @@ def invite(listener: socket.socket, door: KeyPolicy, own: Introduced, show: Show
             link, address = came
             with closing(link):
                 try:
-                    return _keep(door, as_host(link, code, own, _GUEST_S), address)
+                    return _keep(policy, as_host(link, code, own, _GUEST_S), address)
                 except WrongCodeError:
                     guesses, code = guesses + 1, new_code()
                     if guesses == _MOST_GUESSES:
@@ -82,7 +84,7 @@ def invite(listener: socket.socket, door: KeyPolicy, own: Introduced, show: Show
     )
 
 
-def accept(host: str, port: int, code: str, door: KeyPolicy, own: Introduced) -> PairedKey:
+def accept(host: str, port: int, code: str, policy: KeyPolicy, own: Introduced) -> PairedKey:
     """Connect to a machine that waits with `code`, and store its key.
 
     Raises:
@@ -92,7 +94,7 @@ def accept(host: str, port: int, code: str, door: KeyPolicy, own: Introduced) ->
     require_code(code)
     try:
         with socket.create_connection((host.strip("[]"), port), _CONNECT_S) as link:
-            return _keep(door, as_guest(link, code, own), host.strip("[]"))
+            return _keep(policy, as_guest(link, code, own), host.strip("[]"))
     except UnicodeError:  # raised by Python for host names with empty or overlong labels
         raise UsageError(
             f"{host!r} is not a host name or address; give the one that tpi pair shows on the other machine"
@@ -104,10 +106,10 @@ def accept(host: str, port: int, code: str, door: KeyPolicy, own: Introduced) ->
         ) from error
 
 
-def _keep(door: KeyPolicy, other: Introduced, host: str) -> PairedKey:
-    if other.key == door.identity.public:
+def _keep(policy: KeyPolicy, other: Introduced, host: str) -> PairedKey:
+    if other.key == policy.identity.public:
         raise PairingError("the other machine has this machine's own key, which needs no pairing")
-    KeyRing(door.folder).pair(PairedKey(other.name, other.key, host))
-    found = door.keys.find(other.key)
+    KeyRing(policy.folder).pair(PairedKey(other.name, other.key, host))
+    found = policy.keys.find(other.key)
     assert found is not None
     return found

@@ -58,11 +58,11 @@ COLLECTIVE = Plane("collective", frame_bytes=(256 << 10) + 32, high_water=64, go
 class Net:
     """One process's ZeroMQ context, which makes its sockets."""
 
-    def __init__(self, tap: Tap | None = None, door: KeyPolicy | None = None) -> None:
-        """Create the context. `door` decides which connections need keys, and has the keys (None: the user's own)."""
+    def __init__(self, tap: Tap | None = None, policy: KeyPolicy | None = None) -> None:
+        """Create the context. `policy` decides which connections need keys, and has the keys (None: the user's own)."""
         self.context: zmq.Context[Socket] = zmq.Context(io_threads=1)
         self.tap = tap
-        self.door = door or KeyPolicy()
+        self.policy = policy or KeyPolicy()
         self._sockets: list[Socket] = []  # those that may still be open
         self._zap: ZapHandler | None = None
         self._guarded: set[tuple[Plane, int]] = set()  # ports
@@ -114,7 +114,7 @@ class Net:
         Raises:
             UsageError: if the port is in use, the address is not this machine's, or this machine's key is unusable.
         """
-        guarded = self.door.guards(host)
+        guarded = self.policy.guards(host)
         socket = self.open(zmq.ROUTER, plane)
         if guarded:
             self._guard(socket, plane)
@@ -183,14 +183,14 @@ class Net:
         self.context.destroy(linger=0)
 
     def _dealer(self, plane: Plane, host: str, port: int, identity: bytes, key: bytes) -> Socket:
-        if len(key) != KEY_BYTES and (key or self.door.guards(host)):
+        if len(key) != KEY_BYTES and (key or self.policy.guards(host)):
             raise UsageError(
                 f"{host}:{port} is on another machine, whose key is not known to this one; run tpi pair on that "
                 "machine, and then on this one"
             )
         socket = self.open(zmq.DEALER, plane, identity)
         if key:
-            _encrypt(socket, plane, self.door)
+            _encrypt(socket, plane, self.policy)
             socket.setsockopt(zmq.CURVE_SERVERKEY, key)
         return socket
 
@@ -200,7 +200,7 @@ class Net:
         libzmq asks the ZAP handler about each connection, and refuses all if there is no handler.
         """
         try:
-            _encrypt(socket, plane, self.door)
+            _encrypt(socket, plane, self.policy)
         except UsageError:
             socket.close(0)
             raise
@@ -211,12 +211,12 @@ class Net:
             self._zap = ZapHandler(self.context, lambda key, name: not self._refused(name, (key,)))
 
     def _refused(self, name: str, keys: Iterable[bytes]) -> bool:
-        return self.door.any_refused(keys, sums=name == COLLECTIVE.name)
+        return self.policy.any_refused(keys, sums=name == COLLECTIVE.name)
 
 
-def _encrypt(socket: Socket, plane: Plane, door: KeyPolicy) -> None:
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, door.identity.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, door.identity.secret)
+def _encrypt(socket: Socket, plane: Plane, policy: KeyPolicy) -> None:
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, policy.identity.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, policy.identity.secret)
     socket.setsockopt(zmq.MAXMSGSIZE, plane.frame_bytes + _CURVE_BYTES)
 
 

@@ -117,8 +117,8 @@ def _pass_experts(config: ModelConfig, block: PackBlock, x: F32, kernels: Kernel
     """Return the output of a block of experts for `x` `[tokens, hidden]`, and the experts that the tokens chose."""
     layouts = {run.name: run for run in block.shape.runs}
     neuron, shared = layouts["neuron"], layouts.get("shared")
-    beside = None if shared is None else (shared, Range(0, shared.units))
-    spec = experts_spec(config, neuron, [Range(0, neuron.units)], beside, block.vectors())
+    shared_run = None if shared is None else (shared, Range(0, shared.units))
+    spec = experts_spec(config, neuron, [Range(0, neuron.units)], shared_run, block.vectors())
     prepared = kernels.prepare(spec, x)
     routing = kernels.route(spec.router, prepared)
     held = [_units(block, run) for run in (shared, neuron) if run is not None]

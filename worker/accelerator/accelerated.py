@@ -13,8 +13,8 @@ from tpi.devices.pages import Bytes
 from tpi.kernels.kv import KvPages
 from tpi.trace import NoTrace
 from worker.accelerator.rings import Rings
+from worker.node.allocations import DeviceAllocations
 from worker.node.division import Division
-from worker.node.placed import Placed
 from worker.node.segment import HeldPages, Segment
 from worker.node_plan import NodePlan
 from worker.plan.offload import OffloadPlan
@@ -38,7 +38,12 @@ class Accelerators:
     """The accelerators of one node. Close the host's window before this object, as transfers read from the window."""
 
     def __init__(
-        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+        self,
+        devices: Sequence[Device],
+        plan: NodePlan,
+        residence: Residence,
+        allocations: DeviceAllocations,
+        trace: NoTrace,
     ) -> None:
         """Allocate the memory for KV pages. The rings are allocated later, by `open_rings`.
 
@@ -46,7 +51,7 @@ class Accelerators:
             devices: the host, then the node's accelerators.
             plan: the node's part of the deployment.
             residence: where its weights lie; it must have an offload plan.
-            placed: allocates memory on devices.
+            allocations: allocates memory on devices.
             trace: recorder of transfers.
 
         Raises:
@@ -58,7 +63,7 @@ class Accelerators:
         self.offload: OffloadPlan = residence.offload
         self._places: Places = residence.places
         self._remark = residence.remark
-        self._placed = placed
+        self._allocations = allocations
         self._queue = TransferQueue(trace, len(self.devices))
         self._rings: Rings | None = None
         self._short = False  # whether the last step was short
@@ -167,7 +172,7 @@ class Accelerators:
         """Open the accelerators' rings and start to load streamed pieces from the host's `window`."""
         plan, fed = self.offload, dict(zip(self.offload.streamed_pieces, self._places.fed, strict=True))
         if fed:
-            self._rings = Rings(self.devices, plan, fed, window, self._placed, self._queue, self._trace)
+            self._rings = Rings(self.devices, plan, fed, window, self._allocations, self._queue, self._trace)
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """Return a context manager that yields the bytes of a streamed piece on its accelerator.
@@ -195,7 +200,7 @@ class Accelerators:
         for card, device in zip(self.offload.cards, self.devices, strict=False):  # the last ones may have no pieces
             if self.offload.kv == "gpu":
                 layers = self.offload.layers_on(card)
-                found |= dict.fromkeys(layers, self._placed.pages(device, self._plan, layers, count, self._heads))
+                found |= dict.fromkeys(layers, self._allocations.pages(device, self._plan, layers, count, self._heads))
             elif layers := self.offload.visiting_layers_on(card):
                 self._staged.append(self._stages(card, device, count))
                 found |= dict.fromkeys(layers, self._staged[-1])
@@ -203,7 +208,7 @@ class Accelerators:
 
     def _stages(self, card: int, device: Device, count: int) -> StagedPages:
         numbers = range(self.offload.visiting_at_once(card))
-        room = self._placed.pages(device, self._plan, numbers, count, self._heads)
+        room = self._allocations.pages(device, self._plan, numbers, count, self._heads)
         stages = [PageBuffer(room.keys[number], room.values[number]) for number in numbers]
         return StagedPages(
             device, self.host_pages, stages, self.offload.visiting_layers_on(card), self._queue, card - 1

@@ -14,7 +14,7 @@ from scheduler.window.window import Window
 from tpi.devices.base import Device
 from tpi.devices.pages import Bytes
 from tpi.trace import ON, NoTrace
-from worker.node.placed import Placed
+from worker.node.allocations import DeviceAllocations
 from worker.plan.offload import Numbers, OffloadPlan
 from worker.plan.places import StreamedRange
 
@@ -28,7 +28,7 @@ class Rings:
         plan: OffloadPlan,
         fed: Mapping[int, StreamedRange],
         window: Window,
-        placed: Placed,
+        allocations: DeviceAllocations,
         queue: TransferQueue,
         trace: NoTrace,
     ) -> None:
@@ -39,7 +39,7 @@ class Rings:
             plan: which pieces are streamed in long and in short steps.
             fed: the place in `window` of each streamed piece.
             window: the window of the host, from which pieces are loaded.
-            placed: allocates memory on devices.
+            allocations: allocates memory on devices.
             queue: makes the transfers.
             trace: recorder of stalls.
 
@@ -50,7 +50,7 @@ class Rings:
         contents = {piece: self._contents(plan, piece, part) for piece, part in fed.items()}
         cards = zip(plan.cards, devices, strict=False)  # the last ones may have no pieces
         parts = [
-            RingPart(device, placed.allocate(device, plan.ring_bytes(card), plan.ring_cuts(card)))
+            RingPart(device, allocations.allocate(device, plan.ring_bytes(card), plan.ring_cuts(card)))
             for card, device in cards
         ]
         together = any(each.in_turn for each in contents.values())

@@ -13,7 +13,7 @@ from worker.accelerator.accelerated import Accelerators, LinkFigures
 from worker.demand.arena import ExpertArena
 from worker.demand.best import MB
 from worker.demand.hybrid import HybridExperts
-from worker.node.placed import Placed
+from worker.node.allocations import DeviceAllocations
 from worker.node.segment import ExpertsSegment, Launch, Segment
 from worker.node_plan import NodePlan
 from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
@@ -24,7 +24,12 @@ class ExpertAccelerated(Accelerators):
     """An `Accelerators` whose accelerator caches some of the routed experts."""
 
     def __init__(
-        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+        self,
+        devices: Sequence[Device],
+        plan: NodePlan,
+        residence: Residence,
+        allocations: DeviceAllocations,
+        trace: NoTrace,
     ) -> None:
         """Open the accelerator.
 
@@ -33,7 +38,7 @@ class ExpertAccelerated(Accelerators):
         self.arena: ExpertArena | None = None
         self._slots: CardSlots = residence.details
         self._blocks = {block.layer: block.number for block in plan.blocks if block.kind == "experts"}
-        super().__init__(devices, plan, residence, placed, trace)
+        super().__init__(devices, plan, residence, allocations, trace)
 
     @property
     def figures(self) -> LinkFigures:
@@ -58,7 +63,7 @@ class ExpertAccelerated(Accelerators):
             )
         units, slots = self._units(window.kept), self._slots
         cuts = range(slots.slot_bytes, slots.arena_bytes, slots.slot_bytes)
-        memory = self._placed.allocate(self.device, slots.arena_bytes, cuts)
+        memory = self._allocations.allocate(self.device, slots.arena_bytes, cuts)
         recording = recording_of(self._plan.routing, list(units))
         self.arena = ExpertArena(self.device, memory, units, slots.costs, self._queue, recording, self._trace)
         super().open_rings(window)

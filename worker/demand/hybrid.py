@@ -33,13 +33,12 @@ F32 = npt.NDArray[np.float32]
 class HybridExperts:
     """A `worker.node.segment.Segment`: the routed experts of `block` in the host's memory, some of them in `arena`.
 
-    `device` is the host, and `spec` describes all these experts. `beside` is the accelerator; `launch` starts a call
-    on it.
+    `device` is the host, and `spec` describes all these experts; `launch` starts a call on the accelerator.
     """
 
     device: Device
     spec: ExpertsSpec
-    beside: Device
+    accelerator: Device
     launch: Launch
     block: int
     arena: ExpertArena
@@ -55,8 +54,8 @@ class HybridExperts:
             return None
         if self.empty:
             return Finished(lambda: np.zeros_like(part.x))
-        x = take(ExpertsSegment(self.beside, self.launch, self.spec))
-        routing = part.routed(self.spec.router, self.beside.kernels, x)
+        x = take(ExpertsSegment(self.accelerator, self.launch, self.spec))
+        routing = part.routed(self.spec.router, self.accelerator.kernels, x)
         held = self.arena.share(self.block, self._wanted(routing))
         try:
             pending = self._there(held, x, routing)
@@ -90,7 +89,7 @@ class HybridExperts:
         """Start the accelerator's part: the cached experts together, then each other expert when it is loaded."""
         if not (held.ready or held.loading):
             return []
-        spec, kernels = self.spec, self.beside.kernels
+        spec, kernels = self.spec, self.accelerator.kernels
         together = [held.ready, *([key] for key in held.loading)]
 
         def computed(keys: Sequence[Key]) -> F32:

@@ -20,7 +20,7 @@ from worker.neurons.fallback import DenseFallback
 from worker.neurons.hybrid import HybridFfn
 from worker.neurons.judge import measure_limit
 from worker.neurons.lookahead import LookaheadPredictions, PlacedPredictor, Scorer, stay
-from worker.node.placed import Placed
+from worker.node.allocations import DeviceAllocations
 from worker.node.segment import FfnSegment, Launch, Segment
 from worker.node_plan import NodePlan
 from worker.plan.modes.neurons import NeuronArenas
@@ -31,13 +31,18 @@ class NeuronAccelerated(Accelerators):
     """An `Accelerators` whose accelerator holds some neurons of the feed-forward blocks, chosen token by token."""
 
     def __init__(
-        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+        self,
+        devices: Sequence[Device],
+        plan: NodePlan,
+        residence: Residence,
+        allocations: DeviceAllocations,
+        trace: NoTrace,
     ) -> None:
         """Open the accelerator.
 
         `devices` are the host and one accelerator. The other arguments and the errors are those of `Accelerators`.
         """
-        super().__init__(devices, plan, residence, placed, trace)
+        super().__init__(devices, plan, residence, allocations, trace)
         self._neurons: NeuronArenas = residence.details
         self._clock = clock_of(self.device)
         self.arena: NeuronArena | None = None
@@ -55,7 +60,7 @@ class NeuronAccelerated(Accelerators):
             raise PlanError("neurons migrate from the host's memory, which does not hold them all; give more --memory")
         layers = self._layers(window.kept)
         ends = list(accumulate(layer.nbytes for layer in layers.values()))
-        memory = self._placed.allocate(self.device, arena_bytes(list(layers.values())), ends[:-1])
+        memory = self._allocations.allocate(self.device, arena_bytes(list(layers.values())), ends[:-1])
         setup = self._neurons.setup
         self.arena = NeuronArena(
             self.device,
@@ -161,7 +166,7 @@ class NeuronAccelerated(Accelerators):
         return found
 
     def _bring(self, data: Bytes) -> Bytes:
-        there = self._placed.allocate(self.device, data.size)
+        there = self._allocations.allocate(self.device, data.size)
         self.device.copy(data, there).wait()
         return there
 

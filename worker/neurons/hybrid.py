@@ -57,7 +57,7 @@ class HybridFfn:
     Attributes:
         device: the host.
         spec: the block with all its neurons.
-        beside: the accelerator.
+        accelerator: the other device.
         launch: starts a call on the accelerator.
         clock: times both sides, in seconds; an emulated accelerator has a clock of its own.
         measured: returns the share of active neurons above which computing all neurons is faster on the host.
@@ -65,7 +65,7 @@ class HybridFfn:
 
     device: Device
     spec: FfnSpec
-    beside: Device
+    accelerator: Device
     launch: Launch
     arena: LayerArena
     choose: Choose
@@ -141,9 +141,9 @@ class HybridFfn:
         """Start the accelerator's neurons, if any are active. Their slots are released when they have been computed."""
         if not len(held.slots):
             return []
-        spec, kernels, arena = self._spec_of(held), self.beside.kernels, self.arena
+        spec, kernels, arena = self._spec_of(held), self.accelerator.kernels, self.arena
         try:
-            x = take(FfnSegment(self.beside, self.launch, spec))
+            x = take(FfnSegment(self.accelerator, self.launch, spec))
         except BaseException:
             held.release()
             raise

@@ -30,9 +30,9 @@ def ignore_prediction(layer: int, choice: NeuronChoice) -> None:
 class Predictions:
     """The predictions of one node. Used by one thread."""
 
-    def __init__(self, scorers: Mapping[int, Scorer], foretell: OnPrediction = ignore_prediction) -> None:
+    def __init__(self, scorers: Mapping[int, Scorer], on_prediction: OnPrediction = ignore_prediction) -> None:
         """Create predictions from `scorers` by layer, each of which scores all of the node's neurons of its layer."""
-        self._scorers, self._foretell = scorers, foretell
+        self._scorers, self._on_prediction = scorers, on_prediction
         self._later: dict[int, list[int]] = {}  # by layer, the later layers whose predictors run there
         for layer, scorer in scorers.items():
             if scorer.ahead:
@@ -52,7 +52,7 @@ class Predictions:
         for later in self._later.get(layer, ()):
             self._coming[id(part), later] = choice = self._chosen(later, part.x, normed, costs)
             if choice is not None:
-                self._foretell(later, choice)
+                self._on_prediction(later, choice)
         if (id(part), layer) in self._coming:
             return self._coming.pop((id(part), layer))
         return self._chosen(layer, part.x, normed, costs) if layer in self._scorers else None

@@ -67,13 +67,13 @@ class SparseNode:
         if not self.judge.predicts(len(part.x)):
             return None
         key = (SparseNode, layer)
-        if key not in part.between:
+        if key not in part.phase_results:
             costs = (
                 None if self.records is not None else self.judge.costs
             )  # each skipped neuron saves a read, so always predict
             found = self._predictions.choose(layer, spec, device, part, costs)
-            part.between[key] = Finished(lambda: found)
-        chosen: NeuronChoice | None = part.between[key].wait()
+            part.phase_results[key] = Finished(lambda: found)
+        chosen: NeuronChoice | None = part.phase_results[key].wait()
         return chosen
 
     def measure(self, arrangement: Arrangement[Segment]) -> None:

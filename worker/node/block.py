@@ -15,13 +15,13 @@ class Block:
     number: int  # in order of use
     name: str
     residual: Residual
-    joins: bool = False  # True: its partial result is added to that of the next block, and one sum serves both
+    sums_with_next: bool = False  # True: its partial result is added to that of the next block, and one sum serves both
 
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
         """Return the units that the micro-batches `parts` need. None means all units, since the block is dense."""
         return None
 
-    def foretold(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
+    def predicted_units(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
         """Return the number of a later block and the units that it will need, to prefetch them; None if unknown.
 
         The block loop calls this when all weights of this block are in memory.

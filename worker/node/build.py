@@ -120,7 +120,7 @@ def _block(
     arrangement: Arrangement[Segment],
     following: RoutedBlock | None,
 ) -> Block:
-    joins = plan.config.parallel and block.half == "attention"
+    sums_with_next = plan.config.parallel and block.half == "attention"
     after = residual(plan.config, block.kind, held[block.source].vectors)
     if block.number in arrangement.demanded:
         if plan.predictors:
@@ -128,13 +128,19 @@ def _block(
 
             streamed = arrangement.demanded[block.number]
             assert isinstance(streamed, DemandBlock)
-            return streamed.block(block.number, block.name, after, joins)
+            return streamed.block(block.number, block.name, after, sums_with_next)
         segment = arrangement.blocks[block.number][0]
         assert isinstance(segment.spec, ExpertsSpec)  # without predictors only experts are loaded on demand
         return RoutedBlock(
-            block.number, block.name, after, joins, spec=segment.spec, device=segment.device, following=following
+            block.number,
+            block.name,
+            after,
+            sums_with_next,
+            spec=segment.spec,
+            device=segment.device,
+            following=following,
         )
-    return Block(block.number, block.name, after, joins)
+    return Block(block.number, block.name, after, sums_with_next)
 
 
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:

@@ -11,7 +11,7 @@ from allreduce.flight import IN_FLIGHT
 from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.spec import Batch
 from worker.node.microbatch import Memory, MicroBatch
-from worker.node.order import Order, plain
+from worker.node.order import Order, block_by_block
 
 F32 = npt.NDArray[np.float32]
 _LEAST = 32  # minimum tokens of a micro-batch: smaller matrix products take longer per token
@@ -51,10 +51,10 @@ class Halves:
         """
         tokens = len(x)
         if tokens < IN_FLIGHT * _LEAST or not self._group.overlaps:
-            return [self.alone(x, batch)], plain
+            return [self.alone(x, batch)], block_by_block
         middle = -(-tokens // (2 * STREAM_TOKENS)) * STREAM_TOKENS
         halves = zip((slice(0, middle), slice(middle, tokens)), self._memory, strict=True)
-        return [MicroBatch(x[half], batch.cut(half), memory) for half, memory in halves], plain
+        return [MicroBatch(x[half], batch.cut(half), memory) for half, memory in halves], block_by_block
 
     def joined(self, parts: Sequence[MicroBatch]) -> F32:
         """Return the hidden states of the halves as one array `[tokens, hidden]`."""

@@ -76,7 +76,7 @@ class BlockLoop:
             kernels: the host's kernels, which add residuals.
             trace: records the spans of computations and sums.
             check: gets each partial result of this node before it is summed.
-            division: divides steps into micro-batches and orders their tasks. None: halves, in the plain order.
+            division: divides steps into micro-batches and orders their tasks. None: halves, computed block by block.
         """
         self.blocks = blocks
         self.weights = weights
@@ -157,8 +157,8 @@ class BlockLoop:
         with hold as segments:
             for segment, data in segments:  # each iteration waits until the segment's weights are on its device
                 left -= 1
-                if not left and (foretold := block.foretold(parts)) is not None:
-                    self.weights.expect(*foretold)
+                if not left and (predicted := block.predicted_units(parts)) is not None:
+                    self.weights.expect(*predicted)
                 for job in visit.jobs:
                     part = parts[job.micro_batch]
                     if not job.sums:
@@ -191,10 +191,10 @@ class BlockLoop:
             part.add(partial)
 
     def _start_sum(self, block: Block, part: MicroBatch) -> None:
-        if block.joins:
+        if block.sums_with_next:
             part.join()
             return
-        if self.group.trivial and self._check is unchecked and part.settles(block.residual):
+        if self.group.trivial and self._check is unchecked and part.finish_alone(block.residual):
             self.on_block()
             return
         partial = part.partial()
@@ -243,7 +243,9 @@ class BlockLoop:
             len(x) <= STREAM_TOKENS
             and self.group.trivial
             and self.weights.now.kept is not None
-            and not any(block.joins for block in self.blocks)  # a chain adds each block's residual before the next
+            and not any(
+                block.sums_with_next for block in self.blocks
+            )  # a chain adds each block's residual before the next
         )
 
     def _run_chain(self, x: F32, batch: Batch) -> F32:

@@ -28,7 +28,7 @@ class MicroBatch:
         """
         self.x = x
         self.batch = batch
-        self.between: dict[Hashable, Pending[Any]] = {}  # by segment: the result of its last phase, for the next
+        self.phase_results: dict[Hashable, Pending[Any]] = {}  # by segment: the result of its last phase, for the next
         self._memory = {} if memory is None else memory
         self._ready: Memory = {}  # prepared inputs of the current block
         self._routing: Routing | None = None  # of the current block
@@ -72,9 +72,9 @@ class MicroBatch:
         """Go on to the next block with the same hidden states, and keep the partial result, to sum it with the next."""
         self.partial()
         self._ready.clear()
-        self.between.clear()
+        self.phase_results.clear()
 
-    def settles(self, residual: Residual) -> bool:
+    def finish_alone(self, residual: Residual) -> bool:
         """Return False: the block loop must sum the partial result, and call `summed`.
 
         Called only if this node is the whole group. A subclass may do the work of `summed` instead, and return True.
@@ -91,11 +91,11 @@ class MicroBatch:
         self._partial = None
         self._ready.clear()
         self._routing = None
-        self.between.clear()
+        self.phase_results.clear()
 
     def abandon(self) -> None:
         """Wait for all computations under way and ignore their errors, so that their memory can be reused."""
-        for pending in [*self._pending, *self.between.values()]:
+        for pending in [*self._pending, *self.phase_results.values()]:
             Finished(pending.wait)
 
     def _prepare(self, spec: BlockSpec, kernels: Kernels, x: Input) -> Prepared:

@@ -61,7 +61,7 @@ class Visit:
     sums: tuple[Job, ...]
 
 
-def plain(blocks: int, micro_batches: int) -> Iterator[Task]:
+def block_by_block(blocks: int, micro_batches: int) -> Iterator[Task]:
     """Yield the tasks block by block, and within a block micro-batch by micro-batch.
 
     With two micro-batches, one computes while the sum of the other is on the network.

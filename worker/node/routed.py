@@ -28,7 +28,7 @@ class RoutedBlock(Block):
         x = part.prepared(self.spec, self.device, kernels)
         return _chosen(part.routed(self.spec.router, kernels, x))
 
-    def foretold(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
+    def predicted_units(self, parts: Sequence[MicroBatch]) -> tuple[int, Wanted] | None:
         """Predict the next block's experts with its router and the current hidden states (about 80% are right)."""
         following = self.following
         if following is None or len(parts) > 1 or len(parts[0].x) > STREAM_TOKENS:

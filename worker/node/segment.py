@@ -115,13 +115,13 @@ class AttentionSegment:
         """Return the sums of squares of the projected heads, `[tokens, 2 * GROUP]`. Call it after PROJECT."""
         if self.empty:
             return np.zeros((len(part.x), 2 * GROUP), np.float32)
-        return squares(self.spec, part.between[self].wait())
+        return squares(self.spec, part.phase_results[self].wait())
 
     def finish(self, part: MicroBatch, sums: F32) -> None:
         """Apply norms, clipping and RoPE to the projected heads, with `sums`, the `squares` of all nodes together."""
         if not self.empty:
-            heads = apply_norms_and_rope(self.spec, part.between[self].wait(), part.batch.positions, sums)
-            part.between[self] = Finished(lambda: heads)
+            heads = apply_norms_and_rope(self.spec, part.phase_results[self].wait(), part.batch.positions, sums)
+            part.phase_results[self] = Finished(lambda: heads)
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
         """Start `phases` for a micro-batch; ATTEND appends the keys and values of its tokens to the pages."""
@@ -139,7 +139,7 @@ class AttentionSegment:
             with self.pages.hold(self.layer, batch) as (keys, values):
                 self._then(part, lambda projected: kernels.attend(spec, projected, keys, values, batch))
         if Phase.OUTPUT in phases:
-            mixed: Any = part.between.pop(self)
+            mixed: Any = part.phase_results.pop(self)
             return self.launch(lambda: kernels.output(spec, data, mixed.wait()))
         return None
 
@@ -150,8 +150,8 @@ class AttentionSegment:
 
     def _then(self, part: MicroBatch, call: Callable[[Any], object]) -> None:
         """Start the next phase with the result of the one before it. A device runs its calls in sequence."""
-        before: Any = part.between.get(self)
-        part.between[self] = self.launch(lambda: call(before.wait() if before else None))
+        before: Any = part.phase_results.get(self)
+        part.phase_results[self] = self.launch(lambda: call(before.wait() if before else None))
 
 
 @dataclass(frozen=True, eq=False)

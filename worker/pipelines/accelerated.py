@@ -13,8 +13,8 @@ from tpi.kernels.kv import KvPages
 from tpi.trace import NoTrace
 from worker.accelerator.accelerated import Accelerators, LinkFigures
 from worker.accelerator.rings import Rings
+from worker.node.allocations import DeviceAllocations
 from worker.node.division import Division
-from worker.node.placed import Placed
 from worker.node.segment import ExpertsSegment, HeldPages, Segment
 from worker.node_plan import NodePlan
 from worker.pipelines.chunktable import gathered
@@ -46,13 +46,13 @@ class ChunkedRings(Rings):
         plan: OffloadPlan,
         fed: Mapping[int, StreamedRange],
         window: Window,
-        placed: Placed,
+        allocations: DeviceAllocations,
         queue: TransferQueue,
         trace: NoTrace,
     ) -> None:
         """Allocate the rings and start to load pieces of long steps, in chunks of `chunk` bytes."""
         self.chunk = chunk
-        super().__init__(devices, plan, fed, window, placed, queue, trace)
+        super().__init__(devices, plan, fed, window, allocations, queue, trace)
 
     def _copy(self, device: Device, source: Bytes, target: Bytes) -> None:
         """Copy bytes to the accelerator in chunks, and wait for each."""
@@ -66,7 +66,12 @@ class BatchAccelerated(Accelerators):
     """The accelerator of a node that computes batches by the settings of `worker.plan.modes.batch`."""
 
     def __init__(
-        self, devices: Sequence[Device], plan: NodePlan, residence: Residence, placed: Placed, trace: NoTrace
+        self,
+        devices: Sequence[Device],
+        plan: NodePlan,
+        residence: Residence,
+        allocations: DeviceAllocations,
+        trace: NoTrace,
     ) -> None:
         """Allocate the accelerator's memory.
 
@@ -74,7 +79,7 @@ class BatchAccelerated(Accelerators):
             devices: the host and the accelerator.
             plan: the node's part of the deployment.
             residence: where its weights lie, in the mode "batch".
-            placed: allocates memory on devices.
+            allocations: allocates memory on devices.
             trace: recorder of transfers.
 
         Raises:
@@ -84,7 +89,7 @@ class BatchAccelerated(Accelerators):
         self.settings: BatchSettings = residence.details
         self.lanes = BatchLanes(device, host, trace, self.settings.policy.adds_there)
         self._holds: dict[int, list[LongHold]] = {}
-        super().__init__(devices, plan, residence, placed, trace)
+        super().__init__(devices, plan, residence, allocations, trace)
         with ExitStack() as stack:
             stack.enter_context(closing(self))
             self.visiting = self._visiting_pages()
@@ -160,7 +165,9 @@ class BatchAccelerated(Accelerators):
         plan, fed = self.offload, dict(zip(self.offload.streamed_pieces, self._places.fed, strict=True))
         if fed:
             chunk = self.settings.chunk_bytes
-            self._rings = ChunkedRings(chunk, self.devices, plan, fed, window, self._placed, self._queue, self._trace)
+            self._rings = ChunkedRings(
+                chunk, self.devices, plan, fed, window, self._allocations, self._queue, self._trace
+            )
 
     def hold(self, piece: int, short: bool) -> AbstractContextManager[Bytes]:
         """Return a hold of a streamed piece that lasts from its first visit in a step to the last."""
@@ -183,7 +190,11 @@ class BatchAccelerated(Accelerators):
     def _opened(self, count: int) -> Mapping[int, HeldPages]:
         """Allocate `count` KV pages per layer for the heads whose keys and values stay on the accelerator, if any."""
         layers, heads = self.offload.layers, self.settings.card_kv_heads
-        return dict.fromkeys(layers, self._placed.pages(self.device, self._plan, layers, count, heads)) if heads else {}
+        return (
+            dict.fromkeys(layers, self._allocations.pages(self.device, self._plan, layers, count, heads))
+            if heads
+            else {}
+        )
 
     def _starts(self, host_attends: bool) -> None:
         """Prepare for a step. If the host computes attention, wait until its memory has all pages."""
@@ -194,7 +205,7 @@ class BatchAccelerated(Accelerators):
         heads, numbers, pages = self.offload.host_kv_heads, range(self.settings.buffers), self.settings.buffer_pages
         if not numbers or heads is None:
             return None
-        on_card = self._placed.pages(self.device, self._plan, numbers, pages, heads)
+        on_card = self._allocations.pages(self.device, self._plan, numbers, pages, heads)
         dim, dtype = self._plan.config.head_dim, self._plan.options.kv_dtype
         staged = KvPages.allocate(numbers, pages, heads, dim, dtype, self.device.staging)
         rooms = [

@@ -65,7 +65,7 @@ class QueuedMicroBatch(MicroBatch):
         """Go on to the next block with the same hidden states, after the accelerator's queued calls for this block."""
         self._moves.append(self._lanes.device.start(self._discard))
 
-    def settles(self, residual: Residual) -> bool:
+    def finish_alone(self, residual: Residual) -> bool:
         """Queue the sum of the segments and the residual connection; return True, as no other node adds to the sum."""
         pending, self._pending = self._pending, []
 

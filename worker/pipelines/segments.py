@@ -62,28 +62,28 @@ class BatchAttention(AttentionSegment):
         if Phase.PROJECT in phases:
             part.follow()
             if not (part.attends_on_accelerator and phases >= COMPUTE):
-                part.between[self] = self._project(data, part, take)
+                part.phase_results[self] = self._project(data, part, take)
         if part.attends_on_accelerator:
             return self._attend_on_card(phases, data, part, take) if Phase.OUTPUT in phases else None
         if Phase.ATTEND in phases:
             if self.resident_heads is not None:
-                part.between[self, "kept"] = self._attend_kept(self.resident_heads, part)
-            part.between[self] = self._attend_on_host(part)
+                part.phase_results[self, "kept"] = self._attend_kept(self.resident_heads, part)
+            part.phase_results[self] = self._attend_on_host(part)
         return self._output(data, part) if Phase.OUTPUT in phases else None
 
     def squares(self, part: MicroBatch) -> F32:
         """Return the sums of squares of this segment's queries and keys, for norms over all heads of all nodes."""
         if self.empty:
             return np.zeros((len(part.x), 2 * GROUP), np.float32)
-        heads, _ = part.between[self].wait()
+        heads, _ = part.phase_results[self].wait()
         return squares(self.spec, heads)
 
     def finish(self, part: MicroBatch, sums: F32) -> None:
         """Finish the micro-batch's queries and keys with `sums`, the sums of squares over all nodes."""
         if not self.empty:
-            heads, crossed = part.between[self].wait()
+            heads, crossed = part.phase_results[self].wait()
             ready = apply_norms_and_rope(self.spec, heads, part.batch.positions, sums), crossed
-            part.between[self] = Finished(lambda: ready)
+            part.phase_results[self] = Finished(lambda: ready)
 
     def _project(self, data: Bytes, part: QueuedMicroBatch, take: Take) -> Pending[Crossed]:
         """Start the projection to heads, then the transfer of those for which the host attends (D1, section 4.1)."""
@@ -98,13 +98,13 @@ class BatchAttention(AttentionSegment):
 
     def _attend_kept(self, kept: HeadRange, part: QueuedMicroBatch) -> Pending[F32]:
         """Start the accelerator's attention for the heads that are resident on it; the host attends for the others."""
-        before, kernels = part.between[self], self.device.kernels
+        before, kernels = part.phase_results[self], self.device.kernels
         with self.pages.hold(self.layer, part.batch) as (keys, values):
             return self.launch(lambda: _attended(kernels, kept, before.wait()[0], (keys, values, part.batch)))
 
     def _attend_on_host(self, part: QueuedMicroBatch) -> Pending[Crossed]:
         """Start the host's attention, and then the transfer of its result to the accelerator (D2)."""
-        before, kernels, others = part.between[self], self.lanes.host.kernels, self.host_heads
+        before, kernels, others = part.phase_results[self], self.lanes.host.kernels, self.host_heads
         assert others is not None  # the host attends only for keys and values in its memory
 
         def arrived() -> Projected:
@@ -122,7 +122,7 @@ class BatchAttention(AttentionSegment):
 
     def _output(self, data: Bytes, part: QueuedMicroBatch) -> Pending[F32]:
         """Start the product with o once all attention has ended, and return its pending result."""
-        attended, kept = part.between.pop(self), part.between.pop((self, "kept"), None)
+        attended, kept = part.phase_results.pop(self), part.phase_results.pop((self, "kept"), None)
 
         def arrived() -> F32:
             mixed: F32
@@ -140,7 +140,7 @@ class BatchAttention(AttentionSegment):
 
     def _attend_on_card(self, phases: Phases, data: Bytes, part: QueuedMicroBatch, take: Take) -> Pending[F32]:
         """Start all phases on the accelerator; heads that are already projected are not projected again."""
-        heads = part.between.pop(self, None)
+        heads = part.phase_results.pop(self, None)
         with ExitStack() as held:
             attending: list[tuple[HeadRange, Paged]] = []
             if self.resident_heads is not None:

@@ -87,10 +87,10 @@ def divide_experts(block: NodeBlock, room: float) -> tuple[Runs, Runs]:
     are resident instead.
     """
     shared, routed = _sorted(block.runs)
-    beside = sum(run.nbytes for run in shared)
+    shared_bytes = sum(run.nbytes for run in shared)
     units, each = sum(len(run.units) for run in routed), routed[0].layout.unit_bytes
-    fits = beside <= room
-    count = min(units, max(0, int((room - beside * fits) // each)))
+    fits = shared_bytes <= room
+    count = min(units, max(0, int((room - shared_bytes * fits) // each)))
     if fits:
         return (*shared, *_between(routed, 0, count)), _between(routed, count, units)
     return _between(routed, units - count, units), (*shared, *_between(routed, 0, units - count))

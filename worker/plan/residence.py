@@ -82,7 +82,7 @@ def residence_of(case: Case, chosen: Candidate[Any]) -> Residence:
     hosted = case.host_part(offload)[1]
     places = on_the_host(window.segments) if window is not None else None
     if offload is not None:
-        window, offload, places = _beside(case, offload)
+        window, offload, places = _with_host_window(case, offload)
     assert window is not None  # a candidate without accelerators has the host's window
     assert places is not None
     assert case.held is not None  # the files are on the node
@@ -113,7 +113,7 @@ def memory_with_window(plan: NodePlan, tables: Tables | None, window: int, retai
     return window_budget(need(asked, tables), window, retain, plan.options.prefill_tokens)
 
 
-def _beside(case: Case, offload: OffloadPlan) -> tuple[HostWindow, OffloadPlan, Places]:
+def _with_host_window(case: Case, offload: OffloadPlan) -> tuple[HostWindow, OffloadPlan, Places]:
     """Plan the host's window for the pieces that are not on accelerators.
 
     Return the window, `offload` adapted to it, and the places of all segments.

@@ -80,7 +80,7 @@ class Daemon:
         self.options = options
         nearby = NearbyPacks(options.model_dir) if options.model_dir else None
         self._cache = ShardCache(options.cache, options.cache_limit, nearby)
-        self._net = Net(door=options.key_policy)
+        self._net = Net(policy=options.key_policy)
         self._stopping = False
         self._master: ServedMaster | None = None
         self._outbox: deque[object] = deque()
@@ -88,15 +88,15 @@ class Daemon:
         for end in (self._wakeups, self._waker):
             end.setblocking(False)
         control, weights = self._bind()
-        self._control = Channel(control, admits=self._net.door.admits)
+        self._control = Channel(control, admits=self._net.policy.admits)
         self._control.may_send_long = lambda peer: self._master is not None and peer == self._master.identity
         self._lease = Lease()
-        guarded = self._net.door.guards(options.host)
+        guarded = self._net.policy.guards(options.host)
         arrivals = [Arrivals(one) for one in (control, self._collective, weights)] if guarded else []
         self._gate = ConnectionLimit((self.ports.control, self.ports.collective, self.ports.weights), arrivals)
         self._inquiries = Inquiries(self._wake)
         self._beats = self._dropped = 0
-        self._weights = Channel(weights, admits=self._net.door.admits)
+        self._weights = Channel(weights, admits=self._net.policy.admits)
         endpoints = Endpoints(self._net, self._collective)
         self._compute = Compute(self._cache, Fetcher(self._weights), endpoints, build, self._post, check)
         self._compute.dropped = self._all_dropped
@@ -132,10 +132,10 @@ class Daemon:
             self._shut_down()
 
     def _announced(self) -> Announcer | None:
-        door, host = self._net.door, self.options.host
-        if not self.options.announce or not door.guards(host):
+        policy, host = self._net.policy, self.options.host
+        if not self.options.announce or not policy.guards(host):
             return None
-        return Announcer(self.options.name, door.identity.public, host, self.ports.control)
+        return Announcer(self.options.name, policy.identity.public, host, self.ports.control)
 
     def _bind(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         host, port = self.options.host, self.options.port
@@ -243,7 +243,7 @@ class Daemon:
             master.epoch = message.epoch
             self._gate.expected = 2 + message.size
             master.plan = frozenset(one.address.removeprefix("tcp://") for one in message.peers)
-            master.node_keys = self._net.door.guests = frozenset(peer.key for peer in message.peers if peer.key)
+            master.node_keys = self._net.policy.guests = frozenset(peer.key for peer in message.peers if peer.key)
             self._compute.plan = (master.session, message.epoch)
             self._compute.put(replace(message, options=limit_options(message.options, master.profile)))
         elif isinstance(message, Abort) and message.epoch == master.epoch:
@@ -267,9 +267,9 @@ class Daemon:
 
     def _lock_out(self) -> None:
         """Close all connections of revoked keys. If a key of the master or its nodes was revoked, leave the master."""
-        door = self._net.door
+        policy = self._net.policy
         keys = (self._master.key, *self._master.node_keys) if self._master else ()
-        if self._master and (gone := next((key for key in keys if door.any_refused({key})), b"")):
+        if self._master and (gone := next((key for key in keys if policy.any_refused({key})), b"")):
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "revoked", short_key(gone)))
             self._leave("a key was revoked")
             select.select([], [], [], _REASON_S)
@@ -311,7 +311,7 @@ class Daemon:
             return
         log.info("%s left: %s", self._master.name, reason)
         master, self._master = self._master, None
-        self._net.door.guests = frozenset()
+        self._net.policy.guests = frozenset()
         self._gate.expected = 0
         self._compute.plan = IDLE
         self._compute.put(Abort(master.session, master.epoch))

@@ -41,8 +41,8 @@ class Neighbour:
         return WorkerId(self.address, self.key)
 
 
-def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: KeyPolicy) -> list[Neighbour]:
-    """Return the workers at `addresses`, in that order, measured over connections with the keys of `door`.
+def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], policy: KeyPolicy) -> list[Neighbour]:
+    """Return the workers at `addresses`, in that order, measured over connections with the keys of `policy`.
 
     Stop early once `wanted` returns False. Implements `master.joining.measured.Ask`.
 
@@ -50,7 +50,7 @@ def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], door: Ke
         NodeLost: if a worker does not answer, or does not report its speed.
         TpiError: if no worker can be asked.
     """
-    with closing(Net(door=door)) as net:
+    with closing(Net(policy=policy)) as net:
         return [_neighbour(one) for one in ask(net, addresses, links=True, wanted=wanted)]
 
 
@@ -66,15 +66,15 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Hom
     )
 
 
-def home_asked(addresses: Sequence[str], own: NodeMachine, door: KeyPolicy | None = None) -> Home:
+def home_asked(addresses: Sequence[str], own: NodeMachine, policy: KeyPolicy | None = None) -> Home:
     """Return the home of this machine and the workers at `addresses`, except those that serve other masters now.
 
-    `door` has the keys for the connections (None: the user's).
+    `policy` has the keys for the connections (None: the user's).
 
     Raises:
         NodeLost: if a worker does not answer, or does not report its speed.
     """
-    with closing(Net(door=door)) as net:
+    with closing(Net(policy=policy)) as net:
         asked = ask(net, addresses, links=True)
     others = [one for one in asked if one.condition is not None and one.unwilling]
     for one in others:

@@ -78,8 +78,8 @@ def split_routed(work: NodeWork) -> NodeWork:
     def parts(segment: SegmentWork) -> Iterator[SegmentWork]:
         routed = segment.weights * segment.routed // max(1, segment.nbytes)
         if segment.nbytes > segment.routed:
-            beside = segment.nbytes - segment.routed
-            yield replace(segment, nbytes=beside, weights=segment.weights - routed, routed=0)
+            unrouted = segment.nbytes - segment.routed
+            yield replace(segment, nbytes=unrouted, weights=segment.weights - routed, routed=0)
         if segment.routed:
             yield replace(segment, nbytes=segment.routed, weights=routed)
 

@@ -153,7 +153,7 @@ class _Model:
         yield LinearConstraint(np.array(slowest), 0, np.inf)
         yield LinearConstraint(np.array([row for row, _ in held]), -np.inf, [room for _, room in held])
         yield LinearConstraint(np.array(loads), 0, np.inf)
-        yield LinearConstraint(total, self._beside, np.inf)
+        yield LinearConstraint(total, self._outside_blocks, np.inf)
 
     def split(self, found: F64) -> HomeSplit:
         """Return the split that the solution `found` describes, with its times calculated from the whole units."""
@@ -180,7 +180,7 @@ class _Model:
         return read / self.problem.nodes[rank].disk
 
     @property
-    def _beside(self) -> float:
+    def _outside_blocks(self) -> float:
         """Seconds of a token in which no block is computed."""
         return self.problem.sums(self.members) + self.problem.nodes[0].turn
 

@@ -138,10 +138,10 @@ def _shared_bytes(problem: Problem, gpu: Mask, kv: KvTier, pipeline: Pipeline) -
     if not problem.machine.shared:
         return np.zeros(gpu.shape[1], np.int64)
     most = int(problem.sizes.max(initial=0))
-    beside = ACCELERATOR_SLOTS[pipeline] * most + problem.needs.card_need.nbytes(problem.tokens)
+    buffers = ACCELERATOR_SLOTS[pipeline] * most + problem.needs.card_need.nbytes(problem.tokens)
     pages = kv_pages(problem.work, problem.request) if kv == "gpu" else 0
     found: I64 = (
-        np.where(gpu, problem.sizes, 0).sum(axis=0) + np.where(gpu.any(axis=0) | bool(pages), beside, 0) + pages
+        np.where(gpu, problem.sizes, 0).sum(axis=0) + np.where(gpu.any(axis=0) | bool(pages), buffers, 0) + pages
     )
     return found
 

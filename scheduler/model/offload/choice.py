@@ -126,8 +126,8 @@ class _Group:
         Ways that cannot take less than `best` are left out, and so are residences without any other way.
         """
         times: dict[RequestPhase, dict[int, list[tuple[float, int]]]] = {}
-        for phase, beside in (REQUEST_PHASES, REQUEST_PHASES[::-1]):
-            other = self._least[beside].min(axis=0)
+        for phase, other_phase in (REQUEST_PHASES, REQUEST_PHASES[::-1]):
+            other = self._least[other_phase].min(axis=0)
             ways = [
                 (way, column)
                 for column in columns

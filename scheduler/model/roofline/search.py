@@ -101,11 +101,11 @@ class _Finder:
         self.tightest = int(np.argmax([node.least.min() for node in nodes]))
 
     def _solve(self, nodes: "Sequence[_Node]", at: int) -> None:
-        worth = [node.worth(at, self._best) for node in nodes]
-        if not all(worth):
+        promising = [node.promising(at, self._best) for node in nodes]
+        if not all(promising):
             return
         self.solved += 1
-        known = [found for node, tables in zip(nodes, worth, strict=True) if (found := node.solved(at, tables))]
+        known = [found for node, tables in zip(nodes, promising, strict=True) if (found := node.solved(at, tables))]
         if len(known) == len(nodes) and max(seconds for seconds, _ in known) < self._best:
             self._best, self.policies = max(seconds for seconds, _ in known), tuple(policy for _, policy in known)
 
@@ -165,7 +165,7 @@ class _Node:
         found: F64 = self.least[pairs]
         return found
 
-    def worth(self, at: int, limit: float) -> list[Combination]:
+    def promising(self, at: int, limit: float) -> list[Combination]:
         """Return the combinations with which pair number `at` may take less than `limit` seconds per sequence."""
         return [table for table in self._tables if table.bounds[at] < limit and table.bound(at) < limit]
 

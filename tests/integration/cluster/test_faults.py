@@ -79,7 +79,7 @@ def test_wrong_key(tmp_path: Path) -> None:
     with fake_worker(tmp_path / "a", "--keys", str(worker)) as (_, address):
 
         def connect() -> None:
-            Cluster.connect([address], Net(door=locked(master)), timeout_s=60)
+            Cluster.connect([address], Net(policy=locked(master)), timeout_s=60)
 
         trust(master, other)
         sentence = rf"answers at {address} has none of the keys that this machine \({mine}\) trusts"
@@ -88,7 +88,7 @@ def test_wrong_key(tmp_path: Path) -> None:
         sentence = rf"worker at {address} does not accept this machine's key \({mine}\)"
         refused("wrong key of a master", sentence, connect)
         trust(worker, master)
-        with Cluster.connect([address], Net(door=locked(master))) as cluster:
+        with Cluster.connect([address], Net(policy=locked(master))) as cluster:
             assert cluster.workers[0].key == load_identity(worker).public
 
 

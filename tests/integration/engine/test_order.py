@@ -13,7 +13,7 @@ from allreduce.algorithms.loopback import Loopback
 from tests.support.cluster.inprocess import in_process_engine
 from tests.support.orders import phase_by_phase, use_order
 from tpi.pack.reader import Pack
-from worker.node.order import COMPUTE, Order, Phase, Task, plain, visits
+from worker.node.order import COMPUTE, Order, Phase, Task, block_by_block, visits
 
 
 def two_blocks_behind(blocks: int, micro_batches: int) -> Iterator[Task]:
@@ -25,7 +25,7 @@ def two_blocks_behind(blocks: int, micro_batches: int) -> Iterator[Task]:
 
 
 PROMPT = [3 + 7 * at % 200 for at in range(90)]
-ORDERS = [plain, phase_by_phase, two_blocks_behind]
+ORDERS = [block_by_block, phase_by_phase, two_blocks_behind]
 
 
 @given(st.sampled_from(ORDERS), st.integers(1, 6), st.integers(1, 4))
@@ -44,7 +44,7 @@ def test_visits_hold_every_task_once_and_in_order(order: Order, blocks: int, mic
 
 
 def test_the_plain_order_fuses_the_phases_of_each_block() -> None:
-    found = visits(plain, 3, 2)
+    found = visits(block_by_block, 3, 2)
     assert [visit.block for visit in found] == [0, 1, 2]
     for visit in found:
         assert [(job.micro_batch, job.phases) for job in visit.jobs] == [

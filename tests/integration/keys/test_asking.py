@@ -47,9 +47,9 @@ def test_workers_name_their_master_without_being_used(tmp_path: Path) -> None:
     pair_folders(here, there)
     with (
         fake_workers([tmp_path / "a", tmp_path / "b"], "--keys", str(here)) as (_, (first, second)),
-        closing(Net(door=locked(there))) as net,
+        closing(Net(policy=locked(there))) as net,
     ):
-        with Cluster.connect([first], Net(door=locked(there))) as cluster:
+        with Cluster.connect([first], Net(policy=locked(there))) as cluster:
             used, free = ask(net, [first, second], seconds=20)
             (gone,) = ask(net, [NOBODY], seconds=0.5)
             assert used.condition is not None
@@ -189,7 +189,7 @@ def test_a_worker_that_revoked_this_machine_blocks_no_other(tmp_path: Path, monk
             Announcement(folder.name, load_identity(folder).public, int(address.rpartition(":")[2]), ("127.0.0.1",))
             for folder, address in ((good, willing), (bad, unwilling))
         ]
-        monkeypatch.setattr("master.joining.discovery.find_workers", lambda door: found)
+        monkeypatch.setattr("master.joining.discovery.find_workers", lambda policy: found)
         assert willing_at_home(locked(here), said.append) == [willing]
         assert said[0].startswith("going on without bad: ")
         # libzmq reports a connection that is refused as merely closed if the peer's reason is lost
@@ -213,7 +213,7 @@ def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, mo
     here, there = tmp_path / "here", tmp_path / "laptop"
     pair_folders(here, there)
     found = [Announcement("laptop", load_identity(there).public, 9, ("127.0.0.1",))]
-    monkeypatch.setattr("master.joining.discovery.find_workers", lambda door: found)
+    monkeypatch.setattr("master.joining.discovery.find_workers", lambda policy: found)
     said: list[str] = []
     assert workers_at_home(locked(here), said.append) == [NOBODY]
     assert said == []
@@ -223,7 +223,7 @@ def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, mo
         "ports 9 to 11 through",
         "this machine computes alone",
     ]
-    with closing(Net(door=locked(here))) as net:
+    with closing(Net(policy=locked(here))) as net:
         ((address, (observed,)),) = check_workers(net, [NOBODY])
     assert (address, observed.subject) == (NOBODY, "answer")
     assert "its firewall has to let ports 9 to 11 through" in observed.advice
@@ -243,7 +243,7 @@ def test_a_worker_announced_wrongly_is_sought_where_paired(tmp_path: Path, monke
     key = load_identity(there).public
     KeyRing(here).pair(PairedKey("laptop", key, host="127.0.0.1"))
     found = [Announcement("laptop", key, 9, ("127.0.0.1",))]
-    monkeypatch.setattr("master.joining.discovery.find_workers", lambda door: found)
+    monkeypatch.setattr("master.joining.discovery.find_workers", lambda policy: found)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setattr("master.joining.discovery._PORT", port)
@@ -252,10 +252,10 @@ def test_a_worker_announced_wrongly_is_sought_where_paired(tmp_path: Path, monke
 
 @pytest.mark.parametrize("no_keys", [False, True])
 def test_ps_doctor_and_plan_ask_with_keys_or_without(no_keys: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    doors: list[bool] = []
+    policies: list[bool] = []
 
     def nobody(net: Net, *_: object, **more: object) -> list[WorkerInquiry]:
-        doors.append(net.door.locked)
+        policies.append(net.policy.locked)
         return []
 
     for room in (commands, checks, asked):
@@ -265,8 +265,8 @@ def test_ps_doctor_and_plan_ask_with_keys_or_without(no_keys: bool, monkeypatch:
         CliRunner().invoke(command, flags, catch_exceptions=False)
     monkeypatch.setattr(home_flags, "planned_node", lambda *_: SimpleNamespace(machine=LAPTOP))
     assert home_of(planned(workers=("192.0.2.1:9990",), no_keys=no_keys), NodeFlags(), Path(), []) is not None
-    assert len(doors) >= 3
-    assert set(doors) == {not no_keys}
+    assert len(policies) >= 3
+    assert set(policies) == {not no_keys}
 
 
 def planned(**given: object) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def port_of(address: str) -> int:
 
 def announce(monkeypatch: pytest.MonkeyPatch, *found: Announcement) -> None:
     """What mDNS brings."""
-    monkeypatch.setattr(discovery, "find_workers", lambda door: list(found))
+    monkeypatch.setattr(discovery, "find_workers", lambda policy: list(found))
 
 
 def test_workers_of_another_master_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_workers_of_another_master_are_left_out(tmp_path: Path, monkeypatch: pyt
         announce(
             monkeypatch, *(Announcement("x", key, port, ("127.0.0.1",)) for key, port in zip(keys, ports, strict=True))
         )
-        with Cluster.connect([busy], Net(door=locked(here))) as other:
+        with Cluster.connect([busy], Net(policy=locked(here))) as other:
             assert willing_at_home(locked(here), said.append, later.append) == [free]
             assert later == [busy]
             assert said == [
@@ -106,10 +106,10 @@ def test_a_machine_is_called_as_the_list_of_keys_has_it(tmp_path: Path) -> None:
     pair_folders(here, there)
     with (
         fake_worker(tmp_path / "a", "--keys", str(there), "--name", "theirs") as (_, address),
-        closing(Net(door=locked(here))) as net,
+        closing(Net(policy=locked(here))) as net,
     ):
         (one,) = ask(net, [address])
-        with Cluster.connect([address], Net(door=locked(here))) as cluster:
+        with Cluster.connect([address], Net(policy=locked(here))) as cluster:
             assert one.name == cluster.workers[0].name == "there"
 
 
@@ -118,13 +118,13 @@ def test_a_worker_that_revokes_this_machine_says_so(tmp_path: Path) -> None:
     with fake_worker(tmp_path / "a", "--keys", str(here)) as (_, address):
         for _ in range(5):  # a machine that stands still reads it too late, and knows of a lost connection alone
             pair_folders(here, there)
-            with Cluster.connect([address], Net(door=locked(there))) as cluster:
+            with Cluster.connect([address], Net(policy=locked(there))) as cluster:
                 reason = revoked(cluster, here)
             if isinstance(reason, NodeRefused):
                 break
         assert f"worker here ({address}) has revoked this machine's key; " in str(reason)
         with pytest.raises(NodeRefused, match=rf"^here at {address} does not accept .*: it was revoked there"):
-            Cluster.connect([address], Net(door=locked(there)), timeout_s=60)
+            Cluster.connect([address], Net(policy=locked(there)), timeout_s=60)
 
 
 def revoked(cluster: Cluster, worker: Path) -> TpiError | None:
@@ -155,7 +155,7 @@ def test_only_the_owner_of_a_key_is_called_at_its_address(tmp_path: Path) -> Non
     folders = [tmp_path / name for name in ("here", "b", "c", "d")]
     pair_folders(*folders)
     wanted = load_identity(folders[1]).public
-    with closing(Net(door=locked(folders[0]))) as net:
+    with closing(Net(policy=locked(folders[0]))) as net:
         for key, lines in ((b"", 4), (wanted, 1)):
             dial = Dial(net, NOBODY, b"x", key)
             assert len(dial.lines) == lines

@@ -25,7 +25,7 @@ def trust_many(folder: Path) -> None:
 
 @contextmanager
 def dialling(folder: Path, port: int) -> Iterator[Dial]:
-    with closing(Net(door=locked(folder))) as net, closing(Dial(net, f"127.0.0.1:{port}", b"me")) as dial:
+    with closing(Net(policy=locked(folder))) as net, closing(Dial(net, f"127.0.0.1:{port}", b"me")) as dial:
         yield dial
 
 

@@ -66,8 +66,8 @@ def waiting(folder: Path, wait_s: float = 30) -> Iterator[Host]:
 
 
 def guess(host: Host, folder: Path, code: str) -> None:
-    door = KeyPolicy(folder)
-    accept("127.0.0.1", host.port, code, door, own_introduction(door, "guest"))
+    policy = KeyPolicy(folder)
+    accept("127.0.0.1", host.port, code, policy, own_introduction(policy, "guest"))
 
 
 def wrong(code: str) -> str:
@@ -111,7 +111,7 @@ def test_what_cannot_be_a_code_costs_no_guess(tmp_path: Path, code: str) -> None
 
 
 def test_a_new_code_comes_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def guessed_once(listener: object, door: KeyPolicy, own: object, show: Callable[[str], None]) -> PairedKey:
+    def guessed_once(listener: object, policy: KeyPolicy, own: object, show: Callable[[str], None]) -> PairedKey:
         show("111-111")
         show("222-222")
         return PairedKey("guest", bytes(32))
@@ -161,9 +161,9 @@ def test_a_dripping_client_delays_no_other(
 
 
 def test_what_cannot_be_a_name_is_said_so(tmp_path: Path) -> None:
-    door = KeyPolicy(tmp_path)
+    policy = KeyPolicy(tmp_path)
     with pytest.raises(UsageError, match=r"'192\.\.168\.1\.7' is not a host name or address"):
-        accept("192..168.1.7", 9993, "482-193", door, own_introduction(door))
+        accept("192..168.1.7", 9993, "482-193", policy, own_introduction(policy))
 
 
 def test_repeated_guesses_end_the_pairing(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ def test_an_impostor_is_not_trusted(tmp_path: Path, answer: bytes) -> None:
 
         thread = Thread(target=pretend)
         thread.start()
-        door = KeyPolicy(tmp_path)
+        policy = KeyPolicy(tmp_path)
         with pytest.raises(PairingError):
-            accept("127.0.0.1", server.getsockname()[1], "123456", door, own_introduction(door))
+            accept("127.0.0.1", server.getsockname()[1], "123456", policy, own_introduction(policy))
         thread.join()
     assert KeyRing(tmp_path).read().paired == ()
 
@@ -214,9 +214,9 @@ def test_no_worker_comes(tmp_path: Path) -> None:
     with waiting(tmp_path, wait_s=0.1) as host:
         pass
     assert "no machine connected" in str(host.problem)
-    door = KeyPolicy(tmp_path)
+    policy = KeyPolicy(tmp_path)
     with pytest.raises(PairingError, match="cannot be reached"):
-        accept("127.0.0.1", host.port, "123456", door, own_introduction(door))
+        accept("127.0.0.1", host.port, "123456", policy, own_introduction(policy))
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")

@@ -31,7 +31,7 @@ def test_a_key_revoked_while_connected_is_ignored(tmp_path: Path) -> None:
 
     def once(number: int) -> dict[str, float]:
         pair_folders(here, there)
-        with listening(locked(here)) as (_, channel, port), closing(Net(door=locked(there))) as net:
+        with listening(locked(here)) as (_, channel, port), closing(Net(policy=locked(there))) as net:
             socket, monitor = net.connect_watched(CONTROL, "127.0.0.1", port, b"me", load_identity(here).public)
             speaker = Channel(socket)
             until(lambda: any(monitor.changes()))
@@ -58,7 +58,7 @@ def test_a_master_that_is_revoked_loses_its_worker(tmp_path: Path) -> None:
     pair_folders(here, there)
     with (
         fake_worker(tmp_path / "a", "--keys", str(here)) as (_, address),
-        Cluster.connect([address], Net(door=locked(there))) as cluster,
+        Cluster.connect([address], Net(policy=locked(there))) as cluster,
     ):
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         cluster.step(step(cluster.session, 1, 0))
@@ -67,9 +67,9 @@ def test_a_master_that_is_revoked_loses_its_worker(tmp_path: Path) -> None:
         with pytest.raises(NodeError):
             cluster.step(step(cluster.session, 1, 1))
         with pytest.raises(NodeRefused, match="does not accept this machine's key"):
-            Cluster.connect([address], Net(door=locked(there)), timeout_s=60)
+            Cluster.connect([address], Net(policy=locked(there)), timeout_s=60)
         pair_folders(here, there)
-        Cluster.connect([address], Net(door=locked(there))).close()
+        Cluster.connect([address], Net(policy=locked(there))).close()
 
 
 def test_a_worker_that_is_revoked_is_not_used_any_more(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_worker_that_is_revoked_is_not_used_any_more(tmp_path: Path) -> None:
     pair_folders(here, there)
     with (
         fake_worker(tmp_path / "a", "--keys", str(here)) as (_, address),
-        Cluster.connect([address], Net(door=locked(there))) as cluster,
+        Cluster.connect([address], Net(policy=locked(there))) as cluster,
     ):
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         KeyRing(there).revoke("here")
@@ -101,7 +101,7 @@ class Caller:
     """A silent connection with the keys of a folder to one plane of the worker at an address."""
 
     def __init__(self, folder: Path, worker: Path, address: str, plane: Plane, source: str = "") -> None:
-        self.net = Net(door=locked(folder))
+        self.net = Net(policy=locked(folder))
         host, port = split_address(address)
         where = f"{source}:0;{host}" if source else host
         number, key = port + PLANES.index(plane), load_identity(worker).public
@@ -165,7 +165,7 @@ def test_a_run_goes_on_while_another_key_is_revoked(tmp_path: Path) -> None:
     pair_folders(here, there, third)
     with ExitStack() as stack:
         address = stack.enter_context(worker_behind(here, tmp_path / "a"))
-        cluster = stack.enter_context(Cluster.connect([address], Net(door=locked(there))))
+        cluster = stack.enter_context(Cluster.connect([address], Net(policy=locked(there))))
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         callers = [stack.enter_context(closing(Caller(third, here, address, each, ELSEWHERE))) for each in PLANES]
         KeyRing(here).revoke("third")
@@ -183,7 +183,7 @@ def test_a_revoked_worker_is_not_heard_by_an_idle_master(tmp_path: Path) -> None
 
     def once(number: int) -> dict[str, float]:
         pair_folders(here, there)
-        with Cluster.connect([address], Net(door=locked(there))) as cluster:
+        with Cluster.connect([address], Net(policy=locked(there))) as cluster:
             cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
             _, port = split_address(address)
             where, key = f"{ELSEWHERE}:0;127.0.0.1", load_identity(here).public  # or it would be no TCP

@@ -28,9 +28,9 @@ QUIET_S = 0.5  # in which a message between two that know each other has long ar
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)  # ZMTP 3.1, RFC 37
 
 
-def says(door: KeyPolicy, port: int, key: bytes, plane: Plane = CONTROL, seconds: float = PATIENCE_S) -> Net:
-    """A message on its way to `port`, from the owner of `door`."""
-    net = Net(door=door)
+def says(policy: KeyPolicy, port: int, key: bytes, plane: Plane = CONTROL, seconds: float = PATIENCE_S) -> Net:
+    """A message on its way to `port`, from the owner of `policy`."""
+    net = Net(policy=policy)
     dealer = net.connect(plane, "127.0.0.1", port, b"me", key)
     dealer.setsockopt(zmq.SNDTIMEO, int(seconds * 1000))
     with suppress(UnreachableError):  # it is not admitted
@@ -58,9 +58,9 @@ def test_an_unpaired_peer_and_a_wrong_key_reach_nothing(tmp_path: Path, plane: P
     if stranger == "another key":
         pair_folders(here, there)
         key = load_identity(third).public
-    door = KeyPolicy(there, locked=stranger != "no key at all") if stranger == "no key at all" else locked(there)
+    policy = KeyPolicy(there, locked=stranger != "no key at all") if stranger == "no key at all" else locked(there)
     with listening(locked(here), plane) as (_, channel, port):
-        with closing(says(door, port, b"" if stranger == "no key at all" else key, plane, REFUSED_S)):
+        with closing(says(policy, port, b"" if stranger == "no key at all" else key, plane, REFUSED_S)):
             assert channel.wait(QUIET_S) is None
         assert channel.stats.received == channel.stats.malformed == 0
 
@@ -71,8 +71,8 @@ def test_keys_that_cannot_be_looked_up_end_no_request(
     """No key is admitted meanwhile; that is said once, and later keys are admitted as before."""
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
-    key, door = load_identity(here).public, locked(here)
-    with listening(door) as (_, channel, port):
+    key, policy = load_identity(here).public, locked(here)
+    with listening(policy) as (_, channel, port):
         with monkeypatch.context() as broken:
             broken.setattr(KeyRing, "read", lambda ring: Path("/dev/null/keys").stat())
             for _ in range(2):
@@ -87,7 +87,7 @@ def test_keys_that_cannot_be_looked_up_end_no_request(
 
 def test_without_a_key_nothing_leaves_the_machine(tmp_path: Path) -> None:
     with (
-        closing(Net(door=KeyPolicy(tmp_path))) as net,
+        closing(Net(policy=KeyPolicy(tmp_path))) as net,
         pytest.raises(UsageError, match=r"192\.0\.2\.1:9990 is on another machine, whose key is not known to this one"),
     ):
         net.connect(CONTROL, "192.0.2.1", 9990, b"me")
@@ -131,7 +131,7 @@ def test_a_thousand_strangers_take_little_memory_and_stop_no_run(tmp_path: Path)
     model = MadeUpModel()
     with ExitStack() as stack:
         process, address = stack.enter_context(fake_worker(tmp_path / "a", "--keys", str(here)))
-        cluster = stack.enter_context(Cluster.connect([address], Net(door=locked(there))))
+        cluster = stack.enter_context(Cluster.connect([address], Net(policy=locked(there))))
         cluster.assign(model.split(cluster.session, 1, cluster.peers(), 8)[1:], model)
         host, port = split_address(address)
         worker = psutil.Process(process.pid)
@@ -155,6 +155,6 @@ def test_a_master_on_the_workers_machine_has_its_key(tmp_path: Path) -> None:
     """A worker that listens beyond the machine asks each caller for a key; its own is readable by its owner."""
     with (
         fake_worker(tmp_path / "a", "--keys", str(tmp_path / "keys")) as (_, address),
-        Cluster.connect([address], Net(door=KeyPolicy(tmp_path / "keys"))) as cluster,
+        Cluster.connect([address], Net(policy=KeyPolicy(tmp_path / "keys"))) as cluster,
     ):
         assert cluster.workers[0].key == load_identity(tmp_path / "keys").public

@@ -1,4 +1,4 @@
-"""Machines with keys of their own, on this one: folders of keys, and doors that ask for keys on loopback, too."""
+"""Machines with keys of their own, on this one: folders of keys, and policies that ask for keys on loopback, too."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,7 +13,7 @@ from tpi.net.sockets import CONTROL, Net, Plane
 
 
 def locked(folder: Path) -> KeyPolicy:
-    """A door of the machine whose keys are in `folder`, to which every address is another machine's."""
+    """A policy of the machine whose keys are in `folder`, to which every address is another machine's."""
     return KeyPolicy(folder, outside=lambda host: True)
 
 
@@ -29,8 +29,8 @@ def trust(one: Path, other: Path) -> None:
 
 
 @contextmanager
-def listening(door: KeyPolicy, plane: Plane = CONTROL) -> Iterator[tuple[Net, Channel, int]]:
-    """A ROUTER behind `door`, and its port."""
-    with closing(Net(door=door)) as net:
+def listening(policy: KeyPolicy, plane: Plane = CONTROL) -> Iterator[tuple[Net, Channel, int]]:
+    """A ROUTER behind `policy`, and its port."""
+    with closing(Net(policy=policy)) as net:
         router, port = net.bind(plane, "127.0.0.1", 0)
-        yield net, Channel(router, admits=door.admits), port
+        yield net, Channel(router, admits=policy.admits), port

@@ -105,8 +105,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (flags.descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     lease.YIELD_S = flags.yields or lease.YIELD_S
     host, port = split_address(flags.listen, lowest_port=0)
-    door = KeyPolicy(flags.keys, outside=lambda host: True) if flags.keys else None
-    options = WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached, key_policy=door)
+    policy = KeyPolicy(flags.keys, outside=lambda host: True) if flags.keys else None
+    options = WorkerOptions(host, port, flags.name, flags.cache, attached=flags.attached, key_policy=policy)
     serve(options, FakeMember, anything)
 
 

@@ -29,8 +29,8 @@ def _announced(file: Path) -> list[Announcement]:
 
 
 def main(model: str, file: str, *flags: str) -> None:
-    def find(door: KeyPolicy) -> list[Announcement]:
-        return find_workers(door) if file == "-" else _announced(Path(file))
+    def find(policy: KeyPolicy) -> list[Announcement]:
+        return find_workers(policy) if file == "-" else _announced(Path(file))
 
     if "--own-pace" not in flags:
         discoverythread._EVERY_S = discoverythread._SELDOM_S = 0.3

@@ -80,7 +80,7 @@ def test_the_same_sizes_again_make_nothing_new() -> None:
 
 def test_weights_replace_held_buffers_and_not_those_in_use() -> None:
     card = FakeCard()
-    arena = Arena("card", 4 * PAGE, beside=card.pool.trim)
+    arena = Arena("card", 4 * PAGE, other_use=card.pool.trim)
     used, held = (card.pool.take(PAGE, arena) for _ in range(2))
     del held
     assert card.pool.nbytes == 2 * PAGE
@@ -97,11 +97,11 @@ def test_memory_being_allocated_counts_as_used() -> None:
     """Kernels that run at the same time take buffers: within what is left beside it, not beside what was before."""
     seen: list[int] = []
 
-    def beside(left: int) -> int:
+    def other_use(left: int) -> int:
         seen.append(arena.used)
         return 0 if len(seen) == 1 else left + 1
 
-    arena = Arena("card", 4 * PAGE, beside=beside)
+    arena = Arena("card", 4 * PAGE, other_use=other_use)
     held = arena.allocate(PAGE)
     with pytest.raises(DeviceFullError):
         arena.allocate(2 * PAGE)

@@ -101,7 +101,7 @@ def test_an_unmeasurable_worker_is_named_once_with_the_reason(
         return [{"fast:1": fine, "laptop:1": found}[one] for one in addresses]
 
     monkeypatch.setattr(asked, "ask", answers)
-    measured = MeasuredWorkers(partial(neighbours_at, door=KeyPolicy()))
+    measured = MeasuredWorkers(partial(neighbours_at, policy=KeyPolicy()))
     options = RunOptions("llama", workers=("fast:1", "laptop:1"))
     assert plan_split(options, measured) is None
     said = capsys.readouterr().err.splitlines()

@@ -43,7 +43,7 @@ def test_only_places_that_a_refused_key_came_from_are_forgotten() -> None:
 def test_connections_end_where_a_refused_key_came_from(tmp_path: Path, host: str) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
-    with closing(Net(door=locked(here))) as bound, closing(Net(door=locked(there))) as calling:
+    with closing(Net(policy=locked(here))) as bound, closing(Net(policy=locked(there))) as calling:
         _, port = bound.bind(CONTROL, host, 0)
         _, monitor = calling.connect_watched(CONTROL, host, port, b"me", load_identity(here).public)
         until(lambda: True in monitor.changes())

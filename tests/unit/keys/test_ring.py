@@ -60,10 +60,10 @@ def test_concurrent_pairings_lose_no_key(tmp_path: Path) -> None:
 def test_a_damaged_file_admits_no_key(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     pair_folders(here, there)
-    theirs, door = load_identity(there).public, KeyPolicy(here)
-    assert door.admits(theirs)
+    theirs, policy = load_identity(there).public, KeyPolicy(here)
+    assert policy.admits(theirs)
     (here / FILE).write_text("{")
-    assert not door.admits(theirs)
+    assert not policy.admits(theirs)
     with pytest.raises(UsageError, match="is damaged"):
         KeyRing(here).read()
 
@@ -80,15 +80,15 @@ def test_an_unreadable_file_is_explained_and_admits_no_key(tmp_path: Path) -> No
 
 
 def test_a_guest_may_only_sum_until_its_key_is_revoked(tmp_path: Path) -> None:
-    door = KeyPolicy(tmp_path)
-    door.guests = frozenset({key(1)})
-    assert door.admits(key(1), sums=True)
-    assert not door.admits(key(1))
+    policy = KeyPolicy(tmp_path)
+    policy.guests = frozenset({key(1)})
+    assert policy.admits(key(1), sums=True)
+    assert not policy.admits(key(1))
     KeyRing(tmp_path).pair(PairedKey("guest", key(1)))
     KeyRing(tmp_path).revoke("guest")
-    assert not door.admits(key(1), sums=True)
-    assert door.any_refused([key(1)])
-    assert not door.any_refused([b"", door.identity.public])
+    assert not policy.admits(key(1), sums=True)
+    assert policy.any_refused([key(1)])
+    assert not policy.any_refused([b"", policy.identity.public])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_keys_of_a_host_begin_with_the_last_one_met(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path)
     for number, host in enumerate(("192.0.2.1", "192.0.2.2", "192.0.2.3")):
         ring.pair(PairedKey(host, key(number), host))
-    door = KeyPolicy(tmp_path)
-    assert door.trusted("192.0.2.2")[0] == key(1)
-    assert door.trusted("192.0.2.9")[-1] == door.identity.public
-    assert len(door.trusted("192.0.2.9")) == 4
+    policy = KeyPolicy(tmp_path)
+    assert policy.trusted("192.0.2.2")[0] == key(1)
+    assert policy.trusted("192.0.2.9")[-1] == policy.identity.public
+    assert len(policy.trusted("192.0.2.9")) == 4

@@ -73,10 +73,10 @@ class EmulatedDevice:
         raise DeviceError(f"one end of a copy must lie in the memory of {self.name}")
 
 
-def open_emulated(argument: str, limit: int | None = None, beside: Emulation | None = None) -> EmulatedDevice:
+def open_emulated(argument: str, limit: int | None = None, same_node: Emulation | None = None) -> EmulatedDevice:
     """Return the accelerator that `argument` describes (`tpi.devices.emulated.machine`), with at most `limit` bytes.
 
-    `beside` is the emulation of another accelerator of the same node, or None.
+    `same_node` is the emulation of another accelerator of the same node, or None.
 
     Raises:
         UsageError: if the description is wrong, or `limit` exceeds the capacity.
@@ -87,7 +87,7 @@ def open_emulated(argument: str, limit: int | None = None, beside: Emulation | N
             f"emu:{argument} has {machine.capacity} bytes of memory, less than the limit of {limit}; "
             "give a smaller --gpu-memory, or emulate a larger device"
         )
-    return EmulatedDevice(Emulation(machine, beside), open_host().kernels, limit)
+    return EmulatedDevice(Emulation(machine, same_node), open_host().kernels, limit)
 
 
 def open_emulated_devices(described: Sequence[tuple[str, int | None]]) -> tuple[EmulatedDevice, ...]:

@@ -27,24 +27,24 @@ class Emulation:
     def __init__(
         self,
         machine: EmulatedMachine,
-        beside: "Emulation | None" = None,
+        same_node: "Emulation | None" = None,
         real: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         """Create the lanes of `machine`.
 
-        `beside` is the emulation of another accelerator of the same node, or None. Its host, disk, clock and stretch
+        `same_node` is the emulation of another accelerator of the same node, or None. Its host, disk, clock and stretch
         are shared. `real` returns seconds of real time, `sleep` sleeps so many.
         """
         self.machine = machine
-        self.clock: EmulatedClock = beside.clock if beside else EmulatedClock(real, sleep)
-        self.stretch_factor: StretchFactor = beside.stretch_factor if beside else StretchFactor(machine.stretch)
+        self.clock: EmulatedClock = same_node.clock if same_node else EmulatedClock(real, sleep)
+        self.stretch_factor: StretchFactor = same_node.stretch_factor if same_node else StretchFactor(machine.stretch)
         self.compute = self._lane("compute")
         self.up = TimedLink(self._lane("up"), machine.up, machine.latency)
         self.down = TimedLink(self._lane("down"), machine.down, machine.latency)
         self.within = TimedLink(self._lane("within"), machine.memory / 2, machine.launch)  # read and written
-        self.processor: TimedLane = beside.processor if beside else self._lane("host")
-        self.disk: TimedLink = beside.disk if beside else TimedLink(self._lane("disk"), machine.disk)
+        self.processor: TimedLane = same_node.processor if same_node else self._lane("host")
+        self.disk: TimedLink = same_node.disk if same_node else TimedLink(self._lane("disk"), machine.disk)
 
     @property
     def lanes(self) -> list[TimedLane]:

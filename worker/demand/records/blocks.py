@@ -110,7 +110,7 @@ class DemandFfn:
                 found = kernels.ffn(self._spec_of(active, slots), self._opened.data, x, slots)
         else:
             found = np.zeros_like(part.x)
-        predicting = part.between[self].wait() if self in part.between else 0.0
+        predicting = part.phase_results[self].wait() if self in part.phase_results else 0.0
         took = perf_counter() - began + predicting
         judge.note(took, len(part.x))
         count = self.spec.neuron.units * self.spec.neuron.width
@@ -132,7 +132,7 @@ class PredictedBlock(Block):
         began = perf_counter()
         chosen = self.segment.choose(part)
         took = perf_counter() - began
-        part.between[self.segment] = Finished(lambda: took)
+        part.phase_results[self.segment] = Finished(lambda: took)
         return None if chosen is None else ()
 
 
@@ -152,9 +152,9 @@ class DemandBlock:
     def expect(self, wanted: Wanted) -> None:
         """Do nothing: the predictions themselves start the reads of the tier."""
 
-    def block(self, number: int, name: str, residual: Residual, joins: bool) -> Block:
+    def block(self, number: int, name: str, residual: Residual, sums_with_next: bool) -> Block:
         """Return the description of this block that the block loop needs."""
-        return PredictedBlock(number, name, residual, joins, segment=self.records)
+        return PredictedBlock(number, name, residual, sums_with_next, segment=self.records)
 
 
 def _placed(bias: F32 | None, active: I32, slots: I32, count: int) -> F32 | None:

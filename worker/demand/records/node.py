@@ -44,7 +44,7 @@ class DemandNeurons:
             layers, plan.disk, workers, plan.readers, plan.gap, plan.min_read_bytes, window.reads, trace
         )
         self._records: dict[int, DemandFfn] = {}  # by layer
-        node.on_prediction, node.records = self._foretell, self.tier
+        node.on_prediction, node.records = self._prefetch, self.tier
         self._turns: TurnsJudge | None = None
         if isinstance(window, SwitchedWindow):
             node.judge = self._turns = TurnsJudge()
@@ -104,7 +104,7 @@ class DemandNeurons:
             self.fill()
         self._by_neurons = by_neurons
 
-    def _foretell(self, layer: int, choice: NeuronChoice) -> None:
+    def _prefetch(self, layer: int, choice: NeuronChoice) -> None:
         """Prefetch the neurons `choice` of a later layer."""
         records = self._records.get(layer)
         if records is not None and records.has_slots_for(len(choice.active)):

@@ -12,9 +12,9 @@ from tpi.devices.base import Device
 from tpi.kernels.kv import States, states_for
 from tpi.progress import Progress
 from tpi.trace import OFF, ON, NoTrace
-from worker.node.placed import Placed
+from worker.node.allocations import DeviceAllocations
 from worker.node.segment import Segment, open_segment
-from worker.node.weights.sources import Sources, arranged, load_kept, open_pages, open_window, parts, traced
+from worker.node.weights.sources import Sources, arrange, load_kept, open_pages, open_window, parts, traced
 from worker.node_plan import NodePlan
 from worker.plan.case import Mode
 from worker.plan.residence import Residence
@@ -93,11 +93,11 @@ class _Opening:
     ) -> None:
         self._stack, self._plan, self._residence, self._held = stack, plan, residence, held
         self._devices, self._trace, self._progress = devices, trace, progress
-        placed = stack.enter_context(closing(Placed()))
-        self._link = self._linked(placed)
+        allocations = stack.enter_context(closing(DeviceAllocations()))
+        self._link = self._linked(allocations)
         window = open_window(plan, residence, held, devices[-1], trace, progress)
         self._window: Window = stack.enter_context(closing(window))
-        kept = load_kept(plan, residence, held, devices, placed)
+        kept = load_kept(plan, residence, held, devices, allocations)
         if self._link is not None:
             self._link.open_rings(self._window)
         self._sources = Sources(self._window, kept, self._link)
@@ -108,15 +108,15 @@ class _Opening:
     def dense(self) -> OpenedWeights:
         """Return weights of which every unit is computed."""
         places, offload = self._residence.places, self._residence.offload
-        long = arranged(places.long, self._sources.of(short=False), self._open)
+        long = arrange(places.long, self._sources.of(short=False), self._open)
         alike = places.short == places.long
-        short = long if alike else arranged(places.short, self._sources.of(short=True), self._open)
+        short = long if alike else arrange(places.short, self._sources.of(short=True), self._open)
         weights = Weights(self._window, long, short, offload.crossover if offload else 1, self._link)
         return OpenedWeights(weights, self._link)
 
     def with_neurons_chosen(self, sparse: "SparseNode") -> OpenedWeights:
         """Return weights that the host holds and of which only the predicted active neurons are computed."""
-        long = arranged(self._residence.places.long, self._sources, self._open, waits=True)
+        long = arrange(self._residence.places.long, self._sources, self._open, waits=True)
         if self._window.kept is not None:
             sparse.measure(long)
         return OpenedWeights(Weights(self._window, long, steps=sparse), sparse=sparse)
@@ -139,12 +139,12 @@ class _Opening:
         arrangement = Arrangement(tiles, None, streamed.blocks(self._plan.blocks, tiles, self._open))
         return OpenedWeights(Weights(self._window, arrangement, steps=streamed), sparse=self.sparse)
 
-    def _linked(self, placed: Placed) -> "Accelerators | None":
+    def _linked(self, allocations: DeviceAllocations) -> "Accelerators | None":
         if self._residence.offload is None:
             return None
         module, name = _ACCELERATED[self._residence.mode]
         opened: Accelerators = getattr(import_module(module), name)(
-            self._devices, self._plan, self._residence, placed, self._trace
+            self._devices, self._plan, self._residence, allocations, self._trace
         )
         return self._stack.enter_context(closing(opened))
 

@@ -16,7 +16,7 @@ from tpi.devices.base import Device, Pending
 from tpi.kernels.kv import KvPages
 from tpi.progress import Progress
 from tpi.trace import NoTrace
-from worker.node.placed import Placed
+from worker.node.allocations import DeviceAllocations
 from worker.node.segment import HeldPages, Launch, Segment
 from worker.node_plan import NodePlan
 from worker.plan.checksums import Checksums
@@ -65,7 +65,7 @@ class Sources:
         return self.link.hold(segment.number, self.short)
 
 
-def arranged(
+def arrange(
     visits: Visits, sources: Sources, open_one: Callable[[NodeSegment], Segment], waits: bool = False
 ) -> Arrangement[Segment]:
     """Return the segments of every block, with their holds.
@@ -124,13 +124,17 @@ def open_window(
 
 
 def load_kept(
-    plan: NodePlan, residence: Residence, held: Sequence[HeldBlock], devices: Sequence[Device], placed: Placed
+    plan: NodePlan,
+    residence: Residence,
+    held: Sequence[HeldBlock],
+    devices: Sequence[Device],
+    allocations: DeviceAllocations,
 ) -> list[Hold]:
     """Load the segments that are resident in the memory of their devices, and return a hold of each."""
     kept = residence.places.kept
     verify = Checksums(kept, held) if plan.options.verify_weights else None
     loaded = [
-        placed.load(
+        allocations.load(
             devices[segment.device],
             segment.pieces(held),
             residence.disk,

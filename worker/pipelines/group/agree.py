@@ -65,7 +65,7 @@ def group_prefers(members: Sequence[GroupMember]) -> bool:
     return bool(_preferred(members, group_problems(members)[1]))
 
 
-def fastest_batch(members: Sequence[GroupMember], insists: bool) -> int:
+def fastest_batch(members: Sequence[GroupMember], demanded: bool) -> int:
     """Return the number of sequences at once (N) with which the slowest node is fastest, or 0 for no batches.
 
     N is at most the number of sequences for which the nodes have KV pages now. It is chosen as if there were pages for
@@ -73,13 +73,13 @@ def fastest_batch(members: Sequence[GroupMember], insists: bool) -> int:
 
     Args:
         members: all nodes of the group.
-        insists: True if the user asked for batches. If False, the roofline model decides whether to compute them.
+        demanded: True if the user asked for batches. If False, the roofline model decides whether to compute them.
 
     Raises:
         PlanError: if the user asked for batches and `agree` would refuse them.
     """
     problems = [replace(each, pool=0) for each in group_problems(members)[1]]
-    if not insists:
+    if not demanded:
         return next((policy.batch for policy in _preferred(members, problems)), 0)
     for member in members:
         _check_owner(member)

@@ -13,7 +13,7 @@ from tpi.kernels.kv import KvPages
 from worker.node_plan import NodePlan
 
 
-class Placed:
+class DeviceAllocations:
     """Memory of one node in the arenas of its devices; `close` frees all of it."""
 
     def __init__(self) -> None:

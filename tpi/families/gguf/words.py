@@ -78,7 +78,7 @@ _OF_DEEPSEEK = (
 )  # fmt: skip
 _GROUPS: tuple[tuple[str, WordRules], ...] = (
     ("default", WordRules((r"[\p{P}\$\+<=>\^~\|]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
-    ("falcon", WordRules((r"[\p{P}\$\+<=>\^~\|`]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
+    ("falcon", WordRules((r"[\p{P}\$\+<=>\^~\|`]+", _OF_GPT2, r"[0-9][0-9][0-9]"))),
     ("gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 trillion granite-docling", WordRules()),
     ("olmo mpt", WordRules(nfc=True)),  # GPT-NeoX's
     ("smollm starcoder refact codeshell exaone minerva-7b mellum2", WordRules(digits=True)),
@@ -87,7 +87,8 @@ _GROUPS: tuple[tuple[str, WordRules], ...] = (
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
         WordRules((_OF_GPT4,), tokens_first=True, bos=True),
     ),
-    ("dbrx smaug-bpe chatglm-bpe glm4", WordRules((_OF_GPT4,))),
+    ("dbrx smaug-bpe chatglm-bpe", WordRules((_OF_GPT4,))),
+    ("glm4", WordRules((_OF_GPT4,), tokens_first=True)),
     ("minicpm5", WordRules((r"\p{N}{1,3}", _LETTERS + r"|\p{N}+" + _REST), tokens_first=True)),
     ("qwen2", WordRules((_OF_QWEN,), nfc=True)),
     ("deepseek-r1-qwen megrez kormo f2llmv2 stablelm2 hunyuan solar-open grok-2", WordRules((_OF_QWEN,))),

@@ -1,4 +1,7 @@
-"""Conversion of a GGUF file's vocabulary, SentencePiece (`llama`) or byte-level BPE (`gpt2`), to a `Tokenizer`."""
+"""Conversion of a GGUF file's vocabulary to a `Tokenizer`.
+
+The kinds are SentencePiece (`llama`: scored pieces; `gemma4`: pieces and merges) and byte-level BPE (`gpt2`).
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +13,7 @@ from tpi.families.gguf.words import WORDS, WordRules
 from tpi.sources.gguf import GgufSource
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # token types
+_PIECES = ("llama", "gemma4")  # kinds of vocabularies whose tokens are text, not bytes
 _SPACE = "\u2581"  # stands for a space in SentencePiece
 # Settings that change how text is split, with their neutral values. Other values are not supported.
 _NEUTRAL = {
@@ -53,13 +57,13 @@ def check_vocabulary(source: GgufSource) -> WordRules | None:
     kind, pre = (source.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if pre is None and source.powerinfer and source.metadata.get("general.architecture") == "falcon":
         pre = "falcon"  # PowerInfer's converter omits the name; all of its Falcon models have this tokenizer
-    if kind not in ("gpt2", "llama"):
-        raise _refused(source, "model", kind, "; gpt2 and llama are supported")
+    if kind not in ("gpt2", *_PIECES):
+        raise _refused(source, "model", kind, "; gpt2, llama and gemma4 are supported")
     for key, neutral in _NEUTRAL.items():
         value = source.metadata.get(f"tokenizer.ggml.{key}", neutral)
         if value != neutral:
             raise _refused(source, key, value, ", which is not supported")
-    if kind == "llama":
+    if kind in _PIECES:
         return None
     words = WORDS.get(pre) if isinstance(pre, str) else None
     if words is None:
@@ -82,11 +86,8 @@ def _check_tokens(tokens: Sequence[str]) -> None:
 
 def _byte_level(source: GgufSource, tokens: Sequence[str], words: WordRules) -> Tokenizer:
     """Return a byte-level BPE tokenizer (GPT-2 and similar), with merges in order of rank."""
-    merges = [tuple(merge.split(" ", 1)) for merge in source.array("tokenizer.ggml.merges")]
-    if not merges:
-        raise ValueError("it has no merges")
     vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=words.tokens_first))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_merges(source), ignore_merges=words.tokens_first))
     tokenizer.pre_tokenizer = words.splitter()
     tokenizer.decoder = decoders.ByteLevel()
     if words.nfc:
@@ -95,15 +96,12 @@ def _byte_level(source: GgufSource, tokens: Sequence[str], words: WordRules) -> 
 
 
 def _sentencepiece(source: GgufSource, tokens: Sequence[str], kinds: Sequence[int]) -> Tokenizer:
-    """Return a SentencePiece BPE tokenizer (Llama 2, Phi-3, Gemma): scored pieces, and bytes for other characters."""
+    """Return a SentencePiece BPE tokenizer (Llama 2, Phi-3, Gemma): pieces, and bytes for other characters."""
     vocab = {token: index for index, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
-    pieces = {
-        token: score
-        for token, score, kind in zip(tokens, source.array("tokenizer.ggml.scores"), kinds, strict=True)
-        if kind not in (_UNKNOWN, _CONTROL, _BYTE)  # text that spells one of these must not become that token
-    }
-    model = models.BPE(vocab=vocab, merges=_merges(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    scored = source.metadata["tokenizer.ggml.model"] == "llama"
+    merges = _scored_merges(_pieces(source, tokens, kinds)) if scored else _merges(source)
+    model = models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     prefixed = bool(source.metadata.get("tokenizer.ggml.add_space_prefix", True))
     tokenizer = Tokenizer(model)
     spaces = normalizers.Replace(" ", _SPACE)
@@ -113,7 +111,29 @@ def _sentencepiece(source: GgufSource, tokens: Sequence[str], kinds: Sequence[in
     return tokenizer
 
 
-def _merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
+def _merges(source: GgufSource) -> list[tuple[str, str]]:
+    """Return the merges that the file lists, in order of rank.
+
+    Raises:
+        ValueError: if it lists none.
+    """
+    parts = (merge.partition(" ") for merge in source.array("tokenizer.ggml.merges"))
+    if not (found := [(left, right) for left, _, right in parts]):
+        raise ValueError("it has no merges")
+    return found
+
+
+def _pieces(source: GgufSource, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, float]:
+    """Return the scores of the pieces that text may become. The names of control tokens are not among them."""
+    scores = source.array("tokenizer.ggml.scores")
+    return {
+        token: score
+        for token, score, kind in zip(tokens, scores, kinds, strict=True)
+        if kind not in (_UNKNOWN, _CONTROL, _BYTE)
+    }
+
+
+def _scored_merges(pieces: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return all pairs of pieces that together form a piece, ordered by the score of that piece, highest first.
 
     The time is proportional to the total length of all pieces, times at most `_LONGEST`.

@@ -25,7 +25,7 @@ from tests.support.weights.packs import part, runs
 from tpi.errors import ModelError
 from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
-from tpi.pack.builder.ggufvocab import _merges
+from tpi.pack.builder.ggufvocab import _scored_merges
 from tpi.pack.reader import Pack
 
 F32 = npt.NDArray[np.float32]
@@ -256,7 +256,7 @@ def test_merges_take_time_in_proportion_to_the_vocabulary() -> None:
     for count in (1000, 2000, 4000):
         Counted.characters = 0
         pieces = {Counted("ab" * 100 + f"{number:08}"): 0.0 for number in range(count)}
-        assert _merges(pieces | {"a": 1.0}) == []
+        assert _scored_merges(pieces | {"a": 1.0}) == []
         costs.append(Counted.characters / count)
     assert max(costs) < 1.01 * min(costs)
 
@@ -270,5 +270,5 @@ def test_a_piece_beyond_reason_is_refused_at_once(tiny_model: Models, tmp_path: 
 
 
 def test_merges_of_pieces() -> None:
-    found = _merges({"a": -1.0, "b": -2.0, "ab": -4.0, "aba": -3.0, "ba": -5.0})
+    found = _scored_merges({"a": -1.0, "b": -2.0, "ab": -4.0, "aba": -3.0, "ba": -5.0})
     assert found == [("a", "ba"), ("ab", "a"), ("a", "b"), ("b", "a")]

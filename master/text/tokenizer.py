@@ -136,6 +136,11 @@ class Tokenizer:
         added = self._fast.get_added_tokens_decoder().get(token) if token is not None else None
         return token if added is not None and added.special else None
 
+    def controls_in(self, text: str) -> frozenset[int]:
+        """Return the control tokens whose text is in `text`; tokens that are shown as text do not count."""
+        added = self._fast.get_added_tokens_decoder().items()
+        return frozenset(number for number, token in added if token.special and token.content in text)
+
     def spelling(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, control tokens included; bytes that are not a whole character become U+FFFD."""
         return b"".join(map(self.raw, tokens)).decode(errors="replace")

@@ -8,7 +8,7 @@ from typing import Any
 from master.api.answers import grammars
 from master.api.answers.requests import ChatRequest, GenerationOptions, ToolOptions
 from master.api.tools.either import CallsOrTextParser
-from master.api.tools.families import ToolFamily, family_of, reasoning_tags
+from master.api.tools.families import SPELLED, ToolFamily, family_of, reasoning_tags
 from master.api.tools.harmony import HarmonyParser
 from master.api.tools.parser import NoTools, ToolParser
 from master.api.tools.reasoning import ReasoningParser
@@ -48,8 +48,21 @@ class AnswerFormats:
     @cached_property
     def family(self) -> ToolFamily:
         """The syntax of the model's tool calls: the one that its template shows, or else the default."""
-        told = self._tokenizer.traits(with_tools=True).tells_tools
-        return family_of(self._tokenizer.tool_template if told else None)
+        traits = self._tokenizer.traits(with_tools=True)
+        if not traits.tells_tools:
+            return family_of(None)
+        return family_of(self._tokenizer.tool_template, None if self.channels else traits.call_marks)
+
+    def spelled(self, with_tools: bool) -> frozenset[int]:
+        """Return the control tokens that parsers need to see as text: those of reasoning, and of calls if asked for."""
+        found = self._spelled
+        if with_tools and self.family.marks is not None:
+            found |= self._tokenizer.controls_in(self.family.marks.whole) - self._tokenizer.eos_ids
+        return found
+
+    @cached_property
+    def _spelled(self) -> frozenset[int]:
+        return self._tokenizer.controls_in("\n".join(SPELLED))
 
     @property
     def any_object(self) -> frozenset[str]:
@@ -96,7 +109,7 @@ class AnswerFormats:
 
     def _reader(self, ask: ChatRequest) -> ToolParser:
         names = [tool["name"] for tool in ask.use.tools]
-        calls = self.family.parser(names) if names else NoTools()
+        calls = self.family.parser(ask.use.tools) if names else NoTools()
         if names and ask.options.grammar is not None and not ask.use.forced:
             return CallsOrTextParser(self.family.beginnings(names), calls)
         return calls

@@ -4,10 +4,12 @@ Each function returns rules; `answer` is the rule for the answer, and `whole` ad
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from master.api.answers.closing import close_objects
+from master.api.answers.learnt_calls import LearntCalls
 from master.api.tools.families import ToolFamily
 from master.text.channels import CHANNEL, ENDS, KIND, MESSAGE, START, TOOL
 
@@ -93,11 +95,8 @@ def whole(answer: str, thinking: tuple[str, str] | None, begun: bool, literal: L
     """
     if thinking is None:
         return f"start: answer\n{answer}"
-    opening, closing = map(literal, thinking)
-    if closing.startswith("<["):
-        thought = f"thought: ANYTHING {closing}\nANYTHING: /(.|\\n)*/"  # a control token ends any text
-    else:
-        thought = f"thought[lazy]: /(.|\\n)*{_slashed(thinking[1])}/"
+    opening = literal(thinking[0])
+    thought = _until("thought", thinking[1], literal)
     thinks = "thought WHITE answer" if begun else f"({opening} thought WHITE)? answer"
     return f"start: {thinks}\n{thought}\nWHITE: /\\n{{0,2}}/\n{answer}"
 
@@ -106,14 +105,34 @@ def literal_of(control: Callable[[str], int | None]) -> Literal:
     """Return a function that writes a text as a quoted string, or as a number if `control` returns its token id."""
 
     def write(text: str) -> str:
-        token = control(text.strip())
-        if token is None:
-            return json.dumps(text)
-        after = text[len(text.rstrip()) :]
-        before = text[: len(text) - len(text.lstrip())]
-        return " ".join(part for part in (_quoted(before), f"<[{token}]>", _quoted(after)) if part)
+        parts = []
+        for between, tag in re.findall(r"((?:[^<\[]|\n)*)(<[^<>]*>|\[[^\[\]]*\]|[<\[]|$)", text):
+            token = control(tag) if tag else None
+            parts += [between, tag] if token is None else [between, token]
+        return " ".join(f"<[{part}]>" if isinstance(part, int) else _quoted(part) for part in _merged(parts))
 
     return write
+
+
+def _merged(parts: Sequence[str | int]) -> list[str | int]:
+    """Return the parts with neighbouring texts as one, without empty ones."""
+    found: list[str | int] = []
+    for part in parts:
+        if isinstance(part, str) and found and isinstance(found[-1], str):
+            found[-1] += part
+        elif part != "":
+            found.append(part)
+    return found
+
+
+def _until(rule: str, mark: str, literal: Literal) -> str:
+    """Return a rule of any text up to `mark` and with it."""
+    ending = literal(mark)
+    control = re.match(r"(<\[\d+\]>)", ending)
+    if control:  # a control token ends any text
+        return f"{rule}: {rule.upper()} {ending}\n{rule.upper()}: /(.|\\n)*/"
+    escaped = re.sub(r"([.^$*+?()\[\]{}|\\])", r"\\\1", mark)
+    return f"{rule}[lazy]: /(.|\\n)*{_slashed(escaped)}/"
 
 
 def _json(schema: Any) -> str:
@@ -142,6 +161,9 @@ def _moved(schema: Any, index: int) -> Any:
 
 def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
     """Return the rule `tail`: a call without its marker, or the array of all calls."""
+    if family.marks is not None:
+        calls_of = LearntCalls(family.marks, literal, _json, lambda rule, mark: _until(rule, mark, literal))
+        return calls_of.tail(family.marker, [(tool["name"], arguments_of(tool)) for tool in tools], several)
     if family.name == "function":
         names = " | ".join(f"f{index}" for index in range(len(tools)))
         return "\n".join([f"tail: {names}", *(f"f{index}: {_function(tool)}" for index, tool in enumerate(tools))])

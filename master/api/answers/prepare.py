@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from master.api.answers.formats import AnswerFormat, AnswerFormats
 from master.api.answers.requests import ChatRequest, GenerationOptions, TextRequest
 from master.api.failures import RequestError
-from master.api.tools.families import SPELLED
 from master.text.replay import Replay
 from master.text.templates.traits import EFFORT, SWITCHES
 from master.text.tokenizer import Tokenizer
@@ -39,7 +38,6 @@ class Preparer:
         self.replay = Replay()
         self._tokenizer, self._context = tokenizer, context
         self._formats = AnswerFormats(tokenizer)
-        self._spelled = frozenset(token for text in SPELLED if (token := tokenizer.control(text)) is not None)
 
     @property
     def own_grammars(self) -> frozenset[str]:
@@ -51,9 +49,9 @@ class Preparer:
         tokens = self.encode(ask)
         begun = self._begun(ask, tokens)
         replayable = not (begun or ask.continued or self._formats.channels)
-        return PreparedRequest(
-            *self._sized(tokens, ask.options, ask.where), self._formats.for_chat(ask, begun), self._spelled, replayable
-        )
+        spelled = self._formats.spelled(bool(ask.use.tools))
+        sized = self._sized(tokens, ask.options, ask.where)
+        return PreparedRequest(*sized, self._formats.for_chat(ask, begun), spelled, replayable)
 
     def text(self, ask: TextRequest) -> PreparedRequest:
         """Return a text as a prompt; raise a RequestError, which names the field, if it cannot be answered."""

@@ -55,6 +55,9 @@ def _call(value: Any, names: Sequence[str]) -> ToolCall | None:
         return None
     if isinstance(value.get("function"), dict):
         value = value["function"]
+    if len(value) == 1 and isinstance(next(iter(value.values())), dict) and names and next(iter(value)) in names:
+        ((called, given),) = value.items()  # Apertus writes {"NAME": {...}}
+        return ToolCall(called, json.dumps(given, ensure_ascii=False))
     name = next((value[key] for key in _NAMES if isinstance(value.get(key), str)), None)
     arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
     if name is None or (names and name not in names):

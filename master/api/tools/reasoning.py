@@ -4,7 +4,17 @@ from master.api.answers.events import Piece, ReasoningPiece
 from master.api.tools.parser import ToolParser
 from master.api.tools.scan import held_back
 
-TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
+    ("<thought>", "</thought>"),
+    ("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ("<think:opensource>", "</think:opensource>"),  # Hunyuan 3
+)
+"""Tags around reasoning. A template may hold only the second, to remove reasoning from earlier answers."""
 
 
 class ReasoningParser:

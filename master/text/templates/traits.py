@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
+from master.text.templates.calls import IDS, CallMarks, Calls, learn
 from tpi.errors import ModelError
 
 Message = Mapping[str, Any]
@@ -135,6 +136,18 @@ class Traits:
         return self._shows([self._fitted(message) for message in (asked, both, answered)], _NAME, _AGAIN)
 
     @cached_property
+    def call_marks(self) -> CallMarks | None:
+        """The marks around calls in its renderings; None if they do not tell."""
+        form = self.calls
+        if form is None:
+            return None
+
+        def show(content: str | None, calls: Calls) -> str:
+            return self._tried([self._fitted(message) for message in _called(form, content, calls)])
+
+        return learn(show, self.several_calls, form.with_text)
+
+    @cached_property
     def user_after_result(self) -> bool:
         """True if a user's message may follow a result before the assistant has answered it."""
         if (form := self.calls) is None:
@@ -233,3 +246,20 @@ def _call(form: CallForm, content: str | None) -> list[Message]:
         {"role": "assistant", "content": content, "tool_calls": calls},
         {"role": "tool", "tool_call_id": id_, "content": _RESULT},
     ]
+
+
+def _called(form: CallForm, content: str | None, calls: Calls) -> list[Message]:
+    """Return a conversation with a message of these calls and their results; without calls, only the message."""
+    content = content if content is not None or form.null else ""
+    if not calls:
+        return [_turn("user", _USER), {"role": "assistant", "content": content}, _turn("user", _AGAIN)]
+    made = [
+        {
+            "id": id_,
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(dict(given)) if form.as_text else dict(given)},
+        }
+        for id_, (name, given) in zip(IDS, calls, strict=False)
+    ]
+    results = [{"role": "tool", "tool_call_id": id_, "content": _RESULT} for id_ in IDS[: len(made)]]
+    return [_turn("user", _USER), {"role": "assistant", "content": content, "tool_calls": made}, *results]

@@ -1,5 +1,6 @@
 """What an answer may be: text and calls of tools, or a schema, as one grammar and the parser that belongs to it."""
 
+import json
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -58,7 +59,22 @@ def harmony(call: ToolCall) -> str:
     return f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>{call.arguments}"
 
 
+def tagged(call: ToolCall) -> str:
+    values = dict(json.loads(call.arguments))
+    arguments = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={call.name}>\n{arguments}</function>\n</tool_call>"
+
+
+TAGGED = (  # as Qwen3-Coder
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}\n<tool_call>\n"
+    "<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n"
+    "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}<end>"
+    "{% endfor %}{{ tools }}"
+)
+
+
 FAMILIES: dict[str, tuple[str, Callable[[ToolCall], str]]] = {
+    "tagged": (TAGGED, tagged),
     "hermes": ("{{ messages }}{{ tools }} <tool_call>", hermes),
     "mistral": ("{{ messages }}{{ tools }} [TOOL_CALLS]", mistral),
     "function": ("{{ messages }}{{ tools }} <function=", function),

@@ -56,7 +56,7 @@ class AnswerFormats:
     def spelled(self, with_tools: bool) -> frozenset[int]:
         """Return the control tokens that parsers need to see as text: those of reasoning, and of calls if asked for."""
         found = self._spelled
-        if with_tools and self.family.marks is not None:
+        if with_tools:
             found |= self._tokenizer.controls_in(self.family.marks.whole) - self._tokenizer.eos_ids
         return found
 

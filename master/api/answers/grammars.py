@@ -48,9 +48,7 @@ def of_pattern(pattern: str) -> str:
 
 def of_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
     """Return a grammar of one call of one of `tools` (name and parameters); with `several`, of one or more calls."""
-    one = f"{literal(family.marker)} tail" if family.marker else "tail"
-    more = f' ("\\n" {one})*' if several and family.closing else ""
-    return f"answer: {one}{more}\n{_tail(family, tools, several, literal)}"
+    return f"answer: {literal(family.marker)} tail\n{_tail(family, tools, several, literal)}"
 
 
 def of_text_and_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
@@ -144,44 +142,10 @@ def _quoted(text: str) -> str:
     return json.dumps(text) if text else ""
 
 
-def _call_schema(name: str, arguments: str, index: int) -> dict[str, Any]:
-    properties = {"name": {"const": name}, arguments: {"$ref": f"#/$defs/tool{index}"}}
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def _moved(schema: Any, index: int) -> Any:
-    """Return a schema with its references adjusted to its new place, below the definition of tool `index`."""
-    if isinstance(schema, dict):
-        moved = {key: _moved(value, index) for key, value in schema.items()}
-        if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#"):
-            moved["$ref"] = f"#/$defs/tool{index}{ref[1:]}"
-        return moved
-    return [_moved(value, index) for value in schema] if isinstance(schema, list) else schema
-
-
 def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, literal: Literal) -> str:
-    """Return the rule `tail`: a call without its marker, or the array of all calls."""
-    if family.marks is not None:
-        calls_of = LearntCalls(family.marks, literal, _json, lambda rule, mark: _until(rule, mark, literal))
-        return calls_of.tail(family.marker, [(tool["name"], arguments_of(tool)) for tool in tools], several)
-    if family.name == "function":
-        names = " | ".join(f"f{index}" for index in range(len(tools)))
-        return "\n".join([f"tail: {names}", *(f"f{index}: {_function(tool)}" for index, tool in enumerate(tools))])
-    definitions = {f"tool{index}": _moved(arguments_of(tool), index) for index, tool in enumerate(tools)}
-    calls: dict[str, Any] = {"anyOf": [_call_schema(tool["name"], family.arguments, i) for i, tool in enumerate(tools)]}
-    if family.array:
-        most = {} if several else {"maxItems": 1}
-        array = {"type": "array", "items": calls, "minItems": 1, **most, "$defs": definitions}
-        return f"tail: %json {_json(array)}"
-    after = _quoted(family.opening.removeprefix(family.marker))
-    parts = [after, "call", literal(family.closing) if family.closing else ""]
-    return f"tail: {' '.join(filter(None, parts))}\ncall: %json {_json({**calls, '$defs': definitions})}"
-
-
-def _function(tool: dict[str, Any]) -> str:
-    """Return the rule for `NAME>{...}</function>`, which follows `<function=`."""
-    name = json.dumps(f"{tool['name']}>")
-    return f'{name} %json {_json(arguments_of(tool))} "</function>"'
+    """Return the rule `tail`: calls without their first marker."""
+    calls = LearntCalls(family.marks, literal, _json, lambda rule, mark: _until(rule, mark, literal))
+    return calls.tail(family.marker, [(tool["name"], arguments_of(tool)) for tool in tools], several)
 
 
 def _slashed(pattern: str) -> str:

@@ -31,35 +31,36 @@ class LearntCalls:
     def tail(self, marker: str, tools: Sequence[Tool], several: bool) -> str:
         """Return the rule `tail` for what follows `marker`: a call, or with `several` one or more calls."""
         marks = self._marks
-        head = (marks.section + marks.opening).lstrip()
-        ends = [self._literal(text) for text in (marks.closing, marks.section_end)]
-        for index, tool in enumerate(tools):
-            self._rules.append(f"f{index}: {self._call(index, tool, several)}")
-        one = f"({' | '.join(f'f{index}' for index in range(len(tools)))}) {ends[0]}"
-        more = ""
-        if several and not marks.array:
-            following = self._literal(marks.separator + (marks.opening if marks.section else marks.opening.lstrip()))
-            more = f"({following} {one})*" if following else ""
-        first = self._literal(head[len(marker) :])
-        return "\n".join([f"tail: {first} {one} {more} {ends[1]}", *self._rules])
-
-    def _call(self, index: int, tool: Tool, several: bool) -> str:
-        name, schema = tool
-        marks = self._marks
+        closing, section_end = self._literal(marks.closing), self._literal(marks.section_end)
         if marks.kind == "object":
-            fields = (
-                {marks.name_key: {"const": name}, marks.arguments_key: schema} if marks.name_key else {name: schema}
+            self._rules.append(f"call: %json {self._json(self._objects(tools, several))}")
+        else:
+            self._rules.append(f"call: {' | '.join(f'f{index}' for index in range(len(tools)))}")
+            self._rules += [f"f{index}: {self._call(index, *tool)}" for index, tool in enumerate(tools)]
+        following = self._literal(marks.separator + marks.opening) if several and not marks.array else ""
+        more = f"({following} call {closing})*" if following else ""
+        first = self._literal((marks.section + marks.opening).lstrip()[len(marker) :])
+        return "\n".join([f"tail: {first} call {closing} {more} {section_end}", *self._rules])
+
+    def _objects(self, tools: Sequence[Tool], several: bool) -> dict[str, Any]:
+        """Return the schema of a call as one object, or of the array of all calls."""
+        name_key, arguments_key = self._marks.name_key, self._marks.arguments_key
+        calls, definitions = list[Any](), dict[str, Any]()
+        for index, (name, schema) in enumerate(tools):
+            given = {"$ref": f"#/$defs/tool{index}"}
+            definitions[f"tool{index}"] = moved(schema, given["$ref"])
+            fields = {name_key: {"const": name}, arguments_key: given} if name_key else {name: given}
+            calls.append(
+                {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
             )
-            definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
-            call = {
-                "type": "object", "properties": fields, "required": list(fields), "additionalProperties": False,
-            }  # fmt: skip
-            if not marks.array:
-                return f"%json {self._json({**call, **definitions})}"
-            array = {"type": "array", "items": call, "minItems": 1, **({} if several else {"maxItems": 1})}
-            return f"%json {self._json({**array, **definitions})}"
-        begin = f"{self._literal(name)} {self._literal(marks.name_end)}"
-        if marks.kind == "json":
+        most = {} if several else {"maxItems": 1}
+        array = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most}
+        return {**(array if self._marks.array else {"anyOf": calls}), "$defs": definitions}
+
+    def _call(self, index: int, name: str, schema: Mapping[str, Any]) -> str:
+        """Return an expression for a call from its name to its last argument."""
+        begin = f"{self._literal(name)} {self._literal(self._marks.name_end)}"
+        if self._marks.kind == "json":
             return f"{begin} %json {self._json(schema)}"
         return f"{begin} {self._arguments(index, schema)}"
 
@@ -111,10 +112,20 @@ class LearntCalls:
             return f"{rule}: {self._literal(marks.quote)} {rule}s {self._literal(end)}\n" + self._until(
                 f"{rule}s", marks.quote
             )
-        definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
-        return f"{rule}: %json {self._json({**known, **definitions})} {self._literal(end)}"
+        root = {"$defs": {"tool": moved(schema, "#/$defs/tool")}}  # what references of the value point into
+        return f"{rule}: %json {self._json({**moved(known, '#/$defs/tool'), **root})} {self._literal(end)}"
 
     def _literal(self, text: str) -> str:
         """Return a text in the grammar's syntax; an id may be any word."""
         parts = [self._write(part) if part else "" for part in text.split(ANY)]
         return " ID ".join(parts).strip() if text else ""
+
+
+def moved(schema: Any, place: str) -> Any:
+    """Return a schema with its references adjusted to its new place, such as `#/$defs/tool`."""
+    if isinstance(schema, Mapping):
+        found = {key: moved(value, place) for key, value in schema.items()}
+        if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+            found["$ref"] = place + reference[1:]
+        return found
+    return [moved(value, place) for value in schema] if isinstance(schema, list) else schema

@@ -163,7 +163,7 @@ class CallReader:
                 unsure = unsure or name.startswith(text[at:])
                 continue
             try:
-                after = self.mark(marks.name_end.rstrip(), text, at + len(name), last)
+                after = self._name_end(text, at + len(name), last)
                 arguments, end = self._arguments(name, text, after, last)
                 said = json.dumps(arguments, ensure_ascii=False)
                 if problem_of(arguments) is not None:
@@ -176,6 +176,19 @@ class CallReader:
         if unsure and not last:
             raise More
         raise Never
+
+    def _name_end(self, text: str, at: int, last: bool) -> int:
+        """Return the end of the mark after the name. Before JSON, all of it but the last tag may be missing, or all."""
+        mark = self._marks.name_end.rstrip()
+        try:
+            return self.mark(mark, text, at, last)
+        except Never:
+            if self._marks.kind != "json":
+                raise
+        try:
+            return self.mark(atoms(mark)[-1], text, at, last)
+        except (Never, IndexError):
+            return at
 
     def _arguments(self, name: str, text: str, at: int, last: bool) -> tuple[dict[str, Any], int]:
         """Return the arguments at the place `at`, and the end of the call."""

@@ -121,7 +121,7 @@ TEMPLATES = {
 
 
 def family(template: str) -> tuple[ToolFamily, Traits]:
-    work = open_work({"source": template, "special": {}})
+    work = open_work({"source": template, "special": {"bos_token": "<s>", "eos_token": "</s>"}})
 
     def render(messages: Sequence[Mapping[str, Any]], names: Mapping[str, Any]) -> str:
         try:

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from master.api.answers.events import Piece, ReasoningPiece, TextPiece, ToolCall
 from master.api.tools.bare import BareParser
-from master.api.tools.families import family_of, reasoning_tags
-from master.api.tools.marked import FUNCTION, HERMES, MarkedParser
-from master.api.tools.mistral import MistralParser
+from master.api.tools.families import FUNCTION, HERMES, JSON, LLAMA, MISTRAL, family_of, reasoning_tags
+from master.api.tools.learnt import LearntParser
 from master.api.tools.parser import NoTools, ToolParser
 from master.api.tools.reasoning import TAGS, ReasoningParser
+from master.text.templates.calls import ANY, CallMarks
 
 NAMES = ("get_current_temperature", "get_weather", "spotify_trending_songs", "multiply")
+TOOLS = [{"name": name} for name in NAMES]
+MISTRAL_2025 = CallMarks("json", opening="[TOOL_CALLS]", name_end=f"[CALL_ID]{ANY}[ARGS]")
 Make = Callable[[], ToolParser]
 
 
@@ -25,11 +27,12 @@ def call(name: str, **arguments: object) -> ToolCall:
 
 
 MAKE: dict[str, Make] = {
-    "hermes": lambda: MarkedParser(HERMES, NAMES),
-    "function": lambda: MarkedParser(FUNCTION, NAMES),
-    "mistral": lambda: MistralParser(NAMES),
+    "hermes": lambda: HERMES.parser(TOOLS),
+    "function": lambda: FUNCTION.parser(TOOLS),
+    "mistral": lambda: MISTRAL.parser(TOOLS),
+    "mistral 2025": lambda: LearntParser(MISTRAL_2025, TOOLS),
     "bare": lambda: BareParser(NAMES),
-    "thinking": lambda: ReasoningParser(TAGS[0], False, MarkedParser(HERMES, NAMES)),
+    "thinking": lambda: ReasoningParser(TAGS[0], False, HERMES.parser(TOOLS)),
     "begun": lambda: ReasoningParser(TAGS[0], True, NoTools()),
 }
 
@@ -94,9 +97,10 @@ CASES: dict[str, tuple[str, str, list[Piece]]] = {
         [TextPiece("Let me see."), ROME],
     ),
     "mistral since 2025": (
-        "mistral",
-        '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]multiply{"a": 2}',
-        [ToolCall("get_weather", '{"city": "Rome"}'), ToolCall("multiply", '{"a": 2}')],
+        "mistral 2025",
+        '[TOOL_CALLS]get_weather[CALL_ID]VvvODy9mT[ARGS]{"city": "Rome"}[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'
+        '[TOOL_CALLS]multiply{"a": 2}',
+        [ROME, ROME, call("multiply", a=2)],
     ),
     "mistral broken": ("mistral", "[TOOL_CALLS] what", [TextPiece("[TOOL_CALLS] what")]),
     # generic
@@ -188,13 +192,14 @@ def test_no_letter_is_lost_or_made_up(make: str, pieces: list[str]) -> None:
 
 def test_families_by_what_their_templates_say() -> None:
     known = {
-        "hermes": "{% if tools %}<tools>{{ tools }}</tools> <tool_call>{% endif %}",
-        "mistral": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]",
-        "llama": '{% if tools %}Environment: ipython {"name": name, "parameters": x}{% endif %}',
-        "function": "{% if tools %}<function=example>{% endif %}",
-        "json": "{% if tools %}{{ tools }}{% endif %}",
+        "{% if tools %}<tools>{{ tools }}</tools> <tool_call>{% endif %}": HERMES,
+        "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]": MISTRAL,
+        '{% if tools %}Environment: ipython {"name": name, "parameters": x}{% endif %}': LLAMA,
+        "{% if tools %}<function=example>{% endif %}": FUNCTION,
+        "{% if tools %}{{ tools }}{% endif %}": JSON,
     }
-    assert {name: family_of(template).name for name, template in known.items()} == {name: name for name in known}
+    for template, family in known.items():
+        assert family_of(template) is family
     assert reasoning_tags("...<think>") == TAGS[0]
     assert reasoning_tags("plain") is None
-    assert family_of(None).name == "json"
+    assert family_of(None) is JSON

@@ -39,11 +39,15 @@ class AnswerFormats:
     """Chooses the form of each answer of one model, from its chat template and the request."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        template = tokenizer.chat_template
-        self.thinking = reasoning_tags(template)
         self._tokenizer = tokenizer
-        self.channels = has_channels(template)
+        self.channels = has_channels(tokenizer.chat_template)
         self._literal = grammars.literal_of(tokenizer.control)
+
+    @cached_property
+    def thinking(self) -> tuple[str, str] | None:
+        """The tags around the model's reasoning; None if it has none."""
+        known = reasoning_tags(self._tokenizer.chat_template)
+        return known if known or self.channels else self._tokenizer.traits().reasoning_tags
 
     @cached_property
     def family(self) -> ToolFamily:
@@ -62,7 +66,7 @@ class AnswerFormats:
 
     @cached_property
     def _spelled(self) -> frozenset[int]:
-        return self._tokenizer.controls_in("\n".join(SPELLED))
+        return self._tokenizer.controls_in("\n".join((*SPELLED, *(self.thinking or ()))))
 
     @property
     def any_object(self) -> frozenset[str]:

@@ -56,9 +56,9 @@ def of_text_and_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], sever
     tail = _tail(family, tools, several, literal)
     if not family.marker:  # the whole answer is a call, or a text that the parser does not take for one
         return f"answer: tail | WORDS\nWORDS: /(.|\\n)*/ & ~/{_LIKE_A_CALL}/\n{tail}"
-    opening = literal(family.marker)
+    opening, rest = _divided(literal(family.marker))
     head = "head" if opening.startswith("<[") else "head[lazy]"  # a control token ends any text
-    return f"answer: (head tail)* WORDS\n{head}: WORDS {opening}\nWORDS: /(.|\\n)*/\n{tail}"
+    return f"answer: (head {rest} tail)* WORDS\n{head}: WORDS {opening}\nWORDS: /(.|\\n)*/\n{tail}"
 
 
 def of_channels(tools: Sequence[dict[str, Any]], literal: Literal) -> str:
@@ -123,11 +123,17 @@ def _merged(parts: Sequence[str | int]) -> list[str | int]:
     return found
 
 
+def _divided(literal: str) -> tuple[str, str]:
+    """Return the first string or control token of a text in the grammar's syntax, and the others."""
+    first = re.match(r'"(?:[^"\\]|\\.)*"|<\[\d+\]>', literal)
+    assert first
+    return first[0], literal[first.end() :]
+
+
 def _until(rule: str, mark: str, literal: Literal) -> str:
     """Return a rule of any text up to `mark` and with it."""
     ending = literal(mark)
-    control = re.match(r"(<\[\d+\]>)", ending)
-    if control:  # a control token ends any text
+    if re.search(r"<\[\d+\]>", ending):  # a control token ends any text
         return f"{rule}: {rule.upper()} {ending}\n{rule.upper()}: /(.|\\n)*/"
     escaped = re.sub(r"([.^$*+?()\[\]{}|\\])", r"\\\1", mark)
     return f"{rule}[lazy]: /(.|\\n)*{_slashed(escaped)}/"

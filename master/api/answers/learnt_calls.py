@@ -8,6 +8,7 @@ from master.text.templates.calls import ANY, KEY, CallMarks
 Tool = tuple[str, Mapping[str, Any]]
 """The name of a tool and the schema of its arguments."""
 
+_ID_PATTERN = "^[A-Za-z0-9_.:-]{1,32}$"
 _ID = "ID: /[A-Za-z0-9_.:-]+/"
 _FREE_KEY = "NAME: /[A-Za-z0-9_.-]+/"
 
@@ -45,11 +46,12 @@ class LearntCalls:
     def _objects(self, tools: Sequence[Tool], several: bool) -> dict[str, Any]:
         """Return the schema of a call as one object, or of the array of all calls."""
         name_key, arguments_key = self._marks.name_key, self._marks.arguments_key
+        before = {self._marks.id_key: {"type": "string", "pattern": _ID_PATTERN}} if self._marks.id_key else {}
         calls, definitions = list[Any](), dict[str, Any]()
         for index, (name, schema) in enumerate(tools):
             given = {"$ref": f"#/$defs/tool{index}"}
             definitions[f"tool{index}"] = moved(schema, given["$ref"])
-            fields = {name_key: {"const": name}, arguments_key: given} if name_key else {name: given}
+            fields = {**before, name_key: {"const": name}, arguments_key: given} if name_key else {name: given}
             calls.append(
                 {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
             )

@@ -62,9 +62,11 @@ FUNCTION = _learnt(CallMarks("json", opening="<function=", name_end=">", closing
 MISTRAL = _learnt(CallMarks("object", opening="[TOOL_CALLS]", array=True))
 LLAMA = _bare("parameters")
 JSON = _bare("arguments")
+_LFM2 = _learnt(_python("<|tool_call_start|>[", "]<|tool_call_end|>"))
 
 _UNSHOWN: Mapping[str, ToolFamily] = {
-    "<|tool_list_start|>": _learnt(_python("<|tool_call_start|>[", "]<|tool_call_end|>")),  # LFM2
+    "<|tool_list_start|>": _LFM2,
+    "List of tools: [": _LFM2,
     "<function_calls>": _learnt(_python("<function_calls>", "</function_calls>", "\n")),  # OLMo 3
     "func_name1(params_name1=": _learnt(_python("[", "]")),  # Llama 3.2 and 4
     "<|tool_calls_section_begin|>": _learnt(CallMarks(  # Kimi K2, whose template shows ids in place of names

@@ -156,7 +156,7 @@ class CallReader:
 
     def _named(self, text: str, at: int, last: bool) -> tuple[list[Piece], int]:
         """Return the call whose name begins at the place `at`."""
-        marks, unsure = self._marks, False
+        unsure = False
         at = _skipped(text, at)
         for name in self._names:
             if not text.startswith(name, at):

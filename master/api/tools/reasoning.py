@@ -11,8 +11,6 @@ TAGS = (
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
     ("<thought>", "</thought>"),
-    ("<mm:think>", "</mm:think>"),  # MiniMax M3
-    ("<think:opensource>", "</think:opensource>"),  # Hunyuan 3
 )
 """Tags around reasoning. A template may hold only the second, to remove reasoning from earlier answers."""
 

@@ -44,6 +44,7 @@ class CallMarks:
         quote: around strings of "values".
         array: whether all calls of kind "object" are one array.
         name_key, arguments_key: the fields of an "object".
+        id_key: the field before them, which holds an id; empty if there is none.
     """
 
     kind: Kind
@@ -62,6 +63,7 @@ class CallMarks:
     array: bool = False
     name_key: str = "name"
     arguments_key: str = "arguments"
+    id_key: str = ""
 
     @property
     def beginnings(self) -> tuple[str, ...]:
@@ -109,6 +111,21 @@ def learn(show: Show, several: bool, with_text: bool) -> CallMarks | None:
     return None if any(word in found.whole for word in _STRANGE) else found
 
 
+def learn_reasoning(plain: str, shown: str, thought: str, answer: str) -> tuple[str, str] | None:
+    """Return the tags around the text `thought` before `answer` in the conversation `shown`; None if there are none.
+
+    `plain` is the conversation without `thought`. If it also has the tag before, only the tag after is the template's.
+    """
+    at = shown.find(thought)
+    before, after = shown[: max(at, 0)].rstrip(), shown[at + len(thought) : max(shown.find(answer), 0)].strip()
+    opening, closing = next(iter(atoms(before)[::-1]), ""), after
+    if not (opening.startswith(_TAG) and closing.startswith(_TAG)) or len(atoms(closing)) > 1:
+        return None
+    if plain[: plain.find(answer)].rstrip().endswith(opening):
+        return (closing.replace("/", "", 1), closing) if "/" in closing else None
+    return opening, closing
+
+
 def _turn_end(plain: str) -> str:
     """Return the first tag after the text of a message; it ends the turn."""
     tags = (one for one in atoms(plain[plain.find(_ANSWER) + len(_ANSWER) :]) if one.startswith(_TAG))
@@ -135,20 +152,20 @@ def _object(text: str, start: int, name: int, several: bool, end: str) -> CallMa
         middle, rest = text[after : second[1]], text[second[2] :]
         opening, separator = _suffix(before, middle), middle[: len(middle) - len(_suffix(middle, before))]
     closing = _clipped(rest, end)
-    if opening.strip() != before.strip():  # the marks of all calls differ from those of each
+    section, section_end = before[: len(before) - len(opening)], ""
+    if section.strip():  # the marks of all calls differ from those of each
         common = _prefix(separator, closing)
-        section = before[: len(before) - len(opening)]
-        return CallMarks(
-            "object", section, opening, closing=common, separator=separator[len(common) :],
-            section_end=closing[len(common) :], name_key=fields[0], arguments_key=fields[1],
-        )  # fmt: skip
+        closing, separator, section_end = common, separator[len(common) :], closing[len(common) :]
+    else:
+        opening, section, separator = before, "", ""
     return CallMarks(
-        "object", opening=opening, closing=closing, array=array, name_key=fields[0], arguments_key=fields[1]
-    )
+        "object", section, opening, closing=closing, separator=separator, section_end=section_end, array=array,
+        name_key=fields[0], arguments_key=fields[1], id_key=fields[2],
+    )  # fmt: skip
 
 
-def _fields(one: Any) -> tuple[str, str] | None:
-    """Return the fields of the name and the arguments in a call; None if it is not one."""
+def _fields(one: Any) -> tuple[str, str, str] | None:
+    """Return the fields of the name, the arguments, and the id before them, in a call; None if it is not one."""
     if not isinstance(one, dict):
         return None
     function = one.get("function")
@@ -156,8 +173,9 @@ def _fields(one: Any) -> tuple[str, str] | None:
     name = next((key for key, value in inner.items() if value == _FIRST[0]), None)
     arguments = (key for key, value in inner.items() if value == _FIRST[1] or value == json.dumps(_FIRST[1]))
     if name is None:
-        return ("", "") if one == {_FIRST[0]: _FIRST[1]} else None
-    return name, next(arguments, "arguments")
+        return ("", "", "") if one == {_FIRST[0]: _FIRST[1]} else None
+    first = next(iter(one))
+    return name, next(arguments, "arguments"), first if isinstance(one[first], str) and first != name else ""
 
 
 def _values(text: str, start: int, inside: int) -> Iterator[tuple[Any, int, int]]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal
 
-from master.text.templates.calls import IDS, CallMarks, Calls, learn
+from master.text.templates.calls import IDS, CallMarks, Calls, learn, learn_reasoning
 from tpi.errors import ModelError
 
 Message = Mapping[str, Any]
@@ -146,6 +146,13 @@ class Traits:
             return self._tried([self._fitted(message) for message in _called(form, content, calls)])
 
         return learn(show, self.several_calls, form.with_text)
+
+    @cached_property
+    def reasoning_tags(self) -> tuple[str, str] | None:
+        """The tags around reasoning in its renderings; None if it does not show reasoning."""
+        asked, answered = self._fitted(_turn("user", _USER)), self._fitted(_turn("assistant", _ANSWER))
+        shown = self._tried([asked, {**answered, "reasoning_content": _AGAIN, "reasoning": _AGAIN}])
+        return learn_reasoning(self._tried([asked, answered]), shown, _AGAIN, _ANSWER)
 
     @cached_property
     def user_after_result(self) -> bool:

@@ -1,6 +1,7 @@
 """What an answer may be: text and calls of tools, or a schema, as one grammar and the parser that belongs to it."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from master.generation.request import Sampled
 from master.text.channels import SPELLED, has_channels
 from master.text.replay import Replay
 from master.text.tokenizer import Message, Tokenizer
+from tests.support.call_templates import CONTROLS, TEMPLATES, family, spoken
 from tests.support.models import SPECIAL, VOCAB, write_tokenizer
 
 SCHEMA: dict[str, Any] = {
@@ -31,6 +33,7 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "look", "parameters": SCHEMA, "strict": True}},
     {"type": "function", "function": {"name": "any", "parameters": SCHEMA}},
 ]
+WIDTH = VOCAB + len(SPELLED) + len(CONTROLS)
 MESSAGES: Any = [{"role": "user", "content": "Go"}]
 LOOK, ANY = ToolCall("look", '{"x": 5}'), ToolCall("any", '{"q": 1}')
 
@@ -59,27 +62,25 @@ def harmony(call: ToolCall) -> str:
     return f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>{call.arguments}"
 
 
-def tagged(call: ToolCall) -> str:
-    values = dict(json.loads(call.arguments))
-    arguments = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-    return f"<tool_call>\n<function={call.name}>\n{arguments}</function>\n</tool_call>"
+def learnt(name: str) -> tuple[str, Callable[[ToolCall], str]]:
+    """A template whose calls are learnt, and how its model writes a call, with JSON as the grammars space it."""
+    template = TEMPLATES[name]
+    traits = family(template)[1]
 
+    def write(call: ToolCall) -> str:
+        said = spoken(traits, [(call.name, dict(json.loads(call.arguments)))], "").strip()
+        return re.sub(r', "id": "\w+"|(?<=\[)\s+(?={)|(?<=})\s+(?=\])', "", said)
 
-TAGGED = (  # as Qwen3-Coder
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}\n<tool_call>\n"
-    "<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n"
-    "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}<end>"
-    "{% endfor %}{{ tools }}"
-)
+    return template + "{{ tools }}", write
 
 
 FAMILIES: dict[str, tuple[str, Callable[[ToolCall], str]]] = {
-    "tagged": (TAGGED, tagged),
     "hermes": ("{{ messages }}{{ tools }} <tool_call>", hermes),
     "mistral": ("{{ messages }}{{ tools }} [TOOL_CALLS]", mistral),
     "function": ("{{ messages }}{{ tools }} <function=", function),
     "llama": ("{{ messages }}{{ tools }} <|python_tag|>", llama),
     "generic": ("", generic),
+    **{name: learnt(name) for name in TEMPLATES},
 }
 HARMONY = "{{ messages }}{{ tools }} <|channel|><|message|>"
 
@@ -95,6 +96,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer
         fast = FastTokenizer.from_file(str(directory / "tokenizer.json"))
         if has_channels(template):
             fast.add_special_tokens(list(SPELLED))
+        fast.add_special_tokens([mark for mark in CONTROLS if mark in template])
         end = fast.token_to_id(SPECIAL[-1])
         return Tokenizer(fast, {"chat_template": template, "eos_ids": [end]})
 
@@ -109,14 +111,14 @@ def shape_of(tokenizer: Tokenizer, **more: Any) -> AnswerFormat:
 @cache
 def grammars_of(tokenizer: Tokenizer) -> Grammars:
     """Keep what was compiled, as a server does."""
-    return Grammars(tokenizer, VOCAB + len(SPELLED))
+    return Grammars(tokenizer, WIDTH)
 
 
 def allowed(tokenizer: Tokenizer, shape: AnswerFormat, text: str) -> bool:
     """Whether an answer may be `text`, and end there."""
     assert shape.grammar
     constraint = grammars_of(tokenizer).compiled(shape.grammar, shape.field).copy()
-    logits = np.zeros(VOCAB + len(SPELLED), np.float32)
+    logits = np.zeros(WIDTH, np.float32)
     for token in [*tokenizer.encode(text, special=False), *tokenizer.eos_ids]:
         if not np.isfinite(constraint.allow(logits)[token]):
             return False
@@ -141,9 +143,9 @@ def joined(pieces: list[Piece]) -> list[Piece]:
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_strict_arguments_are_held_to_their_schema_beside_text(family: str, model: Callable[[str], Tokenizer]) -> None:
-    template, write = FAMILIES[family]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_strict_arguments_are_held_to_their_schema_beside_text(name: str, model: Callable[[str], Tokenizer]) -> None:
+    template, write = FAMILIES[name]
     tokenizer = model(template)
     shape = shape_of(tokenizer)
     assert shape.field == "tools"
@@ -193,13 +195,13 @@ ANSWERS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(("form", "good", "bad"), ANSWERS)
 def test_a_form_beside_tools_allows_the_form_or_a_call(
-    family: str, form: dict[str, Any], good: str, bad: str, model: Callable[[str], Tokenizer]
+    name: str, form: dict[str, Any], good: str, bad: str, model: Callable[[str], Tokenizer]
 ) -> None:
     """An answer of the form is text, whatever stands in it; a call is one."""
-    template, write = FAMILIES[family]
+    template, write = FAMILIES[name]
     tokenizer = model(template)
     shape = shape_of(tokenizer, response_format=form)
     assert shape.field.startswith("response_format")
@@ -224,7 +226,7 @@ class Heard:
         self.events: list[Event] = []
         self.replay = Replay()
         meter: Any = SimpleNamespace(first_token=lambda s: None, next_token=lambda s: None, over=lambda *a: None)
-        prepared = PreparedRequest([1], 500, shape, replayable=True)
+        prepared = PreparedRequest([1], 500, shape, AnswerFormats(tokenizer).spelled(with_tools=True), True)
         deliver: Any = self.events.extend
         self._collector = Collector(tokenizer, prepared, AnswerLimits(500), self.replay, meter, deliver)
         asked: Any = SimpleNamespace(client=Client())

@@ -24,6 +24,17 @@ def each(call: str, before: str = "", after: str = "", between: str = "") -> str
     return turns(before + loop + after)
 
 
+def wide(text: str) -> str:
+    """With the wide bars of DeepSeek's marks."""
+    for mark in ("<|", "</|", "|>", "DSML|"):
+        text = text.replace(mark, mark.replace("|", "\uff5c"))
+    return text
+
+
+def deepseek(*parts: str) -> str:
+    return each(*map(wide, parts))
+
+
 def pairs(pair: str, between: str = "") -> str:
     middle = "{% if not loop.last %}" + between + "{% endif %}" if between else ""
     return "{% for k, v in c.function.arguments | items %}" + pair.replace("VALUE", RAW) + middle + "{% endfor %}"
@@ -55,25 +66,25 @@ TEMPLATES = {
         "\n<minimax:tool_call>\n",
         "</minimax:tool_call>",
     ),
-    "DeepSeek V3.2": each(
-        f'<｜DSML｜invoke name="{NAME}">\n'
-        + pairs('<｜DSML｜parameter name="{{ k }}" string="{{ (v is string) | lower }}">VALUE</｜DSML｜parameter>\n')
-        + "</｜DSML｜invoke>\n",
-        "\n\n<｜DSML｜function_calls>\n",
-        "</｜DSML｜function_calls>",
+    "DeepSeek V3.2": deepseek(
+        f'<|DSML|invoke name="{NAME}">\n'
+        + pairs('<|DSML|parameter name="{{ k }}" string="{{ (v is string) | lower }}">VALUE</|DSML|parameter>\n')
+        + "</|DSML|invoke>\n",
+        "\n\n<|DSML|function_calls>\n",
+        "</|DSML|function_calls>",
     ),
     "Seed": each(
         f"\n<seed:tool_call>\n<function={NAME}>\n"
         + pairs("<parameter={{ k }}>VALUE</parameter>\n")
         + "</function>\n</seed:tool_call>"
     ),
-    "DeepSeek V3.1": each(
-        f"<｜tool▁call▁begin｜>{NAME}<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>",
-        "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
+    "DeepSeek V3.1": deepseek(
+        f"<|tool▁call▁begin|>{NAME}<|tool▁sep|>{ARGUMENTS}<|tool▁call▁end|>",
+        "<|tool▁calls▁begin|>", "<|tool▁calls▁end|>",
     ),
-    "DeepSeek R1": each(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{NAME}\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>",
-        "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "\n",
+    "DeepSeek R1": deepseek(
+        f"<|tool▁call▁begin|>function<|tool▁sep|>{NAME}\n```json\n{ARGUMENTS}\n```<|tool▁call▁end|>",
+        "<|tool▁calls▁begin|>", "<|tool▁calls▁end|>", "\n",
     ),
     "Kimi K2": each(
         f"<|tool_call_begin|>functions.{NAME}:{INDEX}<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>",
@@ -116,12 +127,11 @@ TEMPLATES = {
 }  # fmt: skip
 
 
-CONTROLS = (
-    "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_calls_section_begin|>",
-    "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|START_ACTION|>",
-    "<|END_ACTION|>", "[TOOL_CALLS]", "[ARGS]", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|tools_prefix|>", "<|tools_suffix|>", "<|call:begin|>", "<|call:end|>",
-)  # fmt: skip
+_MARKS = """<|tool_call> <tool_call|> <|"|> <|tool_call_start|> <|tool_call_end|> <|tool_calls_section_begin|>
+<|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> <|START_ACTION|> <|END_ACTION|>
+[TOOL_CALLS] [ARGS] <|tools_prefix|> <|tools_suffix|> <|call:begin|> <|call:end|>"""
+_DEEPSEEK = "<|tool▁calls▁begin|> <|tool▁calls▁end|> <|tool▁call▁begin|> <|tool▁call▁end|> <|tool▁sep|>"
+CONTROLS = (*_MARKS.split(), *wide(_DEEPSEEK).split())
 """Marks that are control tokens of the published models."""
 
 

@@ -9,7 +9,7 @@ Tool = tuple[str, Mapping[str, Any]]
 """The name of a tool and the schema of its arguments."""
 
 _ID_PATTERN = "^[A-Za-z0-9_.:-]{1,32}$"
-_ID = "ID: /[A-Za-z0-9_.:-]+/"
+_ID = "ID: /[A-Za-z0-9_.:-]{1,32}/"
 _FREE_KEY = "NAME: /[A-Za-z0-9_.-]+/"
 
 

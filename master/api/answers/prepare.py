@@ -16,7 +16,7 @@ from tpi.errors import ModelError
 _SURELY_FEWER = 64  # bytes; only runs of one character make longer tokens
 _PROBE = 4  # characters per token; a longer text is encoded in pieces first, until it is known to be too long
 _PIECE = 2
-_TAIL = 8  # number of last tokens in which the opening tag of reasoning is looked for
+_BLANKS = 4  # tokens of white space that may follow the opening tag of reasoning at the end of a prompt
 
 
 @dataclass(frozen=True)
@@ -168,4 +168,6 @@ class Preparer:
             opening, closing = self._formats.thinking
             _, begun, rest = ask.messages[-1]["content"].rpartition(opening)
             return bool(begun) and closing not in rest
-        return self._tokenizer.spelling(tokens[-_TAIL:]).rstrip().endswith(self._formats.thinking[0])
+        opening = self._formats.thinking[0]
+        last = tokens[-len(opening.encode()) - _BLANKS :]  # a token is at least a byte
+        return self._tokenizer.spelling(last).rstrip().endswith(opening)

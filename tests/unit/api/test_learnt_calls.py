@@ -11,6 +11,8 @@ from master.api.tools.families import ToolFamily, reasoning_tags
 from master.api.tools.parser import NoTools
 from master.api.tools.reasoning import ReasoningParser
 from master.api.tools.typed import typed
+from tests.support import call_examples
+from tests.support.call_examples import EXAMPLES
 from tests.support.call_templates import TEMPLATES, family, spoken
 
 SCHEMA = {
@@ -28,8 +30,10 @@ ALL = {"city": 'Rome "x" <b>\n  two', "days": 5, "more": {"k": [1, "a", True]}, 
 CALLS: list[tuple[str, dict[str, Any]]] = [("get_weather", ALL), ("get", {}), ("get_weather", {"city": "5"})]
 
 
-def parsed(family: ToolFamily, pieces: Sequence[str]) -> tuple[list[tuple[str, Any]], str]:
-    parser = family.parser(TOOLS)
+def parsed(
+    family: ToolFamily, pieces: Sequence[str], tools: Sequence[dict[str, Any]] = TOOLS
+) -> tuple[list[tuple[str, Any]], str]:
+    parser = family.parser(tools)
     found: list[Piece] = [one for piece in pieces for one in parser.push(piece)]
     found += parser.flush()
     calls = [(one.name, json.loads(one.arguments)) for one in found if isinstance(one, ToolCall)]
@@ -46,6 +50,16 @@ def test_calls_are_read_as_the_template_writes_them(name: str) -> None:
     assert parsed(learnt, list(text)) == expected
     for cut in range(len(text) + 1):
         assert parsed(learnt, [text[:cut], text[cut:]]) == expected
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_published_calls_cut_at_every_place(name: str) -> None:
+    learnt, _ = family(TEMPLATES[name])
+    text = f"I look.\n{EXAMPLES[name]}"
+    expected = (call_examples.CALLS, "I look.")
+    assert parsed(learnt, list(text), call_examples.TOOLS) == expected
+    for cut in range(len(text) + 1):
+        assert parsed(learnt, [text[:cut], text[cut:]], call_examples.TOOLS) == expected
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

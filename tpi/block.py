@@ -25,6 +25,7 @@ from tpi.partition import FFN_UNIT, Range, by_expert
 
 F32 = npt.NDArray[np.float32]
 Vectors = Mapping[str, F32]
+_ONE = np.ones(1, np.float32)
 
 
 def attention_spec(
@@ -43,6 +44,7 @@ def attention_spec(
     run, in their order; a node that has heads has all units of `latent` and of `query_latent`.
     """
     found = {run.name: run for run in latents}
+    config = config.at_layer(layer)
     heads = query_units.scaled(query.width // config.head_dim, config.heads)
     kv_heads = kv_units.scaled(kv.width // config.kv_width, config.kv_heads)
     group = config.heads // config.kv_heads
@@ -71,6 +73,7 @@ def attention_spec(
         latent=_latent(config, found["latent"], vectors, bool(len(query_units))) if found else None,
         query_latent=_query_latent(config, found, vectors, len(query_units)),
         output_gate=config.output_gate,
+        v_norm=np.ones(config.head_dim, np.float32) if config.value_norm else None,
     )
 
 
@@ -221,7 +224,8 @@ def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual
     """Return the operations after the sum of a block of this kind: its bias and its norm."""
     bias = "o.bias" if kind in ("attention", "delta") else "down.bias"
     weight = vectors.get("post_norm")
-    return Residual(vectors.get(bias), None if weight is None else NormSpec("rms", config.norm_eps, weight))
+    norm = None if weight is None else NormSpec("rms", config.norm_eps, weight)
+    return Residual(vectors.get(bias), norm, float(vectors.get("layer_scale", _ONE)[0]))
 
 
 def _norm(config: ModelConfig, vectors: Vectors) -> NormSpec:

@@ -73,6 +73,14 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class FullHeads:
+    """Heads of the layers without a sliding window, in models in which they differ from those of the other layers."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The shape of a decoder-only Transformer, as every node needs it.
 
@@ -117,6 +125,8 @@ class ModelConfig:
     output_gate: bool = False  # the sigmoid of a product of the input multiplies what the heads attend to (Qwen3.5)
     delta: Delta | None = None  # settings of blocks of kind `delta`; None: there are none
     recurrent: tuple[int, ...] = ()  # per layer 1: its first block is of kind `delta`; empty: none is
+    full_heads: FullHeads | None = None  # heads of layers without a window (Gemma 4); None: as in the other layers
+    value_norm: bool = False  # values are divided by their root mean square, head by head (Gemma 4)
 
     @property
     def kv_width(self) -> int:
@@ -157,9 +167,26 @@ class ModelConfig:
         """Return the sliding window of `layer` in tokens, 0 for full attention."""
         return self.windows[layer] if self.windows else 0
 
+    def has_full_heads(self, layer: int) -> bool:
+        """Return True if the heads of `layer` are those of `full_heads`."""
+        return self.full_heads is not None and not self.window(layer)
+
+    def at_layer(self, layer: int) -> "ModelConfig":
+        """Return the configuration with the `kv_heads` and the `head_dim` of `layer`."""
+        if self.full_heads is None or self.window(layer):
+            return self
+        return replace(self, kv_heads=self.full_heads.kv_heads, head_dim=self.full_heads.head_dim, full_heads=None)
+
     def is_recurrent(self, layer: int) -> bool:
         """Return True if `layer` has a state in place of keys and values."""
         return bool(self.recurrent and self.recurrent[layer])
+
+    @property
+    def host_only(self) -> str:
+        """The part of the model that only the CPU computes, for messages; empty if accelerators compute all of it."""
+        if any(self.recurrent):
+            return "recurrent layers"
+        return "normed values" if self.value_norm else ""
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -180,12 +207,13 @@ class ModelConfig:
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }
-        for name, settings in (("mixture", Mixture), ("latent", Latent), ("delta", Delta)):
+        for name, settings in _SETTINGS.items():
             if plain.get(name) is not None:
                 plain[name] = settings(**plain[name])
         return cls(**plain)
 
 
+_SETTINGS = {"mixture": Mixture, "latent": Latent, "delta": Delta, "full_heads": FullHeads}
 MOST_BYTES = 1 << 50  # limit of any size that a user gives
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT])(i?)B?|B)?\s*", re.IGNORECASE)

@@ -5,7 +5,7 @@ KV heads, or `FFN_UNIT` FFN neurons. Nodes get contiguous ranges of units in ran
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from tpi.errors import PlanError
@@ -44,6 +44,11 @@ class Shard:
     expert: Range = Range(0, 0)  # units of each of these experts
     value: Range = Range(0, 0)  # value heads of recurrent layers
     key: Range = Range(0, 0)  # key heads of recurrent layers
+    full_kv: Range = Range(0, 0)  # KV units of layers with heads of their own (`ModelConfig.full_heads`)
+
+    def at_layer(self, full_heads: bool) -> "Shard":
+        """Return the shard with the KV units of a layer in `kv`; `full_heads` is `ModelConfig.has_full_heads`."""
+        return replace(self, kv=self.full_kv) if full_heads else self
 
 
 def deal(units: int, shares: Sequence[float]) -> list[Range]:

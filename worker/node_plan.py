@@ -117,6 +117,15 @@ class NodeLayer:
 
 
 @dataclass(frozen=True)
+class LayerHeads:
+    """A node's numbers of query heads and of KV heads in one layer, and the number of values of a head."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
 class NodePlan:
     """Everything that the master tells one node about a deployment.
 
@@ -146,17 +155,20 @@ class NodePlan:
         """Return the runs called `name` of every block that has one, in order of use."""
         return (run for block in self.blocks for run in block.runs if run.name == name)
 
+    @cached_property
+    def layer_heads(self) -> dict[int, LayerHeads]:
+        """This node's heads of each layer with attention."""
+        return {block.layer: _heads(self.config, block) for block in self.blocks if block.kind == "attention"}
+
     @property
     def heads(self) -> int:
         """The largest number of query heads that this node has in one block."""
-        limit, width = self.config.heads, self.config.head_dim
-        return max((len(run.units.scaled(run.layout.width // width, limit)) for run in self.runs("query")), default=0)
+        return max((each.heads for each in self.layer_heads.values()), default=0)
 
     @property
     def kv_heads(self) -> int:
         """The largest number of KV heads that this node has in one block."""
-        limit, width = self.config.kv_heads, self.config.kv_width
-        return max((len(run.units.scaled(run.layout.width // width, limit)) for run in self.runs("kv")), default=0)
+        return max((each.kv_heads for each in self.layer_heads.values()), default=0)
 
     @cached_property
     def state_sizes(self) -> dict[int, int]:
@@ -187,6 +199,13 @@ class NodePlan:
             for _, part in by_expert(run.units, run.layout.units // mixture.experts)
         ]
         return _width(block.runs) - _width(routed) + mixture.used * max(slices, default=0)
+
+
+def _heads(config: ModelConfig, block: NodeBlock) -> LayerHeads:
+    config, query, kv = config.at_layer(block.layer), block.run("query"), block.run("kv")
+    heads = query.units.scaled(query.layout.width // config.head_dim, config.heads)
+    kv_heads = kv.units.scaled(kv.layout.width // config.kv_width, config.kv_heads)
+    return LayerHeads(len(heads), len(kv_heads), config.head_dim)
 
 
 def _width(runs: Sequence[RunUnits]) -> int:

@@ -34,7 +34,9 @@ def assignments(
     distinct = list({block.id: block for block in pack.walk()}.values())
     layouts = list(dict.fromkeys(run for block in distinct for run in block.shape.runs))
     index = {block.id: number for number, block in enumerate(distinct)}
-    plans = [_block_plans(block, shards, layouts, experts) for block in distinct]
+    full_heads = {block.id: pack.config.has_full_heads(layer) for layer, own in enumerate(pack.layers) for block in own}
+    of_kind = {full: [shard.at_layer(full) for shard in shards] for full in (False, True)}
+    plans = [_block_plans(block, of_kind[full_heads[block.id]], layouts, experts) for block in distinct]
     everyone = tuple(range(len(shards)))
     routing = _routing(pack)
     layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
@@ -89,7 +91,7 @@ def _block_plans(
 
 
 def held_units(shape: BlockShape, shard: Shard, experts: int) -> Iterator[tuple[RunLayout, Range]]:
-    """Yield the units that `shard` has of each run, as ranges.
+    """Yield the units that `shard` has of each run, as ranges. The shard is that of the block's layer.
 
     A node's slices of several experts are several ranges. The runs from which all heads are computed belong to every
     node with a query head.

@@ -58,9 +58,19 @@ class Units:
     key_heads: int = 1  # key heads of a unit
 
     @classmethod
-    def of(cls, config: ModelConfig, blocks: Iterable[BlockShape]) -> "Units":
-        """Count the units of each kind in the blocks of all layers. Every layer has equally many of a kind."""
-        runs = {(block.kind, run.name): run for block in blocks for run in block.runs}
+    def of(cls, config: ModelConfig, layers: Iterable[Iterable[BlockShape]]) -> "Units":
+        """Count the units of each kind in the blocks of all layers.
+
+        Every layer has equally many of a kind. KV units of layers with heads of their own (`full_heads`) are not
+        counted; they are as many heads as the others.
+        """
+        runs = {
+            (block.kind, run.name): run
+            for number, layer in enumerate(layers)
+            for block in layer
+            for run in block.runs
+            if block.kind != "attention" or not config.has_full_heads(number)
+        }
         query, kv = runs["attention", "query"], runs["attention", "kv"]
         value, key, delta = runs.get(("delta", "value")), runs.get(("delta", "key")), config.delta
         dense, routed, shared = (
@@ -95,10 +105,13 @@ def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float] | Spl
     shared = _deal("units of shared experts", units.shared, split.shared)
     experts = _deal_experts(units, split.experts)
     kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, config.kv_heads) for part in query]
+    full_heads = config.full_heads.kv_heads if config.full_heads else config.kv_heads
+    full_kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, full_heads) for part in query]
     value = _deal("value-head units", units.value, split.heads)
     key = [_key_range(config, units, part) for part in value]
     return [
-        Shard(q, k, n, s, *e, *d) for q, k, n, s, e, *d in zip(query, kv, ffn, shared, experts, value, key, strict=True)
+        Shard(q, k, n, s, *e, *d)
+        for q, k, n, s, e, *d in zip(query, kv, ffn, shared, experts, value, key, full_kv, strict=True)
     ]
 
 
@@ -111,7 +124,7 @@ def _key_range(config: ModelConfig, units: Units, value: Range) -> Range:
 
 def units_of(pack: Pack) -> Units:
     """Return the units into which a layer of this pack can be divided."""
-    return Units.of(pack.config, (block.shape for layer in pack.layers for block in layer))
+    return Units.of(pack.config, ([block.shape for block in layer] for layer in pack.layers))
 
 
 def refuse_too_many(located: Located, dtype: str, cache: Path, shares: Sequence[float]) -> None:
@@ -141,7 +154,7 @@ def _before_packing(source: Path, dtype: str) -> tuple[ModelConfig, Units]:
     with closing(opened.source):
         layers = plan_pack(opened.model, opened.source, dtype).layers
     config = opened.model.config
-    return config, Units.of(config, (block.shape for layer in layers for block in layer))
+    return config, Units.of(config, ([block.shape for block in layer] for layer in layers))
 
 
 def parse_split(text: str | None, nodes: int) -> list[float]:

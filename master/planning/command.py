@@ -136,8 +136,8 @@ def _case(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[M
     machine = node.machine
     room = machine.memory + sum(card.memory for card in machine.cards)
     shape = model_shape(model, dtype, cache, room)
-    if machine.cards and any(shape.config.recurrent):
-        warn(f"the accelerator is left out: only the CPU computes the recurrent layers of {shape.config.family} models")
+    if machine.cards and (part := shape.config.host_only):
+        warn(f"the accelerator is left out: only the CPU computes the {part} of {shape.config.family} models")
         node = replace(node, machine=replace(machine, accelerator=None, more=()))
     options = OffloadOptions(flags["weights"], flags["kv"], flags["pipeline"])
     return shape, node, planning_case(shape, node.machine, _request(shape, flags), options, flags["kv_dtype"])
@@ -156,7 +156,7 @@ def _files(cache: Path) -> list[Path]:
 def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, flags: dict[str, Any]) -> None:
     """Report what each machine of a home would hold of the model, and how fast it would be."""
     shape = model_shape(model, dtype, cache, sum(machine.memory for machine in home.machines))
-    home = replace(home, cards=()) if any(shape.config.recurrent) else home
+    home = replace(home, cards=()) if shape.config.host_only else home
     asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"])
     if flags["batch"] > 1 and (why := next(filter(None, map(several_cards, home.batching)), "")):
         raise PlanError(why)

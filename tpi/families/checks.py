@@ -39,12 +39,9 @@ def check_config(config: ModelConfig, where: str) -> None:
     check_delta(config, where)
     tables = (config.inv_freq, config.long_inv_freq, config.local_inv_freq)
     _check_activation(config, where)
-    if any(2 * len(table) > config.head_dim for table in tables):
-        raise ModelError(f"{where}: rotary embedding is wider than a head of {config.head_dim}")
     if len(config.windows) not in (0, config.layers) or any(type(w) is not int or w < 0 for w in config.windows):
         raise ModelError(f"{where}: sliding windows must be one whole number per layer")
-    if len(config.rope_kinds) not in (0, config.layers) or any(kind not in (0, 1, 2) for kind in config.rope_kinds):
-        raise ModelError(f"{where}: kinds of rotary embedding must be 0, 1 or 2 for each layer")
+    check_heads(config, where)
     if type(config.original_context) is not int or not 0 <= config.original_context <= _LIMITS["context"]:
         raise ModelError(f"{where}: original_context is {config.original_context!r}; a whole number is expected")
     numbers = [config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
@@ -53,6 +50,31 @@ def check_config(config: ModelConfig, where: str) -> None:
                *(value for table in tables for value in table)]  # fmt: skip
     if any(not isinstance(number, int | float) or not math.isfinite(number) for number in numbers):
         raise ModelError(f"{where}: a number is missing or not finite")
+
+
+def check_heads(config: ModelConfig, where: str) -> None:
+    """Check the heads of the layers without a window, and that rotary frequencies fit the heads of their layers.
+
+    Raises:
+        ModelError: if a check fails.
+    """
+    if (full := config.full_heads) is not None:
+        for name in ("kv_heads", "head_dim"):
+            value = getattr(full, name)
+            if type(value) is not int or not 1 <= value <= _LIMITS[name]:
+                raise ModelError(f"{where}: {name} of full layers is {value!r}; 1 to {_LIMITS[name]} is expected")
+        if config.heads % full.kv_heads:
+            raise ModelError(f"{where}: {config.heads} query heads are not a multiple of {full.kv_heads} KV heads")
+        if not any(config.windows) or all(config.windows) or config.latent is not None:
+            raise ModelError(f"{where}: heads of full layers of their own need layers of both kinds, and no latent")
+    if len(config.rope_kinds) not in (0, config.layers) or any(kind not in (0, 1, 2) for kind in config.rope_kinds):
+        raise ModelError(f"{where}: kinds of rotary embedding must be 0, 1 or 2 for each layer")
+    kinds = config.rope_kinds or (1,) * config.layers
+    for layer, kind in enumerate(kinds):
+        size = config.at_layer(layer).head_dim
+        tables = ((), (config.inv_freq, config.long_inv_freq), (config.local_inv_freq,))[kind]
+        if any(2 * len(table) > size for table in tables):
+            raise ModelError(f"{where}: rotary embedding is wider than a head of {size}")
 
 
 def _check_activation(config: ModelConfig, where: str) -> None:

@@ -12,7 +12,9 @@ RunFields = tuple[bool, int, int, int, list[tuple[str, str, str]]]
 NormFields = tuple[str, float, F32, F32 | None]
 LatentFields = tuple[RunFields, NormFields, int, int, F32 | None]
 QueryLatentFields = tuple[RunFields, RunFields, NormFields, F32 | None]
-AttentionVectors = tuple[F32 | None, F32 | None, F32 | None, F32 | None, F32 | None, F32, F32 | None]
+AttentionVectors = tuple[
+    F32 | None, F32 | None, F32 | None, F32 | None, F32 | None, F32, F32 | None, F32 | None
+]  # the biases of q, k and v, the norms of q and k, frequencies, sinks, the norm of v
 
 PAGE_TOKENS: int  # tokens of a page
 GROUP: int  # values that share a scale, of weights and activations
@@ -98,7 +100,7 @@ class FfnPlan:
     def run(self, data: U8, x: F32 | Prepared, active: I32 | None, out: F32) -> None: ...
     def prepare(self, x: F32, normed: bool, into: Prepared) -> None: ...
 
-ResidualFields = tuple[F32 | None, NormFields | None]
+ResidualFields = tuple[F32 | None, NormFields | None, float]
 
 RouterSettings = tuple[int, int, bool, bool, float, int, int, int]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tpi.config import Format
 from tpi.errors import KernelError
-from tpi.kernels.spec import F32, I32, U8, FfnSpec, NormSpec
+from tpi.kernels.spec import F32, I32, U8, FfnSpec, NormSpec, Residual
 from tpi.pack.builder.quantise import decode_part
 from tpi.pack.layout import GROUP, RunLayout, is_quantised
 
@@ -32,6 +32,15 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
     centred = x - np.mean(x, axis=-1, keepdims=True)
     scaled = centred / np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + np.float32(eps)) * weight
     return np.asarray(scaled if bias is None else scaled + bias, np.float32)
+
+
+def add_residual(residual: Residual, x: F32, total: F32) -> F32:
+    """Return `x` after the end of a block (`Residual`), whose sum over all nodes is `total`."""
+    total = biased(total, residual.bias)
+    if residual.norm is not None:
+        total = apply_norm(residual.norm, total)
+    total = x + total
+    return total if residual.scale == 1 else total * np.float32(residual.scale)
 
 
 def round_activations(x: F32, weights: Format) -> F32:

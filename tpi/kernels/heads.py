@@ -33,8 +33,8 @@ def refuse_sums(spec: AttentionSpec) -> None:
 
 
 def is_plain(spec: AttentionSpec) -> bool:
-    """Return True if heads need only biases, norms of each head, and RoPE, which all kernels support."""
-    return spec.whole is None and not spec.clip
+    """Return True if heads need only biases, norms of queries and keys, and RoPE, which all kernels support."""
+    return spec.whole is None and not spec.clip and spec.v_norm is None
 
 
 def without_norms(spec: AttentionSpec) -> AttentionSpec:
@@ -45,7 +45,9 @@ def without_norms(spec: AttentionSpec) -> AttentionSpec:
     found: AttentionSpec | None = vars(spec).get(_RAW)
     if found is None:
         none = np.empty(0, np.float32)
-        found = vars(spec)[_RAW] = replace(spec, q_norm=None, k_norm=None, inv_freq=none, clip=0.0, whole=None)
+        found = vars(spec)[_RAW] = replace(
+            spec, q_norm=None, k_norm=None, v_norm=None, inv_freq=none, clip=0.0, whole=None
+        )
     return found
 
 
@@ -80,6 +82,8 @@ def apply_norms_and_rope(
         queries = rms_norm(queries, spec.q_norm, spec.norm.eps)
     if spec.k_norm is not None:
         keys = rms_norm(keys, spec.k_norm, spec.norm.eps)
+    if spec.v_norm is not None:
+        values = rms_norm(values, spec.v_norm, spec.norm.eps)
     if spec.clip:
         queries, keys, values = (np.clip(heads, -spec.clip, spec.clip) for heads in (queries, keys, values))
     queries, keys = (rope(spec, heads, positions) for heads in (queries, keys))

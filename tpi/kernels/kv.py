@@ -89,17 +89,28 @@ class KvPages:
 
         `memory(nbytes)` returns at least that many zeroed bytes; None allocates a numpy array.
         """
-        element = _ELEMENTS[dtype]
-        shape = (blocks, kv_heads, PAGE_TOKENS, vector_bytes(head_dim, dtype) // element.itemsize)
+        return cls.of_layers(dict.fromkeys(layers, (kv_heads, head_dim)), blocks, dtype, memory)
 
-        def zeros() -> KvArray:
+    @classmethod
+    def of_layers(
+        cls,
+        heads: Mapping[int, tuple[int, int]],
+        blocks: int,
+        dtype: KvDtype,
+        memory: Callable[[int], Bytes] | None = None,
+    ) -> "KvPages":
+        """Return storage for `blocks` pages of each layer, whose numbers of KV heads and head sizes are `heads`."""
+        element = _ELEMENTS[dtype]
+
+        def zeros(kv_heads: int, head_dim: int) -> KvArray:
+            shape = (blocks, kv_heads, PAGE_TOKENS, vector_bytes(head_dim, dtype) // element.itemsize)
             if memory is None:
                 return np.zeros(shape, element)
             nbytes = prod(shape) * element.itemsize
             return memory(nbytes)[:nbytes].view(element).reshape(shape)
 
-        own = list(layers)
-        return cls(blocks, {layer: zeros() for layer in own}, {layer: zeros() for layer in own})
+        keys = {layer: zeros(*each) for layer, each in heads.items()}
+        return cls(blocks, keys, {layer: zeros(*each) for layer, each in heads.items()})
 
     def hold(self, layer: int, batch: Batch) -> AbstractContextManager[tuple[KvArray, KvArray]]:
         """Return a context manager that yields a layer's keys and values for attention of `batch`.

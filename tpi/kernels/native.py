@@ -178,7 +178,8 @@ class NativeKernels:
             total = total + residual.bias
         if residual.norm is not None:
             total = self.norm(residual.norm, total)
-        return x + total
+        found = x + total
+        return found if residual.scale == 1 else found * np.float32(residual.scale)
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> NativeChain:
         """Return a chain of blocks.
@@ -239,7 +240,7 @@ class NativeChain:
         self._native = _native.Chain(blocks[0].spec.hidden if blocks else 0)
         for block in blocks:
             norm = block.residual.norm
-            residual = (block.residual.bias, None if norm is None else _norm(norm))
+            residual = (block.residual.bias, None if norm is None else _norm(norm), block.residual.scale)
             if isinstance(block.spec, FfnSpec):
                 self._native.ffn(_plan_ffn(block.spec), block.data, residual)
             elif isinstance(block.spec, ExpertsSpec):
@@ -297,7 +298,7 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
             _norm(spec.norm),
             (spec.heads, spec.kv_heads, spec.head_dim),
             spec.kv_index,
-            (spec.q_bias, spec.k_bias, spec.v_bias, q_norm, k_norm, spec.inv_freq, spec.sinks),
+            (spec.q_bias, spec.k_bias, spec.v_bias, q_norm, k_norm, spec.inv_freq, spec.sinks, spec.v_norm),
             (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window, spec.clip, spec.whole is not None),
             None if spec.latent is None else _latent(spec.latent),
             None if spec.query_latent is None else _query_latent(spec.query_latent),

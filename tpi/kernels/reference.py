@@ -14,6 +14,7 @@ import numpy as np
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import (
     activate,
+    add_residual,
     apply_norm,
     biased,
     check_data,
@@ -156,10 +157,7 @@ class ReferenceKernels:
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """Return `x` plus the sum over all nodes, `total`, to which bias and norm of `residual` are applied first."""
-        total = biased(total, residual.bias)
-        if residual.norm is not None:
-            total = apply_norm(residual.norm, total)
-        return x + total
+        return add_residual(residual, x, total)
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> PlainChain:
         """Return a chain that runs `blocks` in order."""

@@ -40,7 +40,7 @@ class AttentionSpec:
         kv: layout of the KV run, parts `k` and `v` (rows).
         heads, kv_heads, head_dim: local heads; `units * width` of a run may exceed `heads * head_dim` by padding.
         kv_index: `[heads]` int32, the local KV head that each local query head attends to.
-        norm: norm of the input; its eps is also that of `q_norm` and `k_norm`.
+        norm: norm of the input; its eps is also that of `q_norm`, `k_norm` and `v_norm`.
         q_bias: `[heads * head_dim]` or None; k_bias, v_bias: `[kv_heads * head_dim]` or None.
         q_norm, k_norm: `[head_dim]` or None; RMS norm of each head before RoPE (Qwen 3).
         inv_freq: `[rotary/2]`, rotary frequencies, halves rotated against each other; empty for no RoPE.
@@ -52,6 +52,7 @@ class AttentionSpec:
         sinks: `[heads]` or None: a score of each head that takes part in its softmax without a value (gpt-oss).
         latent: source of keys and values in place of the block's input, or None.
         query_latent: source of queries in place of the block's input, or None; not without `latent`.
+        v_norm: `[head_dim]` or None; RMS norm of each value, with the weights 1 in Gemma 4.
         output_gate: True if the query run has a part `gate` (rows) beside q: the sigmoid of its product with the input
             multiplies what a head attends to, before o.
     """
@@ -79,6 +80,7 @@ class AttentionSpec:
     latent: LatentSpec | None = None
     query_latent: QueryLatentSpec | None = None
     output_gate: bool = False
+    v_norm: F32 | None = None
 
     @property
     def hidden(self) -> int:
@@ -293,10 +295,12 @@ class Residual:
     Attributes:
         bias: `[hidden]` or None.
         norm: norm of sum plus bias, or None.
+        scale: multiplies the hidden states after the addition (Gemma 4, in the last block of a layer).
     """
 
     bias: F32 | None = None
     norm: NormSpec | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -139,7 +139,10 @@ class RunShape:
 
 
 def attention_shapes(config: ModelConfig) -> dict[RunName, RunShape]:
-    """Return the shape of each run of the model's attention blocks, by name, in the order in which they are stored."""
+    """Return the shape of each run of the attention block of a layer, by name, in the order in which they are stored.
+
+    `config` is that of the layer (`ModelConfig.at_layer`).
+    """
     own = RunShape(config.heads * config.head_dim, config.head_dim, config.hidden)
     kv = RunShape(config.kv_heads * config.kv_width, config.kv_width, config.kv_hidden)
     if config.latent is None:
@@ -194,13 +197,25 @@ def delta_vectors(delta: Delta, hidden: int) -> dict[str, int]:
 
 
 def query_unit_heads(config: ModelConfig, quantised: bool) -> int:
-    """Return the number of query heads in a unit. If quantised, the o columns must fill whole groups of 32."""
-    return fewest_heads(config.head_dim, GROUP) if quantised else 1
+    """Return the number of query heads in a unit, the same in every layer.
+
+    If quantised, the o columns must fill whole groups of 32.
+    """
+    return _fewest_heads(config, config.head_dim, GROUP) if quantised else 1
 
 
 def kv_unit_heads(config: ModelConfig, quantised: bool) -> int:
-    """Return the number of KV heads in a unit. If quantised, the k and v rows must fill whole tiles of 8."""
-    return fewest_heads(config.kv_width, TILE_OUTPUTS) if quantised else 1
+    """Return the number of KV heads in a unit, the same in every layer.
+
+    If quantised, the k and v rows must fill whole tiles of 8.
+    """
+    return _fewest_heads(config, config.kv_width, TILE_OUTPUTS) if quantised else 1
+
+
+def _fewest_heads(config: ModelConfig, width: int, multiple: int) -> int:
+    """Return the fewest heads of `width` vectors that suffice; in models with `full_heads`, those of all layers."""
+    widths = (width, config.full_heads.head_dim) if config.full_heads else (width,)
+    return max(fewest_heads(each, multiple) for each in widths)
 
 
 def ffn_units(neurons: int) -> int:

@@ -95,12 +95,13 @@ def _check_blocks(manifest: Manifest) -> None:
     config, blocks = manifest.config, manifest.blocks
     neurons = RunShape(config.intermediate, 1, config.hidden)
     runs: dict[BlockKind, dict[RunName, RunShape]]
-    runs = {"attention": attention_shapes(config), "delta": delta_shapes(config), "ffn": {"neuron": neurons}}
+    runs = {"attention": {}, "delta": delta_shapes(config), "ffn": {"neuron": neurons}}
     if (mixture := config.mixture) is not None:
         shared: dict[RunName, RunShape] = {"shared": RunShape(mixture.shared, 1, config.hidden)}
         routed = RunShape(mixture.experts * ffn_units(mixture.width) * FFN_UNIT, 1, config.hidden)
         runs["experts"] = (shared if mixture.shared else {}) | {"neuron": routed}
-    for names in manifest.layers:
+    for layer, names in enumerate(manifest.layers):
+        runs["attention"] = attention_shapes(config.at_layer(layer))
         if not names:
             raise ValueError("a layer has no blocks")
         for name in names:

@@ -55,7 +55,7 @@ def some_heads(spec: AttentionSpec, kv: Range) -> HeadRange | None:
         kv_heads=len(kv),
         kv_index=spec.kv_index[first:last] - np.int32(kv.first),
         sinks=None if spec.sinks is None else np.ascontiguousarray(spec.sinks[first:last]),
-        q_bias=None, k_bias=None, v_bias=None, q_norm=None, k_norm=None, whole=None,
+        q_bias=None, k_bias=None, v_bias=None, q_norm=None, k_norm=None, v_norm=None, whole=None,
         inv_freq=spec.inv_freq if spec.latent else np.empty(0, np.float32),
     )  # fmt: skip
     return HeadRange(own, Range(first, last), kv)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tpi.config import BlockKind, ModelConfig
 from tpi.errors import ModelError
-from tpi.families.checks import check_delta, check_latent, check_mixture
+from tpi.families.checks import check_delta, check_heads, check_latent, check_mixture
 from tpi.net.messages import Assign, BlockPlan
 from tpi.pack.layout import WHOLE_RUNS, RunName, RunShape, ffn_units
 from tpi.partition import FFN_UNIT, Range, kv_range
@@ -28,13 +28,13 @@ def attention_vectors(config: ModelConfig) -> dict[str, int]:
     return found
 
 
-def has_matching_kv_units(assign: Assign, attention: BlockPlan) -> bool:
-    """Return True if the node's KV units are exactly those that its query units attend to.
+def has_matching_kv_units(assign: Assign, layer: int, attention: BlockPlan) -> bool:
+    """Return True if the node's KV units of a layer's attention are exactly those that its query units attend to.
 
     If heads come from latent vectors, the node must also have all units of those runs, and the rows of its queries. A
     node without query units must have none of them.
     """
-    config = assign.config
+    config = assign.config.at_layer(layer)
     runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in attention.runs}
     (query, wanted), (kv, held) = runs["query"], runs["kv"]
     heads, kv_heads = query.width // config.head_dim, kv.width // config.kv_width
@@ -101,6 +101,7 @@ def settings_fault(config: ModelConfig) -> str | None:
         if config.latent is not None:
             check_latent(config.latent, config, "it")
         check_delta(config, "it")
+        check_heads(config, "it")
     except ModelError as error:
         return str(error)
     return None

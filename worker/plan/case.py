@@ -24,7 +24,7 @@ from tpi.errors import PlanError
 from tpi.kernels import Kernels
 from tpi.kernels.kv import page_bytes, vector_bytes
 from tpi.kernels.spec import PAGE_TOKENS
-from worker.node_plan import NodePlan, RunUnits
+from worker.node_plan import LayerHeads, NodePlan, RunUnits
 from worker.plan.fit import HostShare, Tables, fit, kernel_room, need
 from worker.plan.offload import OffloadPlan, piece_bytes
 from worker.plan.segments import NodeSegment, cut_pieces, join, tiles
@@ -114,7 +114,7 @@ class Case:
     @property
     def accelerated(self) -> NodeMachine | None:
         """The machine if it has an accelerator that can compute this model, else None."""
-        if self.machine is None or any(self.plan.config.recurrent):
+        if self.machine is None or self.plan.config.host_only:
             return None
         return self.machine if self.machine.cards else None
 
@@ -273,9 +273,10 @@ def _segment_work(plan: NodePlan, piece: NodeSegment) -> SegmentWork:
         return SegmentWork(block.number, kind, piece.nbytes, weights, routed=routed, chosen=chosen)
     if block.kind != "attention":
         return SegmentWork(block.number, kind, piece_bytes(piece), weights)
-    kv = 2 * plan.kv_heads * vector_bytes(config.head_dim, plan.options.kv_dtype)
+    own = plan.layer_heads[block.layer] if block.kind == "attention" else LayerHeads(0, 0, 0)
+    kv = 2 * own.kv_heads * vector_bytes(own.head_dim, plan.options.kv_dtype)
     window = config.windows[block.layer] if config.windows else 0
-    pair = 4 * plan.heads * config.head_dim  # multiply and add, for the score and for the mixed value
+    pair = 4 * own.heads * own.head_dim  # multiply and add, for the score and for the mixed value
     return SegmentWork(block.number, kind, piece_bytes(piece), weights, kv, pair, window=window)
 
 

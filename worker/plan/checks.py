@@ -96,7 +96,7 @@ def _faults(assign: Assign) -> Iterator[Fault]:
     for number, layer in enumerate(assign.layers):
         attention = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "attention"]
         yield _if(
-            not all(has_matching_kv_units(assign, block) for block in attention),
+            not all(has_matching_kv_units(assign, number, block) for block in attention),
             f"layer {number} lacks KV heads that its query heads read",
         )
         recurrent = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "delta"]
@@ -113,9 +113,8 @@ def _config_faults(config: ModelConfig) -> Iterator[Fault]:
     yield _outside("context", config.context, 1, 2**31 - 1)
     yield _outside("layers", config.layers, 1, _MOST_LAYERS)
     yield _if(config.heads % config.kv_heads != 0, f"{config.heads} heads cannot share {config.kv_heads} KV heads")
-    yield _if(2 * len(config.inv_freq) > config.head_dim, "its rotary frequencies cover more values than a head has")
-    yield settings_fault(config)
     yield _if(len(config.windows) not in (0, config.layers), "it does not have one window per layer")
+    yield settings_fault(config)
     for window in config.windows:
         yield _outside("window", window, 0, 2**31 - 1)
     yield _outside("position_offset", config.position_offset, -1, _MOST)
@@ -157,7 +156,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     yield _if(len({block.id for block in assign.blocks}) < len(assign.blocks), "it has a block twice")
     neurons = RunShape(config.intermediate, FFN_UNIT, config.hidden)
     runs: dict[BlockKind, Mapping[RunName, RunShape]]
-    runs = {"attention": attention_shapes(config), "ffn": {"neuron": neurons}, **expert_runs(config)}
+    runs = {"attention": {}, "ffn": {"neuron": neurons}, **expert_runs(config)}
     if config.delta is not None:
         runs["delta"] = delta_shapes(config)
     gated = "gate up down" if config.gated else "up down"
@@ -170,8 +169,10 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
         halves != {"attention", "ffn"} or not kinds <= runs.keys(),
         f"its blocks are {' and '.join(sorted(kinds))}, not attention and feed-forward",
     )
-    for layer in assign.layers:
+    for number, layer in enumerate(assign.layers):
         blocks = [assign.blocks[index] for index in layer.blocks]
+        own = config.at_layer(number)
+        runs["attention"] = attention_shapes(own)
         yield from _layer_faults([block.kind for block in blocks])
         yield _if(list(layer.ranks) != sorted({*layer.ranks, assign.rank}), "a layer does not list this node's rank")
         for block in blocks:
@@ -184,7 +185,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
             yield _if(names != list(wanted), f"a block of kind {block.kind} has the runs {names}")
             for layout in layouts:
                 yield _layout_fault(layout, wanted[layout.name], parts[layout.name])
-            yield from _vector_faults(block, config)
+            yield from _vector_faults(block, own)
 
 
 def _layer_faults(kinds: Sequence[BlockKind]) -> Iterator[Fault]:
@@ -216,7 +217,7 @@ def _layout_fault(layout: RunLayout, wanted: RunShape, parts: str) -> Fault:
 def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     lengths = attention_vectors(config) | {
         "norm": config.hidden, "norm.bias": config.hidden, "post_norm": config.hidden, "down.bias": config.hidden,
-        "gate.bias": config.intermediate, "up.bias": config.intermediate,
+        "gate.bias": config.intermediate, "up.bias": config.intermediate, "layer_scale": 1,
     }  # fmt: skip
     if block.kind == "experts":
         lengths |= expert_vectors(config)

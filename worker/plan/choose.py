@@ -87,9 +87,9 @@ def allowed_modes(case: Case) -> Sequence[Mode]:
         PlanError: if flags contradict each other.
     """
     plan, options = case.plan, case.options
-    if any(plan.config.recurrent) and plan.options.batch is not None:
+    if (part := plan.config.host_only) and plan.options.batch is not None:
         raise PlanError(
-            f"{plan.config.family} models have recurrent layers, which micro-batches cannot compute; leave --batch out"
+            f"{plan.config.family} models have {part}, which micro-batches cannot compute; leave --batch out"
         )
     if case.accelerated is None:
         if plan.options.batch is not None:

@@ -96,16 +96,14 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
     config, options = node.config, node.options
     tables, pieces = tables or Tables(), tiles(node)
     hosted = hosted or HostShare.of(pieces, [one.max_bytes(node.rank) for one in pieces])
-    layers = len(config.attention_layers) if hosted.kv_layers is None else hosted.kv_layers
     states = 4 * sum(node.state_sizes.values())
-    kv_heads = node.kv_heads if hosted.kv_heads is None else hosted.kv_heads
     token, chunk = computing_bytes(node), 0
     if options.batch is not None:  # only one chunk of a step is computed at once; the other tokens wait
         token, chunk = passing_bytes(node), options.batch.chunk * token
     return MemoryNeed(
         blocks=hosted.sizes,
         kinds=hosted.kinds,
-        page_bytes=page_bytes(layers, kv_heads, config.head_dim, options.kv_dtype) - (-states // PAGES_PER_STATE),
+        page_bytes=_page_bytes(node, hosted) - (-states // PAGES_PER_STATE),
         pages=options.pages,
         token=token,
         fixed=_fixed(node)
@@ -119,9 +117,22 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
     )
 
 
+def _page_bytes(node: NodePlan, hosted: HostShare) -> int:
+    """Return the bytes of one page in host memory. Accelerators hold pages only of layers that are all alike."""
+    dtype = node.options.kv_dtype
+    if hosted.kv_layers is None and hosted.kv_heads is None:
+        return sum(page_bytes(1, each.kv_heads, each.head_dim, dtype) for each in node.layer_heads.values())
+    layers = len(node.layer_heads) if hosted.kv_layers is None else hosted.kv_layers
+    kv_heads = node.kv_heads if hosted.kv_heads is None else hosted.kv_heads
+    return page_bytes(layers, kv_heads, node.config.head_dim, dtype)
+
+
 def computing_bytes(node: NodePlan) -> int:
     """Return the bytes of activations per token, for the tokens that `node` computes at the same time."""
-    return token_bytes(node.config, node.heads, node.kv_heads, node.neurons, _passing(node))
+    config, neurons, passing = node.config, node.neurons, _passing(node)
+    layers = {each: config.at_layer(layer) for layer, each in node.layer_heads.items()}  # one of each kind
+    most = (token_bytes(own, each.heads, each.kv_heads, neurons, passing) for each, own in layers.items())
+    return max(most, default=token_bytes(config, 0, 0, neurons, passing))
 
 
 def passing_bytes(node: NodePlan) -> int:

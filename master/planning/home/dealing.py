@@ -87,8 +87,10 @@ class HomeModel:
     def _dealt(self) -> Iterator[UnitKind]:
         config, blocks = self.shape.config, self.shape.blocks
         if heads := [block for block in blocks if block.kind == "attention"]:
-            vector = vector_bytes(config.head_dim, self.kv_dtype or default_kv(self.shape))
-            token = 2 * vector * config.kv_heads * len(heads)  # bytes of keys and values, all layers
+            kv_dtype = self.kv_dtype or default_kv(self.shape)
+            layers = [config.at_layer(layer) for layer in config.attention_layers]
+            # bytes of keys and values, all layers
+            token = sum(2 * vector_bytes(layer.head_dim, kv_dtype) * layer.kv_heads for layer in layers)
             recurrent = [block for block in blocks if block.kind == "delta"]  # dealt by the same shares
             units = _run(heads[0], "query").units
             nbytes = sum(map(block_bytes, [*heads, *recurrent])) - self.everywhere

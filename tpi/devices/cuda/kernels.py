@@ -23,7 +23,7 @@ from tpi.devices.cuda.products import decode, multiply
 from tpi.devices.cuda.tensors import TensorTable
 from tpi.devices.failures import close_all, explained
 from tpi.errors import KernelError
-from tpi.kernels.arithmetic import apply_norm, biased, check_input
+from tpi.kernels.arithmetic import add_residual, check_input
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.delta import refused
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
@@ -163,8 +163,7 @@ class CudaKernels:
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """Return `x` plus the sum over all nodes, `total`. The host computes it, because it has both arrays."""
-        total = biased(total, residual.bias)
-        return x + (total if residual.norm is None else apply_norm(residual.norm, total))
+        return add_residual(residual, x, total)
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> PlainChain:
         """Return a chain that runs `blocks` in order."""

@@ -55,6 +55,8 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
     Array frequencies(vectors[5], "inv_freq", "f", {kAny});
     inv_freq_.assign(frequencies.as<float>(), frequencies.as<float>() + frequencies.total());
     sinks_ = keep_vector(vectors[6], "sinks", heads_);
+    v_norm_ = keep_vector(vectors[7], "v_norm", head_dim_);
+    if (whole_norms_ && !v_norm_.empty()) throw KernelError("norms of all heads cannot be combined with v_norm");
     if (2 * inv_freq_.size() > head_dim_) throw KernelError("inv_freq is longer than half a head");
     if (!latent.is_none()) latent_.emplace(nb::cast<nb::tuple>(latent), kv_.hidden());
     if (!query_latent.is_none()) query_latent_.emplace(nb::cast<nb::tuple>(query_latent));
@@ -81,7 +83,7 @@ void AttentionPlan::check_latent() const {
     if (latent_->rope != 2 * inv_freq_.size() || latent_->rope >= head_dim_ || latent_->width > head_dim_ ||
         latent_->rope + latent_->width < head_dim_)
         throw KernelError("the values and the width of the latent vector do not fit the heads");
-    if (whole_norms_ || clip_ > 0 || !k_norm_.empty() || !k_bias_.empty() || !v_bias_.empty())
+    if (whole_norms_ || clip_ > 0 || !k_norm_.empty() || !v_norm_.empty() || !k_bias_.empty() || !v_bias_.empty())
         throw KernelError("keys and values from a latent vector have neither biases nor norms");
 }
 
@@ -112,6 +114,7 @@ AttentionCall AttentionPlan::call(const uint8_t* data) const {
     call.v_bias = or_null(v_bias_);
     call.q_norm = or_null(q_norm_);
     call.k_norm = or_null(k_norm_);
+    call.v_norm = or_null(v_norm_);
     call.inv_freq = inv_freq_.data();
     call.half_rotary = inv_freq_.size();
     call.rope_scale = rope_scale_;

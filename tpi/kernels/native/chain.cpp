@@ -27,10 +27,12 @@ void Residual::add(float* x, float* partial, size_t tokens, size_t hidden) const
         for (size_t i = 0; i < hidden; ++i) partial[t * hidden + i] += bias[i];
     if (norm) kernels().norm({norm->view(), tokens, hidden, partial, partial}, Pool::instance());
     for (size_t i = 0; i < tokens * hidden; ++i) x[i] += partial[i];
+    if (scale == 1.0f) return;
+    for (size_t i = 0; i < tokens * hidden; ++i) x[i] *= scale;
 }
 
 Residual Chain::keep_residual(nb::tuple residual) const {
-    Residual kept{keep_vector(residual[0], "the output's bias", hidden_), std::nullopt};
+    Residual kept{keep_vector(residual[0], "the output's bias", hidden_), std::nullopt, field<float>(residual, 2)};
     if (!residual[1].is_none()) kept.norm.emplace(nb::cast<nb::tuple>(residual[1]), hidden_);
     return kept;
 }

@@ -13,8 +13,9 @@ namespace tpi {
 struct Residual {
     std::vector<float> bias;  // empty for none
     std::optional<NormPlan> norm;
+    float scale;  // of the hidden states after the addition
 
-    // x += partial, after bias and norm; both are [tokens, hidden], and `partial` is overwritten
+    // x = (x + partial) * scale, after bias and norm; both are [tokens, hidden], and `partial` is overwritten
     void add(float* x, float* partial, size_t tokens, size_t hidden) const;
 };
 
@@ -22,7 +23,7 @@ class Chain {
 public:
     explicit Chain(size_t hidden) : hidden_(hidden) {}
     Chain(const Chain&) = delete;
-    // Append a block; the chain keeps its plan and its arrays. `residual` is (bias, norm); either may be None.
+    // Append a block; the chain keeps its plan and its arrays. `residual` is (bias, norm, scale); the first two may be None.
     void attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual);
     void delta(nb::object plan, nb::handle data, nb::handle states, nb::tuple residual);
     void ffn(nb::object plan, nb::handle data, nb::tuple residual);

@@ -171,7 +171,7 @@ inline void key_head(const Projection& job, size_t token, size_t kv_head, float*
 inline void value_head(const Projection& job, size_t token, size_t kv_head, float* to) {
     const AttentionCall& call = job.call;
     if (call.latent.is_there()) return latent_value(job, token, kv_head, to);
-    finish_head(job, {job.v, call.v.vectors(), call.kv_heads, call.v_bias, nullptr, false}, token, kv_head, to);
+    finish_head(job, {job.v, call.v.vectors(), call.kv_heads, call.v_bias, call.v_norm, false}, token, kv_head, to);
 }
 
 // Call `work(token, head)` for all query heads and, numbered after them, KV heads.

@@ -140,7 +140,7 @@ private:
     NormPlan norm_;
     size_t heads_, kv_heads_, head_dim_;
     std::vector<int32_t> kv_index_;
-    std::vector<float> q_bias_, k_bias_, v_bias_, q_norm_, k_norm_, inv_freq_, sinks_;
+    std::vector<float> q_bias_, k_bias_, v_bias_, q_norm_, k_norm_, inv_freq_, sinks_, v_norm_;
     float rope_scale_, scale_, softcap_;
     size_t window_;
     float clip_;

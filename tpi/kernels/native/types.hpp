@@ -167,6 +167,7 @@ struct AttentionCall {
     size_t heads, kv_heads, head_dim, tokens, hidden;
     const int32_t* kv_index;                                    // [heads]
     const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;    // or null; norms: [head_dim], or of all heads
+    const float* v_norm;                                        // [head_dim], or null
     bool whole_norms;                                           // q_norm and k_norm are over all heads at once
     float clip;                                                 // the largest magnitude of heads before RoPE; 0: any
     const float* sinks;                                         // [heads], scores without a value; or null

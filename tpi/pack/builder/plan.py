@@ -1,6 +1,7 @@
 """Plan of a pack: the blocks of a model, the format of every part and the layout of every run. Reads no weights."""
 
 from collections.abc import Collection, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -113,7 +114,10 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     layers = [[(refs, formats.runs(refs)) for refs in layer] for layer in model.layers]
     everything = [run for layer in layers for _, runs in layer for run in runs.items()]
     geometry = _Geometry(model.config, {name for name, formats in everything if _any_quantised(formats)})
-    planned = tuple(tuple(geometry.block(refs, runs) for refs, runs in layer) for layer in layers)
+    planned = tuple(
+        tuple(geometry.at_layer(number).block(refs, runs) for refs, runs in layer)
+        for number, layer in enumerate(layers)
+    )
     embedding = geometry.table(model.embedding, formats.one(model.embedding, "table"), model.config.vocab)
     head = geometry.table(model.head, formats.one(model.head, "table"), model.config.vocab) if model.head else embedding
     rows = find(source, model.positions.tensor).rows if model.positions else 0
@@ -168,6 +172,12 @@ class _Geometry:
         if config.delta is not None:
             self._value_heads = fewest_heads(config.delta.value, GROUP) if "value" in quantised else 1
             self._key_heads = fewest_heads(config.delta.key, TILE_OUTPUTS) if "key" in quantised else 1
+
+    def at_layer(self, layer: int) -> "_Geometry":
+        """Return the builder for the blocks of `layer`, whose heads may differ from those of other layers."""
+        found = copy(self)
+        found._config = self._config.at_layer(layer)
+        return found
 
     def block(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
         """Return the recipe of a layer's block; `runs` has the formats of each run's parts."""
@@ -253,7 +263,7 @@ class _Geometry:
             "q.bias": config.heads * config.head_dim, "k.bias": config.kv_heads * config.head_dim,
             "q_norm.whole": config.heads * config.head_dim, "k_norm.whole": config.kv_heads * config.head_dim,
             "v.bias": config.kv_heads * config.head_dim, "q_norm": config.head_dim, "k_norm": config.head_dim,
-            "gate.bias": config.intermediate, "up.bias": config.intermediate, "sinks": config.heads,
+            "gate.bias": config.intermediate, "up.bias": config.intermediate, "sinks": config.heads, "layer_scale": 1,
             "latent.norm": config.kv_hidden, "latent.bias": config.latent_values,
             "q_latent.norm": config.query_rank, "q_latent.bias": config.query_rank,
         }  # fmt: skip

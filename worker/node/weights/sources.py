@@ -149,6 +149,6 @@ def open_pages(plan: NodePlan, count: int, link: "Accelerators | None") -> Calla
     """Allocate `count` KV pages, and return a function from a device's number and a layer to the pages for them."""
     if link is not None:
         return lambda device, layer: link.pages(layer) if device else link.host_pages
-    config = plan.config
-    pages = KvPages.allocate(config.attention_layers, count, plan.kv_heads, config.head_dim, plan.options.kv_dtype)
+    heads = {layer: (each.kv_heads, each.head_dim) for layer, each in plan.layer_heads.items()}
+    pages = KvPages.of_layers(heads, count, plan.options.kv_dtype)
     return lambda device, layer: pages

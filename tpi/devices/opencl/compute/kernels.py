@@ -18,7 +18,7 @@ from tpi.devices.opencl.compute.products import matrix_of, rows
 from tpi.devices.opencl.compute.speccache import SpecCache
 from tpi.devices.opencl.programs import Program
 from tpi.kernels import Chain
-from tpi.kernels.arithmetic import apply_norm, biased, check_data, check_input
+from tpi.kernels.arithmetic import add_residual, check_data, check_input
 from tpi.kernels.chain import PlainChain
 from tpi.kernels.delta import refused
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
@@ -171,8 +171,7 @@ class OpenClKernels:
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """Return `x` plus the sum over all nodes, `total`. The host computes it, because it has both arrays."""
-        total = biased(total, residual.bias)
-        return x + (total if residual.norm is None else apply_norm(residual.norm, total))
+        return add_residual(residual, x, total)
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> Chain:
         """Return a chain that runs `blocks` one after the other."""

@@ -43,6 +43,11 @@ DELTA: dict[str, Any] = {
     "linear_num_value_heads": 6, "linear_num_key_heads": 2, "linear_key_head_dim": 20, "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
+GEMMA4: dict[str, Any] = {
+    "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 2, "attention_k_eq_v": True,
+    "sliding_window": 12, "final_logit_softcapping": 4.0, "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.5,
     "mscale_all_dim": 0.5,
@@ -90,6 +95,7 @@ def _configs() -> dict[str, Callable[[], Any]]:
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             },
         ),
+        "gemma4": lambda: transformers.Gemma4TextConfig(**SIZES, **GEMMA4),
         "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layer_interval=2),
         "granite": lambda: transformers.GraniteConfig(
             **SIZES, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22, attention_multiplier=0.1,
@@ -157,7 +163,7 @@ MIXTURES = (
 )  # fmt: skip
 MODELS = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES,
-    *RECURRENT,
+    *RECURRENT, "gemma4",
 )  # fmt: skip
 
 
@@ -194,6 +200,8 @@ def make_model(
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.rand_like(buffer) * 0.3)
+            if buffer_name.endswith("layer_scalar"):
+                buffer.copy_(torch.rand_like(buffer) + 0.2)
     model = model.to(getattr(torch, dtype))
     model.save_pretrained(directory, max_shard_size=shard)
     write_tokenizer(directory)
@@ -230,7 +238,8 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     if pack.positions:
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
     blocks = pages_for(len(tokens))
-    kv = KvPages.allocate(range(config.layers), blocks, config.kv_heads, config.head_dim, "f32")
+    each = [config.at_layer(layer) for layer in range(config.layers)]
+    kv = KvPages.of_layers({at: (own.kv_heads, own.head_dim) for at, own in enumerate(each)}, blocks, "f32")
     batch = Batch(
         positions, np.zeros_like(positions), np.arange(blocks, dtype=np.int32)[None], np.array([[-1, 0]], np.int32)
     )

@@ -4,6 +4,7 @@ from tpi.families import settings
 from tpi.families.base import Family, Names
 from tpi.families.delta.table import DELTA
 from tpi.families.expertnames import GGUF_EXPERTS
+from tpi.families.gemma4.table import GEMMA4
 from tpi.families.gguf import experts as ggufexperts
 from tpi.families.gguf import settings as ggufsettings
 from tpi.families.huggingface import defaults
@@ -156,4 +157,5 @@ FAMILIES = (
     *MIXTURES,
     *LATENT,
     *DELTA,
+    *GEMMA4,
 )

@@ -159,7 +159,7 @@ def _attend(config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Ba
     *latents, query, kv = block.shape.runs
     units = Range(0, query.units), Range(0, kv.units)
     spec = attention_spec(config, layer, query, kv, block.vectors(), *units, latents)
-    pages = KvPages.allocate([layer], batch.tables.size, config.kv_heads, config.head_dim, "f32")
+    pages = KvPages.allocate([layer], batch.tables.size, spec.kv_heads, spec.head_dim, "f32")
     data = np.concatenate([_units(block, run) for run in block.shape.runs])
     return kernels.attention(spec, data, x, pages.keys[layer], pages.values[layer], batch)
 

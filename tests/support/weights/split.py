@@ -79,11 +79,13 @@ class _Node:
     def __init__(self, pack: Pack, config: ModelConfig, shard: Shard, tokens: int, kernels: Kernels) -> None:
         pages = pages_for(tokens)
         self._pages = np.arange(pages, dtype=np.int32)[None]
-        attention = pack.layers[config.attention_layers[0]][0]
-        kv_heads = len(shard.kv) * attention.run("kv").width // config.kv_width
-        kv = KvPages.allocate(range(config.layers), pages, max(kv_heads, 1), config.head_dim, "f32")
+        shards = [shard.at_layer(config.has_full_heads(layer)) for layer in range(config.layers)]
+        heads = {layer: _kv_heads(pack, config, layer, shards[layer]) for layer in config.attention_layers}
+        kv = KvPages.of_layers(heads, pages, "f32")
         self._segments = [
-            _segment(kernels, config, number // 2, block, shard, kv) for number, block in enumerate(pack.walk())
+            _segment(kernels, config, layer, block, shards[layer], kv)
+            for layer, blocks in enumerate(pack.layers)
+            for block in blocks
         ]
 
     def part(self, x: F32, positions: npt.NDArray[np.int32]) -> MicroBatch:
@@ -105,6 +107,12 @@ class _Node:
         found = segment.start(phases, data, part, lambda _: part.x)
         assert found is not None
         return found.wait()
+
+
+def _kv_heads(pack: Pack, config: ModelConfig, layer: int, shard: Shard) -> tuple[int, int]:
+    """The node's KV heads in a layer, and their size."""
+    own, width = config.at_layer(layer), pack.layers[layer][0].run("kv").width
+    return len(shard.kv.scaled(width // own.kv_width, own.kv_heads)), own.head_dim
 
 
 def _segment(

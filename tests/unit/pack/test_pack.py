@@ -41,7 +41,8 @@ def expected_parts(model: TinyModel, layer: int) -> dict[str, F32]:
         found |= dict(zip("qkv", np.split(weights[f"{at}self_attn.qkv_proj.weight"], cuts), strict=True))
         found |= dict(zip(("gate", "up"), np.split(weights[f"{at}mlp.gate_up_proj.weight"], 2), strict=True))
     else:
-        found |= {name: weights[f"{at}self_attn.{name}_proj.weight"] for name in "qkv"}
+        found |= {name: weights[f"{at}self_attn.{name}_proj.weight"] for name in "qk"}
+        found["v"] = weights.get(f"{at}self_attn.v_proj.weight", found["k"])  # Gemma 4: some layers have none
         if not opt:
             found |= {name: weights[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")}
     down = weights[f"{at}fc2.weight" if opt else f"{at}mlp.down_proj.weight"]

@@ -59,7 +59,7 @@ def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
         "hidden": hidden,
         "layers": size_field(fields, "block_count"),
         "heads": heads,
-        "kv_heads": size_field(fields, "attention.head_count_kv", heads),
+        "kv_heads": own.get("kv_heads") or size_field(fields, "attention.head_count_kv", heads),
         "head_dim": head_dim,
         "intermediate": own.get("intermediate") or size_field(fields, "feed_forward_length"),
         "vocab": find(source, "token_embd.weight").rows,
@@ -69,7 +69,8 @@ def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:
         "gated": True,
         "tied": "output.weight" not in source.tensors,
     }
-    rope = from_metadata(fields, head_dim, found["context"], source)
+    full = own["full_heads"].head_dim if own.get("full_heads") else head_dim
+    rope = from_metadata(fields, full, found["context"], source)
     if family.interleaved_rope and 2 * len(rope.inv_freq) != head_dim:
         raise ModelError(f"RoPE on {2 * len(rope.inv_freq)} of a head's {head_dim} values is not supported")
     found |= {"attention_scale": head_dim**-0.5} | rope.fields() | own

@@ -31,7 +31,7 @@ def no_layer_slides(fields: Fields) -> dict[str, Any]:
 def every_other_slides(fields: Fields) -> dict[str, Any]:
     """Return sliding windows for the layers of the file's pattern, or else for the first of every two (gpt-oss)."""
     window = int_field(fields, "attention.sliding_window", 0)
-    sliding = _pattern(fields, 2)
+    sliding = sliding_pattern(fields, 2)
     return {"windows": tuple(window if slides else 0 for slides in sliding)} if window else {}
 
 
@@ -47,9 +47,9 @@ def gemma2(fields: Fields) -> dict[str, Any]:
     window = int_field(fields, "attention.sliding_window", 4096)
     check_local_base(fields)
     return _gemma(fields, largest=46) | {
-        "attention_softcap": _cap(fields, "attn_logit_softcapping", 50.0),
-        "logit_softcap": _cap(fields, "final_logit_softcapping", 30.0),
-        "windows": tuple(window if slides else 0 for slides in _pattern(fields, 2)),
+        "attention_softcap": softcap(fields, "attn_logit_softcapping", 50.0),
+        "logit_softcap": softcap(fields, "final_logit_softcapping", 30.0),
+        "windows": tuple(window if slides else 0 for slides in sliding_pattern(fields, 2)),
     }
 
 
@@ -61,9 +61,9 @@ def gemma3(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if the file uses YaRN with sliding windows.
     """
-    found = _gemma(fields, largest=62) | {"logit_softcap": _cap(fields, "final_logit_softcapping", 0.0)}
+    found = _gemma(fields, largest=62) | {"logit_softcap": softcap(fields, "final_logit_softcapping", 0.0)}
     window, base = int_field(fields, "attention.sliding_window", 0), float_field(fields, "rope.freq_base_swa", 10000.0)
-    sliding = _pattern(fields, 6)
+    sliding = sliding_pattern(fields, 6)
     if not window:
         return found
     if fields.get("rope.scaling.type") == "yarn" or float_field(fields, "rope.scaling.yarn_ext_factor", -1.0) > 0:
@@ -120,7 +120,7 @@ def _share(fields: Fields) -> int:
     return size_field(fields, "embedding_length") // size_field(fields, "attention.head_count")
 
 
-def _pattern(fields: Fields, default: int) -> list[bool]:
+def sliding_pattern(fields: Fields, default: int) -> list[bool]:
     """Return for each layer whether it has a sliding window.
 
     The file's pattern is a list with one entry for each layer, or a period: the last layer of each period has
@@ -138,7 +138,7 @@ def _pattern(fields: Fields, default: int) -> list[bool]:
     return [not period or layer % period < period - 1 for layer in range(layers)]
 
 
-def _cap(fields: Fields, key: str, default: float) -> float:
+def softcap(fields: Fields, key: str, default: float) -> float:
     """Return the cap `key`, a positive number, or 0 for no cap.
 
     Raises:

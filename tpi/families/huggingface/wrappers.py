@@ -7,6 +7,11 @@ from tpi.families.base import Fields
 
 # Architecture to the architectures of its text part, by the part's model_type (None if the field is missing).
 _WRAPPERS: dict[str, dict[str | None, str]] = {
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM", None: "Gemma4ForCausalLM"},
+    "Gemma4UnifiedForConditionalGeneration": {
+        "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+        None: "Gemma4UnifiedForCausalLM",
+    },
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM", None: "Gemma3ForCausalLM"},
     "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM", None: "Qwen3_5ForCausalLM"},
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", None: "Qwen3_5MoeForCausalLM"},
@@ -16,8 +21,11 @@ _WRAPPERS: dict[str, dict[str | None, str]] = {
     "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral": "MinistralForCausalLM"},
 }  # fmt: skip
 # Tensors of the other parts.
-VISION_TENSORS = ("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*",
-          "model.visual.*", "visual.*", "mm_projector.*")  # fmt: skip
+VISION_TENSORS = (
+    "vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*",
+    "model.visual.*", "visual.*", "model.audio_tower.*", "model.embed_audio.*", "model.embed_vision.*",
+    "mm_projector.*",
+)  # fmt: skip
 _AFTER = "it normalises the outputs of its blocks instead of their inputs; use OLMoE, or another family"
 _REASONS = {
     "Olmo2ForCausalLM": _AFTER,

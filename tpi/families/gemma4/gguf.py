@@ -1,0 +1,102 @@
+"""Settings of Gemma 4 from GGUF metadata, as llama.cpp reads them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tpi.config import FullHeads
+from tpi.errors import ModelError
+from tpi.families import rope
+from tpi.families.base import Fields, Model, float_field, int_field, size_field
+from tpi.families.gguf.rope import FREQS
+from tpi.families.gguf.settings import sliding_pattern, softcap
+
+
+def gemma4(fields: Fields) -> dict[str, Any]:
+    """Return Gemma 4's fields. `rope.*` without `_swa`, and the sizes of keys, are those of full layers.
+
+    Raises:
+        ModelError: if a setting is not supported.
+    """
+    for name, what in (
+        ("attention.shared_kv_layers", "layers that use the keys and values of others"),
+        ("embedding_length_per_layer_input", "embeddings of each layer"),
+    ):
+        if value := int_field(fields, name, 0):
+            raise ModelError(
+                f"{name} is {value}: {what} (Gemma 4 E2B and E4B) are not supported; use Gemma 4 12B, 26B-A4B or 31B"
+            )
+    sliding, window = sliding_pattern(fields, 6), size_field(fields, "attention.sliding_window")
+    sizes = _head_sizes(fields)
+    kv_heads = {slides: _alike(fields, "attention.head_count_kv", sliding, slides) for slides in {*sliding}}
+    found: dict[str, Any] = {
+        "kv_heads": kv_heads.get(True, kv_heads.get(False)),
+        "head_dim": sizes[True in kv_heads],
+        "intermediate": _same(fields, "feed_forward_length"),
+        "activation": "gelu_tanh",
+        "attention_scale": 1.0,
+        "logit_softcap": softcap(fields, "final_logit_softcapping", 0.0),
+        "embed_scale": size_field(fields, "embedding_length") ** 0.5,
+        "value_norm": True,
+        "windows": tuple(window if slides else 0 for slides in sliding) if any(sliding) else (),
+        "rope_kinds": tuple(2 if slides else 1 for slides in sliding),
+        "local_inv_freq": _local(fields, sizes[True]).inv_freq,
+    }
+    if len(kv_heads) == 2 and (kv_heads[False], sizes[False]) != (kv_heads[True], sizes[True]):
+        found["full_heads"] = FullHeads(kv_heads[False], sizes[False])
+    return found
+
+
+def check_factors(model: Model, has: Callable[[str], bool]) -> Model:
+    """Return the model; raise ModelError if it lacks the rotary factors that say which values full layers rotate."""
+    if 1 in model.config.rope_kinds and not has(FREQS):
+        raise ModelError(f"{FREQS} is missing, which tells the values that full layers rotate; convert the model again")
+    return model
+
+
+def _head_sizes(fields: Fields) -> dict[bool, int]:
+    """Return the size of a head in sliding layers (True) and in full layers (False).
+
+    Raises:
+        ModelError: if keys and values differ in size.
+    """
+    share = size_field(fields, "embedding_length") // size_field(fields, "attention.head_count")
+    full, value = (size_field(fields, f"attention.{part}_length", max(share, 1)) for part in ("key", "value"))
+    sliding = size_field(fields, "attention.key_length_swa", full)
+    if full != value or size_field(fields, "attention.value_length_swa", value) != sliding:
+        raise ModelError("keys and values of different sizes are not supported")
+    return {True: sliding, False: full}
+
+
+def _local(fields: Fields, head_dim: int) -> rope.Rope:
+    """Return the rotary frequencies of sliding layers, which are not scaled.
+
+    Raises:
+        ModelError: if they have a scaling in llama.cpp that is not supported.
+    """
+    if fields.get("rope.scaling.type") == "yarn" or float_field(fields, "rope.scaling.yarn_ext_factor", -1.0) > 0:
+        raise ModelError("rope scaling yarn is not supported for this architecture; convert the model without it")
+    turned = int_field(fields, "rope.dimension_count_swa", int_field(fields, "rope.dimension_count", head_dim))
+    return rope.plain(rope.frequencies(float_field(fields, "rope.freq_base_swa", 10000.0), turned))
+
+
+def _alike(fields: Fields, key: str, sliding: list[bool], slides: bool) -> int:
+    """Return the value of `key`, a number or a list of one for each layer, in the layers of one kind.
+
+    Raises:
+        ModelError: if it differs between them.
+    """
+    given = fields.get(key)
+    if not isinstance(given, list):
+        return size_field(fields, key)
+    if len(given) != len(sliding):
+        raise ModelError(f"{key} has {len(given)} entries for {len(sliding)} layers")
+    values = {size for size, other in zip(given, sliding, strict=True) if other == slides}
+    if len(values) > 1:
+        raise ModelError(f"{key} differs between layers of one kind, which is not supported")
+    return size_field({key: values.pop()}, key)
+
+
+def _same(fields: Fields, key: str) -> int:
+    given = fields.get(key)
+    layers = [False] * len(given) if isinstance(given, list) else []
+    return _alike(fields, key, layers, False)

@@ -1,0 +1,173 @@
+"""Settings of Gemma 4 from a config.json.
+
+Layers with full attention have heads of their own (`tpi.config.FullHeads`). If `attention_k_eq_v` is true, their values
+are their keys before norm and rotation. All layers divide their values by the root mean square of each head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tpi.config import FullHeads
+from tpi.errors import ModelError
+from tpi.families.base import BlockRefs, Fields, Model, Ref, activation, float_field, int_field, size_field
+from tpi.families.gemma4.defaults import LAYERS
+from tpi.families.rope import Rope, frequencies, plain, scaled
+from tpi.families.settings import bool_field, head_size, layer_range, sliding_layers, windows_of
+
+_PERIOD = 6  # without `layer_types`, the last of so many layers has full attention
+_HEADS = {"head_dim", "num_key_value_heads"}
+_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+
+
+def flatten(fields: Fields) -> Fields:
+    """Return the fields with `per_layer_config` under another name, as other families refuse it.
+
+    `use_bidirectional_attention: vision` is removed, because it concerns the tokens of images only.
+    """
+    found = {name: value for name, value in fields.items() if name != "per_layer_config"}
+    if found.get("use_bidirectional_attention") == "vision":
+        del found["use_bidirectional_attention"]
+    return found | {LAYERS: fields.get("per_layer_config")}
+
+
+def gemma4(fields: Fields) -> dict[str, Any]:
+    """Return Gemma 4's fields: sliding windows by a pattern, and full layers with heads and rotation of their own.
+
+    Raises:
+        ModelError: if a setting is not supported.
+    """
+    if int_field(fields, "num_kv_shared_layers"):
+        raise ModelError(
+            f"num_kv_shared_layers is {fields['num_kv_shared_layers']}: layers that use the keys and values of others "
+            "(Gemma 4 E2B and E4B) are not supported; use Gemma 4 12B, 26B-A4B or 31B"
+        )
+    if size := int_field({"size": fields.get("hidden_size_per_layer_input")}, "size", 0):
+        raise ModelError(
+            f"hidden_size_per_layer_input is {size}: embeddings of each layer (Gemma 4 E2B and E4B) are not supported; "
+            "use Gemma 4 12B, 26B-A4B or 31B"
+        )
+    bool_field(fields, "use_double_wide_mlp")  # it concerns only layers that use the keys and values of others
+    sliding = _sliding(fields)
+    heads, kinds = _heads(fields, sliding), ["sliding_attention" if slides else "full_attention" for slides in sliding]
+    sizes = {"sliding_attention": heads["head_dim"], "full_attention": heads["head_dim"]}
+    if heads.get("full_heads"):
+        sizes["full_attention"] = heads["full_heads"].head_dim
+    ropes = {kind: _rope(fields, kind, sizes[kind]) for kind in {*kinds}}
+    full, local = (ropes.get(kind, Rope(())) for kind in ("full_attention", "sliding_attention"))
+    return heads | {
+        "activation": activation(fields["hidden_activation"]),
+        "attention_scale": 1.0,
+        "logit_softcap": float_field(fields, "final_logit_softcapping", 0),
+        "embed_scale": size_field(fields, "hidden_size") ** 0.5,
+        "value_norm": True,
+        "inv_freq": full.inv_freq,
+        "rope_scale": full.scale,
+        "local_inv_freq": local.inv_freq,
+        "local_rope_scale": local.scale,
+        "rope_kinds": tuple(2 if slides else 1 for slides in sliding),
+        **windows_of(fields, sliding),
+    }
+
+
+def adapt_refs(model: Model, fields: Fields) -> Model:
+    """Return the references in which the values of full layers come from their keys, if `attention_k_eq_v` is true."""
+    if not bool_field(fields, "attention_k_eq_v"):
+        return model
+
+    def shared(items: tuple[tuple[str, Ref], ...], suffix: str) -> tuple[tuple[str, Ref], ...]:
+        found = dict(items)
+        return tuple((name, found[f"k{suffix}"] if name == f"v{suffix}" else ref) for name, ref in items)
+
+    def block(layer: int, refs: BlockRefs) -> BlockRefs:
+        if refs.kind != "attention" or model.config.window(layer):
+            return refs
+        return replace(refs, parts=shared(refs.parts, ""), vectors=shared(refs.vectors, ".bias"))
+
+    return replace(
+        model, layers=tuple(tuple(block(layer, refs) for refs in own) for layer, own in enumerate(model.layers))
+    )
+
+
+def _sliding(fields: Fields) -> Sequence[bool]:
+    """Return for each layer whether it has a sliding window; the last never has one, as in transformers."""
+    every = layer_range(fields)
+    return [*sliding_layers(fields, [(layer + 1) % _PERIOD != 0 for layer in every])[:-1], False]
+
+
+def _heads(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
+    """Return the ModelConfig fields about KV heads and sizes of heads.
+
+    Raises:
+        ModelError: if layers of one kind differ.
+    """
+    base = {"num_key_value_heads": size_field(fields, "num_key_value_heads"), "head_dim": head_size(fields)}
+    each = [base | own for own in _overrides(fields, sliding)]
+    kinds = {
+        slides: [own for own, other in zip(each, sliding, strict=True) if other == slides] for slides in {*sliding}
+    }
+    if any(own != alike[0] for alike in kinds.values() for own in alike):
+        raise ModelError("per_layer_config gives layers of one kind different heads, which is not supported")
+    full = FullHeads(*(size_field(kinds[False][0], name) for name in ("num_key_value_heads", "head_dim")))
+    if True not in kinds:
+        return {"kv_heads": full.kv_heads, "head_dim": full.head_dim}
+    kv_heads, head_dim = (size_field(kinds[True][0], name) for name in ("num_key_value_heads", "head_dim"))
+    alike = full == FullHeads(kv_heads, head_dim)
+    return {"kv_heads": kv_heads, "head_dim": head_dim} | ({} if alike else {"full_heads": full})
+
+
+def _overrides(fields: Fields, sliding: Sequence[bool]) -> list[dict[str, Any]]:
+    """Return the fields of each layer that replace the model's.
+
+    Raises:
+        ModelError: if a layer has others than heads, or `per_layer_config` is not an object of objects.
+    """
+    given = fields[LAYERS]
+    if given is None:
+        full = {"head_dim": fields["global_head_dim"]}
+        if bool_field(fields, "attention_k_eq_v") and fields["num_global_key_value_heads"] is not None:
+            full["num_key_value_heads"] = fields["num_global_key_value_heads"]
+        return [{} if slides else full for slides in sliding]
+    if not isinstance(given, dict) or not all(isinstance(own, dict) for own in given.values()):
+        raise ModelError("per_layer_config is not an object of objects in the model's configuration")
+    names = {name for own in given.values() for name in own} - _HEADS
+    unknown = {str(layer) for layer in given} - {str(layer) for layer in range(len(sliding))}
+    if names or unknown:
+        raise ModelError(f"per_layer_config has {', '.join(sorted(names | unknown))[:80]}, which is not supported")
+    return [dict(given.get(str(layer), {})) for layer in range(len(sliding))]
+
+
+def _rope(fields: Fields, kind: str, head_dim: int) -> Rope:
+    """Return the rotary frequencies of the layers of `kind`, whose heads have `head_dim` values.
+
+    Proportional RoPE rotates the first pairs of a head, with frequencies as if it rotated all of them.
+
+    Raises:
+        ModelError: if `rope_parameters` lacks the kind, or its scaling is not supported.
+    """
+    every = fields["rope_parameters"]
+    given = (_ROPES if every is None else every).get(kind) if isinstance(every, dict | None) else None
+    if not isinstance(given, dict):
+        raise ModelError(f"rope_parameters has no object for {kind} layers")
+    found = {"rope_theta": fields["rope_theta"]} | given
+    if fields["partial_rotary_factor"] is not None:
+        found.setdefault("partial_rotary_factor", fields["partial_rotary_factor"])
+    theta, context = float_field(found, "rope_theta"), size_field(fields, "max_position_embeddings")
+    name, share = found.get("rope_type", found.get("type", "default")), found.get("partial_rotary_factor")
+    if name == "proportional":
+        turned = int(float_field(found, "partial_rotary_factor", 1.0) * head_dim // 2)
+        factor = float_field(found, "factor", 1.0)
+        if not 0 <= 2 * turned <= head_dim or not factor > 0:
+            raise ModelError(f"proportional rope of {turned} pairs with a factor of {factor} is not possible")
+        base = frequencies(theta, head_dim) / np.float32(factor)
+        return plain(np.where(np.arange(len(base)) < turned, base, np.float32(0)))
+    if share not in (None, 1) and name != "default":
+        raise ModelError(f"partial_rotary_factor {share} with rope scaling {name!r} is not possible for this family")
+    if name == "longrope":
+        raise ModelError("rope scaling 'longrope' is not supported for this family")
+    return scaled(name, frequencies(theta, head_dim), theta, found, context)

@@ -15,7 +15,7 @@ from tpi.errors import ModelError
 from tpi.families.base import BlockRefs, Fields, Model, Ref, activation, float_field, int_field, size_field
 from tpi.families.gemma4.defaults import LAYERS
 from tpi.families.rope import Rope, frequencies, plain, scaled
-from tpi.families.settings import bool_field, head_size, layer_range, sliding_layers, windows_of
+from tpi.families.settings import bool_field, head_size, layer_range, sliding_layers
 
 _PERIOD = 6  # without `layer_types`, the last of so many layers has full attention
 _HEADS = {"head_dim", "num_key_value_heads"}
@@ -53,7 +53,7 @@ def gemma4(fields: Fields) -> dict[str, Any]:
             "use Gemma 4 12B, 26B-A4B or 31B"
         )
     bool_field(fields, "use_double_wide_mlp")  # it concerns only layers that use the keys and values of others
-    sliding = _sliding(fields)
+    sliding, window = _sliding(fields), size_field(fields, "sliding_window")
     heads, kinds = _heads(fields, sliding), ["sliding_attention" if slides else "full_attention" for slides in sliding]
     sizes = {"sliding_attention": heads["head_dim"], "full_attention": heads["head_dim"]}
     if heads.get("full_heads"):
@@ -71,7 +71,7 @@ def gemma4(fields: Fields) -> dict[str, Any]:
         "local_inv_freq": local.inv_freq,
         "local_rope_scale": local.scale,
         "rope_kinds": tuple(2 if slides else 1 for slides in sliding),
-        **windows_of(fields, sliding),
+        "windows": tuple(window if slides else 0 for slides in sliding) if any(sliding) else (),
     }
 
 
@@ -155,6 +155,7 @@ def _rope(fields: Fields, kind: str, head_dim: int) -> Rope:
     if not isinstance(given, dict):
         raise ModelError(f"rope_parameters has no object for {kind} layers")
     found = {"rope_theta": fields["rope_theta"]} | given
+    found.pop("truncate", None)  # transformers does not look for it inside the objects of the kinds
     if fields["partial_rotary_factor"] is not None:
         found.setdefault("partial_rotary_factor", fields["partial_rotary_factor"])
     theta, context = float_field(found, "rope_theta"), size_field(fields, "max_position_embeddings")

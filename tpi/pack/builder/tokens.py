@@ -19,7 +19,8 @@ _TOOL_USE = "tool_use"  # the name of a template for conversations with tools
 _MAX_BYTES = 64 << 20
 _OTHER_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 # Tokens that end a turn in common chat formats. A model's files may name only some of them.
-_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+         "<turn|>", "<|tool_response>")  # fmt: skip
 _CHANNEL_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")
 
 

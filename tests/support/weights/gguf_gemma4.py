@@ -1,0 +1,89 @@
+"""Writes Gemma 4 models of transformers as GGUF files, named as llama.cpp's converter does."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter
+
+from tests.support.weights.gguf_models import Array, encoded
+
+_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm.weight": "attn_norm.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    "layer_scalar": "layer_output_scale.weight",
+} | {f"self_attn.{part}_proj.weight": f"attn_{part}.weight" for part in "qkv"} | {
+    f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("gate", "up", "down")
+}  # fmt: skip
+
+
+def gguf_tensors(reference: Any) -> dict[str, Array]:
+    """The weights under their GGUF names, with the factors that tell which values full layers rotate."""
+    config = reference.config
+    found: dict[str, Array] = {}
+    for name, tensor in reference.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        layer, _, rest = name.removeprefix("model.layers.").partition(".")
+        named = f"blk.{layer}.{_NAMES[rest]}" if name.startswith("model.layers.") else _NAMES[name]
+        found[named] = tensor.numpy()
+    pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
+    turned = int(config.rope_parameters["full_attention"].get("partial_rotary_factor", 1.0) * pairs)
+    return found | {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * (pairs - turned), np.float32)}
+
+
+def gguf_keys(config: Any) -> dict[str, Any]:
+    """The metadata, without the architecture's prefix."""
+    sliding = [kind == "sliding_attention" for kind in config.layer_types]
+    each, ropes = [config.per_layer_config[layer] for layer in range(len(sliding))], config.rope_parameters
+    kv_heads, sizes = ([getattr(own, name) for own in each] for name in ("num_key_value_heads", "head_dim"))
+    full, slides = sizes[-1], sizes[sliding.index(True)] if any(sliding) else sizes[-1]
+    return {
+        "attention.head_count_kv": kv_heads if len({*kv_heads}) > 1 else kv_heads[0],
+        "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads, "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": full, "attention.value_length": full,
+        "attention.key_length_swa": slides, "attention.value_length_swa": slides,
+        "attention.sliding_window": config.sliding_window, "attention.sliding_window_pattern": sliding,
+        "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0,
+        "rope.freq_base": float(ropes["full_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"]),
+        "rope.dimension_count": full, "rope.dimension_count_swa": slides,
+        "final_logit_softcapping": config.final_logit_softcapping or 0.0,
+    }  # fmt: skip
+
+
+def write_gguf(
+    path: Path,
+    reference: Any,
+    keys: dict[str, Any] | None = None,
+    vocabulary: Callable[[GGUFWriter], None] = lambda writer: None,
+    leave_out: str = "",
+) -> None:
+    """Write a model in float32; `keys` are further metadata, `leave_out` is the name of a tensor that is missing."""
+    writer = GGUFWriter(path, "gemma4")
+    for key, value in (gguf_keys(reference.config) | (keys or {})).items():
+        if isinstance(value, list):
+            writer.add_array(f"gemma4.{key}", value)
+        elif isinstance(value, float):
+            writer.add_float32(f"gemma4.{key}", value)
+        else:
+            writer.add_uint32(f"gemma4.{key}", value)
+    vocabulary(writer)
+    for name, values in gguf_tensors(reference).items():
+        if name != leave_out:
+            writer.add_tensor(name, encoded(values, "F32"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -18,7 +18,9 @@ from tpi.pack.reader import Pack
 from tpi.sources.files import read_json
 from worker.plan.segments import whole_blocks
 
-FAMILIES = ("llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite")
+FAMILIES = (
+    "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", "gemma4",
+)  # fmt: skip
 PLENTY = 1 << 40
 LARGE = ROOT / "tests/support/data/llama-3.1-70b"
 

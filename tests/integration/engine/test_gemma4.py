@@ -1,0 +1,143 @@
+"""Layers with heads of another number and size (Gemma 4), in everything a node does with weights and pages."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from master.deployment.assignments import assignments
+from master.deployment.planner import deal_shards, units_of
+from master.generation.engine import Engine
+from master.vocabulary.sampler import Sampler, Sampling
+from tests.support.altered import OPTIONS, PEERS
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.generating import generate, together
+from tests.support.models import VOCAB, TinyModel, reference_logits
+from tpi.config import FullHeads
+from tpi.errors import PlanError
+from tpi.kernels.kv import KvDtype, page_bytes
+from tpi.net.messages import Assign, GroupBatch
+from tpi.pack.reader import Pack
+from tpi.partition import Range
+from worker.node_plan import node_plan
+from worker.plan.case import Case
+from worker.plan.checks import check_assign
+from worker.plan.choose import allowed_modes
+from worker.plan.fit import need
+
+TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
+LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
+GREEDY = Sampler(Sampling(temperature=0))
+FAMILIES = ("gemma4",)
+Packs = Callable[..., Pack]
+Models = Callable[[str], TinyModel]
+
+
+def answer(engine: Engine, tokens: list[int], count: int) -> tuple[list[int], int]:
+    """Greedy tokens after a prompt, and how many of the prompt's tokens were computed before."""
+    sequence = engine.admit(tokens, reuse=True)
+    made = [sampled.token for sampled in generate(engine, sequence, GREEDY, count)]
+    engine.release(sequence)
+    return made, sequence.cached
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shares", [[1], [2, 1], [1, 0, 3], [1, 3, 2], [1, 4, 1]])
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_any_split_and_chunk_equals_transformers(
+    family: str, shares: list[float], chunk: int, tiny_model: Models, tiny_pack: Packs, tmp_path: Path
+) -> None:
+    with in_process_engine(tiny_pack(family), shares, tmp_path, chunk=chunk) as engine:
+        logits = engine.logits(TOKENS)
+    assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_three_nodes_that_stream_every_block(family: str, tiny_model: Models, tiny_pack: Packs, tmp_path: Path) -> None:
+    made = in_process_deployment(tiny_pack(family), [3, 2, 1], tmp_path, scheduler="window", window=1)
+    with closing(made) as deployment:
+        logits = Engine(deployment).logits(TOKENS)
+        assert deployment.node.streamed.read_bytes > 0
+    assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sequences_of_mixed_lengths(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
+    prompts = [LONG[:21], LONG[21:26], LONG[26:60], LONG[60:61]]
+
+    def greedy(step: list[list[int]]) -> list[list[int]]:
+        with in_process_engine(tiny_pack(family), [1, 2], tmp_path, pool=100) as engine:
+            return together(engine, step, 70)
+
+    assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_reuses_pages_and_survives_a_lost_worker(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
+    pack = tiny_pack(family)
+    with in_process_engine(pack, [1], tmp_path) as engine:
+        expected = answer(engine, LONG[:80], 10)[0]
+    with in_process_engine(pack, [2, 1], tmp_path) as engine, in_process_engine(pack, [1], tmp_path) as other:
+        answer(engine, LONG[:70], 2)
+        assert answer(engine, LONG[:80], 10) == (expected, 70)
+        sequence = engine.admit(LONG[:80])
+        begun = [sampled.token for sampled in generate(engine, sequence, GREEDY, 4)]
+        engine.replace(other.deployment)
+        assert [*begun, *(sampled.token for sampled in generate(engine, sequence, GREEDY, 6))] == expected
+
+
+@pytest.mark.parametrize(("kv_dtype", "limit"), [("f16", 5e-3), ("q8", 5e-2), ("q4", 0.6)])
+def test_keys_and_values_of_few_bits(
+    kv_dtype: KvDtype, limit: float, tiny_model: Models, tiny_pack: Packs, tmp_path: Path
+) -> None:
+    expected = reference_logits(tiny_model("gemma4"), TOKENS)
+    with in_process_engine(tiny_pack("gemma4"), [2, 1], tmp_path, kv=kv_dtype) as engine:
+        got = engine.logits(TOKENS)
+    assert 0 < np.linalg.norm(got - expected) < limit * np.linalg.norm(expected)
+
+
+def assigned(pack: Pack, rank: int = 1) -> Assign:
+    return assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1, 1]), PEERS, OPTIONS, 1, 1)[rank]
+
+
+def test_nodes_hold_the_kv_heads_of_each_kind_of_layer(tiny_pack: Packs) -> None:
+    """Six query heads on three nodes: three KV heads divide evenly, and of two the second node holds both."""
+    pack = tiny_pack("gemma4")
+    shards = deal_shards(pack.config, units_of(pack), [1, 1, 1])
+    assert [shard.kv for shard in shards] == [Range(0, 1), Range(1, 2), Range(2, 3)]
+    assert [shard.full_kv for shard in shards] == [Range(0, 1), Range(0, 2), Range(1, 2)]
+    plan = node_plan(assigned(pack))
+    assert [(each.heads, each.kv_heads, each.head_dim) for each in plan.layer_heads.values()] == [
+        (2, 1, 16),
+        (2, 2, 32),
+    ]
+    assert need(plan).page_bytes == page_bytes(1, 1, 16, "f32") + page_bytes(1, 2, 32, "f32")
+
+
+def test_plans_whose_heads_do_not_fit_their_layers_are_refused(tiny_pack: Packs) -> None:
+    good = assigned(tiny_pack("gemma4"))
+    check_assign(good)
+    config, full = good.config, good.blocks[2]
+    query, kv = full.runs
+    size = len(kv.hashes) // (kv.last - kv.first)
+    cut = replace(full, runs=(query, replace(kv, last=kv.last - 1, hashes=kv.hashes[size:])))
+    for changed, words in (
+        (replace(good, blocks=(*good.blocks[:2], cut, good.blocks[3])), "lacks KV heads"),
+        (replace(good, config=replace(config, full_heads=None)), "wider than a head"),
+        (replace(good, config=replace(config, full_heads=FullHeads(4, 32))), "not a multiple of 4"),
+        (replace(good, config=replace(config, full_heads=FullHeads(2, 64))), "units of"),
+        (replace(good, config=replace(config, full_heads=FullHeads(0, 32))), "kv_heads of full layers is 0"),
+        (replace(good, config=replace(config, windows=(12, 12))), "layers of both kinds"),
+        (replace(good, config=replace(config, rope_kinds=(2, 3))), "kinds of rotary embedding"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            check_assign(changed)
+
+
+def test_micro_batches_are_refused_by_name(tiny_pack: Packs) -> None:
+    plan = node_plan(assigned(tiny_pack("gemma4"), 0))
+    with pytest.raises(PlanError, match=r"gemma4 models have normed values.*leave --batch out"):
+        allowed_modes(Case(replace(plan, options=replace(plan.options, batch=GroupBatch(4, 2, 2)))))

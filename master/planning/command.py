@@ -21,7 +21,7 @@ from scheduler.model.home.problem import HomeSplit
 from scheduler.model.home.solve import best_split
 from scheduler.model.machine import EXAMPLE
 from scheduler.model.offload.work import Workload
-from tpi.config import default_cache, parse_size
+from tpi.config import ModelConfig, default_cache, parse_size
 from tpi.devices.options import OffloadOptions, check_several
 from tpi.errors import PlanError, UsageError
 from tpi.flags import ModelCommand, model_argument
@@ -123,12 +123,19 @@ def _batch_report(node: PlannedNode, case: Case, svg: Path | None, flags: dict[s
     insists = flags["pipeline"] == "batch"
     if flags["batch"] == 1 and not insists:
         return None
-    if why := several_cards(node.machine):
+    if why := several_cards(node.machine) or _without_batches(case.plan.config):
         if insists or svg is not None:
             raise PlanError(why)
         warn(f"the plan is without micro-batches: {why}")
         return None
     return BatchReport.of(case, flags["batch"])
+
+
+def _without_batches(config: ModelConfig) -> str:
+    """Return why a run of this model makes no micro-batches; an empty string if it may."""
+    if part := config.host_only:
+        return f"the {part} of {config.family} models cannot be computed in micro-batches; leave --batch out"
+    return ""
 
 
 def _case(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[ModelShape, PlannedNode, Case]:
@@ -158,7 +165,8 @@ def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, f
     shape = model_shape(model, dtype, cache, sum(machine.memory for machine in home.machines))
     home = replace(home, cards=()) if shape.config.host_only else home
     asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"])
-    if flags["batch"] > 1 and (why := next(filter(None, map(several_cards, home.batching)), "")):
+    left = (several_cards(machine) for machine in home.batching)
+    if flags["batch"] > 1 and (why := next(filter(None, (_without_batches(shape.config), *left)), "")):
         raise PlanError(why)
     report = None if home.cards and flags["batch"] > 1 else _home_report(asked)
     batch = GroupBatchReport.of(asked, report.dealing if report else _dealt(asked)) if flags["batch"] > 1 else None

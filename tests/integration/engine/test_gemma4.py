@@ -19,7 +19,8 @@ from tests.support.models import VOCAB, TinyModel, reference_logits
 from tpi.config import FullHeads
 from tpi.errors import PlanError
 from tpi.kernels.kv import KvDtype, page_bytes
-from tpi.net.messages import Assign, GroupBatch
+from tpi.net.fields import GroupBatch
+from tpi.net.messages import Assign
 from tpi.pack.reader import Pack
 from tpi.partition import Range
 from worker.node_plan import node_plan
@@ -36,7 +37,7 @@ Packs = Callable[..., Pack]
 Models = Callable[[str], TinyModel]
 
 
-def answer(engine: Engine, tokens: list[int], count: int) -> tuple[list[int], int]:
+def answer(engine: Engine, tokens: list[int], count: int) -> tuple[list[int], int | None]:
     """Greedy tokens after a prompt, and how many of the prompt's tokens were computed before."""
     sequence = engine.admit(tokens, reuse=True)
     made = [sampled.token for sampled in generate(engine, sequence, GREEDY, count)]
@@ -140,4 +141,4 @@ def test_plans_whose_heads_do_not_fit_their_layers_are_refused(tiny_pack: Packs)
 def test_micro_batches_are_refused_by_name(tiny_pack: Packs) -> None:
     plan = node_plan(assigned(tiny_pack("gemma4"), 0))
     with pytest.raises(PlanError, match=r"gemma4 models have normed values.*leave --batch out"):
-        allowed_modes(Case(replace(plan, options=replace(plan.options, batch=GroupBatch(4, 2, 2)))))
+        allowed_modes(Case(replace(plan, options=replace(plan.options, batch=GroupBatch(4, 2, False, 2)))))

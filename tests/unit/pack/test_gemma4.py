@@ -3,21 +3,18 @@
 import json
 import random
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.models import GEMMA4, SIZES, TEXT, TinyModel, forward, reference_logits
+from tests.support.models import GEMMA4, SIZES, TinyModel, forward, reference_logits
 from tests.support.weights.gguf_gemma4 import write_gguf
 from tpi.config import FullHeads
 from tpi.errors import ModelError
 from tpi.pack.builder.build import open_source, pack_model
-from tpi.pack.builder.ggufvocab import convert
 from tpi.pack.reader import Pack
-from tpi.sources.gguf import open_gguf
 
 TOKENS = [1, 7, 200, 31, 5, 90, 14, 3, 3, 250, 61, 17, 2, 9, 11, 40]
 Models = Callable[[str], TinyModel]
@@ -152,33 +149,3 @@ def test_the_text_part_of_a_model_that_takes_images(kind: str, tiny_model: Model
         (tmp_path / name).write_bytes((model.directory / name).read_bytes())
     assert any("images are not supported" in note for note in open_source(tmp_path).model.notes)
     np.testing.assert_array_equal(logits(tmp_path, tmp_path / "a"), logits(model.directory, tmp_path / "b"))
-
-
-def test_a_vocabulary_of_merged_pieces(tiny_model: Models, tmp_path: Path) -> None:
-    """As transformers makes it of tokenizer.json: whole texts are merged, and newlines as all else."""
-    from gguf import GGUFWriter
-    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
-
-    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    made.normalizer = normalizers.Replace(" ", "\u2581")
-    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    special = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False, max_token_length=12)
-    made.train_from_iterator([line + "\n\n\n" for line in TEXT.split(".")], trainer)
-    fields = json.loads(made.to_str())["model"]
-    vocab = fields["vocab"]
-
-    def write(writer: GGUFWriter) -> None:
-        writer.add_tokenizer_model("gemma4")
-        writer.add_token_list(sorted(vocab, key=vocab.__getitem__))
-        writer.add_token_types([3, 3, 3, 2] + [6] * 256 + [1] * (len(vocab) - 260))
-        writer.add_token_merges([" ".join(merge) for merge in fields["merges"]])
-        writer.add_add_space_prefix(False)
-
-    write_gguf(tmp_path / "m.gguf", tiny_model("gemma4").reference, vocabulary=write)
-    with closing(open_gguf(tmp_path / "m.gguf")) as source:
-        found = convert(source)
-    for text in (TEXT, " two  spaces\n\n\n\nlines", "caf\u00e9 \U0001f600 \u4e2d", "<bos>Paris", "\t x\n"):
-        assert found.encode(text).ids == made.encode(text).ids
-        again = [each.decode(each.encode(text).ids, skip_special_tokens=False) for each in (found, made)]
-        assert again[0] == again[1]

@@ -157,7 +157,7 @@ class NodePlan:
 
     @cached_property
     def layer_heads(self) -> dict[int, LayerHeads]:
-        """This node's heads of each layer with attention."""
+        """The numbers and the size of this node's heads, by layer with attention."""
         return {block.layer: _heads(self.config, block) for block in self.blocks if block.kind == "attention"}
 
     @property

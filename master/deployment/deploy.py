@@ -85,7 +85,8 @@ class Deployer:
             )
             stack.enter_context(vocabulary)
             stages = [Stage(Range(0, self.pack.config.layers), tuple(range(len(shards))), tuple(shards))]
-            return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all(), at_once)
+            drafts = plans[0].options.sparsity == "off" and not any(self._cards())
+            return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all(), at_once, drafts)
 
     def _board(self, stack: ExitStack) -> str:
         """Return the address of shared memory for sums between nodes of this machine; empty if they do not use any."""

@@ -93,11 +93,13 @@ class Deployment:
         limits: Capacity,
         resources: ExitStack | None = None,
         at_once: Concurrency | None = None,
+        drafts: bool = True,
     ) -> None:
         """Create a deployment of nodes that have loaded their weights.
 
         `fence` is the session (random, one per run of the master) and the epoch (the number of this deployment).
         `resources` are closed with the deployment. `at_once` says how many requests it has pages for.
+        `drafts` says whether steps may run drafted tokens: a token's result does not depend on the rows beside it.
         """
         self.session, self.epoch = fence
         self.stages = tuple(stages)
@@ -107,6 +109,7 @@ class Deployment:
         self.at_once = at_once or Concurrency()
         recurrent = any(vocabulary.config.recurrent)
         self.pages = PagePool(limits.pages, StatePool(states_for(limits.pages)) if recurrent else None)
+        self.drafts = drafts and not recurrent and vocabulary.config.mixture is None
         self._workers = workers
         self._resources = resources or ExitStack()
         self._steps = count(TUNING + 1)

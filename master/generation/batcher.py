@@ -1,15 +1,29 @@
 """The batcher: it chooses which tokens of which sequences the next step runs. (`scheduler/` schedules weights.)"""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
+from types import MappingProxyType
+from typing import Protocol
 
 from master.deployment.pages import PagePool
 from master.deployment.prefixindex import chain
 from master.deployment.states import StatePool
 from master.generation.sequence import Sequence
 from tpi.kernels.spec import PAGE_TOKENS
+
+
+class Draft(Protocol):
+    """A draft of a sequence's next tokens (`master.generation.speculation.speculation.Draft`)."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids of the tokens."""
+
+
+Drafts = Mapping[int, Draft]
+NO_DRAFTS: Drafts = MappingProxyType({})
 
 _BESIDE = 4  # while answers are decoded, a step has at most 1/4 of a chunk of prompt tokens, so that they wait less
 _LEAST = PAGE_TOKENS
@@ -25,7 +39,7 @@ Laws for Neural Language Models, table 1).
 
 @dataclass(frozen=True)
 class Work:
-    """One sequence's part of a step: run `count` tokens from `position` on.
+    """One sequence's part of a step: run `count` tokens from `position` on, the last of which may be `drafted`.
 
     The nodes keep the first `kept` pages of its page table and append the pages `appended`. In models with recurrent
     layers, the sequence continues from the state in the slot `read` (None: from the beginning) and writes `write`.
@@ -38,11 +52,22 @@ class Work:
     appended: tuple[int, ...]
     read: int | None = None
     write: int | None = None
+    drafted: tuple[int, ...] = ()
+
+    @property
+    def known(self) -> int:
+        """Number of its tokens that are not drafted."""
+        return self.count - len(self.drafted)
 
     @property
     def completes(self) -> bool:
         """True if the last known token is part of this step, so that the next one can be sampled."""
-        return self.position + self.count == len(self.sequence.tokens)
+        return self.position + self.known == len(self.sequence.tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The ids of its tokens."""
+        return [*self.sequence.tokens[self.position : self.position + self.known], *self.drafted]
 
 
 class Batcher:
@@ -61,25 +86,45 @@ class Batcher:
         self.even = even
         self._turn = 0  # steps in which several clients had answers to continue
 
-    def pick(self, sequences: SequenceOf[Sequence]) -> list[Work]:
+    def pick(self, sequences: SequenceOf[Sequence], drafts: Drafts = NO_DRAFTS) -> list[Work]:
         """Return the next step's work, with pages allocated for it.
+
+        `drafts` are tokens that may follow a sequence, by its id. They take a page only if one is left for each
+        sequence's next step.
 
         Raises:
             PlanError: if the KV cache has no room for a sequence's next tokens.
         """
-        return [self._work(sequence, count) for sequence, count in self._counts(sequences) if count]
+        work = [self._work(sequence, count) for sequence, count in self._counts(sequences) if count]
+        return [self._with_draft(item, drafts, len(sequences)) if item.sequence.id in drafts else item for item in work]
 
     def commit(self, work: SequenceOf[Work]) -> None:
         """Record that the step has run on every node: pages that became full can now be found by their contents."""
         for item in work:
             sequence = item.sequence
-            sequence.computed = item.position + item.count
             sequence.announced = len(sequence.table)
-            for key in chain(sequence.tokens[: sequence.computed], sequence.keys, sequence.client.salt):
-                self.pages.contents.note(sequence.table[len(sequence.keys)], key)
-                sequence.keys.append(key)
+            self._computed(sequence, item.position + item.known)
             if self.pages.states is not None:
                 sequence.advance(self.pages.states, item.count)
+
+    def accept(self, item: Work, right: int) -> None:
+        """Record that the first `right` drafted tokens of `item`, by now the sequence's own, were computed."""
+        if right:
+            self._computed(item.sequence, item.position + item.known + right)
+
+    def _computed(self, sequence: Sequence, tokens: int) -> None:
+        sequence.computed = tokens
+        for key in chain(sequence.tokens[:tokens], sequence.keys, sequence.client.salt):
+            self.pages.contents.note(sequence.table[len(sequence.keys)], key)
+            sequence.keys.append(key)
+
+    def _with_draft(self, item: Work, drafts: Drafts, needed: int) -> Work:
+        """Return `item` with as much of its draft as there is room for if `needed` pages are to remain free."""
+        table, end = item.sequence.table, item.position + item.count
+        room = PAGE_TOKENS * (len(table) + max(0, self.pages.free - needed)) - end
+        draft = drafts[item.sequence.id].tokens[:room]
+        more = tuple(self.pages.append(table, end + len(draft)))
+        return replace(item, count=item.count + len(draft), appended=item.appended + more, drafted=draft)
 
     def _counts(self, sequences: SequenceOf[Sequence]) -> Iterator[tuple[Sequence, int]]:
         """Yield each sequence that runs, with the number of its tokens."""

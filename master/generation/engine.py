@@ -1,7 +1,6 @@
 """The step loop: from requests to tokens. A step runs on every node; complete sequences then get their next token."""
 
 from array import array
-from collections.abc import Container, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate, count
 from time import perf_counter
@@ -15,6 +14,7 @@ from master.generation.batcher import EVEN, Batcher, Work
 from master.generation.client import Client
 from master.generation.request import Request
 from master.generation.sequence import Sequence
+from master.generation.speculation.speculation import Speculation
 from tpi.errors import UsageError
 from tpi.finite import require_finite
 from tpi.net.messages import StepEntry
@@ -34,6 +34,7 @@ class Engine:
     def __init__(self, deployment: Deployment, most: int = MOST_RUNNING) -> None:
         """Create an engine in which at most `most` requests run at once."""
         self.admission = Admission(most)
+        self.speculation = Speculation()
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
         self._deploy(deployment)
@@ -106,15 +107,18 @@ class Engine:
         running = self.admission.running
         if not running:
             return
-        work = self._batcher.pick([request.sequence for request in running])
+        began = perf_counter()
+        drafts = self.speculation.choose(running, self.context) if self.deployment.drafts else {}
+        work = self._batcher.pick([request.sequence for request in running], drafts)
         rows = self._forward(work)
         for request in running:
             if request.rows is not None:
                 self._deliver_rows(request, work, rows)
-        drawing = {request.sequence.id for request in running if request.rows is None}
-        if ends := _last_rows(work, drawing):
-            logits = self.deployment.vocabulary.head(rows if len(rows) == len(ends) else rows[list(ends.values())])
-            self._push(dict(zip(ends, logits, strict=True)))
+        right = self._draw(work, rows)
+        self.speculation.learn(work, drafts, right, perf_counter() - began)
+        for request in running:
+            if request.finished:
+                self.speculation.keep(request)
         self.admission.running = [request for request in running if not request.finished]
 
     def logits(self, tokens: SequenceOf[int]) -> F32:
@@ -134,12 +138,13 @@ class Engine:
     def _deploy(self, deployment: Deployment) -> None:
         self.deployment = deployment
         even = EVEN * deployment.vocabulary.config.hidden
+        self.speculation.forget_times()
         self._batcher = Batcher(deployment.pages, deployment.limits.chunk, even)
         self.admission.deploy(deployment)
 
     def _forward(self, work: SequenceOf[Work]) -> F32:
         """Return hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
-        tokens = [token for item in work for token in item.sequence.tokens[item.position :][: item.count]]
+        tokens = [token for item in work for token in item.tokens]
         positions = [position for item in work for position in range(item.position, item.position + item.count)]
         entries = tuple(map(_entry, work))
         released = tuple(self.admission.released)
@@ -158,22 +163,28 @@ class Engine:
             if item.sequence is request.sequence:
                 request.take_rows(rows[start : start + item.count], item.completes)
 
-    def _push(self, logits: Mapping[int, F32]) -> None:
-        """Sample a token for every request whose sequence has logits. `logits` is keyed by sequence id."""
-        at = perf_counter()
-        for request in self.admission.running:
-            if (row := logits.get(request.sequence.id)) is not None:
-                request.take(row, at, self.context)
+    def _draw(self, work: SequenceOf[Work], rows: F32) -> dict[int, int]:
+        """Sample tokens for every request whose sequence this step completes; `rows` are the step's hidden states.
+
+        Return how many drafted tokens of each sequence were right, by its id.
+        """
+        requests = {each.sequence.id: each for each in self.admission.running if each.rows is None}
+        ends = accumulate(item.count for item in work)
+        drawn = [pair for pair in zip(work, ends, strict=True) if pair[0].completes and pair[0].sequence.id in requests]
+        if not drawn:
+            return {}
+        picked = [row for item, end in drawn for row in range(end - 1 - len(item.drafted), end)]
+        logits = self.deployment.vocabulary.head(rows if len(rows) == len(picked) else rows[picked])
+        at, first, right = perf_counter(), 0, dict[int, int]()
+        for item, _ in drawn:
+            own = logits[first : first + 1 + len(item.drafted)]
+            id_, first = item.sequence.id, first + len(own)
+            right[id_] = requests[id_].take(own, item.drafted, at, self.context)
+            self._batcher.accept(item, right[id_])
+        return right
 
 
 def _entry(work: Work) -> StepEntry:
     """Return `work` as an entry of the `Step` message, in which the slots of states are numbered from 1."""
     read, write = (0 if slot is None else slot + 1 for slot in (work.read, work.write))
     return StepEntry(work.sequence.id, work.position, work.count, work.kept, work.appended, read, write)
-
-
-def _last_rows(work: SequenceOf[Work], drawing: Container[int]) -> dict[int, int]:
-    """Return the row of the last token of each sequence that this step completes, for the ids in `drawing`, by id."""
-    ends = accumulate(item.count for item in work)
-    pairs = ((item, end - 1) for item, end in zip(work, ends, strict=True))
-    return {item.sequence.id: row for item, row in pairs if item.completes and item.sequence.id in drawing}

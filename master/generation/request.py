@@ -54,6 +54,8 @@ class Request:
     follows: "Request | None" = None
     logprobs: int | None = None  # how many of the best tokens are reported with each drawn token
     made: int = 0
+    drafted: int = 0  # tokens that were drafted for it
+    accepted: int = 0  # of these, the tokens that were right and saved a step
     first_admitted: float | None = None  # when it was first admitted, `perf_counter` seconds
     admitted: float = 0.0  # when it was last admitted
     blocked: float | None = None  # since when it has waited for pages or a place although it was its client's turn
@@ -82,10 +84,22 @@ class Request:
             logger.exception("a request failed")
             self._fail(fault_of(error))
 
-    def take(self, logits: npt.NDArray[np.float32], at: float, context: int) -> None:
-        """Draw the next token from `logits` `[vocab]` and deliver it; `context` is the most tokens of a sequence."""
-        with self.alone():
-            self._push(self._draw(logits, at), context)
+    def take(self, logits: npt.NDArray[np.float32], drafted: tuple[int, ...], at: float, context: int) -> int:
+        """Draw the next token from the first row of `logits` and deliver it; go on while drawn tokens equal `drafted`.
+
+        Return how many drafted tokens were right and have a further token drawn after them: these are computed.
+
+        Args:
+            logits: `[1 + len(drafted), vocab]`, after the last known token and after each drafted one.
+            context: the most tokens of a sequence.
+        """
+        for right, row in enumerate(logits):
+            with self.alone():
+                self._push(self._draw(row, at), context)
+            if self.finished or right == len(drafted) or self.sequence.tokens[-1] != drafted[right]:
+                self.drafted, self.accepted = self.drafted + len(drafted), self.accepted + right
+                return right
+        return 0
 
     def take_rows(self, rows: npt.NDArray[np.float32], last: bool) -> None:
         """Deliver hidden states `[tokens, hidden]`; with the `last` ones the request ends."""

@@ -105,6 +105,12 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """Advance the state by `token`."""
 
+    def forced(self) -> list[int]:
+        """Return tokens of the text that must come next; none if there is a choice. The state does not change."""
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of `tokens`, from the first on, may come next. The state does not change."""
+
 
 class Sampler:
     """A sampler of token ids. Two samplers with the same seed draw the same ids from the same logits."""
@@ -121,6 +127,14 @@ class Sampler:
         """
         token = self.sample(logits, history, prompt)
         return token, None if best is None else _logprobs(logits, token, best)
+
+    def forced(self) -> list[int]:
+        """Return tokens that the grammar forces to come next."""
+        return [] if self._constraint is None else self._constraint.forced()
+
+    def allowed(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return the beginning of `tokens` that the grammar allows to come next."""
+        return tokens if self._constraint is None else tokens[: self._constraint.allowed(tokens)]
 
     def sample(self, logits: F32, history: Sequence[int] = (), prompt: int = 0) -> int:
         """Return one token id drawn from `logits` `[vocab]`.

@@ -2,7 +2,7 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from queue import SimpleQueue
 from threading import Lock, RLock
@@ -78,6 +78,24 @@ class GrammarConstraint:
             began = thread_time()
             self._matcher.consume_token(token)
             self.share.spend(thread_time() - began)
+
+    def forced(self) -> list[int]:
+        """Return tokens of the text that must come next, as llguidance would cut it; none if there is a choice."""
+        if self._matcher.is_stopped() or self.share.is_slow:
+            return []
+        began = thread_time()
+        found = self._matcher.compute_ff_tokens()
+        self.share.spend(thread_time() - began)
+        return found
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of `tokens`, from the first on, the grammar allows; 0 where it is complete."""
+        if not tokens or self._matcher.is_stopped() or self.share.is_slow:
+            return 0
+        began = thread_time()
+        found = self._matcher.validate_tokens(list(tokens))
+        self.share.spend(thread_time() - began)
+        return found
 
 
 class GrammarShare:

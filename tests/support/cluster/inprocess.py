@@ -119,4 +119,5 @@ def in_process_deployment(
         vocabulary = stack.enter_context(Vocabulary(pack, nodes[0].budget))
         stages = [Stage(Range(0, pack.config.layers), tuple(range(len(shards))), tuple(shards))]
         limits = Capacity(context, min([chunk, *(node.prefill_tokens for node in nodes)]), pool)
-        return Deployment((1, epoch), stages, nodes[0], workers, vocabulary, limits, stack.pop_all())
+        drafts = not accelerators and not predictors
+        return Deployment((1, epoch), stages, nodes[0], workers, vocabulary, limits, stack.pop_all(), drafts=drafts)

@@ -18,7 +18,7 @@ template <Format F, int N>
 inline void dot_plain(const uint8_t* vector, size_t hidden, const RecordInputs& in, size_t token, const uint8_t* soon,
                       float* out) {
     const float* x = in.x + token * in.stride;
-    constexpr int kParts = N > 2 ? 2 : 4;  // independent sums, to cover the latency of a multiply-add
+    constexpr int kParts = 4;  // independent sums, to cover the latency of a multiply-add
     F8 acc[N][kParts];
     for (int t = 0; t < N; ++t) for (int p = 0; p < kParts; ++p) acc[t][p] = splat(0.0f);
     size_t i = 0;

@@ -1,0 +1,86 @@
+"""Drafts by lookup: what followed the latest tokens when they last occurred, in the same text or in earlier answers.
+
+Saxena (2023), Prompt Lookup Decoding.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import MutableSequence
+
+import numpy as np
+import numpy.typing as npt
+
+from master.deployment.prefixindex import Key
+
+Ids = npt.NDArray[np.int32]
+
+_SHORTEST = 2  # tokens that must occur again
+_LONGEST = 16  # tokens by which occurrences are compared
+_COMPARED = 16  # latest occurrences that are compared
+_OF_A_SALT = 1 << 16  # tokens of earlier answers that are searched
+_SALTS = 16  # salts whose earlier answers are kept
+_END = -1  # stands between two answers
+
+
+def find(text: Ids, latest: Ids) -> tuple[int, int]:
+    """Return where in `text` the longest and then latest occurrence of the end of `latest` ends, and its length.
+
+    The length is 0 if not even the last two tokens of `latest` occur. The last token of `text` is never an end.
+    """
+    if len(latest) < _SHORTEST or len(text) <= _SHORTEST:
+        return 0, 0
+    ends = np.flatnonzero((text[1:-1] == latest[-1]) & (text[:-2] == latest[-2]))[-_COMPARED:] + 2
+    lengths = [(_alike(text[max(0, end - _LONGEST) : end], latest), int(end)) for end in ends]
+    length, end = max(lengths, default=(0, 0))
+    return end, length
+
+
+def _alike(one: Ids, other: Ids) -> int:
+    """Return how many tokens at the end of both are equal."""
+    most = min(len(one), len(other), _LONGEST)
+    different = np.flatnonzero(one[len(one) - most :] != other[len(other) - most :])
+    return most - 1 - int(different[-1]) if len(different) else most
+
+
+class EarlierAnswers:
+    """The latest answers of a server, apart for each salt, so that no client's text shows in another one's speed."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[Key, array[int]] = OrderedDict()
+
+    def keep(self, salt: Key, tokens: MutableSequence[int]) -> None:
+        """Add an answer; forget the oldest tokens of the salt, and the salt that was unused for longest."""
+        kept = self._answers.setdefault(salt, array("i"))
+        kept.extend(tokens)
+        kept.append(_END)
+        del kept[:-_OF_A_SALT]
+        self._answers.move_to_end(salt)
+        while len(self._answers) > _SALTS:
+            self._answers.popitem(last=False)
+
+    def of(self, salt: Key) -> Ids:
+        """Return the answers for a salt. Do not hold the array: it prevents `keep`."""
+        return ids(self._answers.get(salt, array("i")))
+
+
+def ids(tokens: MutableSequence[int]) -> Ids:
+    """Return tokens as an array, without a copy if they are one. Do not hold it: no token could be appended."""
+    return np.frombuffer(tokens, np.int32) if isinstance(tokens, array) and len(tokens) else np.array(tokens, np.int32)
+
+
+def look_up(tokens: MutableSequence[int], earlier: Ids, most: int) -> tuple[list[int], int]:
+    """Return at most `most` tokens that may follow `tokens`, and the length of the match that they come from.
+
+    Of `tokens` themselves and `earlier` answers, the one with the longer match counts.
+    """
+    own = ids(tokens)
+    latest = own[-_LONGEST:]
+    (end, length), (other_end, other) = find(own, latest), find(earlier, latest)
+    if other > length:
+        found = earlier[other_end : other_end + most]
+        stop = np.flatnonzero(found == _END)
+        return found[: stop[0] if len(stop) else most].tolist(), other
+    following = own[end : end + most].tolist() if length else []
+    for _ in range(most - len(following) if following else 0):  # the occurrence overlaps the end: go on periodically
+        following.append(following[len(following) - (len(own) - end)])
+    return following, length

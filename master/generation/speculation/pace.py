@@ -1,0 +1,111 @@
+"""The pace of steps: how long a step of so many rows takes, and how often drafts are right; both are learnt.
+
+Rows are drafted as long as the expected tokens per second grow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+ROWS = 16
+"""The most rows of a step with drafts: up to so many, a row's result has the same bits as alone."""
+
+_FORGET = 0.1  # weight of a new measurement
+_AFRESH = 64  # steps after which a plain step is measured again
+_OUTLIER = 3.0  # a measurement counts as at most so many times the mean
+_PRIOR = 4.0  # drafted tokens that the first guess of a chance counts as
+_DECAY = 0.99  # weight of all earlier drafted tokens after one more
+_FIRST = 0.5  # first guess of a chance
+_GUESS = {2: 0.25, 3: 0.35}  # first guess after a match of so few tokens
+_TRIED = 64  # drafted steps' tokens after which the gain is judged
+_OFF = 256  # tokens for which nothing is drafted after a loss
+
+
+@dataclass
+class StepTimes:
+    """Seconds of a step by its number of rows, 1 to `ROWS`, as forgetting means."""
+
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _counts: dict[int, int] = field(default_factory=dict)
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Take a measurement in."""
+        count = self._counts[rows] = self._counts.get(rows, 0) + 1
+        mean = self._seconds.get(rows, seconds)
+        weight = max(_FORGET, 1 / count)
+        self._seconds[rows] = mean + weight * (min(seconds, _OUTLIER * mean) - mean)
+
+    def expect(self, rows: int) -> float:
+        """Return the seconds of a step of `rows` rows; from the nearest measured number if that one is unknown."""
+        if not self._seconds:
+            return _usual(rows)
+        known = min(self._seconds, key=lambda each: (abs(each - rows), each))
+        return self._seconds[known] * _usual(rows) / _usual(known)
+
+
+def _usual(rows: int) -> float:
+    """Return how many times as long as one row a step takes, on a processor that waits for memory at one row."""
+    return 1 + 0.15 * (rows - 1) + 0.1 * max(0, rows - 4)
+
+
+@dataclass
+class Chance:
+    """The chance that a drafted token is right if all before it were."""
+
+    right: float
+    tried: float = _PRIOR
+
+    @classmethod
+    def first(cls, match: int) -> "Chance":
+        """Return the first guess for drafts after a match of `match` tokens."""
+        return cls(_PRIOR * _GUESS.get(match, _FIRST + 0.025 * match))
+
+    @property
+    def share(self) -> float:
+        """The chance, from 0 to 1."""
+        return min(1.0, self.right / self.tried)
+
+    def learn(self, right: bool) -> None:
+        """Take in whether one drafted token was right."""
+        self.right = _DECAY * self.right + right
+        self.tried = _DECAY * self.tried + 1
+
+
+class Pace:
+    """The times of steps, and a judgement of whether drafts pay."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self._since_plain = 0  # steps since the last one without drafts
+        self._tokens, self._saved = 0, 0.0  # of steps with drafts since the last judgement
+        self._off = 0  # tokens for which nothing is drafted
+
+    @property
+    def drafts(self) -> bool:
+        """True if the next step may have drafts."""
+        return not self._off and self._since_plain < _AFRESH
+
+    def rows(self, plain: int, chances: Sequence[float]) -> int:
+        """Return how many drafted rows are worth adding to a step of `plain` rows, for the most tokens per second.
+
+        `chances` are those that each further row yields a token, the highest first.
+        """
+        best, best_rate, made = 0, plain / self.times.expect(plain), float(plain)
+        for count, chance in enumerate(chances[: max(0, ROWS - plain)], 1):
+            made += chance
+            rate = made / self.times.expect(plain + count)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    def learn(self, plain: int, drafted: int, right: int, seconds: float) -> None:
+        """Take in a step of `plain` rows and `drafted` further ones, of which `right` brought a token."""
+        self.times.learn(plain + drafted, seconds)
+        self._off = max(0, self._off - plain)
+        self._since_plain = self._since_plain + 1 if drafted else 0
+        if not drafted:
+            return
+        self._tokens += plain + right
+        self._saved += (plain + right) / plain * self.times.expect(plain) - seconds
+        if self._tokens >= _TRIED:
+            self._off = 0 if self._saved > 0 else _OFF
+            self._tokens, self._saved = 0, 0.0

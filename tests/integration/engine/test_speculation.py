@@ -1,0 +1,174 @@
+"""Drafted tokens change nothing but the speed: the same tokens and logprobs, whatever is drafted, for any requests."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from master.generation.client import Client
+from master.generation.engine import Engine
+from master.generation.request import Request, Sampled
+from master.generation.speculation import speculation
+from master.generation.speculation.pace import ROWS, Pace
+from master.vocabulary.sampler import Sampler, Sampling
+from tests.support.cluster.inprocess import in_process_engine
+from tests.support.models import MIXTURES, MODELS, RECURRENT, VOCAB
+from tpi.pack.reader import Pack
+
+Packs = Callable[..., Pack]
+PROMPTS = [[1, *np.random.default_rng(seed).integers(3, VOCAB, 5 + 9 * seed).tolist()] for seed in range(8)]
+ANSWER = 40
+
+
+@pytest.fixture(autouse=True)
+def _always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rows as a step may have, whether they pay or not."""
+    monkeypatch.setattr(Pace, "drafts", property(lambda pace: True))
+    monkeypatch.setattr(Pace, "rows", lambda pace, plain, chances: min(len(chances), ROWS - plain))
+
+
+@dataclass
+class Heard:
+    """What a request delivered."""
+
+    sampled: list[Sampled] = field(default_factory=list)
+
+    def sink(self, sampled: Sampled) -> bool:
+        self.sampled.append(sampled)
+        return True
+
+    @property
+    def told(self) -> list[object]:
+        return [(each.token, each.logprobs) for each in self.sampled]
+
+
+def answers(engine: Engine, samplers: list[Sampler], stops: frozenset[int] = frozenset()) -> list[list[object]]:
+    """What requests of different lengths delivered that begin one after the other."""
+    heard, asked = [Heard() for _ in samplers], list[Request]()
+    for number, sampler in enumerate(samplers):
+        sequence = engine.admit(PROMPTS[number])
+        limit = ANSWER - 3 * number
+        asked.append(Request(sequence, sampler, limit, heard[number].sink, stops, logprobs=2))
+        engine.submit(asked[-1])
+        engine.step()
+    while engine.requests:
+        engine.step()
+        for request in engine.admission.running:
+            assert request.sequence.pending
+        for request in asked:
+            if request.finished:
+                engine.release(request.sequence)
+    return [each.told for each in heard]
+
+
+def samplers(count: int) -> list[Sampler]:
+    """Of all kinds."""
+    kinds = (
+        Sampling(temperature=0),
+        Sampling(temperature=1.5, top_k=0, top_p=1, min_p=0, seed=3),
+        Sampling(temperature=0, repeat_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
+        Sampling(temperature=0.7, seed=5, bias={7: 3.0}),
+    )
+    return [Sampler(kinds[number % len(kinds)]) for number in range(count)]
+
+
+class Oracle:
+    """A drafter that knows the answers: always right, always wrong, or right by chance."""
+
+    def __init__(self, known: list[list[object]], right: float) -> None:
+        self._known = {tuple(PROMPTS[number]): told for number, told in enumerate(known)}
+        self._right, self._random = right, np.random.default_rng(1)
+        self.drafted = 0
+
+    def __call__(self, tokens: list[int], earlier: object, most: int) -> tuple[list[int], int]:
+        prompt = next(each for each in self._known if tuple(tokens[: len(each)]) == each)
+        coming = [token for token, _ in self._known[prompt]][len(tokens) - len(prompt) :][:most]  # type: ignore[misc]
+        found = [token if self._random.random() < self._right else (token + 1) % VOCAB for token in coming]
+        self.drafted += len(found)
+        return found, 8
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("shares", [[1], [2, 1, 3]])
+@pytest.mark.parametrize("streams", [1, 3, 8])
+def test_drafts_change_no_answer(
+    right: float, shares: list[float], streams: int, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_process_engine(tiny_pack("llama", "q4"), shares, tmp_path, chunk=16) as engine:
+        engine.deployment.drafts = False
+        expected = answers(engine, samplers(streams))
+        oracle = Oracle(expected, right)
+        monkeypatch.setattr(speculation, "look_up", oracle)
+        engine.deployment.drafts = True
+        assert answers(engine, samplers(streams)) == expected
+        assert oracle.drafted
+        drafted, accepted = engine.speculation.drafted["lookup"], engine.speculation.accepted["lookup"]
+        assert drafted > 0
+        if right in (0.0, 1.0):
+            assert (accepted > 0) == bool(right)
+
+
+@pytest.mark.parametrize("family", [each for each in MODELS if each not in (*RECURRENT, *MIXTURES)])
+@pytest.mark.parametrize("dtype", ["f32", "q4"])
+def test_a_token_has_the_same_bits_in_a_step_of_several(
+    family: str, dtype: str, tiny_pack: Packs, tmp_path: Path
+) -> None:
+    tokens = PROMPTS[2]
+
+    def cut(engine: Engine, rows: int) -> np.ndarray:
+        sequence, found = engine.admit(tokens), []
+        while sequence.pending:
+            work = engine._batcher._work(sequence, min(rows, sequence.pending))
+            found.append(engine.deployment.vocabulary.head(engine._forward([work])))
+        engine.release(sequence)
+        return np.concatenate(found)
+
+    with in_process_engine(tiny_pack(family, dtype), [1], tmp_path) as engine:
+        alone = cut(engine, 1)
+        for rows in (2, 3, 5, 16):
+            np.testing.assert_array_equal(cut(engine, rows), alone)
+
+
+@pytest.fixture
+def engine(tiny_pack: Packs, tmp_path: Path) -> Iterator[Engine]:
+    with in_process_engine(tiny_pack("llama"), [1], tmp_path, chunk=16, pool=9) as found:
+        yield found
+
+
+def test_preempted_requests_go_on_as_without_drafts(engine: Engine) -> None:
+    engine.deployment.drafts = False
+    expected, preempted = answers(engine, samplers(8)), engine.admission.preempted
+    assert preempted
+    engine.deployment.drafts = True
+    assert answers(engine, samplers(8)) == expected
+    assert engine.admission.preempted > preempted
+
+
+def test_an_answer_ends_at_a_stop_in_the_middle_of_a_draft(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.deployment.drafts = False
+    expected = answers(engine, samplers(1))
+    monkeypatch.setattr(speculation, "look_up", Oracle(expected, 1.0))
+    stop = frozenset({expected[0][20][0]})  # type: ignore[index]
+    short = answers(engine, samplers(1), stop)
+    engine.deployment.drafts = True
+    assert answers(engine, samplers(1), stop) == short
+    assert len(short[0]) <= 21
+
+
+def test_the_answers_of_one_client_are_no_drafts_of_another(engine: Engine) -> None:
+    def drafted(client: Client) -> int:
+        before = engine.speculation.drafted.total()
+        heard = Heard()
+        sequence = engine.admit(PROMPTS[1], client=client)
+        engine.submit(Request(sequence, Sampler(Sampling(temperature=0)), 12, heard.sink))
+        while engine.requests:
+            engine.step()
+        engine.release(sequence)
+        return engine.speculation.drafted.total() - before
+
+    one, other = Client("one", b"1" * 16), Client("other", b"2" * 16)
+    first = drafted(one)
+    assert drafted(one) > first
+    assert drafted(other) == first

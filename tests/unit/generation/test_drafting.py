@@ -1,0 +1,133 @@
+"""Drafts: what is looked up, how many rows pay, and which pages they may take."""
+
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from master.deployment.pages import PagePool
+from master.generation.batcher import Batcher
+from master.generation.sequence import Sequence
+from master.generation.speculation.lookup import EarlierAnswers, ids, look_up
+from master.generation.speculation.pace import ROWS, Chance, Pace
+from master.generation.speculation.speculation import Draft
+from tpi.kernels.spec import PAGE_TOKENS
+
+NOTHING = ids(array("i"))
+
+
+def drafted(text: list[int], most: int = 4, earlier: list[int] | None = None) -> tuple[list[int], int]:
+    return look_up(array("i", text), ids(array("i", earlier or [])), most)
+
+
+def test_what_followed_the_longest_match_is_drafted() -> None:
+    assert drafted([1, 2, 3, 4, 5, 9, 2, 3, 7, 8, 1, 2, 3]) == ([4, 5, 9, 2], 3)
+    assert drafted([7, 1, 2, 8, 5, 1, 2, 9, 6, 1, 2]) == ([9, 6, 1, 2], 2)  # of equal lengths, the latest
+    assert drafted([1, 2, 3]) == ([], 0)
+    assert drafted([]) == drafted([1]) == ([], 0)
+
+
+def test_a_text_that_repeats_itself_goes_on() -> None:
+    assert drafted([5, 1, 2, 1, 2, 1, 2], 5) == ([1, 2, 1, 2, 1], 4)
+    assert drafted([3, 3, 3, 3], 3)[0] == [3, 3, 3]
+
+
+def test_earlier_answers_count_if_they_match_longer() -> None:
+    assert drafted([1, 2, 3], earlier=[8, 1, 2, 3, 4, 5, -1, 6, 7]) == ([4, 5], 3)
+    assert drafted([9, 2, 3, 6, 2, 3], 1, earlier=[2, 3, 5]) == ([6], 2)
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(-1, 3), max_size=60), st.integers(1, 15))
+def test_a_draft_follows_an_occurrence(text: list[int], earlier: list[int], most: int) -> None:
+    found, match = drafted(text, most, earlier)
+    assert len(found) <= most
+    assert -1 not in found
+    if match:
+        end, longest = text[len(text) - min(match, 16) :], [*earlier, None, *text, *found]
+        starts = [at for at in range(len(longest)) if longest[at : at + len(end)] == end]
+        assert any(longest[at + len(end) : at + len(end) + len(found)] == found for at in starts)
+
+
+def test_answers_are_kept_apart_and_the_oldest_are_forgotten() -> None:
+    kept = EarlierAnswers()
+    kept.keep(b"a", array("i", [1, 2, 3]))
+    kept.keep(b"a", array("i", [4]))
+    assert kept.of(b"a").tolist() == [1, 2, 3, -1, 4, -1]
+    assert kept.of(b"b").tolist() == []
+    for number in range(16):
+        kept.keep(bytes([number]), array("i", range(70_000)))
+    assert kept.of(b"a").tolist() == []
+    assert len(kept.of(bytes([3]))) == 1 << 16
+
+
+def test_rows_are_added_while_tokens_per_second_grow() -> None:
+    pace = Pace()
+    for rows, seconds in ((1, 1.0), (2, 1.1), (3, 1.2), (4, 2.0), (5, 3.5)):
+        pace.learn(1, rows - 1, 0, seconds)
+    assert pace.rows(1, [0.9, 0.81, 0.7, 0.6]) == 2
+    assert pace.rows(1, [0.05]) == 0
+    assert pace.rows(1, []) == 0
+    assert pace.rows(ROWS, [1.0]) == 0
+
+
+def test_a_loss_ends_drafting_for_a_while() -> None:
+    pace = Pace()
+    pace.learn(1, 0, 0, 1.0)
+    while pace.drafts:
+        pace.learn(1, 4, 0, 3.0)
+    plain = 0
+    while not pace.drafts:
+        pace.learn(1, 0, 0, 1.0)
+        plain += 1
+    assert plain == 256
+
+
+def test_a_plain_step_is_measured_now_and_then() -> None:
+    pace = Pace()
+    pace.learn(1, 0, 0, 1.0)
+    for _ in range(64):
+        assert pace.drafts
+        pace.learn(1, 1, 1, 1.1)
+    assert not pace.drafts
+    pace.learn(1, 0, 0, 1.0)
+    assert pace.drafts
+
+
+def test_chances_are_learnt() -> None:
+    chance = Chance.first(2)
+    assert chance.share == pytest.approx(0.25)
+    for _ in range(400):
+        chance.learn(True)
+    assert chance.share > 0.95
+    for _ in range(400):
+        chance.learn(False)
+    assert chance.share < 0.05
+
+
+@pytest.mark.parametrize(("pages", "drafts"), [(2, 0), (4, 0), (5, 1), (6, 2)])
+def test_drafts_take_only_pages_that_no_sequence_needs(pages: int, drafts: int) -> None:
+    """Two sequences that fill a page each take one more now, and may need one each in the next step."""
+    pool = PagePool(2 + pages)
+    batcher = Batcher(pool, 16)
+    sequences = []
+    for number in range(2):
+        sequence = Sequence(number, array("i", [number] * PAGE_TOKENS))
+        pool.append(sequence.table, PAGE_TOKENS)
+        sequence.computed, sequence.announced = PAGE_TOKENS, 1
+        sequence.tokens.append(7)
+        sequences.append(sequence)
+    long = Draft(tuple(np.arange(PAGE_TOKENS).tolist()), ("lookup", 8))
+    work = batcher.pick(sequences, {0: long, 1: long})
+    beyond = [item for item in work if len(item.sequence.table) > 2]
+    assert len(beyond) == drafts
+    assert pool.free == pages - 2 - len(beyond)
+    for item in work:
+        assert item.count <= PAGE_TOKENS * (len(item.sequence.table) - 1)
+        assert item.tokens == [7, *item.drafted]
+    batcher.commit(work)
+    assert [each.computed for each in sequences] == [PAGE_TOKENS + 1] * 2
+    sequences[0].tokens.extend([0, 1, 5])
+    batcher.accept(work[0], 2)
+    assert sequences[0].computed == PAGE_TOKENS + 3

@@ -107,28 +107,64 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
         limits = AnswerLimits(gen_tokens, ignore_eos=True)
         with session.answering() as engine:
             _measure(session, engine, prompt, AnswerLimits(2, ignore_eos=True))  # warm up
-            measured = [_measure(session, engine, prompt, limits) for _ in range(repeat)]
+            measured, drafting = list[tuple[Answer, Span]](), list[Answer]()
+            for _ in range(repeat):
+                measured.append(_measure(session, engine, prompt, limits))
+                if session.engine.deployment.drafts:
+                    drafting.append(_measure(session, engine, prompt, limits, drafts=True)[0])
         results, nodes = [result for result, _ in measured], session.figures.report([span for _, span in measured])
         write_trace(session.figures, session.placement.trace)
         if as_json:
-            write(_json(_medians(results) | session.figures.fields() | {"nodes": node_fields(nodes)}))
+            write(
+                _json(
+                    _medians(results)
+                    | _with_drafts(drafting)
+                    | session.figures.fields()
+                    | {"nodes": node_fields(nodes)}
+                )
+            )
         else:
             figures = _medians(results)
             summary = (
                 f"pp{prompt_tokens} {figures['prefill_tokens_per_s']:.1f} tok/s, "
-                f"tg{gen_tokens} {figures['decode_tokens_per_s']:.1f} tok/s, medians of {repeat}"
+                f"tg{gen_tokens} {figures['decode_tokens_per_s']:.1f} tok/s, "
+                f"{_told(drafting)}medians of {repeat}"
             )
             print_nodes(nodes, summary)
             if choice := session.figures.fields()["choice"]:
                 print_choice(choice)
 
 
-def _measure(session: Session, engine: EngineThread, prompt: list[int], limits: AnswerLimits) -> tuple[Answer, Span]:
-    """Generate one answer without the prefix cache; return it with the nodes' totals before and after its decoding."""
+def _measure(
+    session: Session, engine: EngineThread, prompt: list[int], limits: AnswerLimits, drafts: bool = False
+) -> tuple[Answer, Span]:
+    """Generate one answer without the prefix cache; return it with the nodes' totals before and after its decoding.
+
+    With `drafts`, steps also run drafted tokens, if the deployment allows it.
+    """
+    session.engine.drafts = drafts
     greedy, alone = Sampler(Sampling(temperature=0)), Client(salt=token_bytes(8))
     mark = session.figures.mark
     result = answer(engine, session.tokenizer, prompt, greedy, limits, mark=mark, client=alone)
     return result, engine.call(session.figures.span).result()
+
+
+def _with_drafts(results: list[Answer]) -> dict[str, Any]:
+    if not results:
+        return {}
+    return {
+        "decode_tokens_per_s_with_drafts": median(result.decode_rate for result in results),
+        "drafted_tokens": sum(result.drafts.made for result in results),
+        "accepted_tokens": sum(result.drafts.right for result in results),
+    }
+
+
+def _told(results: list[Answer]) -> str:
+    if not results:
+        return ""
+    figures = _with_drafts(results)
+    right = f"{figures['accepted_tokens']} of {figures['drafted_tokens']} right"
+    return f"{figures['decode_tokens_per_s_with_drafts']:.1f} tok/s with drafts ({right}), "
 
 
 def _medians(results: list[Answer]) -> dict[str, Any]:
@@ -166,8 +202,14 @@ def _nothing(text: str) -> None:
     """Show nothing: with --json the text is part of the object."""
 
 
+def _drafts(result: Answer) -> str:
+    drafts = result.drafts
+    return f" ({drafts.right} of {drafts.made} drafted tokens right)" if drafts.made else ""
+
+
 def _summary(result: Answer, session: Session) -> str:
     return (
         f"{result.prompt_tokens} prompt tokens, first token after {result.ttft:.2f} s; "
-        f"{len(result.token_ids)} tokens at {result.decode_rate:.1f} tok/s; {session.figures.describe()}"
+        f"{len(result.token_ids)} tokens at {result.decode_rate:.1f} tok/s{_drafts(result)}; "
+        f"{session.figures.describe()}"
     )

@@ -100,6 +100,12 @@ class _Gauges(Collector):
             family = GaugeMetricFamily(f"vllm:{name}", help_, labels=("model_name",))
             family.add_metric((self._model,), value)
             yield family
-        preempted = CounterMetricFamily("vllm:num_preemptions", "Requests that were preempted.", labels=("model_name",))
-        preempted.add_metric((self._model,), engine.admission.preempted)
-        yield preempted
+        so_far = {
+            "num_preemptions": (engine.admission.preempted, "Requests that were preempted."),
+            "spec_decode_num_draft_tokens": (engine.speculation.drafted.total(), "Tokens that were drafted."),
+            "spec_decode_num_accepted_tokens": (engine.speculation.accepted.total(), "Drafted tokens that were right."),
+        }
+        for name, (value, help_) in so_far.items():
+            counter = CounterMetricFamily(f"vllm:{name}", help_, labels=("model_name",))
+            counter.add_metric((self._model,), value)
+            yield counter

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Literal
 
 from master.generation.client import Client
-from master.generation.request import Sampled
+from master.generation.request import DraftedTokens, Sampled
 from master.generation.thread import EngineRequest, EngineThread, Ticket
 from master.text.channels import SPELLED, ShownChannels, has_channels
 from master.text.prompts import checked_text
@@ -35,6 +35,7 @@ class Answer:
     ttft: float = 0.0
     decode_seconds: float = 0.0  # from the first token to the last
     counted: int = 0  # number of tokens, if their ids are not known
+    drafts: DraftedTokens = field(default_factory=DraftedTokens)
     said: str | None = None  # `text` without the thinking, if the model marks thinking itself
 
     @property
@@ -238,7 +239,7 @@ def answer(
     if heard.error is not None and not (cancelled and isinstance(heard.error, NodeError)):
         raise heard.error
     result = heard.result
-    result.prompt_tokens = len(tokens) - ticket.cached
+    result.prompt_tokens, result.drafts = len(tokens) - ticket.cached, ticket.drafts
     if not heard.over:
         result.finish_reason = "interrupted" if cancelled else "length"
     return result

@@ -34,7 +34,7 @@ class Engine:
     def __init__(self, deployment: Deployment, most: int = MOST_RUNNING) -> None:
         """Create an engine in which at most `most` requests run at once."""
         self.admission = Admission(most)
-        self.speculation = Speculation()
+        self.speculation, self.drafts = Speculation(), True
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
         self._deploy(deployment)
@@ -108,7 +108,7 @@ class Engine:
         if not running:
             return
         began = perf_counter()
-        drafts = self.speculation.choose(running, self.context) if self.deployment.drafts else {}
+        drafts = self.speculation.choose(running, self.context) if self.drafts and self.deployment.drafts else {}
         work = self._batcher.pick([request.sequence for request in running], drafts)
         rows = self._forward(work)
         for request in running:

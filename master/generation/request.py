@@ -33,6 +33,18 @@ RowSink = Callable[[npt.NDArray[np.float32]], None]
 """Called with hidden states `[tokens, hidden]` after the last block, in order."""
 
 
+@dataclass
+class DraftedTokens:
+    """Counts of drafted tokens, and of those among them that were right and saved a step."""
+
+    made: int = 0
+    right: int = 0
+
+    def count(self, made: int, right: int) -> None:
+        """Add to both counts."""
+        self.made, self.right = self.made + made, self.right + right
+
+
 @dataclass(eq=False)
 class Request:
     """One answer in progress, to the pending tokens of `sequence`.
@@ -54,8 +66,7 @@ class Request:
     follows: "Request | None" = None
     logprobs: int | None = None  # how many of the best tokens are reported with each drawn token
     made: int = 0
-    drafted: int = 0  # tokens that were drafted for it
-    accepted: int = 0  # of these, the tokens that were right and saved a step
+    drafts: DraftedTokens = field(default_factory=DraftedTokens)
     first_admitted: float | None = None  # when it was first admitted, `perf_counter` seconds
     admitted: float = 0.0  # when it was last admitted
     blocked: float | None = None  # since when it has waited for pages or a place although it was its client's turn
@@ -97,7 +108,7 @@ class Request:
             with self.alone():
                 self._push(self._draw(row, at), context)
             if self.finished or right == len(drafted) or self.sequence.tokens[-1] != drafted[right]:
-                self.drafted, self.accepted = self.drafted + len(drafted), self.accepted + right
+                self.drafts.count(len(drafted), right)
                 return right
         return 0
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from master.generation.client import Client
 from master.generation.engine import Engine
-from master.generation.request import Request, RowSink, Sampled, fault_of
+from master.generation.request import DraftedTokens, Request, RowSink, Sampled, fault_of
 from master.vocabulary.sampler import Sampler
 from tpi.errors import BusyError, TpiError
 
@@ -98,6 +98,11 @@ class Ticket:
     def computed(self) -> bool:
         """True once the prompt is computed and the first token is drawn."""
         return self.request is not None and self.request.made > 0
+
+    @property
+    def drafts(self) -> DraftedTokens:
+        """How many tokens were drafted for the answer, and how many of them were right."""
+        return self.request.drafts if self.request else DraftedTokens()
 
     @property
     def cached(self) -> int:

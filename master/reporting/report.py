@@ -100,6 +100,8 @@ def answer_fields(answer: Answer) -> dict[str, Any]:
         "token_ids": answer.token_ids,
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": len(answer.token_ids),
+        "drafted_tokens": answer.drafts.made,
+        "accepted_tokens": answer.drafts.right,
         "ttft_s": answer.ttft,
         "prefill_tokens_per_s": answer.prefill_rate,
         "decode_tokens_per_s": answer.decode_rate,

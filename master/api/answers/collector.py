@@ -161,6 +161,7 @@ class Collector:
             self.ticket.cached,
             self._thought,
             timings,
+            self.ticket.drafts,
             tuple(self._logprobs),
             self._text.stop_text,
         )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from master.generation.request import DraftedTokens
+
 Reason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
@@ -62,6 +64,7 @@ class Ended:
     cached: int
     reasoning_tokens: int
     timings: Timings
+    drafts: DraftedTokens
     logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens after the last piece of text
     stop_text: str | None = None  # the stop sequence that ended the answer, if any
 

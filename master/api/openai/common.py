@@ -26,7 +26,11 @@ def usage(ended: Sequence[Ended]) -> dict[str, Any]:
         "completion_tokens": made,
         "total_tokens": prompt + made,
         "prompt_tokens_details": {"cached_tokens": ended[0].cached},
-        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning_tokens for one in ended)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(one.reasoning_tokens for one in ended),
+            "accepted_prediction_tokens": sum(one.drafts.right for one in ended),
+            "rejected_prediction_tokens": sum(one.drafts.made - one.drafts.right for one in ended),
+        },
     }
 
 
@@ -37,6 +41,8 @@ def timings(ended: Ended) -> dict[str, Any]:
         "cache_n": ended.cached,
         **_rates("prompt", prompt, ended.timings.prompt_s),
         **_rates("predicted", predicted, ended.timings.predicted_s),
+        "draft_n": ended.drafts.made,
+        "draft_n_accepted": ended.drafts.right,
     }
 
 

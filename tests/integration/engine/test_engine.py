@@ -82,7 +82,7 @@ def test_decoding_equals_prefill(tiny_pack: Callable[..., Pack], tmp_path: Path)
 def test_a_node_alone_runs_a_short_step_in_one_call(tiny_pack: Callable[..., Pack], tmp_path: Path) -> None:
     """A prompt shows progress block by block; a token is computed at once, and equals what the prompt would give."""
     with in_process_engine(tiny_pack("gemma2"), [1], tmp_path, chunk=64) as engine:
-        loop, heard = engine.deployment.node.loop, list[int]()
+        loop, heard, engine.drafts = engine.deployment.node.loop, list[int](), False
         loop.on_block = lambda: heard.append(loop.progress)
         sequence = engine.admit(TOKENS[:17])
         made = [sampled.token for sampled in generate(engine, sequence, Sampler(Sampling(temperature=0)), 9)]

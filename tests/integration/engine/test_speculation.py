@@ -12,7 +12,7 @@ from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.speculation import speculation
 from master.generation.speculation.pace import ROWS, Pace
-from master.vocabulary.sampler import Sampler, Sampling
+from master.vocabulary.sampler import Logprobs, Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_engine
 from tests.support.models import MIXTURES, MODELS, RECURRENT, VOCAB
 from tpi.pack.reader import Pack
@@ -20,6 +20,7 @@ from tpi.pack.reader import Pack
 Packs = Callable[..., Pack]
 PROMPTS = [[1, *np.random.default_rng(seed).integers(3, VOCAB, 5 + 9 * seed).tolist()] for seed in range(8)]
 ANSWER = 40
+Told = tuple[int, Logprobs | None]
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +41,11 @@ class Heard:
         return True
 
     @property
-    def told(self) -> list[object]:
+    def told(self) -> list[Told]:
         return [(each.token, each.logprobs) for each in self.sampled]
 
 
-def answers(engine: Engine, samplers: list[Sampler], stops: frozenset[int] = frozenset()) -> list[list[object]]:
+def answers(engine: Engine, samplers: list[Sampler], stops: frozenset[int] = frozenset()) -> list[list[Told]]:
     """What requests of different lengths delivered that begin one after the other."""
     heard, asked = [Heard() for _ in samplers], list[Request]()
     for number, sampler in enumerate(samplers):
@@ -77,14 +78,14 @@ def samplers(count: int) -> list[Sampler]:
 class Oracle:
     """A drafter that knows the answers: always right, always wrong, or right by chance."""
 
-    def __init__(self, known: list[list[object]], right: float) -> None:
+    def __init__(self, known: list[list[Told]], right: float) -> None:
         self._known = {tuple(PROMPTS[number]): told for number, told in enumerate(known)}
         self._right, self._random = right, np.random.default_rng(1)
         self.drafted = 0
 
     def __call__(self, tokens: list[int], earlier: object, most: int) -> tuple[list[int], int]:
         prompt = next(each for each in self._known if tuple(tokens[: len(each)]) == each)
-        coming = [token for token, _ in self._known[prompt]][len(tokens) - len(prompt) :][:most]  # type: ignore[misc]
+        coming = [token for token, _ in self._known[prompt]][len(tokens) - len(prompt) :][:most]
         found = [token if self._random.random() < self._right else (token + 1) % VOCAB for token in coming]
         self.drafted += len(found)
         return found, 8
@@ -97,11 +98,11 @@ def test_drafts_change_no_answer(
     right: float, shares: list[float], streams: int, tiny_pack: Packs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with in_process_engine(tiny_pack("llama", "q4"), shares, tmp_path, chunk=16) as engine:
-        engine.deployment.drafts = False
+        engine.drafts = False
         expected = answers(engine, samplers(streams))
         oracle = Oracle(expected, right)
         monkeypatch.setattr(speculation, "look_up", oracle)
-        engine.deployment.drafts = True
+        engine.drafts = True
         assert answers(engine, samplers(streams)) == expected
         assert oracle.drafted
         drafted, accepted = engine.speculation.drafted["lookup"], engine.speculation.accepted["lookup"]
@@ -138,21 +139,21 @@ def engine(tiny_pack: Packs, tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_preempted_requests_go_on_as_without_drafts(engine: Engine) -> None:
-    engine.deployment.drafts = False
+    engine.drafts = False
     expected, preempted = answers(engine, samplers(8)), engine.admission.preempted
     assert preempted
-    engine.deployment.drafts = True
+    engine.drafts = True
     assert answers(engine, samplers(8)) == expected
     assert engine.admission.preempted > preempted
 
 
 def test_an_answer_ends_at_a_stop_in_the_middle_of_a_draft(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine.deployment.drafts = False
+    engine.drafts = False
     expected = answers(engine, samplers(1))
     monkeypatch.setattr(speculation, "look_up", Oracle(expected, 1.0))
-    stop = frozenset({expected[0][20][0]})  # type: ignore[index]
+    stop = frozenset({expected[0][20][0]})
     short = answers(engine, samplers(1), stop)
-    engine.deployment.drafts = True
+    engine.drafts = True
     assert answers(engine, samplers(1), stop) == short
     assert len(short[0]) <= 21
 

@@ -1,13 +1,16 @@
 """An answer of a schema parses and validates, whatever the model would have said; this one talks nonsense."""
 
 import json
+import re
 from typing import Any
 
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
+from master.generation.speculation.pace import Pace
 from tests.support.answer_schemas import SCHEMAS
+from tests.support.serving import Served
 
 MOST = 500  # tokens of an answer, which is short in a bounded schema
 
@@ -47,3 +50,31 @@ def test_the_arguments_of_a_tool_validate(number: int, http: httpx.Client) -> No
     assert answer.status_code == 200, answer.text
     (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
     Draft202012Validator(schema).validate(json.loads(call["function"]["arguments"]))
+
+
+OBJECTS = [number for number, schema in enumerate(SCHEMAS) if schema.get("required")]  # names are forced
+
+
+@pytest.mark.parametrize("number", OBJECTS[::9])
+def test_drafts_of_a_grammar_change_no_answer(
+    number: int, http: httpx.Client, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "drafts", property(lambda pace: True))
+    monkeypatch.setattr(Pace, "rows", lambda pace, plain, chances: min(len(chances), 12))
+    body = {
+        "messages": [{"role": "user", "content": "Go"}], "max_tokens": MOST, "seed": 4, "logprobs": True,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS[number]}},
+    }  # fmt: skip
+    http.post("/v1/chat/completions", json=body)  # its prompt is then reused by both
+    monkeypatch.setattr(served.engine, "drafts", False)
+    plain = http.post("/v1/chat/completions", json=body).json()
+    monkeypatch.setattr(served.engine, "drafts", True)
+    drafted = http.post("/v1/chat/completions", json=body).json()
+    assert drafted["choices"] == plain["choices"]
+    counts = [each["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] for each in (plain, drafted)]
+    assert counts[0] == 0
+    assert counts[1] > 0
+    assert plain["timings"]["draft_n"] == 0
+    assert drafted["timings"]["draft_n"] >= drafted["timings"]["draft_n_accepted"] == counts[1]
+    counted = http.get("/metrics").text
+    assert re.search(r'vllm:spec_decode_num_accepted_tokens_total\{model_name="[^"]+"\} [1-9]', counted)

@@ -1,6 +1,7 @@
 """Sampling: greedy, filters, seeds, penalties."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,16 @@ from master.vocabulary.sampler import Sampler, Sampling
 from tpi.errors import UsageError
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.125, 0.0625, 0.0625], np.float32))
+
+
+class Unforced:
+    """A constraint that forces no token."""
+
+    def forced(self) -> list[int]:
+        return []
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
 
 
 def drawn(sampling: Sampling, times: int = 200) -> set[int]:
@@ -78,7 +89,7 @@ def test_a_bias_is_added_and_logprobs_are_the_models_own() -> None:
 
 
 def test_a_constraint_decides_what_may_come_and_hears_what_came() -> None:
-    class Odd:
+    class Odd(Unforced):
         def __init__(self) -> None:
             self.came: list[int] = []
 
@@ -135,7 +146,7 @@ def test_the_least_temperature_is_greedy() -> None:
 
 
 def test_a_grammar_that_leaves_no_token_is_not_the_models_fault() -> None:
-    class Nothing:
+    class Nothing(Unforced):
         def allow(self, logits: np.ndarray) -> np.ndarray:
             return np.full_like(logits, -np.inf)
 

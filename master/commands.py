@@ -107,11 +107,9 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
         limits = AnswerLimits(gen_tokens, ignore_eos=True)
         with session.answering() as engine:
             _measure(session, engine, prompt, AnswerLimits(2, ignore_eos=True))  # warm up
-            measured, drafting = list[tuple[Answer, Span]](), list[Answer]()
-            for _ in range(repeat):
-                measured.append(_measure(session, engine, prompt, limits))
-                if session.engine.deployment.drafts:
-                    drafting.append(_measure(session, engine, prompt, limits, drafts=True)[0])
+            measured = [_measure(session, engine, prompt, limits) for _ in range(repeat)]
+            times = repeat if session.engine.deployment.drafts else 0
+            drafting = [_measure(session, engine, prompt, limits, drafts=True)[0] for _ in range(times)]
         results, nodes = [result for result, _ in measured], session.figures.report([span for _, span in measured])
         write_trace(session.figures, session.placement.trace)
         if as_json:

@@ -39,9 +39,9 @@ class Speculation:
     def choose(self, requests: Sequence[Request], context: int) -> dict[int, Draft]:
         """Return the drafts that are worth running in the next step, by sequence id; `context` in tokens.
 
-        None are if the step runs a prompt, for it has too many rows.
+        There are none if the step runs a prompt, as it then has too many rows.
         """
-        if not self._pace.drafts or len(requests) >= ROWS or any(each.sequence.pending != 1 for each in requests):
+        if not self._pace.drafts or len(requests) >= ROWS or not all(map(_draws, requests)):
             return {}
         found = {each.sequence.id: self._draft(each, context) for each in requests}
         return self._cut({id_: draft for id_, draft in found.items() if draft.tokens}, len(requests))
@@ -95,3 +95,8 @@ class Speculation:
 
     def _chance(self, kind: tuple[Source, int]) -> Chance:
         return self._chances.setdefault(kind, Chance.first(_LONG if kind[0] == "grammar" else kind[1]))
+
+
+def _draws(request: Request) -> bool:
+    """Return True if the next step yields a token of the request."""
+    return request.rows is None and request.sequence.pending == 1

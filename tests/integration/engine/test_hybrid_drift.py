@@ -142,7 +142,9 @@ def check_error(found: list[int], told: list[NeuronShares], pack: Pack, cache: P
     """What the thresholds leave out is within the one threshold's error, and tokens are those of the dense run."""
     assert all(shares.lost <= 1e-9 for shares in told)
     with closing(in_process_deployment(pack, [1], cache, **ROOM)) as deployment:
-        expected = generate(Engine(deployment))(len(found))
+        engine = Engine(deployment)
+        engine.drafts = False  # a step of drafts yields several tokens
+        expected = generate(engine)(len(found))
     same = sum(one == other for one, other in zip(found, expected, strict=True))
     assert same >= 0.9 * len(expected)
 

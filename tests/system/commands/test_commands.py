@@ -24,7 +24,7 @@ NODE_FIELDS = {
 RUN_FIELDS = {
     "text", "token_ids", "prompt_tokens", "completion_tokens", "ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s",
     "finish_reason", "collective", "prefill_collective", "wire", "predicted_sync_ms", "choice", "nodes",
-    "weights_sent_bytes",
+    "weights_sent_bytes", "drafted_tokens", "accepted_tokens",
 }  # fmt: skip
 
 

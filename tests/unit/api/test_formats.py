@@ -19,7 +19,7 @@ from master.api.answers.prepare import PreparedRequest
 from master.api.openai.chat_form import ChatForm
 from master.generation.answer import AnswerLimits
 from master.generation.client import Client
-from master.generation.request import Sampled
+from master.generation.request import DraftedTokens, Sampled
 from master.text.channels import SPELLED, has_channels
 from master.text.replay import Replay
 from master.text.tokenizer import Message, Tokenizer
@@ -230,7 +230,9 @@ class Heard:
         deliver: Any = self.events.extend
         self._collector = Collector(tokenizer, prepared, AnswerLimits(500), self.replay, meter, deliver)
         asked: Any = SimpleNamespace(client=Client())
-        self._collector.ticket = SimpleNamespace(at=0.0, first_admitted=0.0, cached=0, asked=asked)  # type: ignore[assignment]
+        self._collector.ticket = SimpleNamespace(
+            at=0.0, first_admitted=0.0, cached=0, asked=asked, drafts=DraftedTokens()
+        )  # type: ignore[assignment]
 
     def run(self, tokens: list[int]) -> int:
         """How many were taken before it was over."""

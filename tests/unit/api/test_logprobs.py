@@ -9,7 +9,7 @@ from master.api.answers.formats import AnswerFormat
 from master.api.answers.prepare import PreparedRequest
 from master.api.openai.common import chat_logprobs, text_logprobs
 from master.generation.answer import AnswerLimits
-from master.generation.request import Sampled
+from master.generation.request import DraftedTokens, Sampled
 from master.text.replay import Replay
 from master.text.tokenizer import Tokenizer
 from master.vocabulary.sampler import Logprobs
@@ -28,7 +28,7 @@ def said(tokenizer: Tokenizer, tokens: list[int]) -> tuple[str, list[TokenLogpro
         events.extend(what)
 
     heard = Collector(tokenizer, prepared, AnswerLimits(len(tokens)), Replay(), METER, deliver)
-    heard.ticket = SimpleNamespace(at=0.0, first_admitted=0.0, cached=0)  # type: ignore[assignment]
+    heard.ticket = SimpleNamespace(at=0.0, first_admitted=0.0, cached=0, drafts=DraftedTokens())  # type: ignore[assignment]
     for token in tokens:
         heard.token(Sampled(None, token, 0.0, Logprobs(-1.0, ((token, -1.0), (token ^ 1, -2.0)))))  # type: ignore[arg-type]
     heard.ended(None)

@@ -16,6 +16,7 @@ from master.generation.thread import EngineThread, StillWanted
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.discoverythread import DiscoveryThread
 from master.joining.measured import MeasuredWorkers
+from master.joining.memory import house_memory
 from master.joining.planned import first_split, neighbours_at, shares_later
 from master.joining.probe import WorkerProbe
 from master.joining.recovery import Membership
@@ -208,7 +209,8 @@ class Session:
         policy = KeyPolicy(locked=self.placement.keys)
         using: list[str] = []
         self.placement = placement = with_found(self.placement, policy, warn, using.append)
-        located = locate(placement.model, placement.cache)
+        house = partial(house_memory, placement.memory, placement.workers, policy)
+        located = locate(placement.model, placement.cache, house=house)
         known = MeasuredWorkers(partial(neighbours_at, policy=policy))
         planned = first_split(placement, known)
         if words := planned.words("".join(using)) if planned else "".join(using):

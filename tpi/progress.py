@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Protocol
 
 _QUIET_SECONDS = 1.0
+_BYTES = 10_000_000  # totals from here on are bytes, not steps
 _shown = True  # for the whole process, like a log level
 _begun = False  # an unfinished line of an answer is on the terminal
 
@@ -72,7 +73,7 @@ def _line_end() -> str:
 
 @contextmanager
 def phase(title: str) -> Iterator[Progress]:
-    """Report the progress of the block: a bar with the time left, shown once it has lasted a second.
+    """Report the progress of the block: a bar with bytes and the time left, shown once it has lasted a second.
 
     If stderr is not a terminal, print one line at the end instead.
     """
@@ -95,12 +96,17 @@ def _live() -> bool:
 
 @contextmanager
 def _bar(title: str, started: float) -> Iterator[Progress]:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.text import Text
 
     from tpi.console import SafeConsole
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    class Bytes(DownloadColumn):
+        def render(self, task: Task) -> Text:
+            return super().render(task) if (task.total or 0) >= _BYTES else Text()
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Bytes(), TimeRemainingColumn())
     bars = Bars(*columns, console=SafeConsole(stderr=True), transient=True)
     task = bars.add_task(title, total=None)
     shown = False

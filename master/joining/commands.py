@@ -1,6 +1,5 @@
 """The commands `tpi ps` and `tpi doctor`: which workers there are, which masters use them, and what is wrong."""
 
-import os
 import sys
 from collections.abc import Iterable
 from contextlib import closing
@@ -9,8 +8,7 @@ from pathlib import Path
 import click
 
 from master.joining.checks import Observation, check_machine, check_workers
-from master.joining.discovery import workers_at_home
-from master.options import worker_addresses
+from master.joining.discovery import addresses_of
 from master.workers.asking import ask
 from tpi.config import default_cache
 from tpi.keys.policy import KeyPolicy
@@ -35,7 +33,7 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 def ps(workers: tuple[str, ...], no_keys: bool) -> None:
     """Show the workers, the masters that use them, and since when."""
     with closing(Net(policy=KeyPolicy(locked=not no_keys))) as net:
-        asked = ask(net, _addresses(workers, net.policy))
+        asked = ask(net, addresses_of(workers, net.policy))
         for one in asked:
             if (said := one.condition) is None:
                 click.echo(f"{one.address}  {one.problem}")
@@ -57,7 +55,7 @@ def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
     with closing(Net(policy=KeyPolicy(locked=not no_keys))) as net:
         click.echo("this machine")
         troubled = _print(check_machine(net.policy, cache or default_cache(), _PORT))
-        for address, findings in check_workers(net, _addresses(workers, net.policy)):
+        for address, findings in check_workers(net, addresses_of(workers, net.policy)):
             click.echo(address)
             troubled |= _print(findings)
     sys.exit(int(troubled))
@@ -72,13 +70,6 @@ def _print(findings: Iterable[Observation]) -> bool:
             f"  {'!' if one.advice else ' '} {one.subject:<8} {one.found}{': ' if one.advice else ''}{one.advice}"
         )
     return troubled
-
-
-def _addresses(named: tuple[str, ...], policy: KeyPolicy) -> tuple[str, ...]:
-    given = worker_addresses(named or (os.environ.get("TPI_WORKERS", ""),))
-    if given or not policy.locked:  # without keys no worker can be discovered
-        return given
-    return tuple(workers_at_home(policy, lambda text: click.echo(text, err=True)))
 
 
 def _age(seconds: float) -> str:

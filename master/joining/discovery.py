@@ -1,7 +1,8 @@
 """Discovery of paired workers: by their mDNS announcements, or at the address where they were paired."""
 
+import os
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -9,7 +10,7 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from master.joining.checks import firewall_advice
-from master.options import RunOptions
+from master.options import RunOptions, worker_addresses
 from master.workers.asking import ask
 from tpi.errors import NodeError, TpiError
 from tpi.keys.announcement import SERVICE, Announcement, read_announcement
@@ -124,6 +125,14 @@ def workers_at_home(policy: KeyPolicy, say: Callable[[str], None]) -> list[str]:
     if not found and policy.keys.paired:
         say(_NOBODY)
     return found
+
+
+def addresses_of(named: Sequence[str], policy: KeyPolicy) -> tuple[str, ...]:
+    """Return the addresses of the workers that are `named` or in TPI_WORKERS, else those of the paired ones."""
+    given = worker_addresses(tuple(named) or (os.environ.get("TPI_WORKERS", ""),))
+    if given or not policy.locked:  # without keys no worker can be discovered
+        return given
+    return tuple(workers_at_home(policy, warn))
 
 
 def with_found(

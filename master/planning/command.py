@@ -162,7 +162,8 @@ def _files(cache: Path) -> list[Path]:
 
 def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, flags: dict[str, Any]) -> None:
     """Report what each machine of a home would hold of the model, and how fast it would be."""
-    shape = model_shape(model, dtype, cache, sum(machine.memory for machine in home.machines))
+    room = sum(machine.memory for machine in home.machines)
+    shape = model_shape(model, dtype, cache, room, len(home.machines))
     home = replace(home, cards=()) if shape.config.host_only else home
     asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"])
     left = (several_cards(machine) for machine in home.batching)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpi.config import ModelConfig
-from tpi.families.base import Model
+from tpi.families.base import Fields, Model
 from tpi.families.gguf.reader import from_gguf
 from tpi.families.huggingface.configonly import from_config
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.builder.plan import PackPlan, plan_pack
 from tpi.pack.library.locate import locate
+from tpi.pack.library.quantisations import HouseMemory
 from tpi.pack.manifest import MANIFEST, Manifest
 from tpi.pack.routing import NAME, load_routing
 from tpi.paths import user_path
@@ -42,13 +43,14 @@ class ModelShape:
     routing: bytes = b""
 
 
-def model_shape(spec: str, dtype: str, cache: Path, room: int) -> ModelShape:
+def model_shape(spec: str, dtype: str, cache: Path, room: int, machines: int = 1) -> ModelShape:
     """Return the shape of the model that `spec` names.
 
     Args:
         spec: what `tpi run -m` takes, a config.json, or a directory with a config.json and no weights.
         dtype: as for `tpi run`; a pack keeps its own. `auto` for float weights is the first format that fits.
         room: bytes of memory of all kinds together, into which `auto` has to fit the weights.
+        machines: number of machines that have this memory.
 
     Raises:
         ModelError: if there is no such model, or its architecture is not supported.
@@ -56,13 +58,23 @@ def model_shape(spec: str, dtype: str, cache: Path, room: int) -> ModelShape:
     path = user_path(spec)
     if path.suffix == ".json" and path.is_file():
         return _of_directory(path.parent, path.name, dtype, room)
-    located = locate(spec, cache, weights=False)
+    located = locate(spec, cache, weights=False, house=lambda: HouseMemory(room, machines))
     if located.kind == "pack":
         return _of_pack(located.path)
     if located.kind == "directory":
         return _of_directory(located.path, _CONFIG, dtype, room)
     with closing(open_gguf(located.path)) as source:
         return _planned(located.name, dtype, from_gguf(source), source)
+
+
+def shape_of_config(name: str, fields: Fields, dtype: str) -> ModelShape:
+    """Return the shape of the model of a config.json with these fields.
+
+    Raises:
+        ModelError: if its architecture or a setting is not supported.
+    """
+    model, source = from_config(fields, name)
+    return _planned(name, dtype, model, source)
 
 
 def _of_pack(path: Path) -> ModelShape:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class FakeHub:
     cut: int | None = None
     ranges: bool = True
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    sent: Counter[str] = field(default_factory=Counter)  # bytes of each file, by its name
     wheels: dict[str, bytes] = field(default_factory=dict)  # by file name, of an index of packages at /simple
     damaged: set[str] = field(default_factory=set)  # paths that are served with a wrong byte, once
     dies: bool = False  # after the first cut no request is answered any more
@@ -122,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             tree = [self._entry(path, data) for path, data in sorted(repository.files.items())]
             self._send(200, json.dumps(tree).encode())
             return
-        siblings = [{"rfilename": path} for path in sorted(repository.files)]
+        siblings = [{"rfilename": path, "size": len(data)} for path, data in sorted(repository.files.items())]
         fields = {"id": name, "modelId": name, "sha": repository.commit, "siblings": siblings, "private": False,
                   "tags": [], "downloads": 0, "likes": 0}  # fmt: skip
         self._send(200, json.dumps(fields).encode())
@@ -198,6 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
+        self.state.sent[path.rpartition("/")[2]] += len(body[:cut])
         self.wfile.write(body[:cut])
         self.wfile.flush()
         if cut is not None and cut < len(body):

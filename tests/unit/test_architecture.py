@@ -132,7 +132,7 @@ LAYERS = {
     ),
     "master": (
         "confined vocabulary", "options.py text", "workers", "deployment", "generation profiling", "reporting",
-        "planning", "joining", "session.py", "api chat commands.py", "batch",
+        "planning", "joining", "session.py", "api chat commands.py models", "batch",
     ),
     "scheduler": ("free.py model storage", "budget.py slots", "transfer window", "neurons weights.py", "demand"),
     "testbed": (

@@ -1,4 +1,4 @@
-"""The commands `tpi pull` and `tpi pack`."""
+"""The command `tpi pack`."""
 
 from pathlib import Path
 
@@ -6,23 +6,6 @@ import click
 
 from tpi.config import default_cache
 from tpi.paths import DIRECTORY, PATH
-
-
-@click.command()
-@click.argument("name")
-@click.option("--cache", type=DIRECTORY, help="Where models are kept (default: ~/.cache/tpi).")
-def pull(name: str, cache: Path | None) -> None:
-    """Download the model NAME: smollm2-135m, or one of the Hugging Face hub (owner/name, owner/name:Q4_K_M).
-
-    An interrupted download resumes where it stopped.
-    """
-    from tpi.pack.library.hub import hub_model
-    from tpi.pack.library.hubfiles import HubModel
-    from tpi.pack.library.pull import pull as fetch
-
-    directory = cache or default_cache()
-    model = HubModel.parse(name)
-    click.echo(hub_model(model, directory) if model else fetch(name, directory))
 
 
 @click.command()

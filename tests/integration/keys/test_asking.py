@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from master.joining import checks, commands
+from master.joining import checks, commands, discovery
 from master.joining.checks import check_machine, check_workers
 from master.joining.discovery import find_workers, willing_at_home, workers_at_home
+from master.joining.memory import house_memory
 from master.planning.home import asked
 from master.planning.home import flags as home_flags
 from master.planning.home.flags import home_of
@@ -40,6 +41,19 @@ from tpi.net.sockets import Net
 from worker.service.announce import Announcer
 
 NOBODY = "127.0.0.1:9"
+
+
+def test_the_memory_of_the_house_is_that_of_free_workers(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    pair_folders(here, there)
+    with fake_workers([tmp_path / "a", tmp_path / "b"], "--keys", str(here)) as (_, (first, second)):
+        alone = house_memory(1 << 30, [NOBODY], locked(there))
+        assert (alone.nbytes, alone.machines) == (1 << 30, 1)
+        both = house_memory(1 << 30, [first, second], locked(there))
+        with Cluster.connect([first], Net(policy=locked(tmp_path / "there"))):
+            free = house_memory(1 << 30, [first, second], locked(there))
+    assert (both.machines, free.machines) == (3, 2)
+    assert both.nbytes > free.nbytes > 1 << 30
 
 
 def test_workers_name_their_master_without_being_used(tmp_path: Path) -> None:
@@ -282,7 +296,7 @@ def test_no_keys_of_a_plan_goes_with_workers() -> None:
 
 def test_without_keys_no_worker_is_sought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPI_CONFIG", str(tmp_path))
-    monkeypatch.setattr(commands, "workers_at_home", None)  # calling it would fail
+    monkeypatch.setattr(discovery, "workers_at_home", None)  # calling it would fail
     assert "no workers" in CliRunner().invoke(commands.ps, ["--no-keys"], catch_exceptions=False).output
 
 

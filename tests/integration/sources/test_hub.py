@@ -3,10 +3,13 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from email.message import Message
 from functools import partial
 from pathlib import Path
@@ -18,11 +21,14 @@ import pytest
 from tests.support.commands import TPI
 from tests.support.fake_hub import FakeHub, Repository, fake_hub
 from tests.support.models import TinyModel
+from tests.support.small_disk import small_disk
 from tests.support.weights.gguf_models import byte_level_vocabulary, write_gguf
 from tests.support.weights.packs import quiet
 from tpi.errors import ModelError, WeightsError
 from tpi.pack.library import hub as hub_module
 from tpi.pack.library.locate import Located, locate, open_model
+from tpi.pack.library.quantisations import HouseMemory
+from tpi.progress import Progress
 from tpi.system.download import download
 
 Models: TypeAlias = Callable[[str], TinyModel]
@@ -130,13 +136,32 @@ def test_gguf_models_by_quantisation_file_and_default(
     assert (located.kind, located.path.name) == ("gguf", "m-Q8_0.gguf")
     assert hub.fetched() == ["m-Q8_0.gguf"]
     assert capsys.readouterr().err == ""
-    located = found("o/m-GGUF", tmp_path)
-    assert located.path.name == "m-Q4_0-00001-of-00003.gguf"
-    assert "o/m-GGUF: using m-Q4_0-00001-of-00003.gguf, one of 2; another: o/m-GGUF:FILE" in capsys.readouterr().err
+    hub.requests.clear()
+    assert found("o/m-GGUF", tmp_path) == located  # the one that is there needs no choice
+    assert found("o/m-GGUF:m-Q8_0.gguf", tmp_path) == located
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "chosen", "why"),
+    [
+        (1 << 30, "m-Q8_0.gguf", r"the best of 2 that fits the 1.1 GB free on 3 machines"),
+        (1, "m-Q4_0-00001-of-00003.gguf", r"one of 2, though none fits the 0.0 GB free on 3 machines"),
+    ],
+)
+def test_the_best_quantisation_that_the_house_holds(
+    memory: int, chosen: str, why: str, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    located = locate("o/m-GGUF", tmp_path / "cache", quiet, house=lambda: HouseMemory(memory, 3))
+    assert located.path.name == chosen
+    parts = {file.name for file in located.path.parent.iterdir()}
+    assert (
+        set(hub.fetched()) == parts == {name for name in hub.repositories["o/m-GGUF"].files if name[:4] == chosen[:4]}
+    )
+    assert re.search(rf"o/m-GGUF: using {chosen} \(0.0 GB\), {why}.*; another: o/m-GGUF:FILE", capsys.readouterr().err)
     open_model("o/m-GGUF", "auto", tmp_path / "cache", quiet)
     hub.requests.clear()
-    assert found("o/m-GGUF", tmp_path) == located
-    assert found("o/m-GGUF:m-Q8_0.gguf", tmp_path).path.name == "m-Q8_0.gguf"
+    assert locate("o/m-GGUF", tmp_path / "cache", quiet, house=lambda: HouseMemory(7 << 30)) == located
     assert hub.requests == []
 
 
@@ -281,3 +306,82 @@ def test_ctrl_c_ends_a_download_at_once_and_the_next_goes_on(hub: FakeHub, tmp_p
     [start] = [start for method, path, start in hub.requests if method == "GET" and "/cdn/" in path]
     assert start is not None
     assert int(start.removeprefix("bytes=").rstrip("-")) >= 2 << 20
+
+
+FORMS = [
+    ("o/m", set(OWN)),
+    ("https://huggingface.co/o/m", set(OWN)),
+    ("https://huggingface.co/o/m/tree/main?not-for-all-audiences=true", set(OWN)),
+    ("o/m-GGUF:q8_0", {"m-Q8_0.gguf"}),
+    ("hf.co/o/m-GGUF:Q8_0", {"m-Q8_0.gguf"}),
+    ("https://huggingface.co/o/m-GGUF/blob/main/m-Q8_0.gguf", {"m-Q8_0.gguf"}),
+    ("https://hf.co/o/m-GGUF:Q4_0", {f"m-Q4_0-0000{part}-of-00003.gguf" for part in (1, 2, 3)}),
+]
+
+
+@pytest.mark.parametrize(("spec", "files"), FORMS)
+def test_each_form_fetches_its_files_once(spec: str, files: set[str], hub: FakeHub, tmp_path: Path) -> None:
+    found(spec, tmp_path)
+    assert sorted(hub.fetched()) == sorted(files)
+
+
+@pytest.mark.parametrize("spec", ["o/m", "hf.co/o/m-GGUF:Q8_0", "https://huggingface.co/o/m-GGUF:Q4_0"])
+def test_ten_interruptions_fetch_no_byte_twice(spec: str, hub: FakeHub, tmp_path: Path) -> None:
+    files = hub.repositories[
+        spec.removeprefix("https://huggingface.co/").removeprefix("hf.co/").partition(":")[0]
+    ].files
+    hub.cut = sum(map(len, files.values())) // 24
+    interrupted = 0
+    while interrupted < 10:
+        before = sum(hub.sent.values())
+
+        @contextmanager
+        def impatient(title: str, before: int = before) -> Iterator[Progress]:
+            def report(done: int, total: int) -> None:
+                if sum(hub.sent.values()) > before:
+                    raise KeyboardInterrupt
+
+            yield report
+
+        with pytest.raises(KeyboardInterrupt):
+            locate(spec, tmp_path / "cache", impatient)
+        interrupted += 1
+    located = found(spec, tmp_path)
+    there = located.path if located.path.is_dir() else located.path.parent
+    fetched = {file.name: file.stat().st_size for file in there.iterdir()}
+    assert {name: size for name, size in hub.sent.items() if size} == fetched
+
+
+def test_two_pulls_at_once_fetch_once(hub: FakeHub, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        located = [pool.submit(found, "o/m", tmp_path) for _ in range(2)]
+    assert located[0].result() == located[1].result()
+    assert hub.sent["model.safetensors"] == len(hub.repositories["o/m"].files["model.safetensors"])
+
+
+def test_a_small_disk_is_named_before_a_byte_is_fetched(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    hub.repositories["o/large"] = Repository({"config.json": b"{}", "model.safetensors": bytes(3 << 20)})
+    with small_disk(tmp_path / "small", 2 << 20) as disk:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(disk / "hub"))
+        with pytest.raises(WeightsError, match=r"disk full: o/large needs 3 MB more and .*small.* has 2 MB free; free"):
+            found("o/large", tmp_path)
+    assert hub.fetched() == []
+
+
+@pytest.mark.parametrize("place", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "file"])
+def test_a_token_is_taken_from_the_usual_places(
+    place: str, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    hub.repositories["o/locked"] = Repository(hub.repositories["o/m"].files, gated=True, private=True)
+    (tmp_path / "token").write_text(f"{hub.token}\n" if place == "file" else "")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    if place != "file":
+        monkeypatch.setenv(place, hub.token)
+    assert whole(found("o/locked", tmp_path), hub)

@@ -32,10 +32,10 @@ def from_config(fields: Fields, where: str) -> tuple[Model, FileSource]:
     # without a head in the source, the configuration and the family's default say whether it is tied to the embedding
     model = from_huggingface(fields, lambda name: not name.endswith("lm_head.weight"), where)
     kind = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
-    return model, FileSource(where, _tensors(model, _ELEMENTS.get(kind, _ELEMENTS["float32"])))
+    return model, FileSource(where, _tensors(model, _ELEMENTS.get(kind, _ELEMENTS["float32"]), where))
 
 
-def _tensors(model: Model, element: Element) -> Mapping[str, SourceTensor]:
+def _tensors(model: Model, element: Element, where: str) -> Mapping[str, SourceTensor]:
     rows: dict[str, int] = {}
     for ref in _refs(model):
         rows[ref.tensor] = max(rows.get(ref.tensor, 1), ref.rows[1] if ref.rows else 1)
@@ -43,7 +43,8 @@ def _tensors(model: Model, element: Element) -> Mapping[str, SourceTensor]:
         rows[model.positions.tensor] = model.config.context + model.config.position_offset
     columns = model.config.hidden
     elements = {name: MXFP4 if name.endswith(BLOCKS) else element for name in rows}
-    return {name: SourceTensor(name, (count, columns), elements[name], Path(name), 0) for name, count in rows.items()}
+    nowhere = Path(where)
+    return {name: SourceTensor(name, (count, columns), elements[name], nowhere, 0) for name, count in rows.items()}
 
 
 def _refs(model: Model) -> Iterable[Ref]:

@@ -4,17 +4,22 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from math import inf
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 from urllib.error import URLError
 from urllib.parse import urlsplit
 
-from tpi.errors import ModelError, TpiError
+from tpi.errors import ModelError, TpiError, WeightsError
 from tpi.pack.library.hubfiles import HubFiles, HubModel
+from tpi.pack.library.quantisations import House, HouseMemory, this_machine
 from tpi.paths import home
-from tpi.progress import Phase, phase, warn
+from tpi.progress import Phase, Progress, phase, warn
 from tpi.system.atomic import write_atomically
 from tpi.system.download import DamagedFileError, download, wants_more
 from tpi.system.fulldisk import is_full, write_error
@@ -23,7 +28,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def hub_model(model: HubModel, cache: Path, progress: Phase = phase, weights: bool = True) -> Path:
+def hub_model(
+    model: HubModel, cache: Path, progress: Phase = phase, weights: bool = True, house: House = this_machine
+) -> Path:
     """Return the directory or the GGUF file of a model, after downloading the files that are missing.
 
     If no file is missing, the hub is not contacted. An interrupted download resumes where it stopped.
@@ -33,6 +40,7 @@ def hub_model(model: HubModel, cache: Path, progress: Phase = phase, weights: bo
         cache: TPI's cache, which stores lists of files. If there is no home directory it also stores the files.
         progress: starts a display of progress.
         weights: if False, the weights of a Hugging Face directory are not downloaded.
+        house: returns the memory that the model may use, which decides between GGUF models if the user named none.
 
     Raises:
         ModelError: if there is no such model, or it cannot be downloaded.
@@ -45,7 +53,7 @@ def hub_model(model: HubModel, cache: Path, progress: Phase = phase, weights: bo
         found = remembered.load(weights)
         if found and (path := found.complete(weights)):
             return path
-        return _download(model, library, remembered, weights, progress)
+        return _download(model, library, remembered, weights, progress, house)
     except TpiError:
         raise
     except Exception as error:  # the library also passes on the exceptions of its HTTP client
@@ -83,54 +91,100 @@ class _Listing:
         self._file = cache / "hub" / f"{name}.json"
 
     def load(self, weights: bool) -> _Snapshot | None:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            known = json.loads(self._file.read_bytes())
-            return self.snapshot(str(known["commit"]), map(str, known["files"]))
-        return self._of_others(weights)
+        """Return the files of the model; None if the hub has to be asked for them.
 
-    def save(self, commit: str, names: Iterable[str]) -> None:
+        Without a name, a GGUF model is the one that was chosen before, or that is on this machine.
+        """
+        commit, sizes, chosen = self._saved()
+        model = replace(self._model, choice=self._model.choice or chosen)
+        with suppress(ModelError):  # the repository may have more files by now
+            files = HubFiles.choose(model, sizes, _unlimited)
+            if model.choice or not files.gguf:
+                return self.snapshot(commit, files)
+        return self._of_others(commit, weights)
+
+    def save(self, commit: str, sizes: Mapping[str, int], chosen: HubFiles) -> None:
+        """Store the list of files, and the GGUF model that was chosen for a name without a choice."""
+        default = self._saved()[2] if self._model.choice else "".join(chosen.gguf[:1])
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._file, json.dumps({"commit": commit, "files": sorted(names)}).encode())
+            write_atomically(self._file, json.dumps({"commit": commit, "files": sizes, "chosen": default}).encode())
 
-    def snapshot(self, commit: str, names: Iterable[str]) -> _Snapshot:
-        return _Snapshot(self._place / "snapshots" / commit, HubFiles.choose(self._model, names))
+    def snapshot(self, commit: str, files: HubFiles) -> _Snapshot:
+        return _Snapshot(self._place / "snapshots" / commit, files)
 
-    def _of_others(self, weights: bool) -> _Snapshot | None:
+    def _saved(self) -> tuple[str, dict[str, int], str]:
+        """Return the commit, the sizes of its files and the chosen GGUF model; all are empty if none are stored."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(self._file.read_bytes())
+            sizes = {str(name): int(size) for name, size in dict(known["files"]).items()}
+            return str(known["commit"]), sizes, str(known["chosen"])
+        return "", {}, ""
+
+    def _of_others(self, commit: str, weights: bool) -> _Snapshot | None:
         """Return the snapshot that another program has downloaded if it appears to hold a complete model, else None.
 
         If `weights` is False, it need not hold the weights of a Hugging Face directory.
         """
-        try:
-            commit = (self._place / "refs" / self._model.revision).read_text().strip()
-        except (OSError, ValueError):
-            commit = self._model.revision
-        directory = self._place / "snapshots" / commit
-        names = [file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file()]
+        with suppress(OSError, ValueError):
+            commit = commit or (self._place / "refs" / self._model.revision).read_text().strip()
+        directory = self._place / "snapshots" / (commit or self._model.revision)
+        there = [file for file in directory.rglob("*") if file.is_file()]
+        sizes = {file.relative_to(directory).as_posix(): file.stat().st_size for file in there}
         with suppress(ModelError):  # for example, if only half of the model is there
-            found = self.snapshot(commit, names)
+            found = _Snapshot(directory, HubFiles.choose(self._model, sizes, _unlimited))
             return found if found.files.has_tokenizer and found.complete(weights) else None
         return None
 
 
-def _download(model: HubModel, library: Any, remembered: _Listing, weights: bool, progress: Phase) -> Path:
+def _unlimited() -> HouseMemory:
+    return HouseMemory(inf)
+
+
+def _download(
+    model: HubModel, library: Any, remembered: _Listing, weights: bool, progress: Phase, house: House
+) -> Path:
     from huggingface_hub import HfApi
 
-    info = HfApi().model_info(model.repository, revision=model.revision)
-    commit, names = info.sha, [file.rfilename for file in info.siblings or ()]
+    info = HfApi().model_info(model.repository, revision=model.revision, files_metadata=True)
+    commit, sizes = info.sha, {file.rfilename: file.size or 0 for file in info.siblings or ()}
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise ModelError(f"the hub answers with an invalid commit {commit!r:.60} for {model.repository}; try again")
-    snapshot = remembered.snapshot(commit, names)
-    if snapshot.files.note:
-        warn(f"{model.repository}: {snapshot.files.note}")
+    files = HubFiles.choose(model, sizes, house)
+    snapshot = remembered.snapshot(commit, files)
+    if files.note:
+        warn(f"{model.repository}: {files.note}")
     while missing := snapshot.missing(weights):
-        for name in missing:
-            _fetch(model, library, commit, name, progress)
-    remembered.save(commit, names)
+        _fetch_all(model, library, commit, {name: sizes[name] for name in missing}, progress)
+    remembered.save(commit, sizes, files)
     return snapshot.path
 
 
-def _fetch(model: HubModel, library: Any, commit: str, name: str, progress: Phase) -> None:
+def _fetch_all(model: HubModel, library: Any, commit: str, sizes: Mapping[str, int], progress: Phase) -> None:
+    """Download files of these sizes, and report the progress of all of them together.
+
+    Raises:
+        WeightsError: if the disk has too little space. Bytes that came earlier are counted.
+    """
+    blobs = Path(library.HF_HUB_CACHE) / f"models--{model.repository.replace('/', '--')}" / "blobs"
+    blobs.mkdir(parents=True, exist_ok=True)
+    there, total, done = sum(part.stat().st_size for part in blobs.glob("*.incomplete")), sum(sizes.values()), 0
+    if total - there > (free := disk_usage(blobs).free):
+        raise WeightsError(
+            f"disk full: {model.repository} needs {(total - there) / 1e6:.0f} MB more and {blobs} has {free / 1e6:.0f} "
+            "MB free; free space, or set HF_HOME to a directory on another disk"
+        )
+    with progress(f"downloading {model.repository}") as report:
+        for name, size in sizes.items():
+            _fetch(model, library, commit, name, blobs, partial(_add, report, done, total))
+            report(done := done + size, total)
+
+
+def _add(report: Progress, before: int, total: int, done: int, of_file: int) -> None:
+    report(before + done, total)
+
+
+def _fetch(model: HubModel, library: Any, commit: str, name: str, blobs: Path, report: Progress) -> None:
     """Download one file into the hub's cache.
 
     Large files, which are named by their SHA-256, resume where an earlier try stopped. Not all versions of the library
@@ -141,17 +195,14 @@ def _fetch(model: HubModel, library: Any, commit: str, name: str, progress: Phas
 
     file = get_hf_file_metadata(hf_hub_url(model.repository, name, revision=commit))
     if file.etag and _SHA256.fullmatch(file.etag):
-        blob = Path(library.HF_HUB_CACHE) / f"models--{model.repository.replace('/', '--')}" / "blobs" / file.etag
         headers = {"User-Agent": "tpi"}
         if urlsplit(file.location).netloc == urlsplit(library.ENDPOINT).netloc:  # send a token only to the hub itself
             headers = build_hf_headers()
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        with progress(f"downloading {name} of {model.repository}") as report:
-            try:
-                download(file.location, blob, file.etag, headers, report)
-            except OSError as error:
-                if not wants_more(error):
-                    raise  # otherwise the library downloads the file below
+        try:
+            download(file.location, blobs / file.etag, file.etag, headers, report)
+        except OSError as error:
+            if not wants_more(error):
+                raise  # otherwise the library downloads the file below
     hf_hub_download(model.repository, name, revision=commit, cache_dir=library.HF_HUB_CACHE)
 
 

@@ -1,28 +1,31 @@
 """Choice of the files of a Hugging Face hub repository that form a model, by the names of the files."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tpi.errors import ModelError
+from tpi.pack.library.quantisations import House, best_quantisation, quantised_as, size_words, this_machine
 from tpi.sources.files import read_json
 from tpi.sources.ggufparts import gguf_name, gguf_parts, is_auxiliary
 from tpi.sources.safetensors import INDEX, SINGLE
 
 _REPOSITORY = r"(?P<repository>[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96})"
-_SITE = r"((https?://)?(huggingface\.co|hf\.co)/)?"  # copied from a browser, or in the form other programs accept
-_SPEC = re.compile(_SITE + _REPOSITORY + r"(@(?P<revision>[\w./-]{1,200}))?(:(?P<choice>[\w./+ -]{1,200}))?", re.ASCII)
+_SITE = r"(https?://)?(huggingface\.co|hf\.co)/"
+_REVISION, _CHOICE = r"(?P<revision>[\w./-]{1,200})", r"(?P<choice>[\w./+ -]{1,200})"
+_SPEC = re.compile(rf"({_SITE})?{_REPOSITORY}(@{_REVISION})?(:{_CHOICE})?", re.ASCII)
+# An address copied from a browser. A revision with a slash cannot be told from a directory there.
+_AT = rf"(/(tree|blob|resolve)/(?P<revision>[\w.-]{{1,200}})(/{_CHOICE})?)?"
+_PAGE = re.compile(rf"{_SITE}{_REPOSITORY}{_AT}/?(\?.*)?", re.ASCII)
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 _SMALL = (
     *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *_TOKENIZERS,
     *("merges.txt", "vocab.txt", "chat_template.json", "*.jinja", "additional_chat_templates/*.jinja"),
 )
-# If a repository has several GGUF models, the first of these is used; if it has none of these, the first by name.
-_PREFERRED = ("Q4_K_M", "MXFP4", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
 _SHOWN = 30  # limit of file names in an error message
 
 
@@ -30,8 +33,8 @@ _SHOWN = 30  # limit of file names in an error message
 class HubModel:
     """A model of the hub as the user names it: `owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`.
 
-    The prefix `https://huggingface.co/` or `hf.co/` is accepted. `revision` is a branch, a tag or a commit. `choice` is
-    the file name of a GGUF model, or the quantisation in that name.
+    The prefix `https://huggingface.co/` or `hf.co/` and addresses of the site's pages are accepted. `revision` is a
+    branch, a tag or a commit. `choice` is the file name of a GGUF model, or the quantisation in that name.
     """
 
     repository: str
@@ -42,6 +45,10 @@ class HubModel:
     def parse(cls, spec: str) -> "HubModel | None":
         """Parse `spec`; return None if it does not have one of these forms."""
         found = _SPEC.fullmatch(spec)
+        if found is None and (page := _PAGE.fullmatch(spec)):
+            choice = (page["choice"] or "").rstrip("/")
+            names_gguf = choice.endswith(".gguf") or not PurePosixPath(choice).suffix  # else another file of the model
+            return cls(page["repository"], page["revision"] or "main", choice if names_gguf else "")
         if found is None or found["repository"].endswith(
             (".gguf", ".safetensors", ".json")
         ):  # the path of a local file that does not exist
@@ -59,7 +66,7 @@ class HubFiles:
     """Files of a model in a repository. All paths are relative to the repository, with slashes.
 
     `names` are all files of the repository. `gguf` are the parts of the chosen GGUF model, empty for a Hugging Face
-    directory. `note` says which GGUF model was chosen if there are several.
+    directory. `note` says which GGUF model was chosen, and why, if there are several.
     """
 
     names: frozenset[str]
@@ -67,22 +74,27 @@ class HubFiles:
     note: str = ""
 
     @classmethod
-    def choose(cls, model: HubModel, names: Iterable[str]) -> "HubFiles":
+    def choose(cls, model: HubModel, sizes: Mapping[str, int], house: House = this_machine) -> "HubFiles":
         """Choose the files of `model`.
+
+        Args:
+            model: the model that the user named.
+            sizes: bytes of each file of the repository; 0 if they are not known.
+            house: returns the memory that the model may use. It is called if there are several GGUF models.
 
         Raises:
             ModelError: if no weights are in a supported format, or `model.choice` does not select one GGUF model.
         """
-        known = frozenset(filter(_is_plain, names))
-        groups = {gguf_parts(Path(name))[0].as_posix(): name for name in sorted(known, reverse=True) if _is_gguf(name)}
+        known = frozenset(filter(_is_plain, sizes))
+        groups = sorted({gguf_parts(Path(name))[0].as_posix() for name in known if _is_gguf(name)})
         if not model.choice and (INDEX in known or SINGLE in known):
             if "config.json" not in known:
                 raise ModelError(f"{model.repository} has weights and no config.json; give a complete model")
             return cls(known)
         if not groups:
             raise ModelError(f"{model.repository} has no {_missing(model, known)}")
-        first, note = _one_of(model, sorted(groups))
-        parts = tuple(part.as_posix() for part in gguf_parts(Path(first)))
+        first, note = (_named(model, groups), "") if model.choice else _preferred(model, groups, sizes, house)
+        parts = tuple(_parts(first))
         if lost := [part for part in parts if part not in known]:
             raise ModelError(f"{model.repository} lacks {lost[0]}, one of the {len(parts)} files of its model")
         return cls(known, parts, note)
@@ -130,19 +142,30 @@ def _is_gguf(name: str) -> bool:
     return path.suffix == ".gguf" and not is_auxiliary(path.name)
 
 
-def _one_of(model: HubModel, files: list[str]) -> tuple[str, str]:
-    """Return the file that `model.choice` selects, or the preferred one, and a note if one of several was preferred."""
+def _parts(first: str) -> list[str]:
+    return [part.as_posix() for part in gguf_parts(Path(first))]
+
+
+def _named(model: HubModel, files: list[str]) -> str:
+    """Return the file that `model.choice` selects.
+
+    Raises:
+        ModelError: if it selects none, or several.
+    """
+    found = [file for file in files if _means(model.choice, file)]
+    found = found or [file for file in files if model.choice.lower() in map(str.lower, Path(file).parent.parts)]
+    if len(found) == 1:
+        return found[0]
+    how_many = f"{len(found)} GGUF models" if found else "no GGUF model"
     shown = ", ".join(files[:_SHOWN]) + (", ..." if len(files) > _SHOWN else "")
-    if model.choice:
-        found = [file for file in files if _means(model.choice, file)]
-        found = found or [file for file in files if model.choice.lower() in map(str.lower, Path(file).parent.parts)]
-        if len(found) != 1:
-            how_many = f"{len(found)} GGUF models" if found else "no GGUF model"
-            raise ModelError(f"{model.repository} has {how_many} {model.choice!r}; name one of its files: {shown}")
-        return found[0], ""
-    preferred = [file for quantisation in _PREFERRED for file in files if _means(quantisation, file)]
-    chosen = [*preferred, *files][0]
-    return chosen, f"using {chosen}, one of {len(files)}; another: {model.repository}:FILE" if len(files) > 1 else ""
+    raise ModelError(f"{model.repository} has {how_many} {model.choice!r}; name one of its files: {shown}")
+
+
+def _preferred(model: HubModel, files: list[str], sizes: Mapping[str, int], house: House) -> tuple[str, str]:
+    """Return the best model that the house holds, and a note if it is one of several."""
+    whole = {file: sum(sizes.get(part, 0) for part in _parts(file)) for file in files}
+    best, why = best_quantisation(whole, house)
+    return best, f"using {best}{size_words(whole[best])}, {why}; another: {model.repository}:FILE" if why else ""
 
 
 def _means(choice: str, file: str) -> bool:
@@ -151,7 +174,7 @@ def _means(choice: str, file: str) -> bool:
     whole = (file, path.name, gguf_name(path), *(part.as_posix() for part in gguf_parts(path)))
     if wanted in {name.lower() for name in whole} or wanted in {part.name.lower() for part in gguf_parts(path)}:
         return True
-    return re.search(rf"(^|[-._]){re.escape(wanted)}$", gguf_name(path).lower()) is not None
+    return quantised_as(wanted, file)
 
 
 def _shards(index: Mapping[str, Any], names: Collection[str], directory: Path) -> list[str]:

@@ -14,6 +14,7 @@ from tpi.pack.library.hold import Hold
 from tpi.pack.library.hub import hub_model
 from tpi.pack.library.hubfiles import HubModel
 from tpi.pack.library.pull import ALIASES, pull
+from tpi.pack.library.quantisations import House, this_machine
 from tpi.pack.library.record import PackRecord
 from tpi.pack.manifest import PACK_VERSION
 from tpi.pack.reader import Pack, is_pack
@@ -121,10 +122,13 @@ def _hash(name: str) -> str:
     return name.rpartition("-")[2]
 
 
-def locate(spec: str, cache: Path, progress: Phase = phase, weights: bool = True) -> Located:
+def locate(
+    spec: str, cache: Path, progress: Phase = phase, weights: bool = True, house: House = this_machine
+) -> Located:
     """Find the model that `spec` names. An alias or hub id that is not on this machine is downloaded.
 
-    If `weights` is False, the weights of a Hugging Face directory are not downloaded.
+    If `weights` is False, the weights of a Hugging Face directory are not downloaded. `house` returns the memory that
+    the model may use, which decides between GGUF models of a repository.
 
     Raises:
         ModelError: if there is no such model; the message lists the forms that are accepted.
@@ -137,7 +141,7 @@ def locate(spec: str, cache: Path, progress: Phase = phase, weights: bool = True
     if path.is_file():
         return _file(path)
     if model := HubModel.parse(spec):
-        found = hub_model(model, cache, progress, weights)
+        found = hub_model(model, cache, progress, weights, house)
         return Located("directory", found, model.name) if found.is_dir() else _file(found)
     raise ModelError(f"there is no model {spec!r}; give {ACCEPTED}")
 

@@ -1,4 +1,4 @@
-"""Whether and how fast recommended models would run on the machines of the house, by the planner of `tpi plan`."""
+"""Forecasts of recommended models on the machines of the house: whether they fit, and how fast they are."""
 
 import os
 from dataclasses import dataclass

@@ -73,6 +73,7 @@ def hub(
         for name, value in {"ENDPOINT": served.url, "HUGGINGFACE_CO_URL_TEMPLATE": template}.items():
             monkeypatch.setattr(constants, name, value)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # another test may have set it before the first import
         monkeypatch.setattr(hub_module, "download", partial(download, pause=lambda seconds: None))
         yield served
 

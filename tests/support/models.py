@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.support import entries
 from tests.support.segments import compute
 from tpi.block import residual
 from tpi.config import ModelConfig
@@ -100,7 +101,7 @@ def _configs() -> dict[str, Callable[[], Any]]:
         "granite": lambda: transformers.GraniteConfig(
             **SIZES, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22, attention_multiplier=0.1,
         ),
-    } | _mixtures()  # fmt: skip
+    } | _mixtures() | entries.configs(SIZES)  # fmt: skip
 
 
 def _mixtures() -> dict[str, Callable[[], Any]]:
@@ -163,7 +164,7 @@ MIXTURES = (
 )  # fmt: skip
 MODELS = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES,
-    *RECURRENT, "gemma4",
+    *RECURRENT, "gemma4", *entries.ENTRIES,
 )  # fmt: skip
 
 

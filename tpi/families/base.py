@@ -3,6 +3,7 @@
 Tensor names are templates. `{i}` is the layer, `{e}` the routed expert. After the name may stand:
 
 - `[q]`, `[k]`, `[v]`, `[gate]`, `[up]`: the rows of that part in a fused tensor.
+- `[shared.gate]`, `[shared.up]`: the rows of that part in a fused tensor of the shared experts.
 - `[expert]`: the rows of one expert in a stack of experts.
 - `[expert.gate]`, `[expert.up]`: the rows of that part of one expert, where gate and up are fused.
 - `[expert.even]`, `[expert.odd]`: every other row of one expert.
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tpi.config import Activation, BlockKind, ModelConfig
+from tpi.config import Activation, BlockKind, Mixture, ModelConfig
 from tpi.errors import ModelError
 from tpi.sources.heads import HeadOrder
 
@@ -200,9 +201,11 @@ class _Resolver:
         self._prefix, self._has, self._norm_offset, self._fields = prefix, has, norm_offset, fields
         self._config = config
         query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        shared = config.mixture.shared if config.mixture else 0
         self._rows = {
             "q": (0, query), "k": (query, query + kv), "v": (query + kv, query + 2 * kv),
             "gate": (0, config.intermediate), "up": (config.intermediate, 2 * config.intermediate),
+            "shared.gate": (0, shared), "shared.up": (shared, 2 * shared),
         }  # fmt: skip
         self._heads = dict.fromkeys(("q", "k"), HeadOrder.from_interleaved(config.head_dim)) if interleaved_rope else {}
 
@@ -230,11 +233,12 @@ class _Resolver:
         router = self._prefix + names.experts["router"].format(i=layer)
         if layer in dense_layers if dense_layers is not None else not self._has(router):
             return self.block("ffn", names.ffn, layer)
-        return self._experts(names.experts, layer, self._config.mixture.experts)
+        return self._experts(names.experts, layer, self._config.mixture)
 
-    def _experts(self, templates: Mapping[str, str], layer: int, count: int) -> BlockRefs:
+    def _experts(self, templates: Mapping[str, str], layer: int, mixture: Mixture) -> BlockRefs:
         routed = {name: templates[name] for name in PARTS["experts"] if name in templates}
-        rest = {name: text for name, text in templates.items() if name not in routed}
+        others = {name: text for name, text in templates.items() if name not in routed}
+        rest = {name: text for name, text in others.items() if mixture.shared or not name.startswith(SHARED)}
         block = self.block("experts", rest, layer)
         shared = tuple((name.removeprefix(SHARED), ref) for name, ref in block.vectors if name in _SHARED_PARTS)
         return BlockRefs(
@@ -243,7 +247,7 @@ class _Resolver:
             vectors=tuple((name, ref) for name, ref in block.vectors if name not in _SHARED_PARTS),
             experts=tuple(
                 tuple((name, self._required(name, text, layer, expert)) for name, text in routed.items())
-                for expert in range(count)
+                for expert in range(mixture.experts)
             ),
         )
 

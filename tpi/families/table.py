@@ -3,6 +3,7 @@
 from tpi.families import settings
 from tpi.families.base import Family, Names
 from tpi.families.delta.table import DELTA
+from tpi.families.dense.table import DENSE
 from tpi.families.expertnames import GGUF_EXPERTS
 from tpi.families.gemma4.table import GEMMA4
 from tpi.families.gguf import experts as ggufexperts
@@ -34,6 +35,7 @@ from tpi.families.names import (
 )
 from tpi.families.relu.settings import llama_activation
 from tpi.families.relu.table import RELU
+from tpi.families.routed.table import ROUTED
 from tpi.families.sharednames import gguf_names, llama_names
 
 FAMILIES = (
@@ -158,4 +160,6 @@ FAMILIES = (
     *LATENT,
     *DELTA,
     *GEMMA4,
+    *DENSE,
+    *ROUTED,
 )

@@ -17,7 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.differential import delta_draws, expert_draws, gemma4_draws, nested_draws, stand_ins
+from tests.support.differential import (
+    delta_draws,
+    entry_draws,
+    expert_draws,
+    gemma4_draws,
+    nested_draws,
+    stand_ins,
+)
 from tests.support.differential.expert_draws import stored
 from tests.support.differential.rope_draws import Value, fit, one_of, phi3_rope, rope
 from tests.support.differential.stand_ins import STAND_INS
@@ -44,7 +51,7 @@ PLAIN: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 40, "ffn_dim": 40, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
     "pad_token_id": 0,
-} | expert_draws.PLAIN | delta_draws.PLAIN | gemma4_draws.PLAIN | nested_draws.PLAIN  # fmt: skip
+} | expert_draws.PLAIN | delta_draws.PLAIN | gemma4_draws.PLAIN | entry_draws.PLAIN | nested_draws.PLAIN  # fmt: skip
 VALUES: dict[str, Value] = {
     "vocab_size": one_of(33, 64), "hidden_size": one_of(64, 96), "intermediate_size": one_of(32, 72),
     "ffn_dim": one_of(32, 72), "num_hidden_layers": one_of(1, 3), "num_attention_heads": one_of(2, 8),
@@ -75,7 +82,8 @@ VALUES: dict[str, Value] = {
     "attention_dropout": _RATE, "dropout": _RATE, "layerdrop": _RATE, "resid_pdrop": _RATE, "embd_pdrop": _RATE,
 }  # fmt: skip
 VALUES |= expert_draws.values(one_of) | nested_draws.values(one_of)
-VALUES |= {name: one_of(*choices) for name, choices in (delta_draws.CHOICES | gemma4_draws.CHOICES).items()}
+_FURTHER = delta_draws.CHOICES | gemma4_draws.CHOICES | entry_draws.CHOICES
+VALUES |= {name: one_of(*choices) for name, choices in _FURTHER.items()}
 BAD: dict[str, Value] = {
     "hidden_act": one_of("tanh", "quick_gelu"), "hidden_activation": one_of("tanh", None),
     "activation_function": one_of("tanh"), "do_layer_norm_before": one_of(False),
@@ -201,6 +209,7 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
     stand_ins.settle(architecture, found, rng)
     delta_draws.settle(architecture, found, LAYERS, rng)
     gemma4_draws.settle(architecture, found, LAYERS, rng)
+    entry_draws.settle(architecture, found, LAYERS, rng)
     if architecture == "Phi3ForCausalLM" and found.get("rope_parameters"):
         found["rope_parameters"] = phi3_rope(rng)
     if rng.random() < 0.25:

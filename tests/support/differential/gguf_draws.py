@@ -12,7 +12,11 @@ from tests.support.differential import gguf_expert_draws as experts
 from tests.support.weights.gguf_models import Array, decoded, encoded
 
 # Each is drawn as often as every other.
-NAMES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite", *experts.ARCHITECTURES)
+NAMES = (
+    "llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite", "gemma", "arcee", "seed_oss",
+    "ernie4_5", *experts.ARCHITECTURES,
+)  # fmt: skip
+_UNSLIDING = ("gemma", "arcee", "seed_oss", "ernie4_5")  # which refuse a sliding window
 VOCAB = 40
 Random = np.random.Generator
 
@@ -60,6 +64,8 @@ def draw(random: Random, name: str) -> Draw:
             keys[key] = value(random, sizes)
     if name.startswith("granite") and random.random() < 0.97:
         keys["logit_scale"] = _pick(random, 0.5, 4.0)
+    if name in _UNSLIDING and random.random() < 0.9:
+        keys.pop("attention.sliding_window", None)
     keys = _completed(random, sizes, keys)
     keys = experts.completed(random, name, keys) if name in experts.ARCHITECTURES else keys
     tensors = weights(random, name, keys)
@@ -193,8 +199,9 @@ def weights(random: Random, architecture: str, keys: dict[str, Any]) -> dict[str
     for layer in range(keys["block_count"]):
         block = {f"{name}.weight": shape for name, shape in usual.items()}
         if routed and layer < dense:
-            norms = {"ffn_norm.weight": (hidden,)}
-            ffn = {name: shape for name, shape in block.items() if name.startswith("ffn_")}
+            norms = {f"{experts.NORMS.get(architecture, 'ffn_norm')}.weight": (hidden,)}
+            ffn = {f"ffn_{part}.weight": usual[f"ffn_{part}"] for part in ("gate", "up", "down")}
+            block = {name: shape for name, shape in block.items() if not name.startswith("ffn_")}
             block = experts.attention(architecture, keys, block, size) | ffn | norms
         elif routed:
             block = experts.block(random, architecture, keys, usual, size)
@@ -229,11 +236,13 @@ def _rows(architecture: str, hidden: int, inner: int, query: int, kv: int) -> di
     if architecture == "phi3":
         return rows | {"attn_qkv": (query + 2 * kv, hidden), "ffn_up": (2 * inner, hidden)}
     rows |= {"attn_q": (query, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden)}
+    if architecture == "arcee":
+        return rows | {"ffn_up": (inner, hidden)}
     return rows | {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden)}
 
 
 def _norms(architecture: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
-    names = ["attn_norm", "ffn_norm"] + (
+    names = ["attn_norm", "post_attention_norm" if architecture == "seed_oss" else "ffn_norm"] + (
         ["post_attention_norm", "post_ffw_norm"] if architecture in ("gemma2", "gemma3") else []
     )
     heads = ["attn_q_norm", "attn_k_norm"] if architecture in ("qwen3", "gemma3") else []

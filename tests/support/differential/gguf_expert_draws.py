@@ -6,17 +6,20 @@ import numpy as np
 
 ARCHITECTURES = {  # by the names of draws
     "mixtral": "llama", "qwen2moe": "qwen2moe", "qwen3moe": "qwen3moe", "olmoe": "olmoe", "dbrx": "dbrx",
-    "granitemoe": "granitemoe", "gpt-oss": "gpt-oss", "deepseek2": "deepseek2",
+    "granitemoe": "granitemoe", "gpt-oss": "gpt-oss", "deepseek2": "deepseek2", "glm4moe": "glm4moe",
+    "minimax-m2": "minimax-m2", "ernie4_5-moe": "ernie4_5-moe",
 }  # fmt: skip
 Random = np.random.Generator
 Keys = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
+NORMS = {"gpt-oss": "post_attention_norm", "dbrx": "attn_output_norm", "glm4moe": "post_attention_norm"}
 _CLIPS = ("olmoe", "dbrx")
 _SLIDES = ("mixtral", "gpt-oss")
 _EPS, _OTHER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-_SHARED = ("qwen2moe", "deepseek2")
-_DENSE = ("qwen2moe", "qwen3moe", "deepseek2")  # some of whose layers may have no experts
+_SHARED = ("qwen2moe", "deepseek2", "glm4moe", "ernie4_5-moe", "granitemoe")
+_CHOICE = ("deepseek2", "glm4moe", "minimax-m2", "ernie4_5-moe")  # whose choice may have a bias
+_DENSE = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "ernie4_5-moe")  # some of whose layers may have no experts
 
 # key -> how often it is there, and its values
 _OPTIONAL: dict[str, tuple[float, tuple[Any, ...]]] = {
@@ -74,7 +77,25 @@ def completed(random: Random, name: str, keys: Keys) -> Keys:
         found |= {"expert_shared_count": 1, "expert_shared_feed_forward_length": _pick(random, 0, 24, 40)}
     if name == "gpt-oss":
         found["attention.sliding_window"] = _pick(random, 0, 3, 7)
+    if name in ("glm4moe", "ernie4_5-moe", "granitemoe"):
+        found |= _mixed(random, name, found["block_count"])
     return _latent(random, found) if name == "deepseek2" else found
+
+
+def _mixed(random: Random, name: str, layers: int) -> Keys:
+    """Keys of families that are with or without shared experts; `layers` include those that predict further tokens."""
+    width = _pick(random, 24, 32)
+    if name == "granitemoe":
+        return {"expert_shared_feed_forward_length": _pick(random, 0, 24, 40)}
+    dense = {"leading_dense_block_count": _pick(random, 0, 1), "expert_feed_forward_length": width}
+    if name == "glm4moe":
+        return dense | {
+            "expert_shared_count": _pick(random, 0, 1, 2),
+            "nextn_predict_layers": _pick(random, 0, int(layers > 1)),
+        }
+    shared = _pick(random, 0, 1, 2)
+    lengths = {"expert_shared_count": shared, "expert_shared_feed_forward_length": shared * width}
+    return dense | lengths | {"interleave_moe_layer_step": 1}
 
 
 def _latent(random: Random, keys: Keys) -> Keys:
@@ -110,7 +131,7 @@ def rotated(name: str, keys: Keys, size: int) -> int:
 
 def dense(random: Random, name: str, keys: Keys) -> int:
     """How many of the first layers have no experts."""
-    if name == "deepseek2":
+    if name in ("deepseek2", "glm4moe", "ernie4_5-moe"):
         return int(keys["leading_dense_block_count"])
     return int(name in _DENSE and random.random() < 0.3)
 
@@ -119,10 +140,10 @@ def block(random: Random, name: str, keys: Keys, usual: Shapes, size: int) -> Sh
     """A layer's tensors in place of the `usual` ones, with `.weight` or `.bias`."""
     hidden = keys["embedding_length"]
     kept = {f"{tensor}.weight": shape for tensor, shape in usual.items() if not tensor.startswith("ffn_")}
-    norm = {"gpt-oss": "post_attention_norm", "dbrx": "attn_output_norm"}.get(name, "ffn_norm")
+    norm = NORMS.get(name, "ffn_norm")
     found = attention(name, keys, kept, size) | {f"{norm}.weight": (hidden,)}
     found |= _routed(name, keys) | (_shared(name, keys) if name in _SHARED else {})
-    if keys.get("expert_gating_func") == 2 and name == "deepseek2" and random.random() < 0.8:
+    if name in _CHOICE and (name != "deepseek2" or keys.get("expert_gating_func") == 2) and random.random() < 0.8:
         found["exp_probs_b.bias"] = (keys["expert_count"],)
     return found
 
@@ -134,9 +155,9 @@ def attention(name: str, keys: Keys, usual: Shapes, size: int) -> Shapes:
     if name == "dbrx":
         rows = sum(usual.pop(f"attn_{part}.weight")[0] for part in "qkv")
         return usual | {"attn_qkv.weight": (rows, keys["embedding_length"])}
-    if name in ("olmoe", "qwen3moe"):
+    if name in ("olmoe", "qwen3moe", "minimax-m2", "glm4moe"):
         whole = {part: usual[f"attn_{part}.weight"][0] for part in "qk"}
-        norms = whole if name == "olmoe" else dict.fromkeys("qk", size)
+        norms = whole if name in ("olmoe", "minimax-m2") else dict.fromkeys("qk", size)
         return usual | {f"attn_{part}_norm.weight": (length,) for part, length in norms.items()}
     return usual | ({"attn_sinks.weight": (keys["attention.head_count"],)} if name == "gpt-oss" else {})
 
@@ -176,8 +197,12 @@ def _shared(name: str, keys: Keys) -> Shapes:
     hidden = keys["embedding_length"]
     if name == "qwen2moe":
         width = keys.get("expert_shared_feed_forward_length") or keys["feed_forward_length"]
+    elif name in ("granitemoe", "ernie4_5-moe"):
+        width = keys["expert_shared_feed_forward_length"]
     else:
         width = keys["expert_shared_count"] * keys["expert_feed_forward_length"]
+    if not width:
+        return {}
     found: Shapes = {"ffn_gate_shexp.weight": (width, hidden), "ffn_up_shexp.weight": (width, hidden)}
     gate: Shapes = {"ffn_gate_inp_shexp.weight": (hidden,)} if name == "qwen2moe" else {}
     return found | gate | {"ffn_down_shexp.weight": (hidden, width)}

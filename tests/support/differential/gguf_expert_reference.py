@@ -7,10 +7,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.differential.gguf_expert_draws import NORMS
 from tests.support.differential.gguf_reference import F64, Reference, softmax
 
 _SIGMOID, _OF_THOSE_CHOSEN = 2, 3
-_NORMALISED = ("mixtral", "qwen3moe", "dbrx", "granitemoe", "gpt-oss")  # if the file does not say
+_NORMALISED = (
+    "mixtral",
+    "qwen3moe",
+    "dbrx",
+    "granitemoe",
+    "gpt-oss",
+    "minimax-m2",
+    "ernie4_5-moe",
+)  # if the file does not say
 
 
 class ExpertReference(Reference):
@@ -18,8 +27,9 @@ class ExpertReference(Reference):
 
     def __init__(self, name: str, keys: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         super().__init__(name, keys, tensors)
-        self.pairs = name in ("mixtral", "granitemoe", "deepseek2")
-        self.ffn_norm = {"gpt-oss": "post_attention_norm", "dbrx": "attn_output_norm"}.get(name, "ffn_norm")
+        self.pairs = name in ("mixtral", "granitemoe", "deepseek2", "ernie4_5-moe")
+        self.ffn_norm = NORMS.get(name, "ffn_norm")
+        self.gating = self.get("expert_gating_func", 0) or (_SIGMOID if name in ("glm4moe", "minimax-m2") else 0)
         self.clip = self.get("attention.clamp_kqv", 0.0)
 
     def _normed(self, x: F64, name: str) -> F64:
@@ -39,7 +49,7 @@ class ExpertReference(Reference):
 
     def _chosen(self, layer: int, x: F64) -> tuple[npt.NDArray[np.int64], F64]:
         """The experts of each token, and their weights."""
-        logits, gating = self._linear(layer, "ffn_gate_inp", x), self.get("expert_gating_func", 0)
+        logits, gating = self._linear(layer, "ffn_gate_inp", x), self.gating
         scores = 1 / (1 + np.exp(-logits)) if gating == _SIGMOID else softmax(logits)
         ranked = self._grouped(scores + self.tensors.get(f"blk.{layer}.exp_probs_b.bias", 0.0))
         experts = np.argsort(-ranked, axis=1, kind="stable")[:, : self.get("expert_used_count")]
@@ -92,7 +102,7 @@ class ExpertReference(Reference):
     def _heads(self, layer: int, part: str, values: F64) -> F64:
         """Normed over all heads at once, if a norm is as long; then clipped."""
         name = f"blk.{layer}.attn_{part}_norm.weight"
-        whole = self.name == "olmoe" and part != "v"
+        whole = self.name in ("olmoe", "minimax-m2") and part != "v"
         values = self._normed(values, name) if whole else values
         values = np.clip(values, -self.clip, self.clip) if self.clip else values
         split = values.reshape(len(values), -1, self.size)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
+_PAIRS = ("llama", "smollm3", "granite", "arcee", "ernie4_5", "ernie4_5-moe")
 
 
 class Reference:
@@ -18,7 +19,8 @@ class Reference:
 
     def __init__(self, name: str, keys: Mapping[str, Any], tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         self.name, self.get = name, keys.get
-        self.gemma, self.pairs = name in ("gemma2", "gemma3"), name in ("llama", "smollm3", "granite")
+        self.gemma, self.pairs = name in ("gemma2", "gemma3"), name in _PAIRS
+        self.ffn_norm = "post_attention_norm" if name in ("seed_oss", "glm4moe") else "ffn_norm"
         self.tensors = {tensor: values.astype(np.float64) for tensor, values in tensors.items()}
         self.hidden, self.heads = keys["embedding_length"], keys["attention.head_count"]
         self.kv_heads = keys.get("attention.head_count_kv", self.heads)
@@ -47,7 +49,7 @@ class Reference:
         if self.granite:
             scales = self.get("embedding_scale", 0) or 1.0, self.get("residual_scale", 0) or 1.0
             return *scales, self.get("logit_scale", 0.0)
-        return math.sqrt(self.hidden) if self.gemma else 1.0, 1.0, 1.0
+        return math.sqrt(self.hidden) if self.gemma or self.name == "gemma" else 1.0, 1.0, 1.0
 
     def _normed(self, x: F64, name: str) -> F64:
         weight = self.tensors.get(name)
@@ -62,13 +64,15 @@ class Reference:
         return capped
 
     def _ffn(self, layer: int, x: F64) -> F64:
-        x = self._normed(x, f"blk.{layer}.ffn_norm.weight")
+        x = self._normed(x, f"blk.{layer}.{self.ffn_norm}.weight")
         up = self._linear(layer, "ffn_up", x)
+        if self.name == "arcee":
+            return self._linear(layer, "ffn_down", np.maximum(up, 0) ** 2)
         if self.name == "phi3":
             gate, up = np.split(up, 2, axis=-1)
         else:
             gate = self._linear(layer, "ffn_gate", x)
-        if self.gemma:
+        if self.gemma or self.name == "gemma":
             gate = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
         else:
             gate = gate / (1 + np.exp(-gate))

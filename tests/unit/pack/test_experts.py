@@ -204,7 +204,7 @@ NOT_SUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("olmoe", {"expert_gating_func": 4}, "expert_gating_func is 4; softmax and sigmoid"),
     ("qwen2moe", {"expert_shared_count": 2}, "expert_shared_count is 2; this architecture has 1"),
     ("olmoe", {"expert_shared_count": 1}, "olmoe.expert_shared_count"),
-    ("granitemoe", {"expert_shared_feed_forward_length": 32}, "granitemoe.expert_shared_feed_forward_length"),
+    ("granitemoe", {"expert_shared_count": 1}, "granitemoe.expert_shared_count"),
     ("qwen3moe", {"expert_group_count": 4, "expert_group_used_count": 2}, "expert_group_count is 4 with scores"),
     ("deepseek2", {"expert_group_count": 4, "expert_group_used_count": 2}, "expert_group_count is 4 with scores"),
     ("qwen3moe", {"expert_weights_norm": 1}, "expert_weights_norm is '1'; true or false"),
@@ -250,6 +250,15 @@ def test_unsupported_expert_fields_of_gguf_are_refused(
     write_with(tmp_path / "m.gguf", tiny_model(family), family, keys, monkeypatch)
     with pytest.raises(ModelError, match=words):
         open_source(tmp_path / "m.gguf")
+
+
+def test_shared_experts_are_there_exactly_if_the_metadata_says_so(
+    tiny_model: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says: dict[str, Any] = {"expert_shared_feed_forward_length": 32}
+    write_with(tmp_path / "m.gguf", tiny_model("granitemoe"), "granitemoe", says, monkeypatch)
+    with pytest.raises(ModelError, match=r"no tensor blk.0.ffn_gate_shexp.weight"):
+        pack_model(open_source(tmp_path / "m.gguf"), "f32", tmp_path / "pack")
 
 
 @pytest.mark.parametrize("family", ["qwen2moe", "qwen3moe"])

@@ -46,8 +46,14 @@ def olmoe(fields: Fields) -> dict[str, Any]:
 
 
 def granite(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Granite with experts: softmax over the selected experts, and Granite's multipliers."""
-    return settings.granite(fields) | {"mixture": mixture(fields, normalised=True)}
+    """Return the fields of Granite with experts: softmax over the selected experts, and Granite's multipliers.
+
+    There may be shared experts too. Granite 4 without experts has this architecture if no layer has Mamba2.
+    """
+    if not fields.get("expert_count"):
+        return settings.granite(fields)
+    shared = int_field(fields, "expert_shared_feed_forward_length", 0)
+    return settings.granite(fields) | {"mixture": mixture(fields, normalised=True, shared=shared)}
 
 
 def gpt_oss(fields: Fields) -> dict[str, Any]:
@@ -75,7 +81,9 @@ def dbrx(fields: Fields) -> dict[str, Any]:
     }
 
 
-def mixture(fields: Fields, normalised: bool, width: int | None = None, shared: int = 0) -> Mixture:
+def mixture(
+    fields: Fields, normalised: bool, width: int | None = None, shared: int = 0, gating: int = UNSPECIFIED
+) -> Mixture:
     """Return the settings of experts that the metadata describes.
 
     Args:
@@ -83,12 +91,13 @@ def mixture(fields: Fields, normalised: bool, width: int | None = None, shared: 
         normalised: True if the scores of the selected experts are divided by their sum. The file may override it.
         width: the neurons of an expert if the file does not record them; None: as many as a feed-forward network has.
         shared: the neurons of the shared experts together.
+        gating: the kind of scores if the file does not record it.
 
     Raises:
         ModelError: if the scores or the groups of experts are of a kind that is not supported.
     """
     width = int_field(fields, "expert_feed_forward_length", 0) or width or size_field(fields, "feed_forward_length")
-    gating = int_field(fields, "expert_gating_func", UNSPECIFIED)
+    gating = int_field(fields, "expert_gating_func", UNSPECIFIED) or gating
     if gating not in (UNSPECIFIED, SOFTMAX, SIGMOID, SOFTMAX_OF_SELECTED):
         raise ModelError(f"expert_gating_func is {gating}; softmax and sigmoid are supported")
     groups, used = _groups(fields, gating)

@@ -75,9 +75,7 @@ def scaling_kind(fields: Fields) -> str:
 
 
 def _resolve(found: Fields, fields: Fields, head_dim: int, context: int, partial: bool) -> Rope:
-    kind = found.get("rope_type", found.get("type", "default"))
-    if kind in ("su", "yarn") and partial:
-        kind = "longrope"  # older files of Phi-3 use these names for it
+    kind = _kind(found)
     theta, rotary = float_field(found, "rope_theta"), head_dim
     share = found.get("partial_rotary_factor", fields["partial_rotary_factor"])
     if share not in (None, 1) and partial:
@@ -87,6 +85,12 @@ def _resolve(found: Fields, fields: Fields, head_dim: int, context: int, partial
     if kind in _SCALED and found.get("original_max_position_embeddings") is None:
         found = {**found, "original_max_position_embeddings": context}
     return scaled(kind, frequencies(theta, rotary), theta, found, context)
+
+
+def _kind(found: Fields) -> str:
+    """Return the kind of scaling. Older files of Phi-3 call LongRoPE `su` or `yarn`."""
+    kind = str(found.get("rope_type", found.get("type", "default")))
+    return "longrope" if kind in ("su", "yarn") and "short_factor" in found else kind
 
 
 def _object(fields: Fields, name: str) -> dict[str, Any]:
@@ -130,8 +134,8 @@ def unread(fields: Fields, partial: bool) -> list[str]:
 
 def _foreign(found: Fields, fields: Fields, partial: bool) -> list[str]:
     """Return the sorted keys of an object that its kind of scaling lacks, or that a top-level field overrides."""
-    kind = str(found.get("rope_type", found.get("type", "default")))
-    known = _KEYS | _KEYS_OF["longrope" if partial and kind == "yarn" else kind if kind in _KEYS_OF else "dynamic"]
+    kind = _kind(found)
+    known = _KEYS | _KEYS_OF[kind if kind in _KEYS_OF else "dynamic"]
     known |= _SECTIONS if partial else set()
     known -= {"factor"} if kind == "default" else set()
     original = fields.get("original_max_position_embeddings")

@@ -1,0 +1,34 @@
+"""What the fields of families may be in draws that differ from others in few settings."""
+
+import random
+from typing import Any
+
+PLAIN: dict[str, Any] = {
+    "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+    "shared_intermediate_size": 40, "mamba_n_heads": 4,
+}  # fmt: skip
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "attention_out_bias": (True, False), "residual_dropout": (0.0, 0.5), "use_bias": (True, False),
+    "use_qk_norm": (True, False), "moe_num_experts": (3, 5, 6), "moe_k": (1, 3), "moe_num_shared_experts": (0, 1, 3),
+    "moe_layer_start_index": (0, 2), "moe_layer_end_index": (-1, 1, 2), "moe_layer_interval": (1, 2),
+    "moe_norm_min": (1e-12, 1e-10), "shared_intermediate_size": (0, 32, 72),
+    "position_embedding_type": ("rope", "rope", None), "mamba_n_heads": (2, 8), "mamba_n_groups": (1, 2),
+    "mamba_d_state": (16, 32), "mamba_d_head": ("auto",), "mamba_d_conv": (3, 4), "mamba_expand": (2,),
+    "mamba_chunk_size": (16, 64), "mamba_conv_bias": (True, False), "mamba_proj_bias": (True, False),
+    "time_step_limit": ([0.0, 1.0],),
+}  # fmt: skip
+
+
+def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Random) -> None:
+    """Mostly what is not refused by name."""
+    if architecture == "Ernie4_5_MoeForCausalLM" and rng.random() < 0.9:
+        found["use_bias"] = False
+    if architecture == "GraniteMoeHybridForCausalLM" and rng.random() < 0.95:
+        found["layer_types"] = [rng.choice(["attention", "full_attention"]) for _ in range(layers)]
+        if rng.random() < 0.3:
+            found["num_local_experts"] = 0
+        if not found.get("shared_intermediate_size", 1):
+            found["shared_intermediate_size"] = 40
+    if architecture == "Glm4MoeForCausalLM":
+        groups = found.get("n_group")
+        found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1

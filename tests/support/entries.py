@@ -1,0 +1,41 @@
+"""Tiny configurations of families that differ from others in few settings; sizes are those of the other tiny models."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+DENSE = ("gemma", "arcee", "seedoss", "ernie45")
+ROUTED = ("glm4moe", "minimaxm2", "ernie45moe", "granitemoeshared", "granitehybrid")
+ENTRIES = (*DENSE, *ROUTED)
+_GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1}  # fmt: skip
+
+
+def configs(sizes: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
+    """The configurations by the names of `ENTRIES`."""
+    import transformers
+
+    odd = {**sizes, "intermediate_size": 100}
+    half = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+    return {
+        "gemma": lambda: transformers.GemmaConfig(**sizes, head_dim=32),
+        "arcee": lambda: transformers.ArceeConfig(**odd, mlp_bias=True),
+        "seedoss": lambda: transformers.SeedOssConfig(**sizes, head_dim=32, attention_out_bias=True, mlp_bias=True),
+        "ernie45": lambda: transformers.Ernie4_5Config(**sizes, head_dim=32, use_bias=True, tie_word_embeddings=False),
+        "glm4moe": lambda: transformers.Glm4MoeConfig(
+            **sizes, **half, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=100, n_shared_experts=2,
+            routed_scaling_factor=1.5, use_qk_norm=True, attention_bias=True, n_group=2,
+        ),
+        "minimaxm2": lambda: transformers.MiniMaxM2Config(
+            **odd, **half, head_dim=32, num_local_experts=6, num_experts_per_tok=3,
+        ),
+        "ernie45moe": lambda: transformers.Ernie4_5_MoeConfig(
+            **sizes, moe_num_experts=5, moe_k=2, moe_intermediate_size=100, moe_num_shared_experts=2,
+        ),
+        "granitemoeshared": lambda: transformers.GraniteMoeSharedConfig(
+            **odd, **_GRANITE, num_local_experts=5, shared_intermediate_size=172,
+        ),
+        "granitehybrid": lambda: transformers.GraniteMoeHybridConfig(
+            **odd, **_GRANITE, num_local_experts=0, shared_intermediate_size=172, position_embedding_type="rope",
+            layer_types=["full_attention"] * 2, mamba_n_heads=6,
+        ),
+    }  # fmt: skip

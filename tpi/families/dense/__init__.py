@@ -1,0 +1,1 @@
+"""Families without experts that differ from Llama in a few settings or names."""

@@ -1,0 +1,25 @@
+"""Defaults of config.json for the families of this folder, like those in `tpi.families.huggingface.defaults`."""
+
+from typing import Any
+
+from tpi.families.huggingface.defaults import COMMON, LLAMA
+
+GEMMA: dict[str, Any] = COMMON | {
+    "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192, "tie_word_embeddings": True, "attention_bias": False,
+}  # fmt: skip
+ARCEE: dict[str, Any] = LLAMA | {
+    "hidden_size": 2560, "intermediate_size": 18432, "hidden_act": "relu2", "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}  # fmt: skip
+SEED_OSS: dict[str, Any] = LLAMA | {
+    "vocab_size": 155136, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 80,
+    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524288, "attention_bias": True,
+    "attention_out_bias": False,
+}  # fmt: skip
+ERNIE: dict[str, Any] = COMMON | {
+    "vocab_size": 103424, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 18,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0, "use_bias": False,
+}  # fmt: skip

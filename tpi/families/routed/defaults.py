@@ -1,0 +1,79 @@
+"""Defaults of config.json for the families of this folder, like those in `tpi.families.huggingface.defaults`."""
+
+from typing import Any
+
+from tpi.families.base import Fields
+from tpi.families.dense.defaults import ERNIE as DENSE_ERNIE
+from tpi.families.huggingface.defaults import COMMON
+from tpi.families.huggingface.expertdefaults import GRANITE, num_local_experts, renamed
+
+GLM4: dict[str, Any] = COMMON | {
+    "vocab_size": 151552, "intermediate_size": 10944, "num_hidden_layers": 46, "num_attention_heads": 96,
+    "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5,
+    "attention_bias": False, "use_qk_norm": False, "moe_intermediate_size": 1408, "num_experts_per_tok": 8,
+    "n_shared_experts": 1, "n_routed_experts": 128, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "norm_topk_prob": True, "num_mtp_layers": 1,
+}  # fmt: skip
+MINIMAX: dict[str, Any] = COMMON | {
+    "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62,
+    "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 196608,
+    "rope_theta": 5000000.0, "partial_rotary_factor": 1.0, "num_experts_per_tok": 8, "num_local_experts": 256,
+    # Only in model files, which describe variants by them that transformers does not have:
+    "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
+    "shared_intermediate_size": 0, "attn_type_list": None,
+}  # fmt: skip
+ERNIE: dict[str, Any] = DENSE_ERNIE | {
+    "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 28, "num_attention_heads": 20,
+    "num_key_value_heads": 4, "head_dim": None, "moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64,
+    "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1,
+    "moe_norm_min": 1e-12,
+}  # fmt: skip
+GRANITE_SHARED: dict[str, Any] = GRANITE | {"shared_intermediate_size": 0}
+GRANITE_HYBRID: dict[str, Any] = GRANITE | {
+    "shared_intermediate_size": 1024, "position_embedding_type": None, "layer_types": None,
+    # Settings of Mamba layers, which are refused:
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
+    "mamba_expand": 2, "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    "time_step_limit": (0.0, float("inf")),
+}  # fmt: skip
+
+
+def glm4(fields: Fields) -> dict[str, Any]:
+    """Return the fields with `num_local_experts` and `num_nextn_predict_layers` renamed to what this family reads.
+
+    Raises:
+        ModelError: if a field is present under both names with different values.
+    """
+    found = renamed(fields, "num_local_experts", "n_routed_experts")
+    return renamed(found, "num_nextn_predict_layers", "num_mtp_layers")
+
+
+def minimax(fields: Fields) -> dict[str, Any]:
+    """Return the fields with one name for the experts, and `rotary_dim` as a part of a head.
+
+    Raises:
+        ModelError: if the number of experts is present under two names with different values.
+    """
+    found = num_local_experts(fields)
+    rotary, size = found.pop("rotary_dim", None), found.get("head_dim", MINIMAX["head_dim"])
+    if isinstance(rotary, int) and isinstance(size, int) and size > 0:
+        found.setdefault("partial_rotary_factor", rotary / size)
+    return found
+
+
+def ernie(fields: Fields) -> dict[str, Any]:
+    """Return the fields with one name for the number of experts, and for that of chosen experts.
+
+    Raises:
+        ModelError: if a field is present under both names with different values.
+    """
+    return renamed(renamed(fields, "num_experts", "moe_num_experts"), "num_experts_per_tok", "moe_k")
+
+
+def granite_hybrid(fields: Fields) -> dict[str, Any]:
+    """Return the fields with `layers_block_type` renamed to `layer_types`, whose kinds have two names too.
+
+    Raises:
+        ModelError: if both fields are present and differ.
+    """
+    return renamed(fields, "layers_block_type", "layer_types")

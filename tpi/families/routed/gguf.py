@@ -1,0 +1,44 @@
+"""Settings of the families of this folder from GGUF metadata, as llama.cpp's converters write it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tpi.errors import ModelError
+from tpi.families.base import Fields, Model, int_field, size_field
+from tpi.families.gguf.experts import SIGMOID, mixture
+
+
+def glm4(fields: Fields) -> dict[str, Any]:
+    """Return the fields of GLM-4.5. The layers for the prediction of further tokens, the last ones, do not count.
+
+    Raises:
+        ModelError: if no layer is left.
+    """
+    for key in ("leading_dense_block_count", "rope.dimension_sections"):
+        fields.get(key)  # mark as read: the tensors say which layers have experts; text has one position per token
+    layers = size_field(fields, "block_count") - int_field(fields, "nextn_predict_layers", 0)
+    if layers < 1:
+        raise ModelError(f"block_count is {fields['block_count']}, but nextn_predict_layers leaves {layers} layers")
+    width = int_field(fields, "expert_feed_forward_length", 0)
+    shared = width * int_field(fields, "expert_shared_count", 0)
+    return {"layers": layers, "mixture": mixture(fields, normalised=False, shared=shared, gating=SIGMOID)}
+
+
+def without_prediction(model: Model, has: Callable[[str], bool]) -> Model:
+    """Return the model, in which the layers for the prediction of further tokens may go unused."""
+    last = (f"blk.{model.config.layers + number}.*" for number in range(4))
+    return replace(model, ignored_tensors=(*model.ignored_tensors, *last))
+
+
+def minimax(fields: Fields) -> dict[str, Any]:
+    """Return the fields of MiniMax-M2: sigmoid scores, and norms over all heads."""
+    return {"whole_norms": True, "mixture": mixture(fields, normalised=True, gating=SIGMOID)}
+
+
+def ernie(fields: Fields) -> dict[str, Any]:
+    """Return the fields of ERNIE 4.5 with experts: softmax over all experts, a bias for the choice, shared experts."""
+    for key in ("leading_dense_block_count", "interleave_moe_layer_step", "expert_shared_count"):
+        fields.get(key)  # mark as read: the tensors say which layers have experts
+    shared = int_field(fields, "expert_shared_feed_forward_length", 0)
+    return {"mixture": mixture(fields, normalised=True, shared=shared)}

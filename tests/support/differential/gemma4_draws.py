@@ -11,8 +11,7 @@ PLAIN: dict[str, Any] = {"hidden_size_per_layer_input": 0}
 CHOICES: dict[str, tuple[Any, ...]] = {
     "hidden_size_per_layer_input": (0, 0, 0, 0, 0, 8), "vocab_size_per_layer_input": (40, 1),
     "attention_k_eq_v": (True, False), "num_kv_shared_layers": (0, 0, 0, 0, 0, 1), "use_double_wide_mlp": (True, False),
-    "enable_moe_block": (False, False, False, False, True), "num_experts": (None, 4), "top_k_experts": (None, 2),
-    "moe_intermediate_size": (None, 24),
+    "enable_moe_block": (False, False, False, False, True), "top_k_experts": (None, 2),
 }  # fmt: skip
 
 

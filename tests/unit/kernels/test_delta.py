@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from tests.support.kernels.isas import over_isas
 from tests.support.kernels.kernel_cases import layout_of, native, norm_spec, normal, pack, reference
 from tpi.config import Format
 from tpi.errors import KernelError
@@ -102,17 +103,53 @@ def test_odd_shapes(shape: tuple[int, int, int, int, int]) -> None:
     np.testing.assert_allclose(mine, theirs, atol=1e-3)
 
 
+CHUNKED = ((4, 2, 16, 32, 4), (6, 3, 20, 44, 3), (3, 1, 7, 40, 2), (4, 2, 128, 128, 4))
+LENGTHS = ((8,), (32,), (70,), (33, 9, 1), (64, 7, 31))
+
+
+@pytest.mark.usefixtures("isa")
+@over_isas(("shape", "lengths", "fading"), CHUNKED, LENGTHS, [0.0, 1.0, 60.0])
+def test_chunks_of_tokens_equal_the_reference(
+    shape: tuple[int, int, int, int, int], lengths: tuple[int, ...], fading: float
+) -> None:
+    """Also where nothing of a state fades, and where it fades to exactly 0 within a token."""
+    heads, key_heads, key, value, taps = shape
+    slots = tuple((row - 1, row) for row in range(len(lengths)))
+    case = delta_case(
+        np.random.default_rng(9), heads=heads, key_heads=key_heads, key=key, value=value, taps=taps, lengths=lengths,
+        slots=tuple((read if read < 0 else 5 - read, write) for read, write in slots),
+    )  # fmt: skip
+    spec = replace(case.spec, decay=case.spec.decay * np.float32(fading))
+    mine, theirs = case.states.copy(), case.states.copy()
+    found = native.delta(spec, case.data, case.x, mine, case.batch)
+    np.testing.assert_allclose(found, reference.delta(spec, case.data, case.x, theirs, case.batch), atol=3e-4)
+    np.testing.assert_allclose(mine, theirs, atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("isa")
+def test_threads_do_not_change_the_bits() -> None:
+    """More threads take fewer columns of a state at once."""
+    case = delta_case(np.random.default_rng(10), heads=5, key_heads=5, value=96, lengths=(70,))
+    found = []
+    for threads in (1, 8):
+        native.set_threads(threads)
+        states = case.states.copy()
+        found.append((native.delta(case.spec, case.data, case.x, states, case.batch), states))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
-@pytest.mark.parametrize("cuts", [(1,), (2, 3), (1, 2, 3, 4, 5, 6, 7, 8)])
+@pytest.mark.parametrize("cuts", [(1,), (8, 40), (33, 34, 35), (2, 3, 70), tuple(range(1, 80))])
 def test_a_prompt_in_pieces_ends_in_the_same_state(kernels: object, cuts: tuple[int, ...]) -> None:
-    case = delta_case(np.random.default_rng(5), lengths=(9,), slots=((-1, 0),))
+    case = delta_case(np.random.default_rng(5), lengths=(80,), slots=((-1, 0),))
     whole, states = kernels.delta(case.spec, case.data, case.x, case.states, case.batch), case.states.copy()  # type: ignore[attr-defined]
     pieces, read = [], -1
-    for first, last in zip((0, *cuts), (*cuts, 9), strict=True):
+    for first, last in zip((0, *cuts), (*cuts, 80), strict=True):
         batch = replace(case.batch.cut(slice(first, last)), states=np.array([[read, 3]], np.int32))
         pieces.append(kernels.delta(case.spec, case.data, case.x[first:last], states, batch))  # type: ignore[attr-defined]
         read = 3
-    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(pieces), whole, atol=3e-5)
     np.testing.assert_allclose(states[3], case.states[0], atol=1e-5)
 
 

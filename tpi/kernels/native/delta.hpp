@@ -5,11 +5,10 @@
 #include <cmath>
 
 #include "attention.hpp"
+#include "delta_state.hpp"
 
 namespace tpi {
 namespace {
-
-constexpr size_t kStateColumns = 32;  // columns of a state that one task updates: they stay in the first cache
 
 struct DeltaJob {
     const DeltaCall& call;
@@ -33,7 +32,18 @@ inline AttentionCall output_of(const DeltaCall& call) {
     return out;
 }
 
-inline float silu(float x) { return x / (1.0f + std::exp(-x)); }
+// Multiply `to` with SiLU of `gate`.
+inline void multiply_silu(const float* gate, float* to, size_t count) {
+    for (size_t i = 0; i < count; i += 8) {
+        F8 factor = activate(Activation::silu, 0.0f, load_some(gate + i, count - i));
+        store_some(to + i, load_some(to + i, count - i) * factor, count - i);
+    }
+}
+
+inline void apply_silu(float* x, size_t count) {
+    for (size_t i = 0; i < count; i += 8)
+        store_some(x + i, activate(Activation::silu, 0.0f, load_some(x + i, count - i)), count - i);
+}
 
 inline float dot(const float* a, const float* b, size_t count) {
     F8 total = splat(0.0f);
@@ -62,7 +72,7 @@ struct Channels {
     const float* values;  // [tokens, stride]
     size_t stride;
     const float* before;  // [taps - 1, all channels], or null: zeros
-    const float* weights; // [channels, taps]
+    const float* weights; // [taps, count]
 };
 
 // Set to[c] = silu(sum over the taps), for `count` channels of one token of a sequence that begins at token `first`.
@@ -75,9 +85,10 @@ inline void convolve(const DeltaCall& call, const Channels& from, size_t first, 
         if (token - first >= back) inputs = from.values + (token - back) * from.stride;
         else if (from.before) inputs = from.before + (token - first + tap) * channels;
         else continue;
-        for (size_t c = 0; c < count; ++c) to[c] += inputs[c] * from.weights[c * taps + tap];
+        const float* weights = from.weights + tap * count;
+        for (size_t c = 0; c < count; ++c) to[c] += inputs[c] * weights[c];
     }
-    for (size_t c = 0; c < count; ++c) to[c] = silu(to[c]);
+    apply_silu(to, count);
 }
 
 inline void scale_to(float* x, size_t count, float length) {
@@ -127,69 +138,26 @@ inline void keep_inputs(const DeltaJob& job, const SequenceStates& sequence) {
 
 // ---- the states ----
 
-// Update `Lanes` * 8 columns of a state for one token, and write what the head reads.
-template <size_t Lanes>
-inline void update_columns(float* state, size_t stride, size_t rows, const float* q, const float* k, const float* v,
-                           float decay, float beta, float* out) {
-    F8 seen[Lanes], read[Lanes];
-    for (size_t l = 0; l < Lanes; ++l) seen[l] = read[l] = splat(0.0f);
-    F8 factor = splat(decay);
-    for (size_t i = 0; i < rows; ++i) {
-        float* row = state + i * stride;
-        F8 weight = splat(k[i]);
-        for (size_t l = 0; l < Lanes; ++l) {
-            F8 value = load(row + 8 * l) * factor;
-            seen[l] = fma(weight, value, seen[l]);
-            store(row + 8 * l, value);
-        }
-    }
-    F8 strength = splat(beta);
-    for (size_t l = 0; l < Lanes; ++l) seen[l] = strength * (load(v + 8 * l) - seen[l]);
-    for (size_t i = 0; i < rows; ++i) {
-        float* row = state + i * stride;
-        F8 weight = splat(k[i]), query = splat(q[i]);
-        for (size_t l = 0; l < Lanes; ++l) {
-            F8 value = fma(weight, seen[l], load(row + 8 * l));
-            read[l] = fma(query, value, read[l]);
-            store(row + 8 * l, value);
-        }
-    }
-    for (size_t l = 0; l < Lanes; ++l) store(out + 8 * l, read[l]);
-}
-
-// The same for one column.
-inline void update_column(float* state, size_t stride, size_t rows, const float* q, const float* k, float v,
-                          float decay, float beta, float* out) {
-    float seen = 0.0f, read = 0.0f;
-    for (size_t i = 0; i < rows; ++i) seen += k[i] * (state[i * stride] *= decay);
-    float change = beta * (v - seen);
-    for (size_t i = 0; i < rows; ++i) read += q[i] * (state[i * stride] += k[i] * change);
-    *out = read;
-}
-
 // All tokens of a sequence, for some columns of one head's state.
-inline void update_state(const DeltaJob& job, const SequenceStates& sequence, size_t head, size_t first, size_t count) {
+inline void update_state(const DeltaJob& job, const SequenceStates& sequence, size_t head, size_t first, size_t count,
+                         float* scratch) {
     const DeltaCall& call = job.call;
     size_t size = call.key * call.value, key_head = static_cast<size_t>(call.key_index[head]);
-    float* state = sequence.write + head * size + first;
+    float* state = sequence.write + head * size;
     if (sequence.read != sequence.write) {
-        const float* from = sequence.read ? sequence.read + head * size + first : nullptr;
+        const float* from = sequence.read ? sequence.read + head * size : nullptr;
         for (size_t i = 0; i < call.key; ++i) {
-            if (from) std::memcpy(state + i * call.value, from + i * call.value, count * sizeof(float));
-            else std::memset(state + i * call.value, 0, count * sizeof(float));
+            float* row = state + i * call.value + first;
+            if (from) std::memcpy(row, from + i * call.value + first, count * sizeof(float));
+            else std::memset(row, 0, count * sizeof(float));
         }
     }
-    for (size_t token = sequence.first; token < sequence.first + sequence.count; ++token) {
-        const float* q = job.queries + (token * call.key_heads + key_head) * call.key;
-        const float* k = job.keys + (token * call.key_heads + key_head) * call.key;
-        size_t at = token * call.heads + head;
-        const float* v = job.values + at * call.value + first;
-        float *out = job.read + at * call.value + first, decay = job.decay[at], beta = job.beta[at];
-        size_t c = 0;
-        for (; c + 32 <= count; c += 32) update_columns<4>(state + c, call.value, call.key, q, k, v + c, decay, beta, out + c);
-        for (; c + 8 <= count; c += 8) update_columns<1>(state + c, call.value, call.key, q, k, v + c, decay, beta, out + c);
-        for (; c < count; ++c) update_column(state + c, call.value, call.key, q, k, v[c], decay, beta, out + c);
-    }
+    size_t token = sequence.first, keys = call.key_heads * call.key, values = call.heads * call.value;
+    HeadTokens tokens{sequence.count, call.key, call.value, job.queries + token * keys + key_head * call.key,
+                      job.keys + token * keys + key_head * call.key, job.values + token * values + head * call.value,
+                      job.read + token * values + head * call.value, job.decay + token * call.heads + head,
+                      job.beta + token * call.heads + head, keys, values, call.heads};
+    update_head(tokens, state, first, count, scratch);
 }
 
 // ---- the block ----
@@ -202,8 +170,15 @@ inline void finish_token(const DeltaJob& job, size_t token, float* to) {
     for (size_t head = 0; head < call.heads; ++head) {
         size_t at = head * call.value;
         normalise(Norm{true, call.norm.eps, call.out_norm, nullptr}, job.read + token * width + at, call.value, to + at);
-        for (size_t i = 0; i < call.value; ++i) to[at + i] *= silu(gate[at + i]);
+        multiply_silu(gate + at, to + at, call.value);
     }
+}
+
+// Columns of a state that one task updates. A chunk's products of keys are shared by all columns of a task, so tasks are
+// whole heads if these are enough for all threads, or if tokens come one by one.
+inline size_t columns_per_task(const DeltaCall& call, const Team& team) {
+    bool many = call.sequence_count * call.heads >= 4 * team.size();
+    return many && call.tokens >= kLeastChunked ? call.value : kStateColumns;
 }
 
 inline void delta_job(const DeltaJob& job, Team& team) {
@@ -217,12 +192,11 @@ inline void delta_job(const DeltaJob& job, Team& team) {
     team.sync();
     team.each(call.tokens, [&](size_t token) { convolve_token(job, call.sequences[call.of_token[token]], token); });
     team.sync();
-    size_t pieces = (call.value + kStateColumns - 1) / kStateColumns;
+    size_t columns = columns_per_task(call, team), pieces = (call.value + columns - 1) / columns;
     team.each(call.sequence_count * call.heads * pieces, [&](size_t task) {
         const SequenceStates& sequence = call.sequences[task / (call.heads * pieces)];
-        size_t first = task % pieces * kStateColumns;
-        size_t count = call.value - first < kStateColumns ? call.value - first : kStateColumns;
-        update_state(job, sequence, task / pieces % call.heads, first, count);
+        size_t first = task % pieces * columns, count = call.value - first < columns ? call.value - first : columns;
+        update_state(job, sequence, task / pieces % call.heads, first, count, reinterpret_cast<float*>(scratch));
     });
     team.each(call.sequence_count, [&](size_t s) { keep_inputs(job, call.sequences[s]); });
     team.sync();
@@ -233,6 +207,8 @@ inline void delta(const DeltaCall& call, Pool& pool) {
     Arena& arena = pool.arena();
     const Matrix* rows[] = {&call.q, &call.k, &call.v, &call.gate};
     size_t tokens = call.tokens, keys = tokens * call.key_heads * call.key, values = tokens * call.heads * call.value;
+    size_t chunked = tokens < kLeastChunked ? 0 : sizeof(float) * chunked_values(call.key, call.value);
+    size_t multiply = thread_bytes(call.o);
     AttentionCall out = output_of(call);
     DeltaJob job{call,
                  take_input(pool, tokens, call.hidden, rows, 4, call.prepared),
@@ -247,7 +223,7 @@ inline void delta(const DeltaCall& call, Pool& pool) {
                  arena.take<float>(tokens * call.heads),
                  arena.take<float>(tokens * call.heads),
                  take_output(out, pool),
-                 take_scratch(pool, thread_bytes(call.o))};
+                 take_scratch(pool, chunked > multiply ? chunked : multiply)};
     run_on(pool, delta_job, job);
 }
 

@@ -2,6 +2,18 @@
 
 namespace tpi {
 
+namespace {
+
+// Transpose [channels, taps] into [taps, channels], so that neighbouring channels are computed together.
+std::vector<float> by_tap(const std::vector<float>& weights, size_t taps) {
+    std::vector<float> turned(weights.size());
+    size_t channels = weights.size() / taps;
+    for (size_t i = 0; i < weights.size(); ++i) turned[i % taps * channels + i / taps] = weights[i];
+    return turned;
+}
+
+}  // namespace
+
 DeltaPlan::DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index,
                      nb::tuple vectors)
     : values_(values),
@@ -21,6 +33,8 @@ DeltaPlan::DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple
         {"a", heads_ * hidden}, {"b", heads_ * hidden}, {"decay", heads_}, {"decay_bias", heads_},
         {"conv_q", keys_all * taps_}, {"conv_k", keys_all * taps_}, {"conv_v", values_all * taps_}, {"out_norm", value_}};
     for (size_t i = 0; i < kVectors; ++i) vectors_[i] = keep_vector(vectors[i], wanted[i].name, wanted[i].count);
+    for (size_t i : {kFirstConvolution, kFirstConvolution + 1, kFirstConvolution + 2})
+        vectors_[i] = by_tap(vectors_[i], taps_);
     if (keys_.hidden() != hidden) throw KernelError("the value and key runs differ in hidden size");
     if (values_.vectors() < values_all || keys_.vectors() < keys_all)
         throw KernelError("the runs hold fewer vectors than the heads need");

@@ -172,7 +172,7 @@ public:
     DeltaCall call(const Array& weights, const StepStates& states, size_t tokens, const float* x, float* out) const;
 
 private:
-    static constexpr size_t kVectors = 8;
+    static constexpr size_t kVectors = 8, kFirstConvolution = 4;
     DeltaCall call(const uint8_t* data) const;
 
     Run values_, keys_;

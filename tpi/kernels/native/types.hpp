@@ -201,7 +201,7 @@ struct DeltaCall {
     const int32_t* key_index;                          // [heads]
     const float *a, *b;                                // [heads, hidden]
     const float *decay, *decay_bias;                   // [heads]
-    const float *conv_q, *conv_k, *conv_v, *out_norm;  // [channels, taps]; [value]
+    const float *conv_q, *conv_k, *conv_v, *out_norm;  // [taps, channels]; [value]
     const float* x;                                    // [tokens, hidden]
     const Prepared* prepared;                          // x, prepared earlier; or null
     float* out;                                        // [tokens, hidden]

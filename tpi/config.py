@@ -16,7 +16,8 @@ from tpi.paths import directory_of
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu", "swiglu_clamped"]
 SPARSE: frozenset[Activation] = frozenset({"relu", "relu2", "fatrelu", "drelu"})  # exactly 0 for most neurons
 Norm = Literal["rms", "layer"]
-BlockKind = Literal["attention", "delta", "ffn", "experts", "table", "vectors"]
+BlockKind = Literal["attention", "delta", "conv", "ffn", "experts", "table", "vectors"]
+RECURRENT: frozenset[BlockKind] = frozenset({"delta", "conv"})  # kinds with a state in place of keys and values
 Scores = Literal["softmax", "sigmoid"]
 Format = Literal["f32", "bf16", "q8", "q4", "q4s", "mxfp4"]
 
@@ -124,7 +125,8 @@ class ModelConfig:
     latent: Latent | None = None  # latent attention; None: keys and values come from the block's input
     output_gate: bool = False  # the sigmoid of a product of the input multiplies what the heads attend to (Qwen3.5)
     delta: Delta | None = None  # settings of blocks of kind `delta`; None: there are none
-    recurrent: tuple[int, ...] = ()  # per layer 1: its first block is of kind `delta`; empty: none is
+    conv_taps: int = 0  # tokens that blocks of kind `conv` see, gated short convolutions (LFM2); 0: there are none
+    recurrent: tuple[int, ...] = ()  # per layer 1: its first block is of kind `delta` or `conv`; empty: none is
     full_heads: FullHeads | None = None  # heads of layers without a window (Gemma 4); None: as in the other layers
     value_norm: bool = False  # values are divided by their root mean square, head by head (Gemma 4)
 
@@ -187,6 +189,22 @@ class ModelConfig:
         if any(self.recurrent):
             return "recurrent layers"
         return "normed values" if self.value_norm else ""
+
+    @property
+    def mixers(self) -> tuple[BlockKind, ...]:
+        """The kind of each layer's first block."""
+        recurrent: BlockKind = "conv" if self.delta is None else "delta"
+        return tuple(recurrent if self.is_recurrent(layer) else "attention" for layer in range(self.layers))
+
+    def state_values(self, values: int, keys: int) -> int:
+        """Return the number of float32 values of a sequence's state in a recurrent layer.
+
+        `values` and `keys` are the vectors of each part that a node has in the runs of these names. Channels of a short
+        convolution are values.
+        """
+        if self.delta is None:
+            return (self.conv_taps - 1) * values
+        return values * self.delta.key + (self.delta.taps - 1) * (2 * keys + values)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
-    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -25,6 +24,7 @@ from tpi.kernels.spec import (
     NormSpec,
     Prepared,
     Projected,
+    RecurrentSpec,
     Residual,
     RouterSpec,
     Routing,
@@ -102,9 +102,9 @@ class MemoryCheckedKernels:
         """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
         return self._inner.output(spec, self._own("weights", data), mixed)
 
-    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Return a segment's share of a DeltaNet block, `[tokens, hidden]`. Write the states."""
-        return self._inner.delta(spec, self._own("weights", data), self._taken(x), states, batch)
+    def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Return a segment's partial sum of a block with states, `[tokens, hidden]`. Write the states."""
+        return self._inner.recur(spec, self._own("weights", data), self._taken(x), states, batch)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""

@@ -20,7 +20,6 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
-    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -28,6 +27,7 @@ from tpi.kernels.spec import (
     NormSpec,
     Prepared,
     Projected,
+    RecurrentSpec,
     Residual,
     RouterSpec,
     Routing,
@@ -92,11 +92,12 @@ class Kernels(Protocol):
     def output(self, spec: AttentionSpec, data: U8, mixed: F32) -> F32:
         """Return the output projection of `mixed`, the result of `attend`: float32 `[tokens, hidden]`."""
 
-    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Return a segment's share of a DeltaNet block, `[tokens, hidden]`, before the residual.
+    def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Return a segment's partial sum of a block with states, `[tokens, hidden]`, before the residual.
 
-        `data` holds the value units, then the key units. `states` is one layer of `tpi.kernels.kv.States`. The tokens
-        of a sequence must be neighbours in `batch`, in order; its state after the last one is written.
+        `data` holds the value units, then the key units if there are any. `states` is one layer of
+        `tpi.kernels.kv.States`. The tokens of a sequence must be neighbours in `batch`, in order; its state after the
+        last one is written.
         """
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:

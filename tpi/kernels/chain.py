@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tpi.kernels import Kernels
-from tpi.kernels.spec import F32, I64, Batch, ChainBlock, DeltaSpec, ExpertsSpec, FfnSpec
+from tpi.kernels.spec import F32, I64, Batch, ChainBlock, ExpertsSpec, FfnSpec, RecurrentSpec
 from tpi.trace import clock
 
 
@@ -31,9 +31,9 @@ class PlainChain:
             return self._kernels.experts(
                 block.spec, block.data, prepared, self._kernels.route(block.spec.router, prepared)
             )
-        if isinstance(block.spec, DeltaSpec):
+        if isinstance(block.spec, RecurrentSpec):
             assert block.states is not None
-            return self._kernels.delta(block.spec, block.data, x, block.states, batch)
+            return self._kernels.recur(block.spec, block.data, x, block.states, batch)
         assert block.keys is not None  # an attention block has both caches
         assert block.values is not None
         return self._kernels.attention(block.spec, block.data, x, block.keys, block.values, batch)

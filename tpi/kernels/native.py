@@ -16,8 +16,8 @@ import numpy as np
 from tpi.errors import KernelError
 from tpi.kernels import _native
 from tpi.kernels.constants import THREADS_MOST
-from tpi.kernels.delta import slots
 from tpi.kernels.heads import needs_sums, refuse_sums, without_norms
+from tpi.kernels.recurrent.states import slots
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -28,6 +28,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    ConvSpec,
     DeltaSpec,
     ExpertsSpec,
     FfnSpec,
@@ -38,6 +39,7 @@ from tpi.kernels.spec import (
     Prepared,
     Projected,
     QueryLatentSpec,
+    RecurrentSpec,
     Residual,
     RouterSpec,
     Routing,
@@ -137,10 +139,10 @@ class NativeKernels:
         _plan_attention(spec).output(data, mixed, out)
         return out
 
-    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Return a segment's share of a DeltaNet block, `[tokens, hidden]`. Write the states."""
+    def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Return a segment's partial sum of a block with states, `[tokens, hidden]`. Write the states."""
         out = np.empty(x.shape, np.float32)
-        _plan_delta(spec).run(data, _given(x), states, batch.sequence, slots(batch), out)
+        _plan_recurrent(spec).run(data, _given(x), states, batch.sequence, slots(batch), out)
         return out
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
@@ -245,8 +247,8 @@ class NativeChain:
                 self._native.ffn(_plan_ffn(block.spec), block.data, residual)
             elif isinstance(block.spec, ExpertsSpec):
                 self._native.experts(_plan_experts(block.spec), block.data, residual)
-            elif isinstance(block.spec, DeltaSpec):
-                self._native.delta(_plan_delta(block.spec), block.data, block.states, residual)
+            elif isinstance(block.spec, RecurrentSpec):
+                self._native.recur(_plan_recurrent(block.spec), block.data, block.states, residual)
             else:
                 self._native.attention(_plan_attention(block.spec), block.data, block.keys, block.values, residual)
 
@@ -306,19 +308,28 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
     return plan
 
 
-def _plan_delta(spec: DeltaSpec) -> _native.DeltaPlan:
-    plan: _native.DeltaPlan | None = vars(spec).get(_PLAN)
+def _plan_recurrent(spec: RecurrentSpec) -> _native.RecurrentPlan:
+    plan: _native.RecurrentPlan | None = vars(spec).get(_PLAN)
     if plan is None:
-        matrices = (spec.a, spec.b, spec.decay, spec.decay_bias, spec.conv_q, spec.conv_k, spec.conv_v)
-        plan = vars(spec)[_PLAN] = _native.DeltaPlan(
-            _fields(spec.values),
-            _fields(spec.keys),
-            _norm(spec.norm),
-            (spec.heads, spec.key_heads, spec.key, spec.value, spec.taps),
-            spec.key_index,
-            (*(np.ascontiguousarray(matrix).reshape(-1) for matrix in matrices), spec.out_norm),
-        )
+        plan = vars(spec)[_PLAN] = _new_conv(spec) if isinstance(spec, ConvSpec) else _new_delta(spec)
     return plan
+
+
+def _new_conv(spec: ConvSpec) -> _native.ConvPlan:
+    weights = np.ascontiguousarray(spec.weights).reshape(-1)
+    return _native.ConvPlan(_fields(spec.values), _norm(spec.norm), (spec.channels, spec.taps), weights)
+
+
+def _new_delta(spec: DeltaSpec) -> _native.DeltaPlan:
+    matrices = (spec.a, spec.b, spec.decay, spec.decay_bias, spec.conv_q, spec.conv_k, spec.conv_v)
+    return _native.DeltaPlan(
+        _fields(spec.values),
+        _fields(spec.keys),
+        _norm(spec.norm),
+        (spec.heads, spec.key_heads, spec.key, spec.value, spec.taps),
+        spec.key_index,
+        (*(np.ascontiguousarray(matrix).reshape(-1) for matrix in matrices), spec.out_norm),
+    )
 
 
 def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
@@ -337,11 +348,11 @@ def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
     return plan
 
 
-def _plan(spec: BlockSpec) -> _native.AttentionPlan | _native.DeltaPlan | _native.FfnPlan | _native.ExpertsPlan:
+def _plan(spec: BlockSpec) -> _native.AttentionPlan | _native.RecurrentPlan | _native.FfnPlan | _native.ExpertsPlan:
     if isinstance(spec, ExpertsSpec):
         return _plan_experts(spec)
-    if isinstance(spec, DeltaSpec):
-        return _plan_delta(spec)
+    if isinstance(spec, RecurrentSpec):
+        return _plan_recurrent(spec)
     return _plan_ffn(spec) if isinstance(spec, FfnSpec) else _plan_attention(spec)
 
 

@@ -26,11 +26,11 @@ from tpi.kernels.arithmetic import (
     sigmoid,
 )
 from tpi.kernels.chain import PlainChain
-from tpi.kernels.delta import mix
 from tpi.kernels.heads import apply_norms_and_rope, from_latent, from_query_latent, needs_sums, refuse_sums
 from tpi.kernels.kv import kv_dtype_of
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
 from tpi.kernels.paged import append, attend, hadamard_rotate, heads_of
+from tpi.kernels.recurrent import conv, delta
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -39,6 +39,7 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
+    ConvSpec,
     DeltaSpec,
     ExpertsSpec,
     FfnSpec,
@@ -47,6 +48,7 @@ from tpi.kernels.spec import (
     NormSpec,
     Prepared,
     Projected,
+    RecurrentSpec,
     Residual,
     RouterSpec,
     Routing,
@@ -121,17 +123,16 @@ class ReferenceKernels:
         padded[:, : spec.heads * spec.head_dim] = mixed
         return columns(spec.query, _runs(spec, data)[-2], "o", padded)
 
-    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Return a segment's share of a DeltaNet block, `[tokens, hidden]`. Write the states."""
-        normed, end = _normed(spec, x), spec.values.units * spec.values.unit_bytes
-        check_data(data, end + spec.keys.units * spec.keys.unit_bytes)
-        values, keys = data[:end], data[end:]
-        width, wide = spec.key_heads * spec.key, spec.heads * spec.value
-        parts = [rows(spec.keys, keys, part, normed)[:, :width] for part in ("q", "k")]
-        v, gate = (rows(spec.values, values, part, normed)[:, :wide] for part in ("v", "gate"))
+    def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Return a segment's partial sum of a block with states, `[tokens, hidden]`. Write the states."""
+        normed = _normed(spec, x)
+        if isinstance(spec, ConvSpec):
+            mixed = _convolve(spec, data, normed, states, batch)
+        else:
+            mixed = _delta(spec, data, normed, states, batch)
         padded = np.zeros((len(normed), spec.values.units * spec.values.width), np.float32)
-        padded[:, :wide] = mix(spec, np.concatenate([*parts, v], axis=1), normed, gate, states, batch)
-        return columns(spec.values, values, "o", padded)
+        padded[:, : mixed.shape[1]] = mixed
+        return columns(spec.values, data[: spec.values.units * spec.values.unit_bytes], "o", padded)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
@@ -208,3 +209,18 @@ def _runs(spec: AttentionSpec, data: U8) -> list[U8]:
     ends = list(accumulate(0 if run is None else run.units * run.unit_bytes for run in runs))
     check_data(data, ends[-1])
     return [data[first:end] for first, end in pairwise([0, *ends])]
+
+
+def _delta(spec: DeltaSpec, data: U8, normed: F32, states: F32, batch: Batch) -> F32:
+    end = spec.values.units * spec.values.unit_bytes
+    check_data(data, end + spec.keys.units * spec.keys.unit_bytes)
+    width, wide = spec.key_heads * spec.key, spec.heads * spec.value
+    q, k = (rows(spec.keys, data[end:], part, normed)[:, :width] for part in ("q", "k"))
+    v, gate = (rows(spec.values, data[:end], part, normed)[:, :wide] for part in ("v", "gate"))
+    return delta.mix(spec, np.concatenate([q, k, v], axis=1), normed, gate, states, batch)
+
+
+def _convolve(spec: ConvSpec, data: U8, normed: F32, states: F32, batch: Batch) -> F32:
+    check_data(data, spec.values.units * spec.values.unit_bytes)
+    v, inputs, gate = (rows(spec.values, data, part, normed)[:, : spec.channels] for part in ("v", "input", "gate"))
+    return conv.mix(spec, inputs * v, gate, states, batch)

@@ -19,6 +19,9 @@ from tpi.kernels.normspec import LatentSpec as LatentSpec
 from tpi.kernels.normspec import NormSpec as NormSpec
 from tpi.kernels.normspec import QueryLatentSpec as QueryLatentSpec
 from tpi.kernels.normspec import WholeNorms as WholeNorms
+from tpi.kernels.recurrent.spec import ConvSpec as ConvSpec
+from tpi.kernels.recurrent.spec import DeltaSpec as DeltaSpec
+from tpi.kernels.recurrent.spec import RecurrentSpec as RecurrentSpec
 from tpi.pack.layout import RunLayout
 
 F32 = npt.NDArray[np.float32]
@@ -86,60 +89,6 @@ class AttentionSpec:
     def hidden(self) -> int:
         """Number of values of a token's hidden state."""
         return self.query.hidden
-
-
-@dataclass(frozen=True, eq=False)
-class DeltaSpec:
-    """The value heads of this node in one layer's gated DeltaNet; `tpi.kernels.delta` has the formulas.
-
-    Attributes:
-        values: layout of the run with the parts `v`, `gate` (rows) and `o` (columns) of the value heads.
-        keys: layout of the run with the parts `q` and `k` (rows) of the key heads.
-        heads, key_heads: local value heads and key heads.
-        key, value: length of a key, and of a value.
-        taps: tokens that the convolution sees, the token itself included.
-        key_index: `[heads]` int32, the local key head of each local value head.
-        norm: norm of the input; its eps is also that of `out_norm`.
-        a, b: `[heads, hidden]`.
-        decay, decay_bias: `[heads]`; `decay` is negative.
-        conv_q, conv_k: `[key_heads * key, taps]`; conv_v: `[heads * value, taps]`; the last tap is the token's own.
-        out_norm: `[value]`.
-    """
-
-    values: RunLayout
-    keys: RunLayout
-    heads: int
-    key_heads: int
-    key: int
-    value: int
-    taps: int
-    key_index: I32
-    norm: NormSpec
-    a: F32
-    b: F32
-    decay: F32
-    decay_bias: F32
-    conv_q: F32
-    conv_k: F32
-    conv_v: F32
-    out_norm: F32
-
-    @property
-    def hidden(self) -> int:
-        """Number of values of a token's hidden state."""
-        return self.values.hidden
-
-    @property
-    def channels(self) -> int:
-        """Number of channels of the convolution: all queries, all keys, all values."""
-        return 2 * self.key_heads * self.key + self.heads * self.value
-
-    @property
-    def state_values(self) -> int:
-        """Number of float32 values of a sequence's state: every head's S, then the last `taps - 1` inputs of the
-        convolution, `[taps - 1, channels]`.
-        """
-        return self.heads * self.key * self.value + (self.taps - 1) * self.channels
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +201,7 @@ class ExpertsSpec:
         return self.routed.neuron.units + (self.shared.neuron.units if self.shared else 0)
 
 
-BlockSpec = AttentionSpec | DeltaSpec | FfnSpec | ExpertsSpec
+BlockSpec = AttentionSpec | RecurrentSpec | FfnSpec | ExpertsSpec
 
 
 class Prepared(Protocol):

@@ -170,19 +170,26 @@ def attention_parts(config: ModelConfig) -> dict[RunName, tuple[str, ...]]:
     return found
 
 
-def delta_shapes(config: ModelConfig) -> dict[RunName, RunShape]:
-    """Return the shape of each run of the model's DeltaNet blocks, by name, in the order in which they are stored."""
-    delta = config.delta
-    if delta is None:
+def recurrent_shapes(config: ModelConfig) -> dict[BlockKind, dict[RunName, RunShape]]:
+    """Return the shape of each run of the model's blocks with states, by kind; by name in the order of storage."""
+    delta, found = config.delta, dict[BlockKind, dict[RunName, RunShape]]()
+    if delta is not None:
+        found["delta"] = {
+            "value": RunShape(delta.heads * delta.value, delta.value, config.hidden),
+            "key": RunShape(delta.key_heads * delta.key, delta.key, config.hidden),
+        }
+    if config.conv_taps:
+        found["conv"] = {"value": RunShape(config.hidden, FFN_UNIT, config.hidden)}
+    return found
+
+
+def recurrent_vectors(config: ModelConfig, kind: BlockKind) -> dict[str, int]:
+    """Return the length of each vector, by name, that a block with states has in addition to the norm of its input."""
+    delta, hidden = config.delta, config.hidden
+    if kind == "conv":
+        return {"conv": hidden * config.conv_taps}
+    if kind != "delta" or delta is None:
         return {}
-    return {
-        "value": RunShape(delta.heads * delta.value, delta.value, config.hidden),
-        "key": RunShape(delta.key_heads * delta.key, delta.key, config.hidden),
-    }
-
-
-def delta_vectors(delta: Delta, hidden: int) -> dict[str, int]:
-    """Return the length of each vector, by name, that a DeltaNet block has in addition to the norm of its input."""
     return {
         "a": delta.heads * hidden,
         "b": delta.heads * hidden,

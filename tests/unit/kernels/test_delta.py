@@ -77,8 +77,8 @@ def test_native_equals_reference(format: Format, lengths: tuple[int, ...], slots
     random = np.random.default_rng(3)
     case = delta_case(random, format=format, lengths=lengths, slots=slots)
     mine, theirs = case.states.copy(), case.states.copy()
-    found = native.delta(case.spec, case.data, case.x, mine, case.batch)
-    wanted = reference.delta(case.spec, case.data, case.x, theirs, case.batch)
+    found = native.recur(case.spec, case.data, case.x, mine, case.batch)
+    wanted = reference.recur(case.spec, case.data, case.x, theirs, case.batch)
     np.testing.assert_allclose(found, wanted, atol=2e-4 if format in ("f32", "bf16") else 2e-2)
     np.testing.assert_allclose(mine, theirs, atol=1e-3)
 
@@ -98,8 +98,8 @@ def test_odd_shapes(shape: tuple[int, int, int, int, int]) -> None:
         slots=((-1, 0), (1, 1)),
     )
     mine, theirs = case.states.copy(), case.states.copy()
-    found = native.delta(case.spec, case.data, case.x, mine, case.batch)
-    np.testing.assert_allclose(found, reference.delta(case.spec, case.data, case.x, theirs, case.batch), atol=1e-3)
+    found = native.recur(case.spec, case.data, case.x, mine, case.batch)
+    np.testing.assert_allclose(found, reference.recur(case.spec, case.data, case.x, theirs, case.batch), atol=1e-3)
     np.testing.assert_allclose(mine, theirs, atol=1e-3)
 
 
@@ -121,8 +121,8 @@ def test_chunks_of_tokens_equal_the_reference(
     )  # fmt: skip
     spec = replace(case.spec, decay=case.spec.decay * np.float32(fading))
     mine, theirs = case.states.copy(), case.states.copy()
-    found = native.delta(spec, case.data, case.x, mine, case.batch)
-    np.testing.assert_allclose(found, reference.delta(spec, case.data, case.x, theirs, case.batch), atol=3e-4)
+    found = native.recur(spec, case.data, case.x, mine, case.batch)
+    np.testing.assert_allclose(found, reference.recur(spec, case.data, case.x, theirs, case.batch), atol=3e-4)
     np.testing.assert_allclose(mine, theirs, atol=3e-5, rtol=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_threads_do_not_change_the_bits() -> None:
     for threads in (1, 8):
         native.set_threads(threads)
         states = case.states.copy()
-        found.append((native.delta(case.spec, case.data, case.x, states, case.batch), states))
+        found.append((native.recur(case.spec, case.data, case.x, states, case.batch), states))
     np.testing.assert_array_equal(found[0][0], found[1][0])
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
@@ -143,11 +143,11 @@ def test_threads_do_not_change_the_bits() -> None:
 @pytest.mark.parametrize("cuts", [(1,), (8, 40), (33, 34, 35), (2, 3, 70), tuple(range(1, 80))])
 def test_a_prompt_in_pieces_ends_in_the_same_state(kernels: object, cuts: tuple[int, ...]) -> None:
     case = delta_case(np.random.default_rng(5), lengths=(80,), slots=((-1, 0),))
-    whole, states = kernels.delta(case.spec, case.data, case.x, case.states, case.batch), case.states.copy()  # type: ignore[attr-defined]
+    whole, states = kernels.recur(case.spec, case.data, case.x, case.states, case.batch), case.states.copy()  # type: ignore[attr-defined]
     pieces, read = [], -1
     for first, last in zip((0, *cuts), (*cuts, 80), strict=True):
         batch = replace(case.batch.cut(slice(first, last)), states=np.array([[read, 3]], np.int32))
-        pieces.append(kernels.delta(case.spec, case.data, case.x[first:last], states, batch))  # type: ignore[attr-defined]
+        pieces.append(kernels.recur(case.spec, case.data, case.x[first:last], states, batch))  # type: ignore[attr-defined]
         read = 3
     np.testing.assert_allclose(np.concatenate(pieces), whole, atol=3e-5)
     np.testing.assert_allclose(states[3], case.states[0], atol=1e-5)
@@ -156,7 +156,7 @@ def test_a_prompt_in_pieces_ends_in_the_same_state(kernels: object, cuts: tuple[
 def test_a_state_that_is_read_stays_as_it_was() -> None:
     case = delta_case(np.random.default_rng(6), slots=((2, 4),))
     before = case.states.copy()
-    native.delta(case.spec, case.data, case.x, case.states, case.batch)
+    native.recur(case.spec, case.data, case.x, case.states, case.batch)
     changed = [slot for slot in range(SLOTS) if not np.array_equal(before[slot], case.states[slot])]
     assert changed == [4]
 
@@ -173,4 +173,4 @@ def test_a_cut_batch_continues_from_the_state_that_its_first_part_wrote() -> Non
 def test_states_outside_the_memory_are_refused(kernels: object, pair: tuple[int, int]) -> None:
     case = delta_case(np.random.default_rng(8), slots=(pair,))
     with pytest.raises(KernelError, match="state"):
-        kernels.delta(case.spec, case.data, case.x, case.states, case.batch)  # type: ignore[attr-defined]
+        kernels.recur(case.spec, case.data, case.x, case.states, case.batch)  # type: ignore[attr-defined]

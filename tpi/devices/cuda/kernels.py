@@ -25,9 +25,9 @@ from tpi.devices.failures import close_all, explained
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import add_residual, check_input
 from tpi.kernels.chain import PlainChain
-from tpi.kernels.delta import refused
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
 from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host, pieces_by_ffn
+from tpi.kernels.recurrent.states import refused
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -36,7 +36,6 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
-    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -44,6 +43,7 @@ from tpi.kernels.spec import (
     NormSpec,
     Prepared,
     Projected,
+    RecurrentSpec,
     Residual,
     RouterSpec,
     Routing,
@@ -137,8 +137,8 @@ class CudaKernels:
         with self._working():
             return to_host(output(spec, self._memory.runs(spec, data)[0], self._vectors.to_device(mixed)))
 
-    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Raise KernelError: no accelerator computes DeltaNet blocks."""
+    def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Raise KernelError: no accelerator computes blocks with states."""
         raise refused("CUDA")
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:

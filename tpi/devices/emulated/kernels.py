@@ -9,7 +9,7 @@ from tpi.devices.emulated import work
 from tpi.devices.emulated.lane import TimedLane
 from tpi.devices.emulated.work import KernelWork, Roofline, product
 from tpi.kernels import Chain, Kernels
-from tpi.kernels.delta import refused
+from tpi.kernels.recurrent.states import refused
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -19,7 +19,6 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
-    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -27,6 +26,7 @@ from tpi.kernels.spec import (
     NormSpec,
     Prepared,
     Projected,
+    RecurrentSpec,
     Residual,
     RouterSpec,
     Routing,
@@ -94,8 +94,8 @@ class TimedKernels:
         todo = product(spec.query, len(mixed), "o") + KernelWork(down=_F32 * len(mixed) * spec.hidden)
         return self._run("output", todo, lambda: self._inner.output(spec, data, mixed))
 
-    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Raise KernelError: no accelerator computes DeltaNet blocks."""
+    def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Raise KernelError: no accelerator computes blocks with states."""
         raise refused(self._inner.isa())
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tpi.kernels.delta import refused
+from tpi.kernels.recurrent.states import refused
 from tpi.kernels.spec import (
     I32,
     SHARED,
     AttentionSpec,
     Batch,
     ChainBlock,
-    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     KvArray,
+    RecurrentSpec,
     RouterSpec,
     Routing,
 )
@@ -153,7 +153,7 @@ def block(each: ChainBlock, batch: Batch) -> KernelWork:
         return ffn(spec, tokens, None) + residual
     if isinstance(spec, ExpertsSpec):
         return routing(spec.router, tokens) + experts(spec, tokens, None) + residual
-    if isinstance(spec, DeltaSpec):
+    if isinstance(spec, RecurrentSpec):
         raise refused("an emulated device")
     assert each.keys is not None  # an attention block has pages
     assert each.values is not None

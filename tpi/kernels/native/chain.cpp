@@ -52,8 +52,8 @@ void Chain::ffn(nb::object plan, nb::handle data, nb::tuple residual) {
                        keep_residual(residual)});
 }
 
-void Chain::delta(nb::object plan, nb::handle data, nb::handle states, nb::tuple residual) {
-    const auto* kernel = nb::cast<const DeltaPlan*>(plan);
+void Chain::recur(nb::object plan, nb::handle data, nb::handle states, nb::tuple residual) {
+    const auto* kernel = nb::cast<const RecurrentPlan*>(plan);
     check_plan(*kernel, hidden_);
     stages_.push_back({std::move(plan), nullptr, nullptr, nullptr, kernel, kernel->weights(data), nullptr, nullptr,
                        keep_residual(residual), kernel->states(states)});
@@ -69,7 +69,7 @@ void Chain::experts(nb::object plan, nb::handle data, nb::tuple residual) {
 void Chain::compute(const Stage& stage, const BatchArrays& batch, const StepStates* states, size_t tokens,
                     const float* in, float* out) const {
     if (stage.experts) return stage.experts->whole(*stage.data, tokens, in, out, prepared_);
-    if (stage.delta) return run_alone(kernels().delta, stage.delta->call(*stage.data, *states, tokens, in, out));
+    if (stage.recurrent) return stage.recurrent->compute(*stage.data, *states, tokens, in, nullptr, out);
     if (stage.attention)
         run_alone(kernels().attention, stage.attention->call(*stage.data, *stage.keys, *stage.values, batch, in, out));
     else
@@ -86,9 +86,9 @@ void Chain::run(nb::handle x, nb::handle positions, nb::handle sequence, nb::han
     if (!ended.is_none()) ends.emplace(ended, "ended", "lq", std::initializer_list{length(stages_.size())}, true);
     for (const Stage& stage : stages_)
         if (stage.attention) stage.attention->check_batch(batch, *stage.keys, *stage.values);
-    std::vector<StepStates> states;  // of each DeltaNet block, in order
+    std::vector<StepStates> states;  // of each block with states, in order
     for (const Stage& stage : stages_)
-        if (stage.delta) states.push_back(stage.delta->place(*stage.states, sequence, slots, tokens));
+        if (stage.recurrent) states.push_back(stage.recurrent->place(*stage.states, sequence, slots, tokens));
     if (!tokens) return;
     const StepStates* next = states.data();
     auto *in = values.as<float>(), *out = between.as<float>();
@@ -97,7 +97,7 @@ void Chain::run(nb::handle x, nb::handle positions, nb::handle sequence, nb::han
     const auto began = Clock::now();
     auto heeded = began;
     for (const Stage& stage : stages_) {
-        compute(stage, batch, stage.delta ? next++ : nullptr, tokens, in, out);
+        compute(stage, batch, stage.recurrent ? next++ : nullptr, tokens, in, out);
         stage.residual.add(in, out, tokens, hidden_);
         auto now = Clock::now();
         if (end) *end++ = std::chrono::nanoseconds(now - began).count();

@@ -25,7 +25,7 @@ public:
     Chain(const Chain&) = delete;
     // Append a block; the chain keeps its plan and its arrays. `residual` is (bias, norm, scale); the first two may be None.
     void attention(nb::object plan, nb::handle data, nb::handle keys, nb::handle values, nb::tuple residual);
-    void delta(nb::object plan, nb::handle data, nb::handle states, nb::tuple residual);
+    void recur(nb::object plan, nb::handle data, nb::handle states, nb::tuple residual);
     void ffn(nb::object plan, nb::handle data, nb::tuple residual);
     void experts(nb::object plan, nb::handle data, nb::tuple residual);
     // Run all blocks on x, in place; `partial` has the same size and is overwritten. `ended` is None or [blocks] int64,
@@ -40,10 +40,10 @@ private:
         const AttentionPlan* attention;  // or null
         const FfnPlan* ffn;              // or null
         const ExpertsPlan* experts;      // or null
-        const DeltaPlan* delta;          // or null
+        const RecurrentPlan* recurrent;  // or null
         std::unique_ptr<Array> data, keys, values;
         Residual residual;
-        std::unique_ptr<Array> states{};  // of a DeltaNet block
+        std::unique_ptr<Array> states{};  // of a block with states
     };
     void compute(const Stage& stage, const BatchArrays& batch, const StepStates* states, size_t tokens, const float* in,
                  float* out) const;

@@ -1,10 +1,10 @@
 // A gated DeltaNet block in one call: products, convolution over time, the states of the value heads, gated norm, o.
-// The team syncs between the phases. tpi/kernels/delta.py has the formulas.
+// The team syncs between the phases. tpi/kernels/recurrent/delta.py has the formulas.
 #pragma once
 
 #include <cmath>
 
-#include "attention.hpp"
+#include "conv.hpp"
 #include "delta_state.hpp"
 
 namespace tpi {
@@ -67,30 +67,6 @@ inline void set_gates(const DeltaJob& job, const Prepared& in, size_t token, siz
 
 // ---- the convolution over time ----
 
-// The inputs of some channels: those of this step, and the last ones of the sequence before it (or null).
-struct Channels {
-    const float* values;  // [tokens, stride]
-    size_t stride;
-    const float* before;  // [taps - 1, all channels], or null: zeros
-    const float* weights; // [taps, count]
-};
-
-// Set to[c] = silu(sum over the taps), for `count` channels of one token of a sequence that begins at token `first`.
-inline void convolve(const DeltaCall& call, const Channels& from, size_t first, size_t token, size_t count, float* to) {
-    size_t taps = call.taps, channels = call.channels();
-    for (size_t c = 0; c < count; ++c) to[c] = 0.0f;
-    for (size_t tap = 0; tap < taps; ++tap) {
-        size_t back = taps - 1 - tap;  // tokens before this one
-        const float* inputs;
-        if (token - first >= back) inputs = from.values + (token - back) * from.stride;
-        else if (from.before) inputs = from.before + (token - first + tap) * channels;
-        else continue;
-        const float* weights = from.weights + tap * count;
-        for (size_t c = 0; c < count; ++c) to[c] += inputs[c] * weights[c];
-    }
-    apply_silu(to, count);
-}
-
 inline void scale_to(float* x, size_t count, float length) {
     float factor = length / std::sqrt(dot(x, x, count) + 1e-6f);
     for (size_t i = 0; i < count; ++i) x[i] *= factor;
@@ -101,14 +77,15 @@ inline void convolve_token(const DeltaJob& job, const SequenceStates& sequence, 
     const DeltaCall& call = job.call;
     size_t keys = call.key_heads * call.key, values = call.heads * call.value;
     const float* before = sequence.read ? sequence.read + call.state_size() : nullptr;
-    auto part = [&](const float* from, const Matrix& matrix, const float* weights, size_t first) {
-        return Channels{from, matrix.vectors(), before ? before + first : nullptr, weights};
+    auto part = [&](const float* from, const Matrix& matrix, const float* weights, size_t first, size_t count, float* to) {
+        Channels channels{from, matrix.vectors(), before ? before + first : nullptr, call.channels(), weights, call.taps};
+        convolve(channels, sequence.first, token, count, to);
+        apply_silu(to, count);
     };
     float *q = job.queries + token * keys, *k = job.keys + token * keys;
-    convolve(call, part(job.q, call.q, call.conv_q, 0), sequence.first, token, keys, q);
-    convolve(call, part(job.k, call.k, call.conv_k, keys), sequence.first, token, keys, k);
-    convolve(call, part(job.v, call.v, call.conv_v, 2 * keys), sequence.first, token, values,
-             job.values + token * values);
+    part(job.q, call.q, call.conv_q, 0, keys, q);
+    part(job.k, call.k, call.conv_k, keys, keys, k);
+    part(job.v, call.v, call.conv_v, 2 * keys, values, job.values + token * values);
     float length = 1.0f / std::sqrt(static_cast<float>(call.key));
     for (size_t head = 0; head < call.key_heads; ++head) {
         scale_to(q + head * call.key, call.key, length);
@@ -116,24 +93,13 @@ inline void convolve_token(const DeltaJob& job, const SequenceStates& sequence, 
     }
 }
 
-// Keep the last inputs of the convolution. `write` may be `read`: a row is read before it is written.
-inline void keep_inputs(const DeltaJob& job, const SequenceStates& sequence) {
+// Copy the inputs of the convolution of one token.
+inline void copy_inputs(const DeltaJob& job, size_t token, float* to) {
     const DeltaCall& call = job.call;
-    size_t keys = call.key_heads * call.key, channels = call.channels(), last = sequence.first + sequence.count;
-    for (size_t row = 0; row + 1 < call.taps; ++row) {
-        float* to = sequence.write + call.state_size() + row * channels;
-        size_t back = call.taps - 1 - row;  // tokens before the end of the step
-        if (sequence.count < back) {
-            size_t earlier = row + sequence.count;
-            if (sequence.read) std::memmove(to, sequence.read + call.state_size() + earlier * channels, channels * sizeof(float));
-            else std::memset(to, 0, channels * sizeof(float));
-            continue;
-        }
-        size_t token = last - back;
-        std::memcpy(to, job.q + token * call.q.vectors(), keys * sizeof(float));
-        std::memcpy(to + keys, job.k + token * call.k.vectors(), keys * sizeof(float));
-        std::memcpy(to + 2 * keys, job.v + token * call.v.vectors(), call.heads * call.value * sizeof(float));
-    }
+    size_t keys = call.key_heads * call.key;
+    std::memcpy(to, job.q + token * call.q.vectors(), keys * sizeof(float));
+    std::memcpy(to + keys, job.k + token * call.k.vectors(), keys * sizeof(float));
+    std::memcpy(to + 2 * keys, job.v + token * call.v.vectors(), call.heads * call.value * sizeof(float));
 }
 
 // ---- the states ----
@@ -177,7 +143,7 @@ inline void finish_token(const DeltaJob& job, size_t token, float* to) {
 // Columns of a state that one task updates. A chunk's products of keys are shared by all columns of a task, so tasks are
 // whole heads if these are enough for all threads, or if tokens come one by one.
 inline size_t columns_per_task(const DeltaCall& call, const Team& team) {
-    bool many = call.sequence_count * call.heads >= 4 * team.size();
+    bool many = call.states.count * call.heads >= 4 * team.size();
     return many && call.tokens >= kLeastChunked ? call.value : kStateColumns;
 }
 
@@ -190,15 +156,18 @@ inline void delta_job(const DeltaJob& job, Team& team) {
     });
     multiply_rows<4>({&call.q, &call.k, &call.v, &call.gate}, {job.q, job.k, job.v, job.gate}, in, scratch, team);
     team.sync();
-    team.each(call.tokens, [&](size_t token) { convolve_token(job, call.sequences[call.of_token[token]], token); });
+    team.each(call.tokens, [&](size_t token) { convolve_token(job, call.states.of(token), token); });
     team.sync();
     size_t columns = columns_per_task(call, team), pieces = (call.value + columns - 1) / columns;
-    team.each(call.sequence_count * call.heads * pieces, [&](size_t task) {
-        const SequenceStates& sequence = call.sequences[task / (call.heads * pieces)];
+    team.each(call.states.count * call.heads * pieces, [&](size_t task) {
+        const SequenceStates& sequence = call.states.sequences[task / (call.heads * pieces)];
         size_t first = task % pieces * columns, count = call.value - first < columns ? call.value - first : columns;
         update_state(job, sequence, task / pieces % call.heads, first, count, reinterpret_cast<float*>(scratch));
     });
-    team.each(call.sequence_count, [&](size_t s) { keep_inputs(job, call.sequences[s]); });
+    team.each(call.states.count, [&](size_t s) {
+        keep_inputs(call.states.sequences[s], call.state_size(), call.taps, call.channels(),
+                    [&](size_t token, float* to) { copy_inputs(job, token, to); });
+    });
     team.sync();
     multiply_output(job.output, scratch, team, [&](size_t token, float* to) { finish_token(job, token, to); });
 }

@@ -17,6 +17,7 @@ struct Kernels {
     void (*project)(const AttentionCall&, Pool&);
     void (*attend)(const AttentionCall&, Pool&);
     void (*output)(const AttentionCall&, Pool&);
+    void (*conv)(const ConvCall&, Pool&);
     void (*delta)(const DeltaCall&, Pool&);
     void (*ffn)(const FfnCall&, Pool&);
     void (*experts)(const ExpertsCall&, Pool&);

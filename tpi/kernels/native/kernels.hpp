@@ -75,8 +75,8 @@ inline void read(const ReadCall& call, Pool& pool) {
     run_on(pool, read_job, with_sums);
 }
 
-constexpr Kernels kTable{kIsaName, prepare_all, attention,   project,        attend, output, delta, ffn,
-                         experts,  rows,        decode_rows, decode_columns, norm,   read};
+constexpr Kernels kTable{kIsaName, prepare_all, attention,   project,        attend, output, conv, delta,
+                         ffn,      experts,     rows,      decode_rows,    decode_columns, norm,   read};
 
 }  // namespace
 }  // namespace tpi

@@ -67,11 +67,15 @@ NB_MODULE(_native, m) {
         .def("project", &AttentionPlan::project)
         .def("attend", &AttentionPlan::attend)
         .def("output", &AttentionPlan::output);
-    nb::class_<DeltaPlan>(m, "DeltaPlan")
+    nb::class_<RecurrentPlan>(m, "RecurrentPlan")
+        .def("run", &RecurrentPlan::run)
+        .def("prepare", &RecurrentPlan::prepare);
+    nb::class_<ConvPlan, RecurrentPlan>(m, "ConvPlan")
+        .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object>(), nb::arg("values"), nb::arg("norm"),
+             nb::arg("shape"), nb::arg("weights"));
+    nb::class_<DeltaPlan, RecurrentPlan>(m, "DeltaPlan")
         .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple>(), nb::arg("values"),
-             nb::arg("keys"), nb::arg("norm"), nb::arg("shape"), nb::arg("key_index"), nb::arg("vectors"))
-        .def("run", &DeltaPlan::run)
-        .def("prepare", &DeltaPlan::prepare);
+             nb::arg("keys"), nb::arg("norm"), nb::arg("shape"), nb::arg("key_index"), nb::arg("vectors"));
     nb::class_<FfnPlan>(m, "FfnPlan")
         .def(nb::init<nb::tuple, nb::tuple, const std::string&, bool, nb::object, nb::object, float, float>(),
              nb::arg("neuron"), nb::arg("norm"), nb::arg("activation"), nb::arg("gated"), nb::arg("gate_bias").none(),
@@ -99,7 +103,7 @@ NB_MODULE(_native, m) {
         .def(nb::init<size_t>())
         .def("attention", &Chain::attention, nb::arg("plan"), nb::arg("data"), nb::arg("keys").none(),
              nb::arg("values").none(), nb::arg("residual"))
-        .def("delta", &Chain::delta)
+        .def("recur", &Chain::recur)
         .def("ffn", &Chain::ffn)
         .def("experts", &Chain::experts)
         .def("run", &Chain::run, nb::arg("x"), nb::arg("positions"), nb::arg("sequence"), nb::arg("tables"),

@@ -154,33 +154,78 @@ struct StepStates {
     std::vector<uint32_t> of_token;
 };
 
-class DeltaPlan {
+// A block with a state for each sequence. Its vectors are those of run `values`, and of the run that a subclass adds.
+class RecurrentPlan {
 public:
-    // vectors: (a, b, decay, decay_bias, conv_q, conv_k, conv_v, out_norm)
-    DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index, nb::tuple vectors);
+    virtual ~RecurrentPlan() = default;
     void run(nb::handle data, nb::handle x, nb::handle states, nb::handle sequence, nb::handle slots,
              nb::handle out) const;
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
 
-    // The parts of `run`, as in AttentionPlan.
+    // The parts of `run`, as in AttentionPlan. `compute` is the pool's only call.
     size_t hidden() const { return values_.hidden(); }
-    bool empty() const { return !heads_; }
+    bool empty() const { return !values_.units(); }
     std::unique_ptr<Array> weights(nb::handle data) const;
     std::unique_ptr<Array> states(nb::handle array) const;
     // Check the rows `sequence` of the tokens, and the pairs `slots` of states to read (-1: none) and to write.
     StepStates place(const Array& states, nb::handle sequence, nb::handle slots, size_t tokens) const;
-    DeltaCall call(const Array& weights, const StepStates& states, size_t tokens, const float* x, float* out) const;
+    virtual void compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
+                         const Prepared* prepared, float* out) const = 0;
+
+protected:
+    RecurrentPlan(nb::tuple values, nb::tuple norm, size_t taps);
+    // Fill in what all calls have: the step.
+    template <class Call>
+    static void fill(Call& call, const StepStates& states, size_t tokens, const float* x, const Prepared* prepared,
+                     float* out) {
+        call.tokens = tokens;
+        call.x = x;
+        call.prepared = prepared;
+        call.out = out;
+        call.states = {states.sequences.data(), states.sequences.size(), states.of_token.data()};
+    }
+    virtual size_t bytes() const { return values_.bytes(); }
+    virtual size_t state_values() const = 0;
+
+    Run values_;
+    NormPlan norm_;
+    size_t taps_;
+    RowForms forms_{};
+};
+
+class ConvPlan : public RecurrentPlan {
+public:
+    // shape: (channels, taps)
+    ConvPlan(nb::tuple values, nb::tuple norm, nb::tuple shape, nb::object weights);
+    void compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
+                 const Prepared* prepared, float* out) const override;
+
+private:
+    ConvCall call(const uint8_t* data) const;
+    size_t state_values() const override { return call(nullptr).state_values(); }
+
+    size_t channels_;
+    std::vector<float> weights_;
+};
+
+class DeltaPlan : public RecurrentPlan {
+public:
+    // shape: (heads, key_heads, key, value, taps)
+    // vectors: (a, b, decay, decay_bias, conv_q, conv_k, conv_v, out_norm)
+    DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index, nb::tuple vectors);
+    void compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
+                 const Prepared* prepared, float* out) const override;
 
 private:
     static constexpr size_t kVectors = 8, kFirstConvolution = 4;
     DeltaCall call(const uint8_t* data) const;
+    size_t bytes() const override { return values_.bytes() + keys_.bytes(); }
+    size_t state_values() const override { return call(nullptr).state_values(); }
 
-    Run values_, keys_;
-    NormPlan norm_;
-    size_t heads_, key_heads_, key_, value_, taps_;
+    Run keys_;
+    size_t heads_, key_heads_, key_, value_;
     std::vector<int32_t> key_index_;
     std::vector<float> vectors_[kVectors];
-    RowForms forms_{};
 };
 
 class FfnPlan {

@@ -192,7 +192,30 @@ struct SequenceStates {
     float* write;
 };
 
-// A gated DeltaNet block (tpi/kernels/delta.py).
+// The sequences of a step.
+struct StatesView {
+    const SequenceStates* sequences;
+    size_t count;
+    const uint32_t* of_token;  // [tokens], the sequence of each
+
+    const SequenceStates& of(size_t token) const { return sequences[of_token[token]]; }
+};
+
+// A gated short convolution (tpi/kernels/recurrent/conv.py). A state is the last inputs, [taps - 1, channels].
+struct ConvCall {
+    Matrix v, input, gate, o;
+    Norm norm;
+    size_t channels, taps, tokens, hidden;
+    const float* weights;      // [taps, channels]
+    const float* x;            // [tokens, hidden]
+    const Prepared* prepared;  // x, prepared earlier; or null
+    float* out;                // [tokens, hidden]
+    StatesView states;
+
+    size_t state_values() const { return (taps - 1) * channels; }
+};
+
+// A gated DeltaNet block (tpi/kernels/recurrent/delta.py).
 struct DeltaCall {
     Matrix q, k, v, gate, o;
     Norm norm;                                         // of the input; its eps is that of `out_norm`, too
@@ -205,9 +228,7 @@ struct DeltaCall {
     const float* x;                                    // [tokens, hidden]
     const Prepared* prepared;                          // x, prepared earlier; or null
     float* out;                                        // [tokens, hidden]
-    const SequenceStates* sequences;
-    size_t sequence_count;
-    const uint32_t* of_token;                          // [tokens], the sequence of each
+    StatesView states;
 
     size_t channels() const { return 2 * key_heads * key + heads * value; }
     // Values of the heads' states; the last inputs of the convolution follow them, [taps - 1, channels].

@@ -20,9 +20,9 @@ from tpi.devices.opencl.programs import Program
 from tpi.kernels import Chain
 from tpi.kernels.arithmetic import add_residual, check_data, check_input
 from tpi.kernels.chain import PlainChain
-from tpi.kernels.delta import refused
 from tpi.kernels.heads import attention_in_steps, is_plain, projected_on_host
 from tpi.kernels.mixture import choose, experts_by_ffn, normed_on_host, pieces_by_ffn
+from tpi.kernels.recurrent.states import refused
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -31,7 +31,6 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
-    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
@@ -39,6 +38,7 @@ from tpi.kernels.spec import (
     NormSpec,
     Prepared,
     Projected,
+    RecurrentSpec,
     Residual,
     RouterSpec,
     Routing,
@@ -144,8 +144,8 @@ class OpenClKernels:
             out = self._kept.attention(spec).output(spec, data, self._card.upload(padded), tokens)
             return self._card.download(out, tokens, spec.hidden)
 
-    def delta(self, spec: DeltaSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Raise KernelError: no accelerator computes DeltaNet blocks."""
+    def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
+        """Raise KernelError: no accelerator computes blocks with states."""
         raise refused("OpenCL")
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:

@@ -9,13 +9,11 @@ queries also by `key ** -0.5`. A token then changes the state S, `[key, value]`,
 The block's output is `o` times the RMS norm of `out` (over a head) times SiLU(gate).
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from tpi.errors import KernelError
-from tpi.kernels.arithmetic import check_range, rms_norm, sigmoid
-from tpi.kernels.spec import F32, I32, Batch, DeltaSpec
+from tpi.kernels.arithmetic import rms_norm, sigmoid
+from tpi.kernels.recurrent.states import begin, convolve, sequences
+from tpi.kernels.spec import F32, Batch, DeltaSpec
 
 _EPS = np.float32(1e-6)  # added to the squared length of queries and keys, as in the model's own code
 
@@ -31,13 +29,11 @@ def mix(spec: DeltaSpec, projected: F32, normed: F32, gate: F32, states: F32, ba
         states: one layer of `tpi.kernels.kv.States`.
         batch: the tokens; those of a sequence are neighbours.
     """
-    check_states(spec, states, batch)
     beta = sigmoid(normed @ spec.b.T)
     decay = np.exp(spec.decay * np.logaddexp(np.float32(0), normed @ spec.a.T + spec.decay_bias))
     out = np.empty((len(normed), spec.heads, spec.value), np.float32)
-    for row, tokens in sequences(batch):
-        read, write = (int(slot) for slot in slots(batch)[row])
-        state, before = _begin(spec, states, read)
+    for tokens, read, write in sequences(spec, states, batch):
+        state, before = _split(spec, begin(states, read))
         q, k, v = _convolved(spec, np.concatenate([before, projected[tokens]]))
         for at, token in enumerate(range(tokens.start, tokens.stop)):
             state *= decay[token][:, None, None]
@@ -50,42 +46,8 @@ def mix(spec: DeltaSpec, projected: F32, normed: F32, gate: F32, states: F32, ba
     return np.ascontiguousarray(gated.reshape(len(normed), -1), np.float32)
 
 
-def refused(device: str) -> KernelError:
-    """Return the error for a device without kernels for these blocks."""
-    return KernelError(f"{device} has no kernels for DeltaNet blocks; use --device cpu")
-
-
-def sequences(batch: Batch) -> Iterator[tuple[int, slice]]:
-    """Yield the row of each sequence of the batch, and its tokens."""
-    rows = batch.sequence
-    begins = [at for at in range(len(rows)) if not at or rows[at] != rows[at - 1]]
-    for begin, end in zip(begins, [*begins[1:], len(rows)], strict=False):
-        yield int(rows[begin]), slice(begin, end)
-
-
-def check_states(spec: DeltaSpec, states: F32, batch: Batch) -> None:
-    """Raise KernelError unless the batch's slots exist and `states` fits the heads."""
-    if states.ndim != 2 or states.shape[1] != spec.state_values or states.dtype != np.float32:
-        raise KernelError(f"states must be float32 [slots, {spec.state_values}], not {states.dtype} {states.shape}")
-    pairs = slots(batch)
-    check_range("state", pairs[:, 1], len(states))
-    check_range("state", pairs[:, 0] + 1, len(states) + 1)
-
-
-def slots(batch: Batch) -> I32:
-    """Return the states that each sequence of the batch reads and writes, `[sequences, 2]`.
-
-    Raises:
-        KernelError: if the batch has none.
-    """
-    if batch.states is None:
-        raise KernelError("a batch for recurrent layers needs the states of its sequences")
-    return batch.states
-
-
-def _begin(spec: DeltaSpec, states: F32, slot: int) -> tuple[F32, F32]:
+def _split(spec: DeltaSpec, held: F32) -> tuple[F32, F32]:
     """Return the heads' states `[heads, key, value]` and the last inputs of the convolution, `[taps - 1, channels]`."""
-    held = np.zeros(spec.state_values, np.float32) if slot < 0 else states[slot].copy()
     size = spec.heads * spec.key * spec.value
     return held[:size].reshape(spec.heads, spec.key, spec.value), held[size:].reshape(spec.taps - 1, spec.channels)
 
@@ -93,7 +55,7 @@ def _begin(spec: DeltaSpec, states: F32, slot: int) -> tuple[F32, F32]:
 def _convolved(spec: DeltaSpec, inputs: F32) -> tuple[F32, F32, F32]:
     """Return q, k `[tokens, heads, key]` and v `[tokens, heads, value]` from `[taps - 1 + tokens, channels]` inputs."""
     weights, tokens = np.concatenate([spec.conv_q, spec.conv_k, spec.conv_v]), len(inputs) - spec.taps + 1
-    mixed = _silu(sum(inputs[tap : tap + tokens] * weights[:, tap] for tap in range(spec.taps)))
+    mixed = _silu(convolve(inputs, weights))
     width = spec.key_heads * spec.key
     q, k = (mixed[:, at : at + width].reshape(tokens, spec.key_heads, spec.key) for at in (0, width))
     q, k = (x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + _EPS) for x in (q, k))

@@ -1,0 +1,1 @@
+"""Blocks with a state for each sequence in the reference kernels: gated DeltaNet and gated short convolutions."""

@@ -1,0 +1,102 @@
+"""The static description of blocks that have a state for each sequence, for a kernel (see `tpi.kernels.spec`)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.kernels.normspec import NormSpec
+from tpi.pack.layout import RunLayout
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaSpec:
+    """The value heads of this node in one layer's gated DeltaNet; `tpi.kernels.recurrent.delta` has the formulas.
+
+    Attributes:
+        values: layout of the run with the parts `v`, `gate` (rows) and `o` (columns) of the value heads.
+        keys: layout of the run with the parts `q` and `k` (rows) of the key heads.
+        heads, key_heads: local value heads and key heads.
+        key, value: length of a key, and of a value.
+        taps: tokens that the convolution sees, the token itself included.
+        key_index: `[heads]` int32, the local key head of each local value head.
+        norm: norm of the input; its eps is also that of `out_norm`.
+        a, b: `[heads, hidden]`.
+        decay, decay_bias: `[heads]`; `decay` is negative.
+        conv_q, conv_k: `[key_heads * key, taps]`; conv_v: `[heads * value, taps]`; the last tap is the token's own.
+        out_norm: `[value]`.
+    """
+
+    values: RunLayout
+    keys: RunLayout
+    heads: int
+    key_heads: int
+    key: int
+    value: int
+    taps: int
+    key_index: I32
+    norm: NormSpec
+    a: F32
+    b: F32
+    decay: F32
+    decay_bias: F32
+    conv_q: F32
+    conv_k: F32
+    conv_v: F32
+    out_norm: F32
+
+    @property
+    def hidden(self) -> int:
+        """Number of values of a token's hidden state."""
+        return self.values.hidden
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the convolution: all queries, all keys, all values."""
+        return 2 * self.key_heads * self.key + self.heads * self.value
+
+    @property
+    def state_values(self) -> int:
+        """Number of float32 values of a sequence's state: every head's S, then the last `taps - 1` inputs of the
+        convolution, `[taps - 1, channels]`.
+        """
+        return self.heads * self.key * self.value + (self.taps - 1) * self.channels
+
+
+@dataclass(frozen=True, eq=False)
+class ConvSpec:
+    """The channels of this node in one layer's gated short convolution; `tpi.kernels.recurrent.conv` has the formula.
+
+    Attributes:
+        values: layout of the run with the parts `v`, `input`, `gate` (rows) and `o` (columns); a vector of each part is
+            a channel.
+        channels: local channels; `units * width` of the run may exceed them by padding.
+        norm: norm of the input.
+        weights: `[channels, taps]`; the last tap is the token's own.
+    """
+
+    values: RunLayout
+    channels: int
+    norm: NormSpec
+    weights: F32
+
+    @property
+    def taps(self) -> int:
+        """Number of tokens that the convolution sees, the token itself included."""
+        return self.weights.shape[1]
+
+    @property
+    def hidden(self) -> int:
+        """Number of values of a token's hidden state."""
+        return self.values.hidden
+
+    @property
+    def state_values(self) -> int:
+        """Number of float32 values of a sequence's state: the last inputs, `[taps - 1, channels]`."""
+        return (self.taps - 1) * self.channels
+
+
+RecurrentSpec = DeltaSpec | ConvSpec

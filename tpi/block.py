@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tpi.config import Mixture, ModelConfig
+from tpi.config import RECURRENT, Mixture, ModelConfig
 from tpi.kernels.spec import (
     AttentionSpec,
+    ConvSpec,
     DeltaSpec,
     ExpertPiece,
     ExpertsSpec,
@@ -16,6 +17,7 @@ from tpi.kernels.spec import (
     LatentSpec,
     NormSpec,
     QueryLatentSpec,
+    RecurrentSpec,
     Residual,
     RouterSpec,
     WholeNorms,
@@ -77,7 +79,22 @@ def attention_spec(
     )
 
 
-def delta_spec(
+def recurrent_spec(config: ModelConfig, runs: Sequence[tuple[RunLayout, Range]], vectors: Vectors) -> RecurrentSpec:
+    """Return the spec of some units of a block with states; `runs` has the layout of each run, and the units."""
+    if config.delta is not None:
+        (values, value_units), (keys, key_units) = runs
+        return _delta(config, values, keys, vectors, value_units, key_units)
+    ((values, units),) = runs
+    channels = units.scaled(values.width, config.hidden)
+    return ConvSpec(
+        values=replace(values, units=len(units)),
+        channels=len(channels),
+        norm=_norm(config, vectors),
+        weights=vectors["conv"].reshape(config.hidden, config.conv_taps)[channels.first : channels.last],
+    )
+
+
+def _delta(
     config: ModelConfig, values: RunLayout, keys: RunLayout, vectors: Vectors, value_units: Range, key_units: Range
 ) -> DeltaSpec:
     """Return the spec of some units of a DeltaNet block. The layouts are those of the whole block.
@@ -222,7 +239,7 @@ def _of_pieces(bias: F32 | None, mixture: Mixture, each: int, pieces: Sequence[t
 
 def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual:
     """Return the operations after the sum of a block of this kind: its bias and its norm."""
-    bias = "o.bias" if kind in ("attention", "delta") else "down.bias"
+    bias = "o.bias" if kind == "attention" or kind in RECURRENT else "down.bias"
     weight = vectors.get("post_norm")
     norm = None if weight is None else NormSpec("rms", config.norm_eps, weight)
     return Residual(vectors.get(bias), norm, float(vectors.get("layer_scale", _ONE)[0]))

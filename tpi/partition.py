@@ -42,7 +42,7 @@ class Shard:
     shared: Range = Range(0, 0)  # of shared experts
     experts: Range = Range(0, 0)  # numbers of the routed experts
     expert: Range = Range(0, 0)  # units of each of these experts
-    value: Range = Range(0, 0)  # value heads of recurrent layers
+    value: Range = Range(0, 0)  # value heads, or channels, of recurrent layers
     key: Range = Range(0, 0)  # key heads of recurrent layers
     full_kv: Range = Range(0, 0)  # KV units of layers with heads of their own (`ModelConfig.full_heads`)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 
-from tpi.config import ModelConfig
+from tpi.config import RECURRENT, ModelConfig
 from tpi.net.fields import DIGEST_BYTES
 from tpi.net.messages import Assign, NodeOptions, PeerAddress, PredictorPlan, VectorPlan
-from tpi.pack.layout import BlockKind, RunLayout, RunName
+from tpi.pack.layout import BlockKind, RunLayout, RunName, recurrent_shapes
 from tpi.partition import FFN_UNIT, Range, by_expert
 
 
@@ -51,7 +51,7 @@ class RunUnits:
         return replace(self, units=units, hashes=hashes)
 
 
-HALVES: dict[BlockKind, BlockKind] = {"experts": "ffn", "delta": "attention"}
+HALVES: dict[BlockKind, BlockKind] = {"experts": "ffn"} | dict.fromkeys(RECURRENT, "attention")
 
 
 @dataclass(frozen=True)
@@ -173,15 +173,12 @@ class NodePlan:
     @cached_property
     def state_sizes(self) -> dict[int, int]:
         """The number of float32 values of a sequence's state in each recurrent layer, for this node's heads."""
-        return {block.layer: self._state_size(block) for block in self.blocks if block.kind == "delta"}
+        return {block.layer: self._state_size(block) for block in self.blocks if block.kind in RECURRENT}
 
     def _state_size(self, block: NodeBlock) -> int:
-        delta = self.config.delta
-        assert delta is not None  # a model with such blocks has these settings
-        value, key = block.run("value"), block.run("key")
-        values = len(value.units.scaled(value.layout.width, delta.heads * delta.value))
-        keys = len(key.units.scaled(key.layout.width, delta.key_heads * delta.key))
-        return values * delta.key + (delta.taps - 1) * (2 * keys + values)
+        vectors = {name: shape.vectors or 0 for name, shape in recurrent_shapes(self.config)[block.kind].items()}
+        held = {run.name: len(run.units.scaled(run.layout.width, vectors[run.name])) for run in block.runs}
+        return self.config.state_values(held["value"], held.get("key", 0))
 
     @property
     def neurons(self) -> int:

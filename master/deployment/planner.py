@@ -1,15 +1,16 @@
 """The split of a model over nodes: from units and shares to one `Shard` per rank, and how many requests fit."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tpi.config import ModelConfig
+from tpi.config import RECURRENT, BlockKind, ModelConfig
 from tpi.errors import ModelError, PlanError, UsageError, WeightsError
 from tpi.pack.blockfile import BlockShape
+from tpi.pack.layout import RunLayout, RunName
 from tpi.pack.library.locate import Located, pack_name
 from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard, deal, deal_experts, kv_range
@@ -53,7 +54,7 @@ class Units:
     experts: int = 0  # routed experts of a block
     expert: int = 0  # units of each expert
     shared: int = 0  # units of shared experts, which all tokens use
-    value: int = 0  # units of value heads in recurrent layers
+    value: int = 0  # units of value heads, or of channels, in recurrent layers
     value_heads: int = 1  # value heads of a unit
     key_heads: int = 1  # key heads of a unit
 
@@ -72,7 +73,7 @@ class Units:
             if block.kind != "attention" or not config.has_full_heads(number)
         }
         query, kv = runs["attention", "query"], runs["attention", "kv"]
-        value, key, delta = runs.get(("delta", "value")), runs.get(("delta", "key")), config.delta
+        value, key, delta = _of_recurrent(runs, "value"), _of_recurrent(runs, "key"), config.delta
         dense, routed, shared = (
             runs[name].units if name in runs else 0
             for name in (("ffn", "neuron"), ("experts", "neuron"), ("experts", "shared"))
@@ -113,6 +114,11 @@ def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float] | Spl
         Shard(q, k, n, s, *e, *d)
         for q, k, n, s, e, *d in zip(query, kv, ffn, shared, experts, value, key, full_kv, strict=True)
     ]
+
+
+def _of_recurrent(runs: Mapping[tuple[BlockKind, RunName], RunLayout], name: RunName) -> RunLayout | None:
+    """Return the run `name` of blocks with states, or None if there is none."""
+    return next((run for (kind, run_name), run in runs.items() if kind in RECURRENT and run_name == name), None)
 
 
 def _key_range(config: ModelConfig, units: Units, value: Range) -> Range:

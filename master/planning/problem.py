@@ -10,7 +10,7 @@ from scheduler.model.machine import NodeMachine
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import Workload
 from scheduler.model.sizes import LONGEST_CHUNK
-from tpi.config import ModelConfig
+from tpi.config import RECURRENT, ModelConfig
 from tpi.devices.options import OffloadOptions
 from tpi.errors import UsageError
 from tpi.kernels.kv import KvDtype, pages_for
@@ -97,7 +97,8 @@ def block_bytes(shape: BlockShape) -> int:
 def _layers(shape: ModelShape) -> Iterator[NodeLayer]:
     """Yield the layers of a model, each of which begins with its attention."""
     blocks = [_block(number, each) for number, each in enumerate(shape.blocks)]
-    starts = [number for number, each in enumerate(shape.blocks) if each.kind in ("attention", "delta") or not number]
+    mixers = {"attention", *RECURRENT}
+    starts = [number for number, each in enumerate(shape.blocks) if each.kind in mixers or not number]
     for layer, (first, last) in enumerate(pairwise([*starts, len(blocks)])):
         yield NodeLayer(layer, tuple(replace(block, layer=layer) for block in blocks[first:last]), (0,))
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from tests.support import entries
 from tests.support.segments import compute
-from tpi.block import residual
+from tpi.block import recurrent_spec, residual
+from tpi.config import RECURRENT as RECURRENT_KINDS
 from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
@@ -49,6 +50,7 @@ GEMMA4: dict[str, Any] = {
     "sliding_window": 12, "final_logit_softcapping": 4.0, "hidden_size_per_layer_input": 0,
     "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
+CONV_ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.5,
     "mscale_all_dim": 0.5,
@@ -149,6 +151,13 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
             **SIZES, **DELTA, head_dim=32, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=100,
             shared_expert_intermediate_size=172, mlp_only_layers=[0], norm_topk_prob=True,
         ),
+        "lfm2": lambda: transformers.Lfm2Config(
+            **SIZES, layer_types=["conv", "full_attention"], block_multiple_of=20, rope_parameters=CONV_ROPE,
+        ),
+        "lfm2moe": lambda: transformers.Lfm2MoeConfig(
+            **odd, layer_types=["conv", "full_attention"], conv_L_cache=4, num_experts=5, num_experts_per_tok=2,
+            moe_intermediate_size=100, num_dense_layers=1, routed_scaling_factor=1.5, rope_parameters=CONV_ROPE,
+        ),
         "gptoss": lambda: transformers.GptOssConfig(
             **odd, head_dim=32, num_local_experts=5, num_experts_per_tok=2, sliding_window=12,
             rope_parameters={
@@ -158,7 +167,7 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
-RECURRENT = ("qwen35", "qwen3next", "qwen35moe")
+RECURRENT = ("qwen35", "qwen3next", "qwen35moe", "lfm2", "lfm2moe")
 MIXTURES = (
     "mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss", "deepseek2", "deepseek3", "glm4moelite",
 )  # fmt: skip
@@ -199,7 +208,7 @@ def make_model(
             spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
             parameter.copy_(torch.randn_like(parameter) * spread + (0 if parameter.dim() > 1 else parameter))
         for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
+            if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(torch.rand_like(buffer) * 0.3)
             if buffer_name.endswith("layer_scalar"):
                 buffer.copy_(torch.rand_like(buffer) + 0.2)
@@ -276,12 +285,7 @@ def _table(block: PackBlock) -> tuple[RunLayout, npt.NDArray[np.uint8]]:
 def whole(config: ModelConfig, layer: int, block: PackBlock, pages: KvPages, kernels: Kernels) -> Segment:
     """A block of a pack as one segment; a recurrent one has a single state."""
     runs = [(run, Range(0, run.units)) for run in block.shape.runs]
-    states = np.zeros((1, _state_values(config)), np.float32) if block.kind == "delta" else None
+    states = None
+    if block.kind in RECURRENT_KINDS:
+        states = np.zeros((1, recurrent_spec(config, runs, block.vectors()).state_values), np.float32)
     return open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), pages, states=states)
-
-
-def _state_values(config: ModelConfig) -> int:
-    delta = config.delta
-    assert delta is not None
-    channels = 2 * delta.key_heads * delta.key + delta.heads * delta.value
-    return delta.heads * delta.key * delta.value + (delta.taps - 1) * channels

@@ -22,8 +22,8 @@ def check_model(device: Device, config: ModelConfig) -> None:
     """Raise a PlanError if `device` does not support an operation that `config` needs."""
     if config.value_norm:
         raise PlanError(f"{device.name} does not support normed values ({config.family} models); use --device cpu")
-    if config.delta is not None or config.output_gate:
-        raise PlanError(f"{device.name} does not support DeltaNet layers ({config.family} models); use --device cpu")
+    if any(config.recurrent) or config.output_gate:
+        raise PlanError(f"{device.name} does not support recurrent layers ({config.family} models); use --device cpu")
     limited = isinstance(device.kernels, PlainModels) and device.kernels.plain_models
     if limited and config.activation == "swiglu_clamped":
         raise PlanError(

@@ -4,6 +4,7 @@ Tensor names are templates. `{i}` is the layer, `{e}` the routed expert. After t
 
 - `[q]`, `[k]`, `[v]`, `[gate]`, `[up]`: the rows of that part in a fused tensor.
 - `[shared.gate]`, `[shared.up]`: the rows of that part in a fused tensor of the shared experts.
+- `[first]`, `[second]`, `[third]`: that third of the rows of a tensor with three times the hidden size.
 - `[expert]`: the rows of one expert in a stack of experts.
 - `[expert.gate]`, `[expert.up]`: the rows of that part of one expert, where gate and up are fused.
 - `[expert.even]`, `[expert.odd]`: every other row of one expert.
@@ -88,7 +89,7 @@ class Names:
     prefixes: tuple[str, ...] = ("",)  # common prefixes; the first for which the embedding exists is used
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of whole names of tensors that may go unused
     experts: Mapping[str, str] | None = None  # replaces `ffn` in layers with experts; `shared.` marks shared experts
-    delta: Mapping[str, str] = field(default_factory=dict)  # replaces `attention` in recurrent layers
+    recurrent: Mapping[str, str] = field(default_factory=dict)  # replaces `attention` in recurrent layers
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ _LARGEST = 1e300  # larger whole numbers cannot be converted to float
 _FFN = ("gate", "up", "down")
 _ATTENTION = ("q", "gate", "o", "k", "v", "latent", "q_latent")
 PARTS: Mapping[BlockKind, tuple[str, ...]] = {
-    "attention": _ATTENTION, "delta": ("v", "gate", "o", "q", "k"), "ffn": _FFN, "experts": _FFN
+    "attention": _ATTENTION, "delta": ("v", "gate", "o", "q", "k"), "conv": ("v", "input", "gate", "o"),
+    "ffn": _FFN, "experts": _FFN,
 }  # fmt: skip
 SHARED = "shared."
 _NORMS = ("norm", "post_norm", "q_norm", "k_norm")
@@ -206,6 +208,8 @@ class _Resolver:
             "q": (0, query), "k": (query, query + kv), "v": (query + kv, query + 2 * kv),
             "gate": (0, config.intermediate), "up": (config.intermediate, 2 * config.intermediate),
             "shared.gate": (0, shared), "shared.up": (shared, 2 * shared),
+            "first": (0, config.hidden), "second": (config.hidden, 2 * config.hidden),
+            "third": (2 * config.hidden, 3 * config.hidden),
         }  # fmt: skip
         self._heads = dict.fromkeys(("q", "k"), HeadOrder.from_interleaved(config.head_dim)) if interleaved_rope else {}
 
@@ -221,10 +225,9 @@ class _Resolver:
         )
 
     def mixer(self, names: Names, layer: int) -> BlockRefs:
-        """Return the references of a layer's first block: attention, or DeltaNet in a recurrent layer."""
-        if self._config.is_recurrent(layer):
-            return self.block("delta", names.delta, layer)
-        return self.block("attention", names.attention, layer)
+        """Return the references of a layer's first block: attention, or a block with states in a recurrent layer."""
+        kind = self._config.mixers[layer]
+        return self.block(kind, names.attention if kind == "attention" else names.recurrent, layer)
 
     def feed_forward(self, names: Names, layer: int, dense_layers: Collection[int] | None) -> BlockRefs:
         """Return references to the tensors of a layer's feed-forward block, or of its block of experts."""

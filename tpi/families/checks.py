@@ -16,6 +16,7 @@ _LIMITS = {
     "vocab": 1 << 24,
     "context": 1 << 30,
 }
+_MOST_TAPS = 64
 
 
 def check_config(config: ModelConfig, where: str) -> None:
@@ -36,7 +37,7 @@ def check_config(config: ModelConfig, where: str) -> None:
         check_mixture(config.mixture, where)
     if config.latent is not None:
         check_latent(config.latent, config, where)
-    check_delta(config, where)
+    check_recurrent(config, where)
     tables = (config.inv_freq, config.long_inv_freq, config.local_inv_freq)
     _check_activation(config, where)
     if len(config.windows) not in (0, config.layers) or any(type(w) is not int or w < 0 for w in config.windows):
@@ -109,21 +110,28 @@ def check_mixture(mixture: Mixture, where: str) -> None:
         raise ModelError(f"{where}: scores of experts {mixture.scores!r} times {mixture.scale!r} are not supported")
 
 
-def check_delta(config: ModelConfig, where: str) -> None:
-    """Check that the settings of DeltaNet layers are in range, and are there exactly if such layers are.
+def check_recurrent(config: ModelConfig, where: str) -> None:
+    """Check that the settings of layers with states are in range, and are there exactly if such layers are.
 
     Raises:
         ModelError: if a check fails; the message names the field.
     """
     if len(config.recurrent) not in (0, config.layers) or any(kind not in (0, 1) for kind in config.recurrent):
         raise ModelError(f"{where}: recurrent layers must be 0 or 1 for each layer")
-    if any(config.recurrent) != (config.delta is not None):
+    if any(config.recurrent) != (config.delta is not None or config.conv_taps != 0):
         raise ModelError(f"{where}: its recurrent layers lack their settings")
-    if config.delta is None:
+    if not config.recurrent:
         return
     if all(config.recurrent):
         raise ModelError(f"{where}: models in which no layer has attention are not supported")
-    limits = {"heads": 1 << 12, "key_heads": 1 << 12, "key": 1 << 10, "value": 1 << 10, "taps": 64}
+    if config.delta is None:
+        if type(config.conv_taps) is not int or not 2 <= config.conv_taps <= _MOST_TAPS:
+            raise ModelError(
+                f"{where}: taps of its convolutions are {config.conv_taps!r}; a whole number from 2 to {_MOST_TAPS} is "
+                "expected"
+            )
+        return
+    limits = {"heads": 1 << 12, "key_heads": 1 << 12, "key": 1 << 10, "value": 1 << 10, "taps": _MOST_TAPS}
     for name, limit in limits.items():
         value, least = getattr(config.delta, name), 2 if name == "taps" else 1
         if type(value) is not int or not least <= value <= limit:

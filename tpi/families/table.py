@@ -2,6 +2,7 @@
 
 from tpi.families import settings
 from tpi.families.base import Family, Names
+from tpi.families.conv.table import CONVOLUTIONS
 from tpi.families.delta.table import DELTA
 from tpi.families.dense.table import DENSE
 from tpi.families.expertnames import GGUF_EXPERTS
@@ -162,4 +163,5 @@ FAMILIES = (
     *GEMMA4,
     *DENSE,
     *ROUTED,
+    *CONVOLUTIONS,
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tpi.config import BlockKind as BlockKind
-from tpi.config import Delta, Format, ModelConfig
+from tpi.config import Format, ModelConfig
 from tpi.errors import ModelError
 from tpi.partition import FFN_UNIT
 

@@ -11,7 +11,7 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.checks import check_config
 from tpi.pack.blockfile import BlockShape
-from tpi.pack.layout import BlockKind, RunName, RunShape, attention_shapes, delta_shapes, ffn_units
+from tpi.pack.layout import BlockKind, RunName, RunShape, attention_shapes, ffn_units, recurrent_shapes
 from tpi.partition import FFN_UNIT
 from tpi.sources.files import parse_json
 
@@ -95,7 +95,7 @@ def _check_blocks(manifest: Manifest) -> None:
     config, blocks = manifest.config, manifest.blocks
     neurons = RunShape(config.intermediate, 1, config.hidden)
     runs: dict[BlockKind, dict[RunName, RunShape]]
-    runs = {"attention": {}, "delta": delta_shapes(config), "ffn": {"neuron": neurons}}
+    runs = {"attention": {}, "ffn": {"neuron": neurons}, **recurrent_shapes(config)}
     if (mixture := config.mixture) is not None:
         shared: dict[RunName, RunShape] = {"shared": RunShape(mixture.shared, 1, config.hidden)}
         routed = RunShape(mixture.experts * ffn_units(mixture.width) * FFN_UNIT, 1, config.hidden)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tpi.block import attention_spec, delta_spec, experts_spec, ffn_spec, residual
-from tpi.config import ModelConfig
+from tpi.block import attention_spec, experts_spec, ffn_spec, recurrent_spec, residual
+from tpi.config import RECURRENT, ModelConfig
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
 from tpi.kernels.arithmetic import activate, biased
@@ -95,7 +95,7 @@ def replay(
             x = np.ascontiguousarray(x, np.float32)
             if block.kind == "attention":
                 total = _attend(config, layer, block, x, batch, kernels)
-            elif block.kind == "delta":
+            elif block.kind in RECURRENT:
                 total = _recur(config, block, x, batch, kernels)
             elif block.kind == "ffn":
                 weights = read_ffn(config, block, kernels)
@@ -165,12 +165,11 @@ def _attend(config: ModelConfig, layer: int, block: PackBlock, x: F32, batch: Ba
 
 
 def _recur(config: ModelConfig, block: PackBlock, x: F32, batch: Batch, kernels: Kernels) -> F32:
-    values, keys = block.shape.runs
-    spec = delta_spec(config, values, keys, block.vectors(), Range(0, values.units), Range(0, keys.units))
+    spec = recurrent_spec(config, [(run, Range(0, run.units)) for run in block.shape.runs], block.vectors())
     count = len(batch.tables)
     slots = np.stack([np.full(count, -1, np.int32), np.arange(count, dtype=np.int32)], axis=1)
     data = np.concatenate([_units(block, run) for run in block.shape.runs])
-    return kernels.delta(spec, data, x, np.zeros((count, spec.state_values), np.float32), replace(batch, states=slots))
+    return kernels.recur(spec, data, x, np.zeros((count, spec.state_values), np.float32), replace(batch, states=slots))
 
 
 def _units(block: PackBlock, run: RunLayout) -> U8:

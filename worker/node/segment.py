@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpi.block import Vectors, attention_spec, delta_spec, experts_spec, ffn_spec
+from tpi.block import Vectors, attention_spec, experts_spec, ffn_spec, recurrent_spec
 from tpi.config import ModelConfig
 from tpi.devices.base import Device, Finished, Pending
 from tpi.kernels.heads import apply_norms_and_rope, needs_sums, squares
@@ -22,11 +22,11 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
-    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
+    RecurrentSpec,
     Residual,
 )
 from tpi.pack.layout import GROUP, RunLayout
@@ -155,18 +155,18 @@ class AttentionSegment:
 
 
 @dataclass(frozen=True, eq=False)
-class DeltaSegment:
-    """Value heads of a DeltaNet block and the key heads that they need, with the states of the layer."""
+class RecurrentSegment:
+    """Value heads (with the key heads that they need) or channels of a block with states, and the states."""
 
     device: Device
     launch: Launch
-    spec: DeltaSpec
+    spec: RecurrentSpec
     states: F32  # `[slots, values]`
 
     @property
     def empty(self) -> bool:
-        """True if the segment has no heads."""
-        return self.spec.heads == 0
+        """True if the segment has no units."""
+        return self.spec.values.units == 0
 
     def start(self, phases: Phases, data: Bytes, part: MicroBatch, take: Take) -> Pending[F32] | None:
         """Start the whole computation if `phases` include OUTPUT; it writes the states of the step's sequences."""
@@ -175,10 +175,10 @@ class DeltaSegment:
         if self.empty:
             return _nothing(part)
         spec, kernels, x = self.spec, self.device.kernels, take(self)
-        return self.launch(lambda: kernels.delta(spec, data, x, self.states, part.batch))
+        return self.launch(lambda: kernels.recur(spec, data, x, self.states, part.batch))
 
     def chained(self, data: Bytes, residual: Residual) -> ChainBlock:
-        """Return the heads and their states as a block of a chain."""
+        """Return the units and their states as a block of a chain."""
         return ChainBlock(self.spec, data, residual, states=self.states)
 
 
@@ -272,11 +272,10 @@ def open_segment(
     if runs[-1][0].name == "neuron":
         ((layout, units),) = runs
         return FfnSegment(device, launch, ffn_spec(config, layout, vectors, units))
-    if runs[-1][0].name == "key":
-        (values, value_units), (keys, key_units) = runs
-        spec = delta_spec(config, values, keys, vectors, value_units, key_units)
+    if runs[0][0].name == "value":
+        spec = recurrent_spec(config, runs, vectors)
         assert states is not None  # a recurrent layer has states
-        return DeltaSegment(device, launch, spec, states)
+        return RecurrentSegment(device, launch, spec, states)
     *latents, (query, query_units), (kv, kv_units) = runs
     before = [layout for layout, _ in latents]
     attends = attention_spec(config, layer, query, kv, vectors, query_units, kv_units, before)

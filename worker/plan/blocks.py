@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tpi.config import BlockKind, ModelConfig
 from tpi.errors import ModelError
-from tpi.families.checks import check_delta, check_heads, check_latent, check_mixture
+from tpi.families.checks import check_heads, check_latent, check_mixture, check_recurrent
 from tpi.net.messages import Assign, BlockPlan
 from tpi.pack.layout import WHOLE_RUNS, RunName, RunShape, ffn_units
 from tpi.partition import FFN_UNIT, Range, kv_range
@@ -49,9 +49,10 @@ def has_matching_kv_units(assign: Assign, layer: int, attention: BlockPlan) -> b
 
 
 def holds_key_heads(assign: Assign, block: BlockPlan) -> bool:
-    """Return True if the node's key heads of a DeltaNet block are exactly those of its value heads."""
+    """Return True if the node's key heads of a block with states are exactly those of its value heads."""
     delta = assign.config.delta
-    assert delta is not None  # only models with these settings have such blocks
+    if delta is None:  # a short convolution has no key heads
+        return True
     runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in block.runs}
     (values, wanted), (keys, held) = runs["value"], runs["key"]
     own = Range(wanted.first, wanted.last)
@@ -100,7 +101,7 @@ def settings_fault(config: ModelConfig) -> str | None:
             check_mixture(config.mixture, "it")
         if config.latent is not None:
             check_latent(config.latent, config, "it")
-        check_delta(config, "it")
+        check_recurrent(config, "it")
         check_heads(config, "it")
     except ModelError as error:
         return str(error)

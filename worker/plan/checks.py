@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from allreduce.base import group_names
-from tpi.config import BlockKind, ModelConfig
+from tpi.config import RECURRENT, BlockKind, ModelConfig
 from tpi.errors import PlanError
 from tpi.net.fields import Card
 from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
@@ -21,8 +21,8 @@ from tpi.pack.layout import (
     RunShape,
     attention_parts,
     attention_shapes,
-    delta_shapes,
-    delta_vectors,
+    recurrent_shapes,
+    recurrent_vectors,
 )
 from tpi.partition import FFN_UNIT
 from worker.node_plan import HALVES, node_plan
@@ -99,7 +99,7 @@ def _faults(assign: Assign) -> Iterator[Fault]:
             not all(has_matching_kv_units(assign, number, block) for block in attention),
             f"layer {number} lacks KV heads that its query heads read",
         )
-        recurrent = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "delta"]
+        recurrent = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind in RECURRENT]
         yield _if(bool(recurrent) != assign.config.is_recurrent(number), f"layer {number} is of the wrong kind")
         yield _if(
             not all(holds_key_heads(assign, block) for block in recurrent),
@@ -156,12 +156,10 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     yield _if(len({block.id for block in assign.blocks}) < len(assign.blocks), "it has a block twice")
     neurons = RunShape(config.intermediate, FFN_UNIT, config.hidden)
     runs: dict[BlockKind, Mapping[RunName, RunShape]]
-    runs = {"attention": {}, "ffn": {"neuron": neurons}, **expert_runs(config)}
-    if config.delta is not None:
-        runs["delta"] = delta_shapes(config)
+    runs = {"attention": {}, "ffn": {"neuron": neurons}, **expert_runs(config), **recurrent_shapes(config)}
     gated = "gate up down" if config.gated else "up down"
     attention = {name: " ".join(names) for name, names in attention_parts(config).items()}
-    parts = {**attention, "value": "v gate o", "key": "q k",
+    parts = {**attention, "value": "v gate o" if config.delta else "v input gate o", "key": "q k",
              "neuron": gated, "shared": gated}  # fmt: skip
     kinds = {block.kind for block in assign.blocks}
     halves = {HALVES.get(kind, kind) for kind in kinds}
@@ -192,7 +190,7 @@ def _layer_faults(kinds: Sequence[BlockKind]) -> Iterator[Fault]:
     """Yield what is wrong with a layer's blocks. Only the first may be attention, as KV pages are per layer."""
     yield _outside("the number of a layer's blocks", len(kinds), 1, _MOST_BLOCKS)
     yield _if(
-        not {"attention", "delta"}.isdisjoint(kinds[1:]), "a layer has attention elsewhere than in its first block"
+        not ({"attention"} | RECURRENT).isdisjoint(kinds[1:]), "a layer has attention elsewhere than in its first block"
     )
 
 
@@ -221,14 +219,14 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     }  # fmt: skip
     if block.kind == "experts":
         lengths |= expert_vectors(config)
-    wanted = delta_vectors(config.delta, config.hidden) if block.kind == "delta" and config.delta else {}
+    wanted = recurrent_vectors(config, block.kind)
     lengths |= wanted
     longest = max(*lengths.values(), config.head_dim)
     names = [vector.name for vector in block.vectors]
     lacking = "norm" not in names or (block.kind == "experts" and "router" not in names)
     lacking |= block.kind == "attention" and lacks_latent(config, names)
     lacking |= not wanted.keys() - {"decay", "decay.log"} <= {*names} or (
-        bool(wanted) and "decay" not in {name.removesuffix(".log") for name in names}
+        block.kind == "delta" and "decay" not in {name.removesuffix(".log") for name in names}
     )
     yield _if(len(set(names)) < len(names) or lacking, f"the vectors of a block are {', '.join(names)}")
     for vector in block.vectors:

@@ -17,6 +17,7 @@ from scheduler.model.roofline.forecast import BatchForecast, forecast_batch
 from scheduler.model.roofline.layer import LayerShape, layer_shape
 from scheduler.model.roofline.policy import BatchProblem, BatchWork, PolicyLimits, SumCost
 from scheduler.model.roofline.search import best_policies
+from tpi.config import RECURRENT
 from tpi.text import short_number
 
 _TIMES = 2.0  # factor by which a resource is improved to find its gain
@@ -135,7 +136,7 @@ def _problems(model: HomeModel, dealing: HomeSplit) -> Iterator[BatchProblem]:
 def _layer(model: HomeModel, units: dict[str, int]) -> LayerShape:
     """Return the average shape of a layer on a node that holds `units` of every block."""
     shares, config = _shares(model, units), model.shape.config
-    kinds = {"attention": "heads", "delta": "heads", "ffn": "neurons", "experts": "experts"}
+    kinds = dict.fromkeys(RECURRENT, "heads") | {"attention": "heads", "ffn": "neurons", "experts": "experts"}
     runs = [
         (block.kind, run, round(run.units * shares.get("shared" if run.name == "shared" else kinds[block.kind], 1.0)))
         for block in model.shape.blocks

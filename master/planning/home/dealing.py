@@ -11,6 +11,7 @@ from master.planning.shapes import ModelShape
 from scheduler.model.home.problem import HomeNode, HomeProblem, Members, UnitKind
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import Workload
+from tpi.config import RECURRENT
 from tpi.kernels.kv import KvDtype, vector_bytes
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import WHOLE_RUNS, RunLayout
@@ -91,7 +92,7 @@ class HomeModel:
             layers = [config.at_layer(layer) for layer in config.attention_layers]
             # bytes of keys and values, all layers
             token = sum(2 * vector_bytes(layer.head_dim, kv_dtype) * layer.kv_heads for layer in layers)
-            recurrent = [block for block in blocks if block.kind == "delta"]  # dealt by the same shares
+            recurrent = [block for block in blocks if block.kind in RECURRENT]  # dealt by the same shares
             units = _run(heads[0], "query").units
             nbytes = sum(map(block_bytes, [*heads, *recurrent])) - self.everywhere
             attended = self.request.prompt + self.request.answer / 2

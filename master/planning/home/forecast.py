@@ -10,6 +10,7 @@ from scheduler.model.offload.forecast import OffloadForecast, forecast
 from scheduler.model.offload.memory import MemoryParts, peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import NodeWork, SegmentWork, TableWork
+from tpi.config import RECURRENT
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _member(model: HomeModel, dealing: HomeSplit, rank: int, units: dict[str, in
 def _share(model: HomeModel, units: dict[str, int], master: bool) -> NodeWork:
     """Return the work of a node that holds `units` of every block; the `master` also computes the head."""
     shares = {each.kind: units[each.kind] / each.units for each in model.problem.kinds}
-    kinds = {"attention": "heads", "delta": "heads", "ffn": "neurons", "experts": "experts"}
+    kinds = dict.fromkeys(RECURRENT, "heads") | {"attention": "heads", "ffn": "neurons", "experts": "experts"}
     parts = [shares[kinds[block.kind]] for block in model.shape.blocks]
     segments: Sequence[SegmentWork] = [_cut(each, parts[each.block]) for each in model.whole.work.segments]
     table = model.whole.work.head if master else TableWork()

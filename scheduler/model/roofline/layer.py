@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler.model.machine import Number
-from tpi.config import ModelConfig
+from tpi.config import RECURRENT, ModelConfig
 from tpi.kernels.kv import KvDtype, vector_bytes
 from tpi.pack.layout import BlockKind, RunLayout
 
@@ -98,7 +98,7 @@ def layer_shape(config: ModelConfig, runs: Runs, heads: int, kv_heads: int, kv_d
     for kind, run, units in runs:
         of = (
             "attention"
-            if kind in ("attention", "delta")
+            if kind == "attention" or kind in RECURRENT
             else "routed"
             if kind == "experts" and run.name != "shared"
             else "ffn"

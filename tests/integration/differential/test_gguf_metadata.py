@@ -23,13 +23,12 @@ FURTHER = (
 def test_every_architecture_is_drawn() -> None:
     """Falcon's and Bamboo's are in PowerInfer's files alone, which have no such metadata.
 
-    Those with DeltaNet layers are in tests/unit/pack/test_delta.py, and Gemma 4 is in test_gemma4.py beside it:
-    transformers' own layers are their reference.
+    Those with recurrent layers are in test_delta.py and test_conv.py of tests/unit/pack, and Gemma 4 is in test_gemma4.py
+    beside them: transformers' own layers are their reference.
     """
     architectures = {gguf_expert_draws.ARCHITECTURES.get(name, name) for name in NAMES}
-    assert architectures | {"falcon", "bamboo", "qwen35", "qwen35moe", "qwen3next", "gemma4"} == {
-        family.gguf for family in FAMILIES if family.gguf
-    }
+    own = {"falcon", "bamboo", "qwen35", "qwen35moe", "qwen3next", "gemma4", "lfm2", "lfm2moe"}
+    assert architectures | own == {family.gguf for family in FAMILIES if family.gguf}
 
 
 def test_random_metadata(tmp_path: Path) -> None:

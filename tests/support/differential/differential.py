@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.differential import (
+    conv_draws,
     delta_draws,
     entry_draws,
     expert_draws,
@@ -51,7 +52,9 @@ PLAIN: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 32, "intermediate_size": 40, "ffn_dim": 40, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
     "pad_token_id": 0,
-} | expert_draws.PLAIN | delta_draws.PLAIN | gemma4_draws.PLAIN | entry_draws.PLAIN | nested_draws.PLAIN  # fmt: skip
+}  # fmt: skip
+for own in (expert_draws, delta_draws, gemma4_draws, entry_draws, conv_draws, nested_draws):
+    PLAIN |= own.PLAIN
 VALUES: dict[str, Value] = {
     "vocab_size": one_of(33, 64), "hidden_size": one_of(64, 96), "intermediate_size": one_of(32, 72),
     "ffn_dim": one_of(32, 72), "num_hidden_layers": one_of(1, 3), "num_attention_heads": one_of(2, 8),
@@ -82,7 +85,7 @@ VALUES: dict[str, Value] = {
     "attention_dropout": _RATE, "dropout": _RATE, "layerdrop": _RATE, "resid_pdrop": _RATE, "embd_pdrop": _RATE,
 }  # fmt: skip
 VALUES |= expert_draws.values(one_of) | nested_draws.values(one_of)
-_FURTHER = delta_draws.CHOICES | gemma4_draws.CHOICES | entry_draws.CHOICES
+_FURTHER = delta_draws.CHOICES | gemma4_draws.CHOICES | entry_draws.CHOICES | conv_draws.CHOICES
 VALUES |= {name: one_of(*choices) for name, choices in _FURTHER.items()}
 BAD: dict[str, Value] = {
     "hidden_act": one_of("tanh", "quick_gelu"), "hidden_activation": one_of("tanh", None),
@@ -210,6 +213,7 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
     delta_draws.settle(architecture, found, LAYERS, rng)
     gemma4_draws.settle(architecture, found, LAYERS, rng)
     entry_draws.settle(architecture, found, LAYERS, rng)
+    conv_draws.settle(architecture, found, LAYERS, rng)
     if architecture == "Phi3ForCausalLM" and found.get("rope_parameters"):
         found["rope_parameters"] = phi3_rope(rng)
     if rng.random() < 0.25:
@@ -356,7 +360,7 @@ def _randomise(model: Any, rng: np.random.Generator) -> None:
             else:
                 parameter.add_(values * 0.1)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(torch.from_numpy(rng.random(tuple(buffer.shape), np.float32) * np.float32(0.3)))
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.2 + rng.random())

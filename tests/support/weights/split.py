@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from master.deployment.assignments import held_units
 from master.deployment.planner import deal_shards, units_of
-from tpi.block import delta_spec, residual
-from tpi.config import ModelConfig
+from tpi.block import recurrent_spec, residual
+from tpi.config import RECURRENT, ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
 from tpi.kernels.kv import KvPages, pages_for
@@ -121,10 +121,8 @@ def _segment(
     runs = list(held_units(block.shape, shard, config.mixture.experts if config.mixture else 1))
     data = [block.read_units(run.name, part.first, part.last).reshape(-1) for run, part in runs]
     states = None
-    if block.kind == "delta":
-        (values, value_units), (keys, key_units) = runs
-        spec = delta_spec(config, values, keys, block.vectors(), value_units, key_units)
-        states = np.zeros((1, spec.state_values), np.float32)
+    if block.kind in RECURRENT:
+        states = np.zeros((1, recurrent_spec(config, runs, block.vectors()).state_values), np.float32)
     segment = open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), kv, states=states)
     return segment, np.concatenate(data)
 

@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from tpi.config import SPARSE, Format, ModelConfig
+from tpi.config import RECURRENT, SPARSE, Format, ModelConfig
 from tpi.errors import ModelError
 from tpi.families.base import BlockRefs, Model, Ref
 from tpi.pack.blockfile import BlockShape
@@ -20,13 +20,13 @@ from tpi.pack.layout import (
     RunName,
     attention_parts,
     attention_shapes,
-    delta_shapes,
-    delta_vectors,
     fewest_heads,
     ffn_units,
     is_quantised,
     kv_unit_heads,
     query_unit_heads,
+    recurrent_shapes,
+    recurrent_vectors,
 )
 from tpi.partition import FFN_UNIT
 from tpi.sources.base import Source, find
@@ -36,6 +36,7 @@ DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")
 
 _RUNS: Mapping[BlockKind, Mapping[RunName, tuple[str, ...]]] = {
     "delta": {"value": ("v", "gate", "o"), "key": ("q", "k")},
+    "conv": {"value": ("v", "input", "gate", "o")},
     "ffn": {"neuron": ("gate", "up", "down")},
     "experts": {"shared": ("gate", "up", "down"), "neuron": ("gate", "up", "down")},
 }
@@ -169,9 +170,11 @@ class _Geometry:
         self._config = config
         self._query_heads = query_unit_heads(config, not {"query", "query_up"}.isdisjoint(quantised))
         self._kv_heads = kv_unit_heads(config, "kv" in quantised)
-        if config.delta is not None:
-            self._value_heads = fewest_heads(config.delta.value, GROUP) if "value" in quantised else 1
-            self._key_heads = fewest_heads(config.delta.key, TILE_OUTPUTS) if "key" in quantised else 1
+        self._widths: dict[RunName, int] = {"value": FFN_UNIT}  # of the runs of blocks with states
+        if (delta := config.delta) is not None:
+            value_heads = fewest_heads(delta.value, GROUP) if "value" in quantised else 1
+            key_heads = fewest_heads(delta.key, TILE_OUTPUTS) if "key" in quantised else 1
+            self._widths = {"value": value_heads * delta.value, "key": key_heads * delta.key}
 
     def at_layer(self, layer: int) -> "_Geometry":
         """Return the builder for the blocks of `layer`, whose heads may differ from those of other layers."""
@@ -183,8 +186,8 @@ class _Geometry:
         """Return the recipe of a layer's block; `runs` has the formats of each run's parts."""
         if refs.kind == "attention":
             return self.attention(refs, runs)
-        if refs.kind == "delta":
-            return self.delta(refs, runs)
+        if refs.kind in RECURRENT:
+            return self.recurrent(refs, runs)
         return self.experts(refs, runs) if refs.kind == "experts" else self.ffn(refs, runs["neuron"])
 
     def attention(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
@@ -203,16 +206,13 @@ class _Geometry:
         )
         return BlockRecipe("attention", tuple(made), self._vectors(refs))
 
-    def delta(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
-        """Return the recipe of a DeltaNet block: run value with its value heads, and run key with its key heads."""
-        delta = self._config.delta
-        assert delta is not None
-        widths: dict[RunName, int] = {"value": self._value_heads * delta.value, "key": self._key_heads * delta.key}
+    def recurrent(self, refs: BlockRefs, runs: Mapping[RunName, Mapping[str, Format]]) -> BlockRecipe:
+        """Return the recipe of a block with states: run value with its value heads or channels, run key if any."""
         made = (
-            self._run(name, refs, runs[name], widths[name], shape.vectors or 0)
-            for name, shape in delta_shapes(self._config).items()
+            self._run(name, refs, runs[name], self._widths[name], shape.vectors or 0)
+            for name, shape in recurrent_shapes(self._config)[refs.kind].items()
         )
-        return BlockRecipe("delta", tuple(made), self._vectors(refs))
+        return BlockRecipe(refs.kind, tuple(made), self._vectors(refs))
 
     def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
         """Return the recipe of a feed-forward block, whose one run is called `neuron`.
@@ -267,8 +267,8 @@ class _Geometry:
             "latent.norm": config.kv_hidden, "latent.bias": config.latent_values,
             "q_latent.norm": config.query_rank, "q_latent.bias": config.query_rank,
         }  # fmt: skip
-        if config.delta is not None and refs.kind == "delta":
-            lengths = delta_vectors(config.delta, config.hidden)
+        if refs.kind in RECURRENT:
+            lengths = recurrent_vectors(config, refs.kind)
         if config.mixture is not None and refs.kind == "experts":
             experts, width = config.mixture.experts, config.mixture.width
             lengths = {

@@ -1,0 +1,33 @@
+"""What the fields of families with short convolutions may be in draws."""
+
+import random
+from typing import Any
+
+ARCHITECTURES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
+
+PLAIN: dict[str, Any] = {"conv_L_cache": 3, "block_multiple_of": 8, "num_dense_layers": 1}
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "conv_L_cache": (2, 4, 7), "block_multiple_of": (3, 16), "block_ffn_dim_multiplier": (0.7, 1.3, 2, None),
+    "block_auto_adjust_ff_dim": (True, False, False), "full_attn_idxs": ([0], [1, 2], [], None),
+    "conv_bias": (False, False, True), "num_dense_layers": (0, 2), "use_expert_bias": (True, False),
+}  # fmt: skip
+
+
+def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Random) -> None:
+    """Layers of the kinds that there are, and mostly what is not refused by name."""
+    if architecture not in ARCHITECTURES:
+        return
+    chance = rng.random()
+    if chance < 0.3 and architecture == "Lfm2ForCausalLM":
+        found["layer_types"] = None  # `full_attn_idxs` counts
+    elif chance < 0.97:
+        found["layer_types"] = [rng.choice(["conv", "conv", "full_attention"]) for _ in range(layers)]
+        count = found.get("num_hidden_layers")
+        if rng.random() < 0.97:  # one at least must attend
+            found["layer_types"][rng.randrange(count if isinstance(count, int) else layers)] = "full_attention"
+    if rng.random() < 0.9:
+        found["conv_bias"] = False
+    if rng.random() < 0.1:
+        found["tie_embedding"] = rng.choice([True, False])
+    if rng.random() < 0.1:
+        found["block_ff_dim"] = rng.choice([48, 90])

@@ -1,0 +1,1 @@
+"""Families with gated short convolutions: LFM2."""

@@ -1,0 +1,28 @@
+"""Defaults of config.json for the families with short convolutions, like `tpi.families.huggingface.defaults`."""
+
+from typing import Any
+
+from tpi.families.base import Fields
+from tpi.families.huggingface.defaults import COMMON
+
+_CONV: dict[str, Any] = COMMON | {
+    "vocab_size": 65536, "num_key_value_heads": 8, "max_position_embeddings": 128000, "norm_eps": 1e-5,
+    "rope_theta": 1000000.0, "tie_word_embeddings": True, "conv_bias": False, "conv_L_cache": 3, "layer_types": None,
+}  # fmt: skip
+del _CONV["hidden_act"], _CONV["rms_norm_eps"]
+LFM2 = _CONV | {
+    "hidden_size": 2560, "intermediate_size": 12288, "full_attn_idxs": None, "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+}  # fmt: skip
+LFM2_MOE = _CONV | {
+    "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_dense_layers": 2,
+    "num_experts_per_tok": 4, "num_experts": 32, "use_expert_bias": True, "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+}  # fmt: skip
+
+_OLDER = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+
+
+def renamed(fields: Fields) -> Fields:
+    """Return the fields of a config.json with the names that transformers gives to those of older files."""
+    return {**fields, **{newer: fields[older] for older, newer in _OLDER.items() if older in fields}}

@@ -152,7 +152,7 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
             shared_expert_intermediate_size=172, mlp_only_layers=[0], norm_topk_prob=True,
         ),
         "lfm2": lambda: transformers.Lfm2Config(
-            **SIZES, layer_types=["conv", "full_attention"], block_multiple_of=20, rope_parameters=CONV_ROPE,
+            **SIZES, layer_types=["conv", "full_attention"], block_multiple_of=32, rope_parameters=CONV_ROPE,
         ),
         "lfm2moe": lambda: transformers.Lfm2MoeConfig(
             **odd, layer_types=["conv", "full_attention"], conv_L_cache=4, num_experts=5, num_experts_per_tok=2,

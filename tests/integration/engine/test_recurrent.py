@@ -23,6 +23,7 @@ from worker.plan.checks import check_assign
 TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
 LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 Packs = Callable[..., Pack]
+BOTH = pytest.mark.parametrize("family", ["qwen35", "lfm2"])  # a state of heads, and one of a convolution alone
 GREEDY = Sampler(Sampling(temperature=0))
 
 
@@ -50,19 +51,23 @@ def test_any_split_and_chunk_equals_transformers(
     assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < 2e-4
 
 
-def test_sequences_of_mixed_lengths_keep_their_own_states(tiny_pack: Packs, tmp_path: Path) -> None:
+@BOTH
+def test_sequences_of_mixed_lengths_keep_their_own_states(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     prompts = [LONG[:21], LONG[21:26], LONG[26:60], LONG[60:61]]
 
     def greedy(step: list[list[int]]) -> list[list[int]]:
-        with in_process_engine(tiny_pack("qwen35"), [1, 1], tmp_path, pool=100) as engine:
+        with in_process_engine(tiny_pack(family), [1, 1], tmp_path, pool=100) as engine:
             return together(engine, step, 70)
 
     assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
 
 
 @pytest.mark.parametrize("shares", [[1], [1, 2]])
-def test_a_prompt_continues_from_the_last_kept_state(tiny_pack: Packs, tmp_path: Path, shares: list[float]) -> None:
-    with in_process_engine(tiny_pack("qwen35"), shares, tmp_path, pool=100, chunk=64) as engine:
+@BOTH
+def test_a_prompt_continues_from_the_last_kept_state(
+    family: str, tiny_pack: Packs, tmp_path: Path, shares: list[float]
+) -> None:
+    with in_process_engine(tiny_pack(family), shares, tmp_path, pool=100, chunk=64) as engine:
         made, first = answer(engine, LONG[:60], 20)
         assert first.cached == 0
         further = [*LONG[:60], *made, *TOKENS[:9]]
@@ -71,7 +76,7 @@ def test_a_prompt_continues_from_the_last_kept_state(tiny_pack: Packs, tmp_path:
         other, third = answer(engine, [*LONG[:60], *TOKENS[:20]], 6)
         assert third.cached == 0  # the state after 64 tokens belongs to other tokens
     for prompt, found in ((further, again), ([*LONG[:60], *TOKENS[:20]], other)):
-        with in_process_engine(tiny_pack("qwen35"), shares, tmp_path, pool=100, chunk=64) as engine:
+        with in_process_engine(tiny_pack(family), shares, tmp_path, pool=100, chunk=64) as engine:
             assert answer(engine, prompt, 6)[0] == found
 
 
@@ -84,10 +89,11 @@ def test_a_prompt_in_chunks_keeps_the_states_between_them(tiny_pack: Packs, tmp_
         assert answer(engine, [*LONG[:80], 5, 6, 7], 6)[0] == found
 
 
-def test_preempted_requests_end_as_if_they_were_alone(tiny_pack: Packs, tmp_path: Path) -> None:
+@BOTH
+def test_preempted_requests_end_as_if_they_were_alone(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     """There are too few pages for both, so one of them is computed again."""
     prompts = [LONG[:40], LONG[40:80]]
-    with in_process_engine(tiny_pack("qwen35"), [1, 1], tmp_path, pool=4, chunk=64) as engine:
+    with in_process_engine(tiny_pack(family), [1, 1], tmp_path, pool=4, chunk=64) as engine:
         sequences = [engine.admit(prompt) for prompt in prompts]
         requests = [Request(sequence, GREEDY, 40, lambda sampled: True) for sequence in sequences]
         for request in requests:
@@ -100,12 +106,13 @@ def test_preempted_requests_end_as_if_they_were_alone(tiny_pack: Packs, tmp_path
         assert engine.admission.preempted
         found = [list(sequence.tokens) for sequence in sequences]
     for prompt, tokens in zip(prompts, found, strict=True):
-        with in_process_engine(tiny_pack("qwen35"), [1, 1], tmp_path, pool=4, chunk=64) as engine:
+        with in_process_engine(tiny_pack(family), [1, 1], tmp_path, pool=4, chunk=64) as engine:
             assert tokens == [*prompt, *answer(engine, prompt, 40)[0]]
 
 
-def test_a_truncated_sequence_goes_back_to_a_kept_state(tiny_pack: Packs, tmp_path: Path) -> None:
-    with in_process_engine(tiny_pack("qwen35"), [1], tmp_path, pool=100, chunk=32) as engine:
+@BOTH
+def test_a_truncated_sequence_goes_back_to_a_kept_state(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
+    with in_process_engine(tiny_pack(family), [1], tmp_path, pool=100, chunk=32) as engine:
         sequence = engine.admit(LONG[:90])
         list(generate(engine, sequence, GREEDY, 3))
         sequence.truncate(engine.deployment.pages, 50)
@@ -114,8 +121,9 @@ def test_a_truncated_sequence_goes_back_to_a_kept_state(tiny_pack: Packs, tmp_pa
         assert made == answer(engine, LONG[:50], 6)[0]
 
 
-def test_a_new_deployment_computes_the_states_again(tiny_pack: Packs, tmp_path: Path) -> None:
-    pack = tiny_pack("qwen35")
+@BOTH
+def test_a_new_deployment_computes_the_states_again(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
+    pack = tiny_pack(family)
     with in_process_engine(pack, [1, 1], tmp_path) as engine, in_process_engine(pack, [1], tmp_path) as other:
         sequence = engine.admit(LONG[:40])
         begun = [sampled.token for sampled in generate(engine, sequence, GREEDY, 5)]
@@ -125,9 +133,10 @@ def test_a_new_deployment_computes_the_states_again(tiny_pack: Packs, tmp_path: 
     assert [*begun, *rest] == whole
 
 
-def test_a_worker_with_a_card_takes_its_part(tiny_pack: Packs) -> None:
+@BOTH
+def test_a_worker_with_a_card_takes_its_part(family: str, tiny_pack: Packs) -> None:
     """Its card is left out, so the master must not refuse the plan for it."""
-    pack, peers = tiny_pack("qwen35"), [PeerAddress(rank, f"node {rank}", "here:1") for rank in range(2)]
+    pack, peers = tiny_pack(family), [PeerAddress(rank, f"node {rank}", "here:1") for rank in range(2)]
     options = NodeOptions(128, 16, "f32", 16, memory=1 << 30)
     assigned = assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1]), peers, options, 1, 1)
     check_assign(assigned[1], Card("card", 8 << 30, "auto", "auto", "auto", 0))

@@ -7,7 +7,7 @@ ARCHITECTURES = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 
 PLAIN: dict[str, Any] = {"conv_L_cache": 3, "block_multiple_of": 8, "num_dense_layers": 1}
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "conv_L_cache": (2, 4, 7), "block_multiple_of": (3, 16), "block_ffn_dim_multiplier": (0.7, 1.3, 2, None),
+    "conv_L_cache": (2, 4, 7), "block_multiple_of": (3, 16), "block_ffn_dim_multiplier": (0.7, 1.3, 2),
     "block_auto_adjust_ff_dim": (True, False, False), "full_attn_idxs": ([0], [1, 2], [], None),
     "conv_bias": (False, False, True), "num_dense_layers": (0, 2), "use_expert_bias": (True, False),
 }  # fmt: skip

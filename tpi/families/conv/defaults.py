@@ -1,5 +1,6 @@
 """Defaults of config.json for the families with short convolutions, like `tpi.families.huggingface.defaults`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tpi.families.base import Fields
@@ -20,9 +21,17 @@ LFM2_MOE = _CONV | {
     "norm_topk_prob": True,
 }  # fmt: skip
 
-_OLDER = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+
+def older_dense(fields: Fields) -> Fields:
+    """Return the fields of LFM2's config.json, in which names of older files have become those of transformers."""
+    return _renamed(fields, {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"})
 
 
-def renamed(fields: Fields) -> Fields:
-    """Return the fields of a config.json with the names that transformers gives to those of older files."""
-    return {**fields, **{newer: fields[older] for older, newer in _OLDER.items() if older in fields}}
+def older_experts(fields: Fields) -> Fields:
+    """Return the same for LFM2 with experts."""
+    return _renamed(fields, {"tie_embedding": "tie_word_embeddings"})
+
+
+def _renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
+    kept = {name: value for name, value in fields.items() if name not in names}
+    return kept | {names[name]: value for name, value in fields.items() if name in names}

@@ -28,7 +28,7 @@ CONVOLUTIONS = (
         names=replace(llama_names(ATTENTION, FFN), recurrent=CONV, final=FINAL),
         defaults=defaults.LFM2,
         settings=settings.dense,
-        flatten=defaults.renamed,
+        flatten=defaults.older_dense,
     ),
     Family(
         "lfm2moe",
@@ -43,7 +43,7 @@ CONVOLUTIONS = (
         names=replace(llama_names(ATTENTION, FFN, EXPERTS), recurrent=CONV, final=FINAL),
         defaults=defaults.LFM2_MOE,
         settings=settings.experts,
-        flatten=defaults.renamed,
+        flatten=defaults.older_experts,
         dense_layers=settings.dense_layers,
     ),
 )

@@ -51,7 +51,7 @@ class RunUnits:
         return replace(self, units=units, hashes=hashes)
 
 
-HALVES: dict[BlockKind, BlockKind] = {"experts": "ffn"} | dict.fromkeys(RECURRENT, "attention")
+HALVES: dict[BlockKind, BlockKind] = {"experts": "ffn", "delta": "attention", "conv": "attention"}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Models with recurrent layers in the engine: any split, any cut of a prompt, and states that are found again."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from master.generation.engine import Engine
 from master.generation.request import Request
 from master.generation.sequence import Sequence
 from master.vocabulary.sampler import Sampler, Sampling
-from tests.support.cluster.inprocess import in_process_engine
+from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.generating import generate, together
 from tests.support.models import RECURRENT, VOCAB, TinyModel, reference_logits
 from tpi.net.fields import Card
@@ -131,6 +132,17 @@ def test_a_new_deployment_computes_the_states_again(family: str, tiny_pack: Pack
         rest = [sampled.token for sampled in generate(engine, sequence, GREEDY, 5)]
         whole = answer(other, LONG[:40], 10)[0]
     assert [*begun, *rest] == whole
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_three_nodes_that_stream_equal_transformers(
+    family: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Packs, tmp_path: Path
+) -> None:
+    """The paper's window streams every block: the weights of a block are read again for each step."""
+    made = in_process_deployment(tiny_pack(family), [3, 2, 1], tmp_path, scheduler="window", window=1)
+    with closing(made) as deployment:
+        logits = Engine(deployment).logits(TOKENS)
+    assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < 2e-4
 
 
 @BOTH

@@ -86,7 +86,7 @@ class ConvSpec:
     @property
     def taps(self) -> int:
         """Number of tokens that the convolution sees, the token itself included."""
-        return self.weights.shape[1]
+        return int(self.weights.shape[1])
 
     @property
     def hidden(self) -> int:

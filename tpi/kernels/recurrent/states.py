@@ -1,4 +1,4 @@
-"""What the reference kernels of all blocks with states share: the states of a step, and the convolution over time."""
+"""The states of a step and the convolution over time, which the reference kernels of all blocks with states share."""
 
 from collections.abc import Iterator
 

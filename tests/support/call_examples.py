@@ -100,7 +100,7 @@ EXAMPLES: dict[str, str] = {
         '<|tool_call>call:note{text:<|"|>7\n\'two\' "é"<|"|>,more:{a:[1,<|"|>b<|"|>]},keep:true}<tool_call|>'
     ),
     "LFM2": f"<|tool_call_start|>[{', '.join(_PYTHON)}]<|tool_call_end|>",
-    "OLMo 3": "<function_calls>\n{}\n{}\n</function_calls>".format(*_PYTHON),
+    "OLMo 3": "<function_calls>{}\n{}</function_calls>".format(*_PYTHON),
     "Mistral": f"[TOOL_CALLS][{', '.join(_OBJECTS)}]",
     "Mistral 2025": f"[TOOL_CALLS]get_weather[ARGS]{_FIRST}[TOOL_CALLS]note[ARGS]{_SECOND}",
     "Hunyuan A13B": f"<tool_calls>[{', '.join(_OBJECTS)}]</tool_calls>",

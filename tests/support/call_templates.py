@@ -16,6 +16,7 @@ OPEN, CLOSE = "{{ '{' }}", "{{ '}' }}"
 
 
 def turns(calls: str) -> str:
+    calls = calls.replace("\n", "{{ '\n' }}")  # the renderer drops line ends after blocks
     return TURNS.replace("CALLS", "{% if m.tool_calls %}" + calls + "{% endif %}")
 
 

@@ -155,9 +155,13 @@ def _tail(family: ToolFamily, tools: Sequence[dict[str, Any]], several: bool, li
 
 
 def _slashed(pattern: str) -> str:
-    """Return a pattern with its slashes escaped, because slashes delimit it in Lark."""
+    """Return a pattern for Lark, where slashes delimit it.
+
+    Its slashes are escaped. Its quotes are spelled by their code, so that only strings have quotes in a grammar.
+    """
     escaped, out = False, []
     for character in pattern:
-        out.append("\\/" if character == "/" and not escaped else character.replace("\n", "\\n"))
+        spelled = {"/": "/" if escaped else "\\/", '"': "x22" if escaped else "\\x22", "\n": "\\n"}
+        out.append(spelled.get(character, character))
         escaped = character == "\\" and not escaped
     return "".join(out)

@@ -114,13 +114,20 @@ class LearntCalls:
             return f"{rule}: {self._literal(marks.quote)} {rule}s {self._literal(end)}\n" + self._until(
                 f"{rule}s", marks.quote
             )
-        root = {"$defs": {"tool": moved(schema, "#/$defs/tool")}}  # what references of the value point into
+        root = {"$defs": {"tool": moved(schema, "#/$defs/tool")}} if _refers(known) else {}
         return f"{rule}: %json {self._json({**moved(known, '#/$defs/tool'), **root})} {self._literal(end)}"
 
     def _literal(self, text: str) -> str:
         """Return a text in the grammar's syntax; an id may be any word."""
         parts = [self._write(part) if part else "" for part in text.split(ANY)]
         return " ID ".join(parts).strip() if text else ""
+
+
+def _refers(schema: Any) -> bool:
+    """Return True if a schema has a reference."""
+    if isinstance(schema, Mapping):
+        return "$ref" in schema or any(map(_refers, schema.values()))
+    return isinstance(schema, list) and any(map(_refers, schema))
 
 
 def moved(schema: Any, place: str) -> Any:

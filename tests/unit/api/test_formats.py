@@ -23,6 +23,8 @@ from master.generation.request import DraftedTokens, Sampled
 from master.text.channels import SPELLED, has_channels
 from master.text.replay import Replay
 from master.text.tokenizer import Message, Tokenizer
+from tests.support import call_examples
+from tests.support.call_examples import EXAMPLES
 from tests.support.call_templates import CONTROLS, TEMPLATES, family, spoken
 from tests.support.models import SPECIAL, VOCAB, write_tokenizer
 
@@ -192,6 +194,7 @@ ANSWERS: list[tuple[dict[str, Any], str, str]] = [
     ({"type": "json_object"}, '{"name": "look", "age": 3, "b": "<tool_call>"}', "[1]"),
     ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, '{"x": 7}', '{"y": 7}'),
     ({"type": "regex", "pattern": "<tool_call>[a-c]{3}"}, "<tool_call>abc", "abc"),
+    ({"type": "regex", "pattern": '"\\d{2}"/'}, '"12"/', "12/"),
 ]
 
 
@@ -277,3 +280,26 @@ def test_the_first_of_calls_at_once_is_taken_without_replay(
     assert [call.name for call in one.calls] == ["look"]
     sent_back: Message = {"role": "assistant", "content": "", "tool_calls": [{"id": one.calls[0].id}]}
     assert one.replay.find([sent_back]) == {}
+
+
+AS_JSON = {  # grammars spell objects and words as JSON
+    "'Rome'": '"Rome"', "{'a': [1, 'b']}": '{"a": [1, "b"]}', "True": "true",
+    '{a:[1,<|"|>b<|"|>]}': '{"a": [1, "b"]}', "[\n    {": "[{", "},\n    {": "}, {", "}\n]": "}]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_several_published_calls_are_allowed_where_a_call_is_required(
+    name: str, model: Callable[[str], Tokenizer]
+) -> None:
+    tokenizer = model(TEMPLATES[name] + "{{ tools }}")
+    tools = [{"type": "function", "function": tool} for tool in call_examples.TOOLS]
+    text = EXAMPLES[name]
+    for own, spelled in AS_JSON.items():
+        text = text.replace(own, spelled)
+    several = shape_of(tokenizer, tools=tools, tool_choice="required")
+    single = shape_of(tokenizer, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    assert allowed(tokenizer, several, text)
+    assert not allowed(tokenizer, single, text)
+    assert not allowed(tokenizer, several, f"I look.{text}")
+    assert not allowed(tokenizer, several, text.replace("get_weather", "get_time"))

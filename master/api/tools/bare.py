@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from master.api.answers.events import Piece, TextPiece
 from master.api.tools.parser import calls_in
-from master.api.tools.scan import JsonEnd
+from master.api.tools.scan import json_end
 
 PYTHON_TAG = "<|python_tag|>"
 TOOL_CALL, TOOL_CALL_END = "<|tool_call|>", "<|/tool_call|>"  # markers of Phi-4 mini
@@ -58,7 +58,10 @@ class BareParser:
             return None
         if not held.startswith(_BEGINNINGS) or not body.startswith(("{", "[")):
             return self._all_text()
-        length = JsonEnd().feed(body)
+        try:
+            length = json_end(body, 0)
+        except ValueError:
+            return self._all_text()
         if length is None:
             return None
         calls = calls_in(body[:length], self._names)

@@ -7,14 +7,13 @@ from typing import Any
 from master.api.answers.events import Piece, TextPiece, ToolCall
 from master.api.forms import problem_of
 from master.api.tools.parser import calls_in
-from master.api.tools.scan import held_back
+from master.api.tools.scan import held_back, json_end
 from master.api.tools.typed import Literals, More, Never, typed
 from master.text.templates.calls import ANY, KEY, CallMarks, atoms
 
 _NOT_ANY = "<>[]{}|\"'"  # characters that an id or a number does not contain
 _KEY_CHARS = 256  # limit of a key
 _CDATA = ("<![CDATA[", "]]>")
-_WORD = 10  # more letters than an unfinished word or escape of JSON can have
 
 
 class LearntParser:
@@ -279,18 +278,13 @@ class CallReader:
     def _json_end(self, text: str, at: int, last: bool) -> int:
         if at >= len(text) and not last:
             raise More
-        if text[at : at + 1] not in ("{", "["):
-            raise Never
         try:
-            return json.JSONDecoder(strict=False).raw_decode(text, at)[1]
-        except RecursionError:
+            end = json_end(text, at)
+        except ValueError:
             raise Never from None
-        except json.JSONDecodeError as error:
-            # at the end of an unfinished text, or where its unfinished string begins
-            unfinished = error.msg.startswith(("Unterminated", "Invalid")) or len(text) - error.pos < _WORD
-            if last or not unfinished:
-                raise Never from error
-            raise More from error
+        if end is None:
+            raise Never if last else More
+        return end
 
 
 def _skipped(text: str, at: int) -> int:

@@ -1,8 +1,10 @@
 """Search in text that comes in pieces: for markers, and for the end of a JSON value."""
 
+import json
 from collections.abc import Sequence
 
-_OPENING, _CLOSING = "{[", "}]"
+_DECODER = json.JSONDecoder(strict=False)
+_WORD = 10  # more letters than an unfinished word or escape of JSON can have
 
 
 def overlap(text: str, marker: str) -> int:
@@ -18,32 +20,20 @@ def held_back(text: str, markers: Sequence[str]) -> int:
     return max((overlap(text, marker) for marker in markers), default=0)
 
 
-class JsonEnd:
-    """Finds the end of an object or array that comes in pieces. Feed it from the first character of the value."""
+def json_end(text: str, at: int) -> int | None:
+    """Return the end of the JSON object or array that begins at the place `at`; None if its end has not come yet.
 
-    def __init__(self) -> None:
-        self._depth = 0
-        self._quoted = self._escaped = False
-
-    def feed(self, text: str) -> int | None:
-        """Return the number of characters of `text` that belong to the value; None if its end has not come yet."""
-        for index, character in enumerate(text):
-            if self._quoted:
-                self._in_string(character)
-            elif character == '"':
-                self._quoted = True
-            elif character in _OPENING:
-                self._depth += 1
-            elif character in _CLOSING:
-                self._depth -= 1
-                if self._depth <= 0:
-                    return index + 1
-        return None
-
-    def _in_string(self, character: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif character == "\\":
-            self._escaped = True
-        elif character == '"':
-            self._quoted = False
+    Raises:
+        ValueError: if there is none, whatever follows.
+    """
+    if text[at : at + 1] not in ("{", "["):
+        raise ValueError("no object or array")
+    try:
+        return _DECODER.raw_decode(text, at)[1]
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        # at the end of an unfinished text, or where its unfinished string begins
+        if error.msg.startswith(("Unterminated", "Invalid")) or len(text) - error.pos < _WORD:
+            return None
+        raise

@@ -9,6 +9,7 @@ from typing import Any
 _WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
 _BARE = re.compile(r"[^\s,:=\[\]{}()<>\"']+")
 _KEY = re.compile(r"[^\s,:=\[\]{}()<>\"']+")
+_QUOTED = {quote: re.compile(rf"{quote}[^{quote}\\]*(?:\\.[^{quote}\\]*)*{quote}", re.DOTALL) for quote in "\"'"}
 _DEPTH = 32  # limit of nested values
 
 
@@ -162,14 +163,11 @@ def _blank(text: str, at: int) -> int:
 
 def _string(text: str, at: int) -> tuple[str, int]:
     """Return a quoted string and its end."""
-    end = at + 1
-    while end < len(text) and text[end] != text[at]:
-        end += 2 if text[end] == "\\" else 1
-    if end >= len(text):
+    found = _QUOTED[text[at]].match(text, at)
+    if found is None:
         raise More
-    spelled = text[at : end + 1]
-    value = _read_string(spelled)
-    return (spelled[1:-1] if value is None else value), end + 1
+    value = _read_string(found[0])
+    return (found[0][1:-1] if value is None else value), found.end()
 
 
 def _read_string(spelled: str) -> str | None:

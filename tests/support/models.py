@@ -154,6 +154,10 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
         "lfm2": lambda: transformers.Lfm2Config(
             **SIZES, layer_types=["conv", "full_attention"], block_multiple_of=32, rope_parameters=CONV_ROPE,
         ),
+        "lfm3": lambda: transformers.Lfm3Config(
+            **SIZES | {"num_hidden_layers": 3}, head_dim=16, sliding_window=12,
+            layer_types=["conv", "full_attention", "sliding_attention"],
+        ),
         "lfm2moe": lambda: transformers.Lfm2MoeConfig(
             **odd, layer_types=["conv", "full_attention"], conv_L_cache=4, num_experts=5, num_experts_per_tok=2,
             moe_intermediate_size=100, num_dense_layers=1, routed_scaling_factor=1.5, rope_parameters=CONV_ROPE,
@@ -167,7 +171,7 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
-RECURRENT = ("qwen35", "qwen3next", "qwen35moe", "lfm2", "lfm2moe")
+RECURRENT = ("qwen35", "qwen3next", "qwen35moe", "lfm2", "lfm2moe", "lfm3")
 MIXTURES = (
     "mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss", "deepseek2", "deepseek3", "glm4moelite",
 )  # fmt: skip

@@ -275,7 +275,8 @@ class _Resolver:
         """Return the first alternative of a template whose tensor exists, or else the first of all."""
         first, *others = template.split("|")
         for text in (first, *others) if others else ():
-            if self._has(self._prefix + text.partition("[")[0].format(i=layer, e=expert)):
+            name = text.partition("?")[0].partition("[")[0]
+            if self._has(self._prefix + name.format(i=layer, e=expert)):
                 return text
         return first
 

@@ -1,1 +1,1 @@
-"""Families with gated short convolutions: LFM2."""
+"""Families with gated short convolutions: LFM2 and LFM3."""

@@ -20,6 +20,11 @@ LFM2_MOE = _CONV | {
     "num_experts_per_tok": 4, "num_experts": 32, "use_expert_bias": True, "routed_scaling_factor": 1.0,
     "norm_topk_prob": True,
 }  # fmt: skip
+LFM3 = _CONV | {
+    "vocab_size": 128000, "hidden_size": 2048, "intermediate_size": 7680, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "conv_L_cache": 7, "sliding_window": 256,
+    "use_sandwich_norm": True, "use_attention_gate": True, "attention_bias": False,
+}  # fmt: skip
 
 
 def older_dense(fields: Fields) -> Fields:
@@ -30,6 +35,11 @@ def older_dense(fields: Fields) -> Fields:
 def older_experts(fields: Fields) -> Fields:
     """Return the same for LFM2 with experts."""
     return _renamed(fields, {"tie_embedding": "tie_word_embeddings"})
+
+
+def lfm3(fields: Fields) -> Fields:
+    """Return the fields of LFM3's config.json with the epsilon of its norms under its own name."""
+    return _renamed(fields, {"rms_norm_eps": "norm_eps"})
 
 
 def _renamed(fields: Fields, names: Mapping[str, str]) -> Fields:

@@ -1,7 +1,7 @@
 """Tensor names of the families with short convolutions, in Hugging Face directories and in GGUF files."""
 
 from tpi.families.expertnames import GGUF_EXPERTS
-from tpi.families.names import GGUF_ATTENTION, GGUF_HEAD_NORMS
+from tpi.families.names import GGUF_ATTENTION, GGUF_HEAD_NORMS, QWEN3_ATTENTION
 
 # A fused tensor has the rows of the input gate, of the output gate, and of the values.
 _THIRDS = {"input": "first", "gate": "second", "v": "third"}
@@ -36,6 +36,14 @@ EXPERTS = (
     }
 )
 FINAL = {"norm": "embedding_norm.weight"}
+_MIXER_NORMS = _NORM | {"post_norm": "layers.{i}.post_operator_norm.weight?use_sandwich_norm"}
+LFM3_CONV = CONV | _MIXER_NORMS
+LFM3_ATTENTION = (
+    QWEN3_ATTENTION
+    | _MIXER_NORMS
+    | {"gate": "|".join(f"layers.{{i}}.self_attn.{name}.weight?use_attention_gate" for name in ("gate_proj", "g_proj"))}
+)
+LFM3_FFN = FFN | {"post_norm": "layers.{i}.post_ffn_norm.weight?use_sandwich_norm"}
 
 GGUF_CONV = _block(
     "blk.{i}.attn_norm.weight",

@@ -14,6 +14,9 @@ from tpi.families.conv.names import (
     GGUF_CONV_ATTENTION,
     GGUF_CONV_EXPERTS,
     GGUF_FINAL,
+    LFM3_ATTENTION,
+    LFM3_CONV,
+    LFM3_FFN,
 )
 from tpi.families.names import GGUF_FFN
 from tpi.families.sharednames import gguf_names, llama_names
@@ -45,5 +48,14 @@ CONVOLUTIONS = (
         settings=settings.experts,
         flatten=defaults.older_experts,
         dense_layers=settings.dense_layers,
+    ),
+    Family(
+        "lfm3",
+        architectures=("Lfm3ForCausalLM",),
+        names=replace(llama_names(LFM3_ATTENTION, LFM3_FFN), recurrent=LFM3_CONV, final=FINAL),
+        defaults=defaults.LFM3,
+        settings=settings.lfm3,
+        flatten=defaults.lfm3,
+        adapt_refs=settings.adapt_lfm3_refs,
     ),
 )

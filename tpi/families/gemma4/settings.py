@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tpi.config import FullHeads
 from tpi.errors import ModelError
 from tpi.families.base import BlockRefs, Fields, Model, Ref, activation, float_field, int_field, size_field
 from tpi.families.gemma4.defaults import LAYERS
-from tpi.families.rope import Rope, frequencies, plain, scaled
+from tpi.families.huggingface.rope import of_kind
+from tpi.families.rope import Rope
 from tpi.families.settings import bool_field, head_size, layer_range, sliding_layers
 
 _PERIOD = 6  # without `layer_types`, the last of so many layers has full attention
@@ -58,7 +57,7 @@ def gemma4(fields: Fields) -> dict[str, Any]:
     sizes = {"sliding_attention": heads["head_dim"], "full_attention": heads["head_dim"]}
     if heads.get("full_heads"):
         sizes["full_attention"] = heads["full_heads"].head_dim
-    ropes = {kind: _rope(fields, kind, sizes[kind]) for kind in {*kinds}}
+    ropes = {kind: of_kind(fields, kind, sizes[kind], _ROPES) for kind in {*kinds}}
     full, local = (ropes.get(kind, Rope(())) for kind in ("full_attention", "sliding_attention"))
     return heads | {
         "activation": activation(fields["hidden_activation"]),
@@ -140,35 +139,3 @@ def _overrides(fields: Fields, sliding: Sequence[bool]) -> list[dict[str, Any]]:
     if names or unknown:
         raise ModelError(f"per_layer_config has {', '.join(sorted(names | unknown))[:80]}, which is not supported")
     return [dict(given.get(str(layer), {})) for layer in range(len(sliding))]
-
-
-def _rope(fields: Fields, kind: str, head_dim: int) -> Rope:
-    """Return the rotary frequencies of the layers of `kind`, whose heads have `head_dim` values.
-
-    Proportional RoPE rotates the first pairs of a head, with frequencies as if it rotated all of them.
-
-    Raises:
-        ModelError: if `rope_parameters` lacks the kind, or its scaling is not supported.
-    """
-    every = fields["rope_parameters"]
-    given = (_ROPES if every is None else every).get(kind) if isinstance(every, dict | None) else None
-    if not isinstance(given, dict):
-        raise ModelError(f"rope_parameters has no object for {kind} layers")
-    found = {"rope_theta": fields["rope_theta"]} | given
-    found.pop("truncate", None)  # transformers does not look for it inside the objects of the kinds
-    if fields["partial_rotary_factor"] is not None:
-        found.setdefault("partial_rotary_factor", fields["partial_rotary_factor"])
-    theta, context = float_field(found, "rope_theta"), size_field(fields, "max_position_embeddings")
-    name, share = found.get("rope_type", found.get("type", "default")), found.get("partial_rotary_factor")
-    if name == "proportional":
-        turned = int(float_field(found, "partial_rotary_factor", 1.0) * head_dim // 2)
-        factor = float_field(found, "factor", 1.0)
-        if not 0 <= 2 * turned <= head_dim or not factor > 0:
-            raise ModelError(f"proportional rope of {turned} pairs with a factor of {factor} is not possible")
-        base = frequencies(theta, head_dim) / np.float32(factor)
-        return plain(np.where(np.arange(len(base)) < turned, base, np.float32(0)))
-    if share not in (None, 1) and name != "default":
-        raise ModelError(f"partial_rotary_factor {share} with rope scaling {name!r} is not possible for this family")
-    if name == "longrope":
-        raise ModelError("rope scaling 'longrope' is not supported for this family")
-    return scaled(name, frequencies(theta, head_dim), theta, found, context)

@@ -7,9 +7,11 @@ precedence even over the value in an object.
 
 from typing import Any
 
+import numpy as np
+
 from tpi.errors import ModelError
-from tpi.families.base import Fields, float_field
-from tpi.families.rope import Rope, frequencies, scaled
+from tpi.families.base import Fields, float_field, size_field
+from tpi.families.rope import Rope, frequencies, plain, scaled
 
 _SCALED = ("llama3", "yarn", "longrope")  # kinds of scaling that have an original context
 
@@ -53,6 +55,39 @@ def per_kind(fields: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
         found.pop("truncate", None)  # transformers does not look for it inside the objects of the kinds
         ropes.append(_resolve(found, fields, head_dim, context, False))
     return ropes[0], ropes[1]
+
+
+def of_kind(fields: Fields, kind: str, head_dim: int, otherwise: Fields) -> Rope:
+    """Return the rotary frequencies of the layers of `kind`, whose heads have `head_dim` values.
+
+    `rope_parameters` has an object for each kind of layers; `otherwise` is used if it is null.
+    Proportional RoPE rotates the first pairs of a head, with frequencies as if it rotated all of them.
+
+    Raises:
+        ModelError: if `rope_parameters` lacks the kind, or its scaling is not supported.
+    """
+    every = fields["rope_parameters"]
+    given = (otherwise if every is None else every).get(kind) if isinstance(every, dict | None) else None
+    if not isinstance(given, dict):
+        raise ModelError(f"rope_parameters has no object for {kind} layers")
+    found = {"rope_theta": fields["rope_theta"]} | given
+    found.pop("truncate", None)  # transformers does not look for it inside the objects of the kinds
+    if fields["partial_rotary_factor"] is not None:
+        found.setdefault("partial_rotary_factor", fields["partial_rotary_factor"])
+    theta, context = float_field(found, "rope_theta"), size_field(fields, "max_position_embeddings")
+    name, share = found.get("rope_type", found.get("type", "default")), found.get("partial_rotary_factor")
+    if name == "proportional":
+        turned = int(float_field(found, "partial_rotary_factor", 1.0) * head_dim // 2)
+        factor = float_field(found, "factor", 1.0)
+        if not 0 <= 2 * turned <= head_dim or not factor > 0:
+            raise ModelError(f"proportional rope of {turned} pairs with a factor of {factor} is not possible")
+        base = frequencies(theta, head_dim) / np.float32(factor)
+        return plain(np.where(np.arange(len(base)) < turned, base, np.float32(0)))
+    if share not in (None, 1) and name != "default":
+        raise ModelError(f"partial_rotary_factor {share} with rope scaling {name!r} is not possible for this family")
+    if name == "longrope":
+        raise ModelError("rope scaling 'longrope' is not supported for this family")
+    return scaled(name, frequencies(theta, head_dim), theta, found, context)
 
 
 def scaling(fields: Fields) -> Fields:

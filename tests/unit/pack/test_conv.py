@@ -83,3 +83,27 @@ def test_unsupported_settings_are_named(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         open_source(rewritten(tiny_model(family), tmp_path, changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv_bias": True}, "conv_bias is true"),
+        ({"layer_types": ["conv", "chunked_attention", "conv"]}, "conv, full_attention or sliding_attention"),
+        ({"layer_types": ["conv", "full_attention"]}, "2 entries for 3 layers"),
+        ({"use_attention_gate": 1}, "use_attention_gate"),
+        ({"rope_parameters": {"full_attention": {}}}, "no object for sliding_attention"),
+    ],
+)
+def test_unsupported_settings_of_lfm3_are_named(
+    changes: dict[str, Any], message: str, tiny_model: Models, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        open_source(rewritten(tiny_model("lfm3"), tmp_path, changes))
+
+
+def test_without_gate_and_sandwich_norms(tiny_model: Models, tmp_path: Path) -> None:
+    """A file with their tensors is refused by their names, since its answers would be wrong without them."""
+    changes = {"use_attention_gate": False, "use_sandwich_norm": False}
+    with pytest.raises(ModelError, match="has tensors that lfm3 models do not have"):
+        pack_model(open_source(rewritten(tiny_model("lfm3"), tmp_path, changes)), "f32", tmp_path / "pack")

@@ -70,6 +70,8 @@ def attention_spec(
         softcap=config.attention_softcap,
         window=config.window(layer),
         clip=config.attention_clip,
+        growth=config.query_growth,
+        growth_tokens=config.original_context,
         whole=_whole_norms(config, vectors, heads, kv_heads),
         sinks=_cut(vectors.get("sinks"), heads, 1),
         latent=_latent(config, found["latent"], vectors, bool(len(query_units))) if found else None,

@@ -120,6 +120,7 @@ class ModelConfig:
     parallel: bool = False  # all blocks of a layer read the layer's input, and share one sum (Falcon)
     rope_kinds: tuple[int, ...] = ()  # per layer 0: no RoPE, 1: `inv_freq`, 2: `local_inv_freq`; empty: all 1
     whole_norms: bool = False  # queries and keys are normed over all heads at once (OLMoE)
+    query_growth: float = 0.0  # queries are multiplied by 1 + this * ln(1 + position // original_context) (Ministral 3)
     attention_clip: float = 0.0  # limit of the magnitude of queries, keys and values, before RoPE; 0: no limit
     mixture: Mixture | None = None  # settings of blocks of kind `experts`; None: there are none
     latent: Latent | None = None  # latent attention; None: keys and values come from the block's input

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-DENSE = ("gemma", "arcee", "seedoss", "ernie45")
+DENSE = ("gemma", "arcee", "seedoss", "ernie45", "ministral3")
 ROUTED = ("glm4moe", "minimaxm2", "ernie45moe", "granitemoeshared", "granitehybrid")
 ENTRIES = (*DENSE, *ROUTED)
 _GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.22,
@@ -21,6 +21,12 @@ def configs(sizes: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
         "arcee": lambda: transformers.ArceeConfig(**odd, mlp_bias=True),
         "seedoss": lambda: transformers.SeedOssConfig(**sizes, head_dim=32, attention_out_bias=True, mlp_bias=True),
         "ernie45": lambda: transformers.Ernie4_5Config(**sizes, head_dim=32, use_bias=True, tie_word_embeddings=False),
+        "ministral3": lambda: transformers.Ministral3Config(
+            **sizes, head_dim=32, rope_parameters={
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0,
+            },
+        ),
         "glm4moe": lambda: transformers.Glm4MoeConfig(
             **sizes, **half, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=100, n_shared_experts=2,
             routed_scaling_factor=1.5, use_qk_norm=True, attention_bias=True, n_group=2,

@@ -45,7 +45,9 @@ def check_config(config: ModelConfig, where: str) -> None:
     check_heads(config, where)
     if type(config.original_context) is not int or not 0 <= config.original_context <= _LIMITS["context"]:
         raise ModelError(f"{where}: original_context is {config.original_context!r}; a whole number is expected")
-    numbers = [config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
+    if config.query_growth and not config.original_context:
+        raise ModelError(f"{where}: queries grow with the position, but its original context is not known")
+    numbers = [config.query_growth, config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
                config.embed_scale, config.logit_scale, config.attention_softcap, config.logit_softcap,
                config.activation_threshold, config.activation_slope, config.attention_clip,
                *(value for table in tables for value in table)]  # fmt: skip

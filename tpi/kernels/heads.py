@@ -34,7 +34,7 @@ def refuse_sums(spec: AttentionSpec) -> None:
 
 def is_plain(spec: AttentionSpec) -> bool:
     """Return True if heads need only biases, norms of queries and keys, and RoPE, which all kernels support."""
-    return spec.whole is None and not spec.clip and spec.v_norm is None
+    return spec.whole is None and not spec.clip and spec.v_norm is None and not spec.growth
 
 
 def without_norms(spec: AttentionSpec) -> AttentionSpec:
@@ -46,7 +46,7 @@ def without_norms(spec: AttentionSpec) -> AttentionSpec:
     if found is None:
         none = np.empty(0, np.float32)
         found = vars(spec)[_RAW] = replace(
-            spec, q_norm=None, k_norm=None, v_norm=None, inv_freq=none, clip=0.0, whole=None
+            spec, q_norm=None, k_norm=None, v_norm=None, inv_freq=none, clip=0.0, growth=0.0, whole=None
         )
     return found
 
@@ -87,6 +87,9 @@ def apply_norms_and_rope(
     if spec.clip:
         queries, keys, values = (np.clip(heads, -spec.clip, spec.clip) for heads in (queries, keys, values))
     queries, keys = (rope(spec, heads, positions) for heads in (queries, keys))
+    if spec.growth:
+        steps = (1 + positions // spec.growth_tokens).astype(np.float32)
+        queries = queries * (1 + np.float32(spec.growth) * np.log(steps))[:, None, None]
     queries, keys, values = (np.ascontiguousarray(heads, np.float32) for heads in (queries, keys, values))
     return Projected(queries, keys, values, projected.gate)
 

@@ -301,7 +301,16 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
             (spec.heads, spec.kv_heads, spec.head_dim),
             spec.kv_index,
             (spec.q_bias, spec.k_bias, spec.v_bias, q_norm, k_norm, spec.inv_freq, spec.sinks, spec.v_norm),
-            (spec.rope_scale, spec.attention_scale, spec.softcap, spec.window, spec.clip, spec.whole is not None),
+            (
+                spec.rope_scale,
+                spec.attention_scale,
+                spec.softcap,
+                spec.window,
+                spec.clip,
+                spec.whole is not None,
+                spec.growth,
+                spec.growth_tokens,
+            ),
             None if spec.latent is None else _latent(spec.latent),
             None if spec.query_latent is None else _query_latent(spec.query_latent),
         )

@@ -51,6 +51,7 @@ class AttentionSpec:
         attention_scale: factor of q.k; then softcap: `c * tanh(score / c)`, 0 for none.
         window: tokens that a token attends to, itself included; 0 for all.
         clip: largest magnitude of queries, keys and values, before RoPE; 0 for no limit.
+        growth, growth_tokens: queries are multiplied by `1 + growth * ln(1 + position // growth_tokens)` (Ministral 3).
         whole: norms of all heads at once, in place of `q_norm` and `k_norm`.
         sinks: `[heads]` or None: a score of each head that takes part in its softmax without a value (gpt-oss).
         latent: source of keys and values in place of the block's input, or None.
@@ -84,6 +85,8 @@ class AttentionSpec:
     query_latent: QueryLatentSpec | None = None
     output_gate: bool = False
     v_norm: F32 | None = None
+    growth: float = 0.0
+    growth_tokens: int = 0
 
     @property
     def hidden(self) -> int:

@@ -29,6 +29,11 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
             found["num_local_experts"] = 0
         if not found.get("shared_intermediate_size", 1):
             found["shared_intermediate_size"] = 40
+    if architecture == "Ministral3ForCausalLM":
+        for rope in (found.get(name) for name in ("rope_parameters", "rope_scaling")):
+            if isinstance(rope, dict) and rng.random() < 0.95:
+                rope["llama_4_scaling_beta"] = rng.choice([0.1, 0.5])
+                rope["original_max_position_embeddings"] = rng.choice([4, 8, 16])
     if architecture == "Glm4MoeForCausalLM":
         groups = found.get("n_group")
         found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1

@@ -14,9 +14,9 @@ from tests.support.weights.gguf_models import Array, decoded, encoded
 # Each is drawn as often as every other.
 NAMES = (
     "llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite", "gemma", "arcee", "seed_oss",
-    "ernie4_5", *experts.ARCHITECTURES,
+    "ernie4_5", "mistral3", *experts.ARCHITECTURES,
 )  # fmt: skip
-_UNSLIDING = ("gemma", "arcee", "seed_oss", "ernie4_5")  # which refuse a sliding window
+_UNSLIDING = ("gemma", "arcee", "seed_oss", "ernie4_5", "mistral3")  # which refuse a sliding window
 VOCAB = 40
 Random = np.random.Generator
 
@@ -64,6 +64,9 @@ def draw(random: Random, name: str) -> Draw:
             keys[key] = value(random, sizes)
     if name.startswith("granite") and random.random() < 0.97:
         keys["logit_scale"] = _pick(random, 0.5, 4.0)
+    if name == "mistral3":
+        keys |= {"attention.temperature_scale": _pick(random, 0.0, 0.1, 0.5)}
+        keys |= {"rope.scaling.original_context_length": _pick(random, 2, 4, 16)}
     if name in _UNSLIDING and random.random() < 0.9:
         keys.pop("attention.sliding_window", None)
     keys = _completed(random, sizes, keys)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
-_PAIRS = ("llama", "smollm3", "granite", "arcee", "ernie4_5", "ernie4_5-moe")
+_PAIRS = ("llama", "smollm3", "granite", "arcee", "ernie4_5", "ernie4_5-moe", "mistral3")
 
 
 class Reference:
@@ -80,6 +80,9 @@ class Reference:
 
     def _attention(self, layer: int, x: F64) -> F64:
         q, k, v = self._qkv(layer, self._normed(x, f"blk.{layer}.attn_norm.weight"))
+        if growth := self.get("attention.temperature_scale", 0.0):
+            steps = np.floor(np.arange(len(x)) / self.get("rope.scaling.original_context_length", 0))
+            q = q * (1 + growth * np.log(1 + steps))[:, None, None]
         scores = np.einsum("thd,shd->hts", q, np.repeat(k, self.heads // self.kv_heads, axis=1)) * self._scale()
         scores = self._capped(scores, self.get("attn_logit_softcapping", 50.0) if self.name == "gemma2" else 0)
         distance = np.arange(len(x))[:, None] - np.arange(len(x))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tpi.families.base import Fields
 from tpi.families.huggingface.defaults import COMMON, LLAMA
 
 GEMMA: dict[str, Any] = COMMON | {
@@ -23,3 +24,26 @@ ERNIE: dict[str, Any] = COMMON | {
     "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0, "use_bias": False,
 }  # fmt: skip
+MINISTRAL3: dict[str, Any] = COMMON | {
+    "vocab_size": 131072, "intermediate_size": 14336, "num_hidden_layers": 34, "num_key_value_heads": 8,
+    "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "sliding_window": None,
+    "llama_4_scaling_beta": None,
+}  # fmt: skip
+_MINISTRAL3_ROPE: dict[str, Any] = {
+    "type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+
+
+def ministral3(fields: Fields) -> dict[str, Any]:
+    """Return the fields with `llama_4_scaling_beta` moved out of the object with the parameters of RoPE.
+
+    That object has a default, and may repeat the model's context, which has no effect.
+    """
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    found = fields.get(name)
+    rope = _MINISTRAL3_ROPE if found is None else found
+    if not isinstance(rope, dict):
+        return dict(fields)
+    kept = {key: value for key, value in rope.items() if key not in ("llama_4_scaling_beta", "max_position_embeddings")}
+    return {**fields, name: kept, "llama_4_scaling_beta": rope.get("llama_4_scaling_beta")}

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from tpi.families.base import BlockRefs, Fields, Model, activation, size_field
+from tpi.families.base import BlockRefs, Fields, Model, activation, float_field, int_field, size_field
+from tpi.families.huggingface import rope as hfrope
+from tpi.families.settings import head_size, mistral
 from tpi.sources.heads import HeadOrder
 
 
@@ -24,6 +26,36 @@ def gguf_gemma(fields: Fields) -> dict[str, Any]:
 def arcee(fields: Fields) -> dict[str, Any]:
     """Return Arcee's fields: squared ReLU, without a gate."""
     return {"gated": False, "activation": activation(fields["hidden_act"])}
+
+
+def ministral3(fields: Fields) -> dict[str, Any]:
+    """Return the fields of Ministral 3: queries grow with the logarithm of the position, beyond the original context.
+
+    Raises:
+        ModelError: if `llama_4_scaling_beta` is missing.
+    """
+    context, inside = size_field(fields, "max_position_embeddings"), hfrope.scaling(fields)
+    rope, outside = hfrope.flat(fields, head_size(fields), context), fields["original_max_position_embeddings"]
+    original = inside.get("original_max_position_embeddings") if outside is None else outside
+    return (
+        mistral(fields)
+        | rope.fields()
+        | {
+            "query_growth": float_field(fields, "llama_4_scaling_beta"),
+            "original_context": size_field(
+                {"original_max_position_embeddings": original}, "original_max_position_embeddings", context
+            ),
+        }
+    )
+
+
+def gguf_ministral3(fields: Fields) -> dict[str, Any]:
+    """Return the same from the metadata of a GGUF file."""
+    context = size_field(fields, "context_length")
+    return {
+        "query_growth": float_field(fields, "attention.temperature_scale", 0.0),
+        "original_context": int_field(fields, "rope.scaling.original_context_length", context) or context,
+    }
 
 
 def interleaved(model: Model, fields: Fields) -> Model:

@@ -2,7 +2,14 @@
 
 from tpi.families.base import Family
 from tpi.families.dense import defaults, settings
-from tpi.families.names import GGUF_ATTENTION, GGUF_FFN, LLAMA_ATTENTION, LLAMA_FFN, MISTRAL_FFN
+from tpi.families.names import (
+    GGUF_ATTENTION,
+    GGUF_FFN,
+    LLAMA_ATTENTION,
+    LLAMA_FFN,
+    MISTRAL_ATTENTION,
+    MISTRAL_FFN,
+)
 from tpi.families.sharednames import gguf_names, llama_names
 
 ARCEE_FFN = {name: text for name, text in LLAMA_FFN.items() if not name.startswith("gate")}
@@ -42,6 +49,18 @@ DENSE = (
         names=llama_names(SEED_ATTENTION, LLAMA_FFN),
         gguf_names=gguf_names(GGUF_ATTENTION, GGUF_SEED_FFN),
         defaults=defaults.SEED_OSS,
+    ),
+    Family(
+        "ministral3",
+        architectures=("Ministral3ForCausalLM",),
+        gguf="mistral3",
+        names=llama_names(MISTRAL_ATTENTION, MISTRAL_FFN),
+        gguf_names=gguf_names(GGUF_ATTENTION, GGUF_FFN),
+        defaults=defaults.MINISTRAL3,
+        settings=settings.ministral3,
+        gguf_settings=settings.gguf_ministral3,
+        flatten=defaults.ministral3,
+        interleaved_rope=True,
     ),
     Family(
         "ernie45",

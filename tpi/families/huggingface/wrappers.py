@@ -18,7 +18,8 @@ _WRAPPERS: dict[str, dict[str | None, str]] = {
     "KimiK25ForConditionalGeneration": {
         "kimi_k2": "DeepseekV3ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM", None: "DeepseekV3ForCausalLM",
     },
-    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral": "MinistralForCausalLM"},
+    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral": "MinistralForCausalLM",
+                                         "ministral3": "Ministral3ForCausalLM"},
 }  # fmt: skip
 # Tensors of the other parts.
 VISION_TENSORS = (

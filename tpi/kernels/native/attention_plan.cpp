@@ -48,7 +48,10 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
       softcap_(field<float>(numbers, 2)),
       window_(field<size_t>(numbers, 3)),
       clip_(field<float>(numbers, 4)),
-      whole_norms_(field<bool>(numbers, 5)) {
+      whole_norms_(field<bool>(numbers, 5)),
+      growth_(field<float>(numbers, 6)),
+      growth_tokens_(field<int32_t>(numbers, 7)) {
+    if (growth_ != 0 && growth_tokens_ < 1) throw KernelError("growth_tokens must be positive");
     Array index(kv_index, "kv_index", "i", {length(heads_)});
     check_indices(index, "KV head", kv_heads_);
     kv_index_.assign(index.as<int32_t>(), index.as<int32_t>() + heads_);
@@ -122,6 +125,8 @@ AttentionCall AttentionPlan::call(const uint8_t* data) const {
     call.softcap = softcap_;
     call.window = window_;
     call.clip = clip_;
+    call.growth = growth_;
+    call.growth_tokens = growth_tokens_;
     call.sinks = or_null(sinks_);
     call.whole_norms = whole_norms_;
     return call;

@@ -141,6 +141,9 @@ inline void finish_head(const Projection& job, const Heads& heads, size_t token,
 inline void query_head(const Projection& job, size_t token, size_t head, float* to) {
     const AttentionCall& call = job.call;
     finish_head(job, {job.q, call.q.vectors(), call.heads, call.q_bias, call.q_norm, true}, token, head, to);
+    if (call.growth == 0) return;
+    float scale = 1.0f + call.growth * std::log(1.0f + static_cast<float>(call.positions[token] / call.growth_tokens));
+    for (size_t d = 0; d < call.head_dim; ++d) to[d] *= scale;
 }
 
 // Set a key to the part that all heads share, then the head's own part, and rotate it.

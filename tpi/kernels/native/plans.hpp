@@ -145,6 +145,8 @@ private:
     size_t window_;
     float clip_;
     bool whole_norms_;
+    float growth_;
+    int32_t growth_tokens_;
     RowForms forms_{};
 };
 

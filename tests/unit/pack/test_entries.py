@@ -39,6 +39,12 @@ def test_minimax_rotates_as_many_values_as_it_says() -> None:
     assert (len(found.config.inv_freq), found.config.whole_norms, found.notes) == (4, True, ())
 
 
+def test_ministral_grows_its_queries_beyond_its_original_context() -> None:
+    text = {**SIZES, "model_type": "ministral3"}
+    found = model_of(architectures=["Mistral3ForConditionalGeneration"], text_config=text).config
+    assert (found.family, found.query_growth, found.original_context) == ("ministral3", 0.1, 16384)
+
+
 def test_granite_4_without_experts_is_dense() -> None:
     found = model_of(**HYBRID, shared_intermediate_size=64).config
     assert (found.mixture, found.intermediate, len(found.inv_freq)) == (None, 64, 8)
@@ -56,6 +62,13 @@ def test_granite_4_without_experts_is_dense() -> None:
         ({"architectures": ["MiniMaxM2ForCausalLM"], "use_qk_norm": False}, "use_qk_norm is 'False'"),
         ({"architectures": ["Ernie4_5_MoeForCausalLM"], "use_bias": True}, "biases of shared experts"),
         ({"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_norm_min": 0.5}, "moe_norm_min is 0.5"),
+        ({"architectures": ["Qwen4ExpForConditionalGeneration"]}, "hyper-connections, .* use Qwen 3.5"),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, "compressed sparse attention, .* use Qwen 3.5"),
+        ({"architectures": ["Inkling2LoopForCausalLM"]}, "layers used in loops; use Gemma 3"),
+        (
+            {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "llama_4",
+        ),
         ({"architectures": ["ArceeForCausalLM"], "hidden_act": "tanh"}, "'tanh' is not supported"),
     ],
 )

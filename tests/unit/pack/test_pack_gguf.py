@@ -170,6 +170,15 @@ def test_unsupported_architecture_is_named(family: str, tiny_model: Models, tmp_
         open_source(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize(("family", "words"), [("qwen4exp", "hyper-connections"), ("granitehybrid", "Mamba2")])
+def test_known_architectures_are_refused_with_a_way_out(
+    family: str, words: str, tiny_model: Models, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama"), family)
+    with pytest.raises(ModelError, match=rf"architecture '{family}' \(.*{words}.*(use|take) "):
+        open_source(tmp_path / "m.gguf")
+
+
 def test_vocabulary_becomes_the_same_tokenizer(tiny_model: Models, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 

@@ -9,6 +9,7 @@ from tpi.families.checks import check_config
 from tpi.families.gguf.keys import Keys
 from tpi.families.gguf.powerinfer import for_powerinfer, with_relu
 from tpi.families.gguf.rope import from_metadata
+from tpi.families.refused import why_unsupported_gguf
 from tpi.families.table import FAMILIES
 from tpi.sources.base import find
 from tpi.sources.gguf import GgufSource
@@ -45,7 +46,8 @@ def _family(source: GgufSource) -> Family:
         if family.gguf is not None and family.gguf == name:
             return family
     supported = ", ".join(family.gguf for family in FAMILIES if family.gguf)
-    raise ModelError(f"{source.label} has the architecture {name!r}; supported in GGUF are {supported}")
+    why = f" ({text})" if (text := why_unsupported_gguf(name)) else ""
+    raise ModelError(f"{source.label} has the architecture {name!r}{why}; supported in GGUF are {supported}")
 
 
 def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:

@@ -10,7 +10,8 @@ from tpi.families.base import Family, Fields, Model, activation, float_field, ma
 from tpi.families.checks import check_config
 from tpi.families.huggingface import rope as hfrope
 from tpi.families.huggingface.defaults import unread, with_defaults
-from tpi.families.huggingface.wrappers import VISION_TENSORS, has_other_parts, unwrap, why_unsupported
+from tpi.families.huggingface.wrappers import VISION_TENSORS, has_other_parts, unwrap
+from tpi.families.refused import why_unsupported
 from tpi.families.settings import head_size
 from tpi.families.table import FAMILIES
 

@@ -1,4 +1,4 @@
-"""Architectures that contain a text model among other parts, and reasons why known architectures are not supported."""
+"""Architectures that contain a text model among other parts."""
 
 from typing import Any
 
@@ -27,13 +27,6 @@ VISION_TENSORS = (
     "model.visual.*", "visual.*", "model.audio_tower.*", "model.embed_audio.*", "model.embed_vision.*",
     "mm_projector.*",
 )  # fmt: skip
-_AFTER = "it normalises the outputs of its blocks instead of their inputs; use OLMoE, or another family"
-_REASONS = {
-    "Olmo2ForCausalLM": _AFTER,
-    "Olmo3ForCausalLM": _AFTER,
-    "PhimoeForCausalLM": "its router has its own way of selecting experts; use another model with experts",
-    "Phi3SmallForCausalLM": "its attention is block-sparse; use Phi-3 mini or medium, or Phi-4",
-}
 
 
 def unwrap(fields: Fields) -> tuple[Fields, list[str]]:
@@ -63,8 +56,3 @@ def has_other_parts(fields: Fields) -> bool:
     """Return True if these fields describe a text model together with other parts."""
     listed = fields.get("architectures")
     return isinstance(listed, list) and any(str(name)[:80] in _WRAPPERS for name in listed[:8])
-
-
-def why_unsupported(architecture: str) -> str:
-    """Return the reason why a known architecture is not supported; an empty string for other architectures."""
-    return _REASONS.get(architecture, "")

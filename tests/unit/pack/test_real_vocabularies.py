@@ -1,8 +1,8 @@
 """Texts in 20 scripts become the token ids that llama.cpp's tokenizer gives, with the vocabularies of published models.
 
 The data has 571 texts, and of each vocabulary the tokens and merges that these texts use. The ids are checksums of
-those of `llama_tokenize`, renumbered. gpt-oss has the ids of its own tokenizer.json instead: llama.cpp splits words by
-case in a simpler way. Where a model's tokenizer normalises text to NFC, which llama.cpp does not do, the ids are those
+those of `llama_tokenize`, renumbered. gpt-oss and Mistral's Tekken have the ids of their own tokenizers instead:
+llama.cpp splits words by case in a simpler way. Where a model's tokenizer normalises text to NFC, which llama.cpp does not do, the ids are those
 of the normalised text.
 """
 
@@ -21,7 +21,7 @@ from tpi.sources.gguf import open_gguf
 
 NAMES = (
     "command-r", "deepseek-llm", "deepseek-v3", "falcon", "gemma-4", "gpt-2", "gpt-oss", "llama-bpe", "llama-spm",
-    "qwen2", "qwen35", "starcoder",
+    "qwen2", "qwen35", "starcoder", "tekken",
 )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 The data has 571 texts, and of each vocabulary the tokens and merges that these texts use. The ids are checksums of
 those of `llama_tokenize`, renumbered. gpt-oss and Mistral's Tekken have the ids of their own tokenizers instead:
-llama.cpp splits words by case in a simpler way. Where a model's tokenizer normalises text to NFC, which llama.cpp does not do, the ids are those
-of the normalised text.
+llama.cpp splits words by case in a simpler way. Where a model's tokenizer normalises text to NFC, which llama.cpp does
+not do, the ids are those of the normalised text.
 """
 
 import json

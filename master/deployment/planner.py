@@ -108,7 +108,7 @@ def deal_shards(config: ModelConfig, units: Units, shares: Sequence[float] | Spl
     kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, config.kv_heads) for part in query]
     full_heads = config.full_heads.kv_heads if config.full_heads else config.kv_heads
     full_kv = [kv_range(part, units.query_heads, units.kv_heads, config.heads, full_heads) for part in query]
-    value = _deal("value-head units", units.value, split.heads)
+    value = _deal("units of recurrent layers", units.value, split.heads)
     key = [_key_range(config, units, part) for part in value]
     return [
         Shard(q, k, n, s, *e, *d)

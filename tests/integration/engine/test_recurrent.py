@@ -16,6 +16,7 @@ from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.generating import generate, together
 from tests.support.models import RECURRENT, VOCAB, TinyModel, reference_logits
+from tpi.errors import PlanError
 from tpi.net.fields import Card
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
@@ -152,3 +153,9 @@ def test_a_worker_with_a_card_takes_its_part(family: str, tiny_pack: Packs) -> N
     options = NodeOptions(128, 16, "f32", 16, memory=1 << 30)
     assigned = assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1]), peers, options, 1, 1)
     check_assign(assigned[1], Card("card", 8 << 30, "auto", "auto", "auto", 0))
+
+
+def test_more_nodes_than_units_are_refused(tiny_pack: Packs) -> None:
+    pack = tiny_pack("lfm2")
+    with pytest.raises(PlanError, match="3 units of recurrent layers, too few for 4 nodes"):
+        deal_shards(pack.config, units_of(pack), [1, 1, 1, 1])

@@ -70,7 +70,21 @@ def buffer_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int) -
     latent vectors before and after their norms; products of gate and up. Quantised copies add a third.
     """
     attention = config.head_dim * (9 * heads // 2 + 2 * kv_heads + 1) + 3 * (config.latent_values + config.query_rank)
-    return 4 * (attention + 2 * neurons + _routed(config))
+    return 4 * (max(attention, _recurrent(config, heads)) + 2 * neurons + _routed(config))
+
+
+def _recurrent(config: ModelConfig, heads: int) -> int:
+    """Return the values that a DeltaNet block needs for one token, on a node with `heads` query heads in attention.
+
+    They are: products of q, k, v and gate; q, k and v after the convolution; what the value heads read, and its norm;
+    two gates. Value heads are dealt by the same shares as query heads, and may be one more.
+    """
+    delta = config.delta
+    if delta is None or not heads:
+        return 0
+    own = min(delta.heads, -(-heads * delta.heads // config.heads) + 1)
+    keys = min(delta.key_heads, own)
+    return own * (5 * delta.value + 2) + 4 * keys * delta.key
 
 
 def neurons_passed(config: ModelConfig) -> int:

@@ -1,5 +1,6 @@
 """Gated DeltaNet blocks: native against reference kernels, one piece against several, and the states that are kept."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,8 +10,10 @@ from tests.support.kernels.isas import over_isas
 from tests.support.kernels.kernel_cases import layout_of, native, norm_spec, normal, pack, reference
 from tpi.config import Format
 from tpi.errors import KernelError
+from tpi.kernels.memory import buffer_bytes
 from tpi.kernels.spec import F32, U8, Batch, DeltaSpec
 from tpi.pack.layout import Part
+from tpi.pack.reader import Pack
 
 SLOTS = 6
 
@@ -174,3 +177,15 @@ def test_states_outside_the_memory_are_refused(kernels: object, pair: tuple[int,
     case = delta_case(np.random.default_rng(8), slots=(pair,))
     with pytest.raises(KernelError, match="state"):
         kernels.recur(case.spec, case.data, case.x, case.states, case.batch)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("heads", "own"), [(6, 6), (3, 3), (1, 1), (0, 0)])
+def test_buffers_of_value_heads_are_counted(heads: int, own: int, tiny_pack: Callable[..., Pack]) -> None:
+    """Where they need more than attention does; a node has its share of the value heads, or one more."""
+    config = tiny_pack("qwen35").config
+    assert config.delta is not None
+    assert config.heads == config.delta.heads == 6
+    wide = replace(config, delta=replace(config.delta, value=1024))
+    channels = 2 * min(own, wide.delta.key_heads) * wide.delta.key + own * 1024  # type: ignore[union-attr]
+    counted = buffer_bytes(wide, heads, 1, 0)
+    assert 4 * (2 * channels + 3 * own * 1024) <= counted <= 4 * (2 * channels + 5 * (own + 1) * 1024) + 4096

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,20 @@ from tpi.kernels.spec import (
     RecurrentSpec,
     Residual,
     RouterSpec,
+    StackedNorms,
     WholeNorms,
 )
-from tpi.pack.layout import BlockKind, RunLayout, RunName
+from tpi.pack.layout import STACKED_NORMS, BlockKind, RunLayout, RunName
 from tpi.partition import FFN_UNIT, Range, by_expert
 
 F32 = npt.NDArray[np.float32]
 Vectors = Mapping[str, F32]
-_ONE = np.ones(1, np.float32)
+Joining = Literal["", "added", "stacked"]
+"""How a block's result joins that of the next one, with which it shares one sum over the nodes; empty: not at all.
+
+It is added to it, or its rows come before those of the next one.
+"""
+_ONE, _LEAST = np.ones(1, np.float32), np.float32(1e-30)
 
 
 def attention_spec(
@@ -196,7 +203,9 @@ def experts_spec(
     mixture = config.mixture
     assert mixture is not None  # a model with blocks of experts has these settings
     each = neuron.units // mixture.experts
-    norm = _norm(config, vectors)
+    norm, weight = _norm(config, vectors), vectors["router"].reshape(mixture.experts, config.hidden)
+    if (scale := vectors.get("router.norm")) is not None:
+        norm, weight = _with_router(norm, weight, scale)
     shared_spec = None
     if shared is not None and len(shared[1]):
         shared_spec = _neurons(config, shared[0], shared[1], norm)
@@ -204,10 +213,11 @@ def experts_spec(
     router = RouterSpec(
         mixture=mixture,
         norm=norm,
-        weight=vectors["router"].reshape(mixture.experts, config.hidden),
+        weight=weight,
         bias=vectors.get("router.bias"),
         choice=vectors.get("router.choice"),
         shared=vectors.get("shared.scale"),
+        factors=vectors.get("router.factors"),
     )
     gate, up = (_of_pieces(vectors.get(f"{name}.biases"), mixture, each, pieces) for name in ("gate", "up"))
     down = vectors.get("down.biases")
@@ -219,6 +229,18 @@ def experts_spec(
         router=router,
         down_bias=None if down is None else down.reshape(mixture.experts, config.hidden),
     )
+
+
+def _with_router(norm: NormSpec, weight: F32, scale: F32) -> tuple[NormSpec, F32]:
+    """Return the norm of experts, and the weight of their router for inputs after that norm (Gemma 4).
+
+    The router has a norm of its own, with the weights `scale / sqrt(hidden)`. Both norms differ in their weights only.
+    So the weights of the one are divided by those of the other, of which none may be 0: a value times `_LEAST` is as
+    good as 0 to the experts.
+    """
+    own = np.where(np.abs(norm.weight) < _LEAST, _LEAST, norm.weight)
+    factors = scale * np.float32(len(scale) ** -0.5) / own
+    return replace(norm, weight=own), np.ascontiguousarray(weight * factors, np.float32)
 
 
 def _neurons(config: ModelConfig, neuron: RunLayout, units: Range, norm: NormSpec) -> FfnSpec:
@@ -244,7 +266,22 @@ def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual
     bias = "o.bias" if kind == "attention" or kind in RECURRENT else "down.bias"
     weight = vectors.get("post_norm")
     norm = None if weight is None else NormSpec("rms", config.norm_eps, weight)
-    return Residual(vectors.get(bias), norm, float(vectors.get("layer_scale", _ONE)[0]))
+    stacked = None
+    if config.parallel_experts and kind == "experts":
+        stacked = StackedNorms(*(NormSpec("rms", config.norm_eps, vectors[name]) for name in STACKED_NORMS))
+    return Residual(vectors.get(bias), norm, float(vectors.get("layer_scale", _ONE)[0]), stacked)
+
+
+def joining(config: ModelConfig, kind: BlockKind) -> Joining:
+    """Return how the result of a block of this kind joins that of the next block of its layer."""
+    if config.parallel_experts and kind == "ffn":
+        return "stacked"
+    return "added" if config.parallel and kind == "attention" else ""
+
+
+def join(how: Joining, first: F32, second: F32) -> F32:
+    """Return the results of two blocks that share one sum, `[tokens, hidden]`; if stacked, `[2 * tokens, hidden]`."""
+    return np.concatenate([first, second]) if how == "stacked" else first + second
 
 
 def _norm(config: ModelConfig, vectors: Vectors) -> NormSpec:

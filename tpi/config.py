@@ -129,6 +129,7 @@ class ModelConfig:
     conv_taps: int = 0  # tokens that blocks of kind `conv` see, gated short convolutions (LFM2); 0: there are none
     recurrent: tuple[int, ...] = ()  # per layer 1: its first block is of kind `delta` or `conv`; empty: none is
     full_heads: FullHeads | None = None  # heads of layers without a window (Gemma 4); None: as in the other layers
+    parallel_experts: bool = False  # a dense FFN reads the same input as the experts; both share one sum (Gemma 4)
     value_norm: bool = False  # values are divided by their root mean square, head by head (Gemma 4)
 
     @property

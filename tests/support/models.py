@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tests.support import entries
 from tests.support.segments import compute
-from tpi.block import recurrent_spec, residual
+from tpi.block import Joining, join, joining, recurrent_spec, residual
 from tpi.config import RECURRENT as RECURRENT_KINDS
 from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
@@ -99,6 +99,9 @@ def _configs() -> dict[str, Callable[[], Any]]:
             },
         ),
         "gemma4": lambda: transformers.Gemma4TextConfig(**SIZES, **GEMMA4),
+        "gemma4moe": lambda: transformers.Gemma4TextConfig(
+            **SIZES, **GEMMA4, enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=100,
+        ),
         "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layer_interval=2),
         "granite": lambda: transformers.GraniteConfig(
             **SIZES, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22, attention_multiplier=0.1,
@@ -177,7 +180,7 @@ MIXTURES = (
 )  # fmt: skip
 MODELS = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES,
-    *RECURRENT, "gemma4", *entries.ENTRIES,
+    *RECURRENT, "gemma4", "gemma4moe", *entries.ENTRIES,
 )  # fmt: skip
 
 
@@ -257,14 +260,16 @@ def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -
     batch = Batch(
         positions, np.zeros_like(positions), np.arange(blocks, dtype=np.int32)[None], np.array([[-1, 0]], np.int32)
     )
+    before: tuple[Joining, F32] | None = None
     for layer, halves in enumerate(pack.layers):
         for half in halves:
             data = np.concatenate([half.read_units(run.name, 0, run.units).reshape(-1) for run in half.shape.runs])
             part = compute(whole(config, layer, half, kv, kernels), data, np.ascontiguousarray(x), batch)
-            if config.parallel and half.kind == "attention":
-                joined = part
+            if how := joining(config, half.kind):
+                before = how, part
                 continue
-            part = part + joined if config.parallel else part
+            if before is not None:
+                part, before = join(before[0], before[1], part), None
             x = kernels.add_residual(residual(config, half.kind, half.vectors()), x, part)
     final = pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))

@@ -143,6 +143,7 @@ PARTS: Mapping[BlockKind, tuple[str, ...]] = {
 SHARED = "shared."
 _NORMS = ("norm", "post_norm", "q_norm", "k_norm")
 _STEPS = {"even": (0, 2), "odd": (1, 2)}
+_ENDS = ("post_norm", "layer_scale")  # vectors of the last block of a layer
 _SHARED_PARTS = tuple(SHARED + name for name in _FFN)
 
 
@@ -177,7 +178,7 @@ def map_tensors(
     return Model(
         config=config,
         layers=tuple(
-            (resolve.mixer(names, layer), resolve.feed_forward(names, layer, dense_layers))
+            (resolve.mixer(names, layer), *resolve.feed_forward(names, layer, dense_layers))
             for layer in range(config.layers)
         ),
         embedding=Ref(prefix + names.embedding),
@@ -229,14 +230,18 @@ class _Resolver:
         kind = self._config.mixers[layer]
         return self.block(kind, names.attention if kind == "attention" else names.recurrent, layer)
 
-    def feed_forward(self, names: Names, layer: int, dense_layers: Collection[int] | None) -> BlockRefs:
-        """Return references to the tensors of a layer's feed-forward block, or of its block of experts."""
+    def feed_forward(self, names: Names, layer: int, dense_layers: Collection[int] | None) -> tuple[BlockRefs, ...]:
+        """Return references to the tensors of a layer's feed-forward block, or of its block of experts, or of both."""
         if names.experts is None or self._config.mixture is None:
-            return self.block("ffn", names.ffn, layer)
+            return (self.block("ffn", names.ffn, layer),)
+        mixture = self._config.mixture
+        if self._config.parallel_experts:  # the experts end the layer
+            dense = {name: text for name, text in names.ffn.items() if name not in _ENDS}
+            return self.block("ffn", dense, layer), self._experts(names.experts, layer, mixture)
         router = self._prefix + names.experts["router"].format(i=layer)
         if layer in dense_layers if dense_layers is not None else not self._has(router):
-            return self.block("ffn", names.ffn, layer)
-        return self._experts(names.experts, layer, self._config.mixture)
+            return (self.block("ffn", names.ffn, layer),)
+        return (self._experts(names.experts, layer, mixture),)
 
     def _experts(self, templates: Mapping[str, str], layer: int, mixture: Mixture) -> BlockRefs:
         routed = {name: templates[name] for name in PARTS["experts"] if name in templates}

@@ -118,6 +118,7 @@ class RouterPlan:
         bias: F32 | None,
         choice: F32 | None,
         shared: F32 | None,
+        factors: F32 | None,
     ) -> None: ...
     def route(self, x: F32 | Prepared, experts: I32, weights: F32, shared: F32 | None) -> None: ...
 

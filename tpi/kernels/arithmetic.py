@@ -3,6 +3,7 @@
 Slow and simple; each product dequantises the weights it reads. Arrays that do not fit raise `KernelError`.
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -36,9 +37,19 @@ def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
 
 def add_residual(residual: Residual, x: F32, total: F32) -> F32:
     """Return `x` after the end of a block (`Residual`), whose sum over all nodes is `total`."""
+    return add_normed(residual, x, total, apply_norm)
+
+
+def add_normed(residual: Residual, x: F32, total: F32, norm: Callable[[NormSpec, F32], F32]) -> F32:
+    """Do the same as `add_residual` with the function `norm`, which returns the norm of hidden states."""
+    stacked = residual.stacked
+    if stacked is not None:
+        first, total = norm(stacked.first, total[: len(x)]), total[len(x) :]
     total = biased(total, residual.bias)
     if residual.norm is not None:
-        total = apply_norm(residual.norm, total)
+        total = norm(residual.norm, total)
+    if stacked is not None:
+        total = norm(stacked.both, first + total)
     total = x + total
     return total if residual.scale == 1 else total * np.float32(residual.scale)
 

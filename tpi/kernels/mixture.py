@@ -76,8 +76,11 @@ def choose(router: RouterSpec, normed: F32) -> Routing:
     weights = np.take_along_axis(scores, experts, axis=1)
     if mixture.normalised:
         weights = weights / weights.sum(axis=1, keepdims=True)
+    weights = weights * np.float32(mixture.scale)
+    if router.factors is not None:
+        weights = weights * router.factors[experts]
     shared = None if router.shared is None else _sigmoid(normed @ router.shared)
-    return Routing(experts.astype(np.int32), np.asarray(weights * np.float32(mixture.scale), np.float32), shared)
+    return Routing(experts.astype(np.int32), np.asarray(weights, np.float32), shared)
 
 
 def normed_on_host(norm: NormSpec, x: Input) -> F32:

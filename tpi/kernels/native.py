@@ -15,6 +15,7 @@ import numpy as np
 
 from tpi.errors import KernelError
 from tpi.kernels import _native
+from tpi.kernels.arithmetic import add_normed
 from tpi.kernels.constants import THREADS_MOST
 from tpi.kernels.heads import needs_sums, refuse_sums, without_norms
 from tpi.kernels.recurrent.states import slots
@@ -176,12 +177,7 @@ class NativeKernels:
 
     def add_residual(self, residual: Residual, x: F32, total: F32) -> F32:
         """Return `x` plus the sum over all nodes, `total`, to which bias and norm of `residual` are applied first."""
-        if residual.bias is not None:
-            total = total + residual.bias
-        if residual.norm is not None:
-            total = self.norm(residual.norm, total)
-        found = x + total
-        return found if residual.scale == 1 else found * np.float32(residual.scale)
+        return add_normed(residual, x, total, self.norm)
 
     def open_chain(self, blocks: Sequence[ChainBlock]) -> NativeChain:
         """Return a chain of blocks.
@@ -241,6 +237,8 @@ class NativeChain:
         """
         self._native = _native.Chain(blocks[0].spec.hidden if blocks else 0)
         for block in blocks:
+            if block.residual.stacked is not None:
+                raise KernelError("a block that shares its sum with another cannot be part of a chain")
             norm = block.residual.norm
             residual = (block.residual.bias, None if norm is None else _norm(norm), block.residual.scale)
             if isinstance(block.spec, FfnSpec):
@@ -374,7 +372,7 @@ def _plan_router(spec: RouterSpec) -> _native.RouterPlan:
             mixture.groups, mixture.groups_used, mixture.group_best,
         )  # fmt: skip
         plan = vars(spec)[_PLAN] = _native.RouterPlan(
-            settings, _norm(spec.norm), spec.weight, spec.bias, spec.choice, spec.shared
+            settings, _norm(spec.norm), spec.weight, spec.bias, spec.choice, spec.shared, spec.factors
         )
     return plan
 

@@ -134,6 +134,7 @@ class RouterSpec:
         bias: `[experts]` or None; added to the logits.
         choice: `[experts]` or None; added to the scores for choosing experts, but not for their weights.
         shared: `[hidden]` or None; the sigmoid of its product with the input multiplies the shared experts' output.
+        factors: `[experts]` or None; multiply the weights of the chosen experts at last.
     """
 
     mixture: Mixture
@@ -142,6 +143,7 @@ class RouterSpec:
     bias: F32 | None = None
     choice: F32 | None = None
     shared: F32 | None = None
+    factors: F32 | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,18 +243,33 @@ class Projected:
 
 
 @dataclass(frozen=True, eq=False)
+class StackedNorms:
+    """Norms of two blocks that share one sum, whose rows follow each other in it: `[2 * tokens, hidden]` (Gemma 4).
+
+    Attributes:
+        first: norm of the first rows, those of the dense feed-forward block.
+        both: norm of the first rows and the others together, after the norm of each.
+    """
+
+    first: NormSpec
+    both: NormSpec
+
+
+@dataclass(frozen=True, eq=False)
 class Residual:
     """The end of a block on every node, after the allreduce: bias, optional norm (Gemma 2) and residual connection.
 
     Attributes:
         bias: `[hidden]` or None.
-        norm: norm of sum plus bias, or None.
+        norm: norm of sum plus bias, or None; with `stacked`, of the last rows of the sum.
+        stacked: the other norms if another block shares the sum, or None.
         scale: multiplies the hidden states after the addition (Gemma 4, in the last block of a layer).
     """
 
     bias: F32 | None = None
     norm: NormSpec | None = None
     scale: float = 1.0
+    stacked: StackedNorms | None = None
 
 
 @dataclass(frozen=True, eq=False)

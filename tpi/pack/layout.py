@@ -170,6 +170,10 @@ def attention_parts(config: ModelConfig) -> dict[RunName, tuple[str, ...]]:
     return found
 
 
+STACKED_NORMS = ("dense_norm", "layer_norm")
+"""Vectors of experts that share their sum with a dense FFN: norms of its result, and of both results together."""
+
+
 def recurrent_shapes(config: ModelConfig) -> dict[BlockKind, dict[RunName, RunShape]]:
     """Return the shape of each run of the model's blocks with states, by kind; by name in the order of storage."""
     delta, found = config.delta, dict[BlockKind, dict[RunName, RunShape]]()

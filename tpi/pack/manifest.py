@@ -104,6 +104,8 @@ def _check_blocks(manifest: Manifest) -> None:
         runs["attention"] = attention_shapes(config.at_layer(layer))
         if not names:
             raise ValueError("a layer has no blocks")
+        if config.parallel_experts and [blocks[name].kind for name in names[1:]] != ["ffn", "experts"]:
+            raise ValueError("a layer has not a dense feed-forward block and experts")
         for name in names:
             kind = blocks[name].kind
             if kind not in runs:

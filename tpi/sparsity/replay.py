@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tpi.block import attention_spec, experts_spec, ffn_spec, recurrent_spec, residual
+from tpi.block import Joining, attention_spec, experts_spec, ffn_spec, join, joining, recurrent_spec, residual
 from tpi.config import RECURRENT, ModelConfig
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
@@ -89,6 +89,7 @@ def replay(
     batch = _batch(tokens)
     if pack.positions:
         x = x + kernels.gather(*read_table(pack.positions), batch.positions + np.int32(config.position_offset))
+    before: tuple[Joining, F32] | None = None
     for layer, blocks in enumerate(pack.layers):
         for block in blocks:
             vectors = block.vectors()
@@ -105,10 +106,11 @@ def replay(
                 chosen(layer, routing)
             else:
                 raise ModelError(f"a block of kind {block.kind} is not replayed; take a model without experts")
-            if config.parallel and block.kind == "attention":
-                joined = total  # attention and feed-forward run in parallel: one residual takes both sums
+            if how := joining(config, block.kind):
+                before = how, total  # this block and the next run in parallel: one residual takes both sums
                 continue
-            total = total + joined if config.parallel else total
+            if before is not None:
+                total, before = join(before[0], before[1], total), None
             x = kernels.add_residual(residual(config, block.kind, vectors), x, total)
     return x
 

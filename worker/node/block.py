@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.weights import Wanted
+from tpi.block import Joining
 from tpi.kernels.spec import Residual
 from worker.node.microbatch import MicroBatch
 
@@ -15,7 +16,7 @@ class Block:
     number: int  # in order of use
     name: str
     residual: Residual
-    sums_with_next: bool = False  # True: its partial result is added to that of the next block, and one sum serves both
+    sums_with_next: Joining = ""  # how its partial result joins that of the next block, if one sum serves both
 
     def wanted(self, parts: Sequence[MicroBatch]) -> Wanted:
         """Return the units that the micro-batches `parts` need. None means all units, since the block is dense."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
 from scheduler.storage.disk import Disk
 from scheduler.weights import Arrangement
-from tpi.block import residual
+from tpi.block import joining, residual
 from tpi.devices.abilities import check_model
 from tpi.devices.base import Device
 from tpi.devices.host import open_host
@@ -120,7 +120,7 @@ def _block(
     arrangement: Arrangement[Segment],
     following: RoutedBlock | None,
 ) -> Block:
-    sums_with_next = plan.config.parallel and block.half == "attention"
+    sums_with_next = joining(plan.config, block.kind)
     after = residual(plan.config, block.kind, held[block.source].vectors)
     if block.number in arrangement.demanded:
         if plan.predictors:

@@ -192,7 +192,7 @@ class BlockLoop:
 
     def _start_sum(self, block: Block, part: MicroBatch) -> None:
         if block.sums_with_next:
-            part.join()
+            part.join(stacked=block.sums_with_next == "stacked")
             return
         if self.group.trivial and self._check is unchecked and part.finish_alone(block.residual):
             self.on_block()

@@ -33,6 +33,7 @@ class MicroBatch:
         self._ready: Memory = {}  # prepared inputs of the current block
         self._routing: Routing | None = None  # of the current block
         self._partial: F32 | None = None
+        self._before: F32 | None = None  # rows of the block before, which shares its sum with the current one
         self._pending: list[Pending[F32]] = []
 
     def prepared(self, spec: BlockSpec, device: Device, host: Kernels) -> Input:
@@ -58,7 +59,7 @@ class MicroBatch:
             self._sum(partial.wait())
 
     def partial(self) -> F32:
-        """Wait for all segments and return the sum of their results, `[tokens, hidden]`.
+        """Wait for all segments and return the sum of their results, `[tokens, hidden]`, after rows to sum with them.
 
         If the computation of a segment failed, its error is raised.
         """
@@ -66,11 +67,18 @@ class MicroBatch:
             self._sum(result)
         self._pending.clear()
         assert self._partial is not None
+        if self._before is not None:
+            self._before, self._partial = None, np.concatenate([self._before, self._partial])
         return self._partial
 
-    def join(self) -> None:
-        """Go on to the next block with the same hidden states, and keep the partial result, to sum it with the next."""
-        self.partial()
+    def join(self, stacked: bool = False) -> None:
+        """Go on to the next block with the same hidden states, and keep the partial result, to sum it with the next.
+
+        The next one is added to it, or, if `stacked`, its rows follow.
+        """
+        partial = self.partial()
+        if stacked:
+            self._before, self._partial = partial, None
         self._ready.clear()
         self.phase_results.clear()
 

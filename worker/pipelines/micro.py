@@ -61,8 +61,9 @@ class QueuedMicroBatch(MicroBatch):
         self._moves.clear()
         return super().partial()
 
-    def join(self) -> None:
+    def join(self, stacked: bool = False) -> None:
         """Go on to the next block with the same hidden states, after the accelerator's queued calls for this block."""
+        assert not stacked  # no such model runs in micro-batches (`ModelConfig.host_only`)
         self._moves.append(self._lanes.device.start(self._discard))
 
     def finish_alone(self, residual: Residual) -> bool:

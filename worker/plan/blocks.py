@@ -87,6 +87,8 @@ def expert_vectors(config: ModelConfig) -> dict[str, int]:
         "router": experts * config.hidden,
         "router.bias": experts,
         "router.choice": experts,
+        "router.norm": config.hidden,
+        "router.factors": experts,
         "shared.scale": config.hidden,
         "gate.biases": experts * width,
         "up.biases": experts * width,

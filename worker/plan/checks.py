@@ -16,6 +16,7 @@ from tpi.net.fields import Card
 from tpi.net.messages import Assign, BlockPlan, NodeOptions, Step
 from tpi.net.wire import wire_names
 from tpi.pack.layout import (
+    STACKED_NORMS,
     RunLayout,
     RunName,
     RunShape,
@@ -171,7 +172,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
         blocks = [assign.blocks[index] for index in layer.blocks]
         own = config.at_layer(number)
         runs["attention"] = attention_shapes(own)
-        yield from _layer_faults([block.kind for block in blocks])
+        yield from _layer_faults([block.kind for block in blocks], config.parallel_experts)
         yield _if(list(layer.ranks) != sorted({*layer.ranks, assign.rank}), "a layer does not list this node's rank")
         for block in blocks:
             layouts = [assign.layouts[run.layout] for run in block.runs]
@@ -186,9 +187,11 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
             yield from _vector_faults(block, own)
 
 
-def _layer_faults(kinds: Sequence[BlockKind]) -> Iterator[Fault]:
+def _layer_faults(kinds: Sequence[BlockKind], parallel_experts: bool) -> Iterator[Fault]:
     """Yield what is wrong with a layer's blocks. Only the first may be attention, as KV pages are per layer."""
     yield _outside("the number of a layer's blocks", len(kinds), 1, _MOST_BLOCKS)
+    wanted = not parallel_experts or tuple(kinds[1:]) == ("ffn", "experts")
+    yield _if(not wanted, f"a layer has the blocks {', '.join(kinds)}, not attention, ffn and experts")
     yield _if(
         not ({"attention"} | RECURRENT).isdisjoint(kinds[1:]), "a layer has attention elsewhere than in its first block"
     )
@@ -225,6 +228,7 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     names = [vector.name for vector in block.vectors]
     lacking = "norm" not in names or (block.kind == "experts" and "router" not in names)
     lacking |= block.kind == "attention" and lacks_latent(config, names)
+    lacking |= config.parallel_experts and block.kind == "experts" and not {*STACKED_NORMS} <= {*names}
     lacking |= not wanted.keys() - {"decay", "decay.log"} <= {*names} or (
         block.kind == "delta" and "decay" not in {name.removesuffix(".log") for name in names}
     )

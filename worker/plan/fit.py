@@ -177,6 +177,8 @@ def _passing(node: NodePlan) -> int:
     """
     tiled = len(tiles(node)) > len(node.blocks)
     sums = arrays_to_sum(node.collective, node.size) + tiled
+    if node.config.parallel_experts:  # such sums are twice as long, and are put together from two arrays
+        sums = 2 * sums + 4
     return sums + 2 if node.rank else max(sums, node.size - 1)
 
 

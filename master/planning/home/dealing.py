@@ -11,6 +11,7 @@ from master.planning.shapes import ModelShape
 from scheduler.model.home.problem import HomeNode, HomeProblem, Members, UnitKind
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import Workload
+from tpi.block import joining
 from tpi.config import RECURRENT
 from tpi.kernels.kv import KvDtype, vector_bytes
 from tpi.pack.blockfile import BlockShape
@@ -35,9 +36,8 @@ class HomeModel:
 
     @property
     def sums(self) -> int:
-        """Number of allreduces of a step: one for each block, or for each layer if its halves are added at once."""
-        blocks = len(self.shape.blocks)
-        return blocks // 2 if self.shape.config.parallel else blocks
+        """Number of allreduces of a step: one for each block that does not share it with the next one."""
+        return sum(not joining(self.shape.config, block.kind) for block in self.shape.blocks)
 
     @cached_property
     def whole(self) -> Problem:

@@ -12,8 +12,10 @@ from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
 from master.generation.engine import Engine
 from master.vocabulary.sampler import Sampler, Sampling
+from scheduler.storage.disk import DirectDisk
 from tests.support.altered import OPTIONS, PEERS
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
+from tests.support.cluster.single import Setting, single_node
 from tests.support.generating import generate, together
 from tests.support.models import VOCAB, TinyModel, reference_logits
 from tpi.config import FullHeads
@@ -32,7 +34,8 @@ from worker.plan.fit import need
 TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
 LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 GREEDY = Sampler(Sampling(temperature=0))
-FAMILIES = ("gemma4",)
+FAMILIES = ("gemma4", "gemma4moe")
+STAGING = 48 << 10  # bytes: what a reader of small slices reads them through
 Packs = Callable[..., Pack]
 Models = Callable[[str], TinyModel]
 
@@ -63,6 +66,20 @@ def test_three_nodes_that_stream_every_block(family: str, tiny_model: Models, ti
         logits = Engine(deployment).logits(TOKENS)
         assert deployment.node.streamed.read_bytes > 0
     assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q4"])
+def test_experts_that_are_fetched_give_the_same_tokens(dtype: str, tiny_pack: Packs, tmp_path: Path) -> None:
+    pack = tiny_pack("gemma4moe", dtype)
+    routed = pack.layers[1][2].run("neuron")
+    with single_node(pack, Setting(), cache=tmp_path) as (engine, node):
+        expected = answer(engine, LONG[:30], 8)[0]
+        memory = node.budget.used - 2 * routed.units * routed.unit_bytes // 3 + STAGING
+    setting = Setting(memory=memory, verify=True)
+    with single_node(pack, setting, disk=DirectDisk(threads=1), cache=tmp_path) as (engine, node):
+        assert node.fetched is not None
+        assert answer(engine, LONG[:30], 8)[0] == expected
+        assert node.fetched.cache.stats().misses > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,6 +150,22 @@ def test_plans_whose_heads_do_not_fit_their_layers_are_refused(tiny_pack: Packs)
         (replace(good, config=replace(config, full_heads=FullHeads(0, 32))), "kv_heads of full layers is 0"),
         (replace(good, config=replace(config, windows=(12, 12))), "layers of both kinds"),
         (replace(good, config=replace(config, rope_kinds=(2, 3))), "kinds of rotary embedding"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            check_assign(changed)
+
+
+def test_plans_without_what_ends_a_layer_with_experts_are_refused(tiny_pack: Packs) -> None:
+    good = assigned(tiny_pack("gemma4moe"))
+    check_assign(good)
+    experts = good.blocks[2]
+    assert experts.kind == "experts"
+    left = replace(experts, vectors=tuple(one for one in experts.vectors if one.name != "dense_norm"))
+    layer = replace(good.layers[0], blocks=good.layers[0].blocks[::2])
+    for changed, words in (
+        (replace(good, blocks=(*good.blocks[:2], left, *good.blocks[3:])), "the vectors of a block are"),
+        (replace(good, layers=(layer, good.layers[1])), "blocks that no layer uses"),
+        (replace(good, layers=(replace(layer, blocks=(0, 2, 1)), good.layers[1])), "not attention, ffn and experts"),
     ):
         with pytest.raises(PlanError, match=words):
             check_assign(changed)

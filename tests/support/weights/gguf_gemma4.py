@@ -21,13 +21,24 @@ _NAMES = {
     "pre_feedforward_layernorm.weight": "ffn_norm.weight",
     "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
     "layer_scalar": "layer_output_scale.weight",
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
 } | {f"self_attn.{part}_proj.weight": f"attn_{part}.weight" for part in "qkv"} | {
     f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("gate", "up", "down")
 }  # fmt: skip
 
 
-def gguf_tensors(reference: Any) -> dict[str, Array]:
-    """The weights under their GGUF names, with the factors that tell which values full layers rotate."""
+def gguf_tensors(reference: Any, fused: bool = True) -> dict[str, Array]:
+    """The weights under their GGUF names, with the factors that tell which values full layers rotate.
+
+    Gate and up of experts are in one tensor if `fused`.
+    """
     config = reference.config
     found: dict[str, Array] = {}
     for name, tensor in reference.state_dict().items():
@@ -36,6 +47,9 @@ def gguf_tensors(reference: Any) -> dict[str, Array]:
         layer, _, rest = name.removeprefix("model.layers.").partition(".")
         named = f"blk.{layer}.{_NAMES[rest]}" if name.startswith("model.layers.") else _NAMES[name]
         found[named] = tensor.numpy()
+    for name in [name for name in found if "gate_up" in name and not fused]:
+        halves = np.split(found.pop(name), 2, axis=1)
+        found |= {name.replace("gate_up", part): half for part, half in zip(("gate", "up"), halves, strict=True)}
     pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
     turned = int(config.rope_parameters["full_attention"].get("partial_rotary_factor", 1.0) * pairs)
     return found | {"rope_freqs.weight": np.array([1.0] * turned + [1e30] * (pairs - turned), np.float32)}
@@ -47,7 +61,11 @@ def gguf_keys(config: Any) -> dict[str, Any]:
     each, ropes = [config.per_layer_config[layer] for layer in range(len(sliding))], config.rope_parameters
     kv_heads, sizes = ([getattr(own, name) for own in each] for name in ("num_key_value_heads", "head_dim"))
     full, slides = sizes[-1], sizes[sliding.index(True)] if any(sliding) else sizes[-1]
-    return {
+    experts = {
+        "expert_count": config.num_experts, "expert_used_count": config.top_k_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+    } if config.enable_moe_block else {}  # fmt: skip
+    return experts | {
         "attention.head_count_kv": kv_heads if len({*kv_heads}) > 1 else kv_heads[0],
         "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
@@ -69,6 +87,7 @@ def write_gguf(
     keys: dict[str, Any] | None = None,
     vocabulary: Callable[[GGUFWriter], None] = lambda writer: None,
     leave_out: str = "",
+    fused: bool = True,
 ) -> None:
     """Write a model in float32; `keys` are further metadata, `leave_out` is the name of a tensor that is missing."""
     writer = GGUFWriter(path, "gemma4")
@@ -80,7 +99,7 @@ def write_gguf(
         else:
             writer.add_uint32(f"gemma4.{key}", value)
     vocabulary(writer)
-    for name, values in gguf_tensors(reference).items():
+    for name, values in gguf_tensors(reference, fused).items():
         if name != leave_out:
             writer.add_tensor(name, encoded(values, "F32"))
     writer.write_header_to_file()

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from master.deployment.assignments import held_units
 from master.deployment.planner import deal_shards, units_of
-from tpi.block import recurrent_spec, residual
+from tpi.block import Joining, join, joining, recurrent_spec, residual
 from tpi.config import RECURRENT, ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
@@ -42,14 +42,15 @@ def _step(pack: Pack, nodes: "Sequence[_Node]", kernels: Kernels, tokens: Sequen
     x = kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)) * np.float32(config.embed_scale)
     if pack.positions:
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
-    joined: F32 | None = None
+    before: tuple[Joining, F32] | None = None
     for number, block in enumerate(pack.walk()):
         partials = _partials(nodes, number, np.ascontiguousarray(x), positions)
         total = np.asarray(np.sum(partials, axis=0), np.float32)
-        if config.parallel and block.kind == "attention":
-            joined = total
+        if how := joining(config, block.kind):
+            before = how, total
             continue
-        total, joined = total if joined is None else total + joined, None
+        if before is not None:
+            total, before = join(before[0], before[1], total), None
         x = kernels.add_residual(residual(config, block.kind, block.vectors()), x, total)
     final = pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))

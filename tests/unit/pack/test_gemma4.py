@@ -1,5 +1,6 @@
 """Gemma 4 from GGUF files and from the directories of models that also take images and sound."""
 
+import copy
 import json
 import random
 from collections.abc import Callable
@@ -43,7 +44,10 @@ def drawn(seed: int) -> Any:
             "full_attention": {"rope_type": "proportional", "rope_theta": rng.choice([500.0, 1e6]), **share},
             "sliding_attention": {"rope_type": "default", "rope_theta": rng.choice([100.0, 10000.0])},
         },
-    })  # fmt: skip
+    } | ({
+        "enable_moe_block": True, "num_experts": rng.choice([3, 5]), "top_k_experts": rng.choice([1, 2]),
+        "moe_intermediate_size": rng.choice([32, 100]),
+    } if seed % 2 else {}))  # fmt: skip
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -55,10 +59,10 @@ def drawn(seed: int) -> Any:
     return model
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(24))
 def test_a_gguf_file_gives_the_logits_of_transformers(seed: int, tmp_path: Path) -> None:
     model = drawn(seed)
-    write_gguf(tmp_path / "m.gguf", model)
+    write_gguf(tmp_path / "m.gguf", model, fused=seed % 4 == 1)
     expected = reference_logits(TinyModel(tmp_path, model), TOKENS)
     found = logits(tmp_path / "m.gguf", tmp_path / "a")
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
@@ -84,6 +88,18 @@ def test_gguf_files_that_are_not_supported_are_named(
         open_source(tmp_path / "m.gguf")
 
 
+def test_experts_with_a_norm_that_drops_values(tiny_model: Models, tmp_path: Path) -> None:
+    """The router's input is normed apart, so it keeps what the experts do not see."""
+    import torch
+
+    model = copy.deepcopy(tiny_model("gemma4moe").reference)
+    with torch.no_grad():
+        model.model.layers[0].pre_feedforward_layernorm_2.weight[::3] = 0
+    write_gguf(tmp_path / "m.gguf", model)
+    expected = reference_logits(TinyModel(tmp_path, model), TOKENS)
+    np.testing.assert_allclose(logits(tmp_path / "m.gguf", tmp_path / "a"), expected, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -97,6 +113,7 @@ def test_gguf_files_that_are_not_supported_are_named(
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "no object for sliding_attention layers"),
         ({"num_key_value_heads": 4}, "6 query heads are not a multiple of 4"),
         ({"sliding_window": None}, "sliding_window"),
+        ({"enable_moe_block": True}, "num_experts"),
     ],
 )
 def test_settings_that_are_not_supported_are_named(

@@ -50,7 +50,9 @@ def expected_parts(model: TinyModel, layer: int) -> dict[str, F32]:
     return found | {"down": down.T} | ({"up": weights[f"{at}fc1.weight"]} if opt else {})
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in (*MIXTURES, *RECURRENT, *ENTRIES)])
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if name not in (*MIXTURES, *RECURRENT, *ENTRIES, "gemma4moe")]
+)
 def test_f32_pack_holds_exactly_the_weights(name: str, tiny_model: Models, tiny_pack: Packs) -> None:
     model, pack = tiny_model(name), tiny_pack(name)
     pack.verify()

@@ -7,6 +7,7 @@ from tpi.config import FullHeads
 from tpi.errors import ModelError
 from tpi.families import rope
 from tpi.families.base import Fields, Model, float_field, int_field, size_field
+from tpi.families.gguf.experts import mixture
 from tpi.families.gguf.rope import FREQS
 from tpi.families.gguf.settings import sliding_pattern, softcap
 
@@ -41,6 +42,9 @@ def gemma4(fields: Fields) -> dict[str, Any]:
         "rope_kinds": tuple(2 if slides else 1 for slides in sliding),
         "local_inv_freq": _local(fields, sizes[True]).inv_freq,
     }
+    if fields.get("expert_count"):
+        width = size_field(fields, "expert_feed_forward_length")
+        found |= {"mixture": mixture(fields, normalised=True, width=width), "parallel_experts": True}
     if len(kv_heads) == 2 and (kv_heads[False], sizes[False]) != (kv_heads[True], sizes[True]):
         found["full_heads"] = FullHeads(kv_heads[False], sizes[False])
     return found

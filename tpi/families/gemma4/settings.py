@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tpi.config import FullHeads
+from tpi.config import FullHeads, Mixture
 from tpi.errors import ModelError
 from tpi.families.base import BlockRefs, Fields, Model, Ref, activation, float_field, int_field, size_field
 from tpi.families.gemma4.defaults import LAYERS
@@ -59,19 +59,33 @@ def gemma4(fields: Fields) -> dict[str, Any]:
         sizes["full_attention"] = heads["full_heads"].head_dim
     ropes = {kind: of_kind(fields, kind, sizes[kind], _ROPES) for kind in {*kinds}}
     full, local = (ropes.get(kind, Rope(())) for kind in ("full_attention", "sliding_attention"))
-    return heads | {
-        "activation": activation(fields["hidden_activation"]),
-        "attention_scale": 1.0,
-        "logit_softcap": float_field(fields, "final_logit_softcapping", 0),
-        "embed_scale": size_field(fields, "hidden_size") ** 0.5,
-        "value_norm": True,
-        "inv_freq": full.inv_freq,
-        "rope_scale": full.scale,
-        "local_inv_freq": local.inv_freq,
-        "local_rope_scale": local.scale,
-        "rope_kinds": tuple(2 if slides else 1 for slides in sliding),
-        "windows": tuple(window if slides else 0 for slides in sliding) if any(sliding) else (),
-    }
+    return (
+        heads
+        | _experts(fields)
+        | {
+            "activation": activation(fields["hidden_activation"]),
+            "attention_scale": 1.0,
+            "logit_softcap": float_field(fields, "final_logit_softcapping", 0),
+            "embed_scale": size_field(fields, "hidden_size") ** 0.5,
+            "value_norm": True,
+            "inv_freq": full.inv_freq,
+            "rope_scale": full.scale,
+            "local_inv_freq": local.inv_freq,
+            "local_rope_scale": local.scale,
+            "rope_kinds": tuple(2 if slides else 1 for slides in sliding),
+            "windows": tuple(window if slides else 0 for slides in sliding) if any(sliding) else (),
+        }
+    )
+
+
+def _experts(fields: Fields) -> dict[str, Any]:
+    """Return the ModelConfig fields of experts, if layers have them besides their dense feed-forward block."""
+    if not fields.get("enable_moe_block"):
+        return {}
+    bool_field(fields, "enable_moe_block")
+    count, used = size_field(fields, "num_experts"), size_field(fields, "top_k_experts")
+    mixture = Mixture(count, used, size_field(fields, "moe_intermediate_size"), normalised=True)
+    return {"mixture": mixture, "parallel_experts": True}
 
 
 def adapt_refs(model: Model, fields: Fields) -> Model:

@@ -35,14 +35,15 @@ struct RoutingArrays {
 // ---- the router ----
 
 RouterPlan::RouterPlan(nb::tuple settings, nb::tuple norm, nb::handle weight, nb::object bias, nb::object choice,
-                       nb::object shared)
+                       nb::object shared, nb::object factors)
     : settings_(settings_of(settings)),
       weight_(keep_array(weight, "the router", "f", {length(settings_.experts), kAny})),
       hidden_(weight_->size(1)),
       norm_(norm, hidden_),
       bias_(keep_vector(bias, "the router's bias", settings_.experts)),
       choice_(keep_vector(choice, "the bias of choice", settings_.experts)),
-      shared_(keep_vector(shared, "the gate of shared experts", hidden_)) {
+      shared_(keep_vector(shared, "the gate of shared experts", hidden_)),
+      factors_(keep_vector(factors, "the factors of experts", settings_.experts)) {
     check(settings_);
     Matrix rows = matrix();
     forms_ = RowForms{&rows};
@@ -61,6 +62,8 @@ Routed RouterPlan::route(const Prepared& in) const {
     for (size_t t = 0; t < in.tokens; ++t)
         choose_experts(settings_, or_null(bias_), or_null(choice_), logits.data() + t * count, ranked.data(),
                        chosen.experts.data() + t * used, chosen.weights.data() + t * used);
+    for (size_t i = 0; i < chosen.weights.size() && !factors_.empty(); ++i)
+        chosen.weights[i] *= factors_[static_cast<size_t>(chosen.experts[i])];
     for (size_t t = 0; t < in.tokens && !shared_.empty(); ++t)
         chosen.shared.push_back(
             sigmoid(std::inner_product(shared_.begin(), shared_.end(), in.x + t * in.stride, 0.0f)));

@@ -17,7 +17,7 @@ class RouterPlan {
 public:
     // settings: (experts, used, sigmoid, normalised, scale, groups, groups_used, group_best)
     RouterPlan(nb::tuple settings, nb::tuple norm, nb::handle weight, nb::object bias, nb::object choice,
-               nb::object shared);
+               nb::object shared, nb::object factors);
     void route(nb::handle x, nb::handle experts, nb::handle weights, nb::object shared) const;
     // Call without the interpreter's lock.
     Routed route(const Prepared& in) const;
@@ -33,7 +33,7 @@ private:
     std::unique_ptr<Array> weight_;  // [experts, hidden], in Python's memory
     size_t hidden_;
     NormPlan norm_;
-    std::vector<float> bias_, choice_, shared_;
+    std::vector<float> bias_, choice_, shared_, factors_;
     RowForms forms_{};
 };
 

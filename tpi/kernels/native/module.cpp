@@ -83,9 +83,9 @@ NB_MODULE(_native, m) {
         .def("run", &FfnPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("active").none(), nb::arg("out"))
         .def("prepare", &FfnPlan::prepare);
     nb::class_<RouterPlan>(m, "RouterPlan")
-        .def(nb::init<nb::tuple, nb::tuple, nb::handle, nb::object, nb::object, nb::object>(), nb::arg("settings"),
-             nb::arg("norm"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("choice").none(),
-             nb::arg("shared").none())
+        .def(nb::init<nb::tuple, nb::tuple, nb::handle, nb::object, nb::object, nb::object, nb::object>(),
+             nb::arg("settings"), nb::arg("norm"), nb::arg("weight"), nb::arg("bias").none(),
+             nb::arg("choice").none(), nb::arg("shared").none(), nb::arg("factors").none())
         .def("route",
              nb::overload_cast<nb::handle, nb::handle, nb::handle, nb::object>(&RouterPlan::route, nb::const_),
              nb::arg("x"), nb::arg("experts"), nb::arg("weights"), nb::arg("shared").none());

@@ -273,6 +273,7 @@ class _Geometry:
             experts, width = config.mixture.experts, config.mixture.width
             lengths = {
                 "router": experts * config.hidden, "router.bias": experts, "router.choice": experts,
+                "router.factors": experts, "layer_scale": 1,
                 "gate.biases": experts * width, "up.biases": experts * width, "down.biases": experts * config.hidden,
             }  # fmt: skip
         return tuple((name, ref, lengths.get(name, config.hidden)) for name, ref in refs.vectors)

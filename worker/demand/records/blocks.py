@@ -17,6 +17,7 @@ from scheduler.demand.records.layer import RecordShelf
 from scheduler.demand.records.tier import RecordTier
 from scheduler.slots.table import I32
 from scheduler.weights import BlockHold, Hold, Wanted
+from tpi.block import Joining
 from tpi.devices.base import Device, Finished, Pending
 from tpi.devices.pages import Bytes
 from tpi.errors import TpiError
@@ -152,7 +153,7 @@ class DemandBlock:
     def expect(self, wanted: Wanted) -> None:
         """Do nothing: the predictions themselves start the reads of the tier."""
 
-    def block(self, number: int, name: str, residual: Residual, sums_with_next: bool) -> Block:
+    def block(self, number: int, name: str, residual: Residual, sums_with_next: Joining) -> Block:
         """Return the description of this block that the block loop needs."""
         return PredictedBlock(number, name, residual, sums_with_next, segment=self.records)
 

@@ -9,10 +9,12 @@ ARCHITECTURES = ("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM")
 
 PLAIN: dict[str, Any] = {"hidden_size_per_layer_input": 0}
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "hidden_size_per_layer_input": (0, 0, 0, 0, 0, 8), "vocab_size_per_layer_input": (40, 1),
-    "attention_k_eq_v": (True, False), "num_kv_shared_layers": (0, 0, 0, 0, 0, 1), "use_double_wide_mlp": (True, False),
-    "enable_moe_block": (False, False, False, False, True), "top_k_experts": (None, 2),
+    "hidden_size_per_layer_input": (0,) * 20 + (8,), "vocab_size_per_layer_input": (40, 1),
+    "attention_k_eq_v": (True, False), "num_kv_shared_layers": (0,) * 20 + (1,), "use_double_wide_mlp": (True, False),
+    "enable_moe_block": (False, True), "top_k_experts": (1, 2),
 }  # fmt: skip
+
+_EXPERTS = {"num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 24}
 
 
 def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Random) -> None:
@@ -24,8 +26,10 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
         found["sliding_window"] = 5
     if found.get("num_key_value_heads", 4) is None and rng.random() < 0.9:
         found["num_key_value_heads"] = 2
-    if found.get("enable_moe_block") and rng.random() < 0.95:
-        found |= {"num_experts": rng.choice([3, 4]), "top_k_experts": rng.choice([1, 2]), "moe_intermediate_size": 24}
+    if found.get("enable_moe_block"):
+        found |= {name: value for name, value in _EXPERTS.items() if found.get(name) is None}
+    if rng.random() < 0.95:
+        found.pop("rope_scaling", None)
     if "use_bidirectional_attention" in found:
         found["use_bidirectional_attention"] = rng.choice([None, "vision"] if rng.random() < 0.97 else ["all"])
     if rng.random() < 0.97:
@@ -51,7 +55,8 @@ def _name_layers(found: dict[str, Any], rng: random.Random) -> None:
 
 def _ropes(rng: random.Random) -> dict[str, Any]:
     """Rotary embeddings of both kinds of layers, mostly proportional ones for full layers."""
-    found = {kind: rope(rng) for kind in ("full_attention", "sliding_attention")}
+    kinds = ["default", "linear", "dynamic", "llama3", "yarn"]
+    found = {kind: rope(rng, rng.choice(kinds)) for kind in ("full_attention", "sliding_attention")}
     if rng.random() < 0.6:
         share = rng.choice([{}, {"partial_rotary_factor": rng.choice([0.25, 0.5, 0.7, 1.0])}])
         stretch = {"factor": 2.0} if rng.random() < 0.3 else {}

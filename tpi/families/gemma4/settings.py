@@ -28,7 +28,12 @@ def flatten(fields: Fields) -> Fields:
     """Return the fields with `per_layer_config` under another name, as other families refuse it.
 
     `use_bidirectional_attention: vision` is removed, because it concerns the tokens of images only.
+
+    Raises:
+        ModelError: if the rotary embedding of all layers is scaled.
     """
+    if fields.get("rope_scaling") is not None:
+        raise ModelError("rope_scaling is not supported for this family; write rope_parameters for each kind of layer")
     found = {name: value for name, value in fields.items() if name != "per_layer_config"}
     if found.get("use_bidirectional_attention") == "vision":
         del found["use_bidirectional_attention"]

@@ -116,7 +116,7 @@ def residences(problem: Problem, kv: KvTier, pipeline: Pipeline) -> Residences |
     outside, left = np.where(gpu, 0, sizes), room - _shared_bytes(problem, gpu, kv, pipeline)
     slots = np.minimum(HOST_SLOTS[pipeline] * outside.max(axis=0), outside.sum(axis=0))
     fits = outside.sum(axis=0) <= left
-    order = _orders(problem)[-1]
+    order = _kept_first(problem)
     beginning = np.empty_like(gpu)
     beginning[order] = np.cumsum(outside[order], axis=0) <= left - slots
     disk = np.full_like(gpu, True) if weights == "disk" else ~(beginning | fits)
@@ -204,6 +204,18 @@ def _orders(problem: Problem) -> list[list[int]]:
     attention = [number for number in order if problem.attends[number, 0]]
     ffn = [number for number in order if not problem.attends[number, 0]]
     return [ffn + attention, attention + ffn, order]
+
+
+def _kept_first(problem: Problem) -> list[int]:
+    """Return the segments in the order in which RAM keeps them.
+
+    Without an accelerator, experts are read from disk one by one: they come last, as a token needs few of them.
+    """
+    order = _orders(problem)[-1]
+    if problem.machine.cards:
+        return order
+    parts = [segment.touched(1) / max(1, segment.nbytes) for segment in problem.work.segments]
+    return sorted(order, key=lambda number: -parts[number])
 
 
 def _layers(problem: Problem) -> list[list[int]]:

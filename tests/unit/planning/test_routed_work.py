@@ -8,8 +8,11 @@ import pytest
 from master.planning.problem import planning_problem, request_of
 from master.planning.shapes import model_shape
 from scheduler.model.machine import LAPTOP
+from scheduler.model.offload.choice import choose
+from scheduler.model.offload.memory import Needs
+from scheduler.model.offload.problem import Limits, Problem
 from scheduler.model.offload.tasks import Tasks
-from scheduler.model.offload.work import NodeWork, StepSize
+from scheduler.model.offload.work import NodeWork, StepSize, Workload
 from tests.support.paths import ROOT
 
 MIXTRAL = ROOT / "tests/support/data/mixtral-8x7b"
@@ -40,3 +43,14 @@ def test_one_token_uses_a_quarter_of_experts_and_a_prompt_all(mixtral: NodeWork)
     assert (one.read[ffn, 0] - latency) * 4 == pytest.approx(long.read[ffn, 0] - latency, rel=1e-3)
     assert one.host[ffn, 0] < long.host[ffn, 0] / 4
     assert Tasks.of(mixtral, LAPTOP, StepSize(1, 1, 512)).up[ffn, 0] == long.up[ffn, 0]  # to a card goes all of it
+
+
+def test_experts_leave_the_memory_before_attention(mixtral: NodeWork) -> None:
+    attention = sum(segment.nbytes for segment in mixtral.segments if segment.kind == "attention")
+    machine = replace(LAPTOP, accelerator=None, memory=mixtral.nbytes // 2)
+    request = Workload(prompt=64, answer=16, sequences=1, context=512)
+    chosen = choose(Problem(mixtral, machine, request, Needs(token=1), Limits())).offload
+    lying = list(zip(mixtral.segments, chosen.residence, strict=True))
+    assert {tier for segment, tier in lying if segment.kind == "attention"} == {"ram"}
+    assert {tier for segment, tier in lying if segment.kind == "ffn"} == {"ram", "disk"}
+    assert attention < machine.memory

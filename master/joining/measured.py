@@ -27,7 +27,7 @@ class Ask(Protocol):
 
 
 class MeasuredWorkers:
-    """The measurements of workers.
+    """Measures the speed of workers and the links to them, and stores the results.
 
     All methods may be called from any thread; `ask` and `improved` wait for the network.
     """

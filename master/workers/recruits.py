@@ -52,7 +52,7 @@ class Recruits:
     def try_announced(self, address: str, key: bytes) -> None:
         """Call `address`, where the owner of `key` is announced; only the newest announcements are tried.
 
-        The time and memory for which a worker must wait apply at every address of it.
+        A new address of a known worker takes over what its other addresses wait for: a time, and memory.
         """
         if any(one.at(address, key) for one in self._calls):
             return

@@ -211,7 +211,11 @@ class MemoryWindow:
         return self._holds[block]
 
     def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
-        """Yield the bytes of `block` in parts as they arrive. Raises as `hold`."""
+        """Yield the bytes of `block` in parts of at least `least` bytes as they arrive, as one part if it is in memory.
+
+        Raises:
+            WeightsError: if the block could not be loaded; the message names the file.
+        """
         if block in self.placement.resident:
             yield self._loader.hold_kept(block)
         else:

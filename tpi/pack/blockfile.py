@@ -109,7 +109,9 @@ def _check_run(run: RunLayout) -> None:
         or not known
         or not all(part.format in GROUP_BYTES and part.axis in get_args(Axis) for part in run.parts)
     ):
-        raise ModelError(f"a run of layout {run.layout!r} that this version does not know")
+        raise ModelError(
+            f"the file has a run of layout {run.layout!r}, which this version does not know; make the pack again"
+        )
 
 
 def block_id(header: bytes, small: bytes) -> str:

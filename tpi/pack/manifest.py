@@ -134,4 +134,6 @@ def _check(shape: BlockShape, kind: BlockKind, runs: Mapping[RunName, RunShape])
         wanted = runs[run.name]
         fits = wanted.vectors is None or 0 <= run.units * run.width - wanted.vectors < run.width
         if not fits or run.hidden != wanted.hidden or run.width % wanted.step:
-            raise ValueError(f"run {run.name} has {run.units} units of {run.width} for {wanted.vectors} vectors")
+            raise ValueError(
+                f"run {run.name} has {run.units} units of {run.width} vectors; {wanted.vectors} vectors are expected"
+            )

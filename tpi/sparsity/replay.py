@@ -105,7 +105,7 @@ def replay(
                 total, routing = _pass_experts(config, block, x, kernels)
                 chosen(layer, routing)
             else:
-                raise ModelError(f"a block of kind {block.kind} is not replayed; take a model without experts")
+                raise ModelError(f"a block of kind {block.kind} cannot be replayed; take a model without experts")
             if how := joining(config, block.kind):
                 before = how, total  # this block and the next run in parallel: one residual takes both sums
                 continue

@@ -31,7 +31,7 @@ class DenseFallback:
 
     @property
     def known(self) -> bool:
-        """True if the limit for one token was measured or given."""
+        """True if it is known up to which share of active neurons the sparse product of one token is faster."""
         return 0 in self._limits
 
     def learn(self, tokens: int, limit: float) -> None:

@@ -74,7 +74,10 @@ class Residences:
         return gpu | np.where(self.attends, *taken)
 
     def redundant(self, way: int) -> Mask:
-        """Return which candidates have no segment of some kind that `way` gives to the accelerator, `[candidates]`."""
+        """Return the candidates for which another way is the same as `way`, `[candidates]`.
+
+        `way` gives the accelerator a kind of segment of which such a candidate has none.
+        """
         outside = ~self.gpu
         kinds = [outside & ~self.disk & self.attends, self.disk & self.attends]
         kinds += [outside & ~self.disk & ~self.attends, self.disk & ~self.attends]

@@ -78,7 +78,7 @@ class Combination:
     def bound(self, at: int) -> float:
         """Return a lower bound of the seconds per sequence of pair number `at`.
 
-        It may be larger than the one in `bounds`, because it takes heads as whole.
+        It may be larger than the one in `bounds`, which may divide a head between two devices.
         """
         if self.heads <= 1:
             return float(self.bounds[at])

@@ -13,7 +13,7 @@ from threading import local
 
 
 class EmulatedClock:
-    """Emulated seconds, by thread, on the scale of `real`; a thread is never ahead of `real`."""
+    """A clock that gives each thread a time of its own, in seconds of the clock `real`, which it is never ahead of."""
 
     def __init__(
         self, real: Callable[[], float] = time.perf_counter, sleep: Callable[[float], object] = time.sleep

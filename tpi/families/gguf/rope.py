@@ -76,13 +76,16 @@ def extrapolates(fields: Fields) -> bool:
 
 
 def _extrapolation(fields: Fields, kind: object) -> float:
-    """Return the share of YaRN's ramp that is used: that in the file, or else 1 for YaRN and 0 for other types."""
+    """Return the weight of YaRN's ramp between unscaled and scaled frequencies; 0 leaves all of them scaled.
+
+    It is the file's, or else 1 for YaRN and 0 for other types of scaling.
+    """
     given = float_field(fields, "rope.scaling.yarn_ext_factor", -1.0)
     return given if given >= 0 else float(kind == "yarn")
 
 
 def _attention(fields: Fields, factor: float, ramp: float) -> float:
-    """Return the factor on cosine and sine. `ramp` is the share of YaRN's ramp that is used.
+    """Return the factor by which cosine and sine are multiplied. `ramp` is the weight of YaRN's ramp.
 
     Raises:
         ModelError: if the file has `yarn_attn_factor` with YaRN, since programs interpret it differently.

@@ -1,4 +1,7 @@
-"""Many tokens (a prompt) times packed weights: squares of tokens x outputs on the tensor cores, 32 inputs at a time."""
+"""Programs that multiply many tokens (a prompt) by packed weights.
+
+Each computes a tile of tokens x outputs on the tensor cores, 32 inputs at a time.
+"""
 
 import triton
 import triton.language as tl

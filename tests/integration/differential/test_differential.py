@@ -23,6 +23,7 @@ SEEN = 20  # runs in which each field is elsewhere than it usually stands
 def test_random_configurations_give_equal_logits_or_a_refusal(tmp_path: Path) -> None:
     tally = differential.run(range(DRAWS), tmp_path)
     fields = {name for architecture in ARCHITECTURES for name in class_fields(architecture)} | nested_draws.INSIDE
+    fields.remove("hidden_size_per_layer_input")  # all values are refused but 0, where it usually stands
     assert {name for family in FAMILIES for name in family.architectures} == set(ARCHITECTURES)
     assert not tally.wrong, str(tally)
     assert DRAWS * len(ARCHITECTURES) >= 1000

@@ -42,7 +42,7 @@ def test_a_node_without_memory_for_its_kv_closes_what_is_open(
 
     monkeypatch.setattr(build, "open_group", recorded)
     with monkeypatch.context() as without:
-        without.setattr(KvPages, "allocate", out_of_memory)
+        without.setattr(KvPages, "of_layers", out_of_memory)
         with pytest.raises(MemoryError), single_node(tiny_pack("llama"), setting, cache=tmp_path):
             pass
     assert not readers()

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from master.batch.command import batch
 from master.deployment.deployment import Concurrency
-from master.generation.batcher import Batcher, Work
+from master.generation.batcher import Batcher, Drafts, Work
 from master.generation.engine import MOST_RUNNING
 from master.generation.sequence import Sequence as Running
 from master.options import RunOptions
@@ -47,9 +47,9 @@ def running(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     pick = Batcher.pick
 
-    def counted(batcher: Batcher, sequences: Sequence[Running]) -> list[Work]:
+    def counted(batcher: Batcher, sequences: Sequence[Running], drafts: Drafts) -> list[Work]:
         found.append(len(sequences))
-        return pick(batcher, sequences)
+        return pick(batcher, sequences, drafts)
 
     monkeypatch.setattr(Batcher, "pick", counted)
     return found

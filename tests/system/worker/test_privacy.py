@@ -97,7 +97,8 @@ def test_no_token_ids(talk: tuple[Wire, Pack, list[int], str, Path]) -> None:
 def test_steps_carry_hidden_states_and_counts_only(talk: tuple[Wire, Pack, list[int], str, Path]) -> None:
     wire, pack, tokens, _, _ = talk
     steps = [message for frames in wire.messages if isinstance(message := decode(frames), Step) and message.entries]
-    assert len(steps) == 2 * 16
+    assert sum(entry.position == 0 for step in steps for entry in step.entries) == 2  # the prompt, to each worker
+    assert len(steps) > 2
     for step in steps:
         assert step.x.shape == (sum(entry.count for entry in step.entries), pack.config.hidden)
         numbers = [number for entry in step.entries for number in (entry.sequence, entry.position, *entry.appended)]

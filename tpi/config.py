@@ -19,7 +19,9 @@ Norm = Literal["rms", "layer"]
 BlockKind = Literal["attention", "delta", "conv", "ffn", "experts", "table", "vectors"]
 RECURRENT: frozenset[BlockKind] = frozenset({"delta", "conv"})  # kinds with a state in place of keys and values
 Scores = Literal["softmax", "sigmoid"]
-Format = Literal["f32", "bf16", "q8", "q4", "q4s", "mxfp4"]
+Format = Literal[
+    "f32", "bf16", "f16", "q8", "q4", "q4s", "mxfp4", "q6", "q5", "q3", "q2", "iq4", "iq3s", "iq3", "iq2", "iq1"
+]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
 """Quantisation groups: conversion between 32 float32 values and the bytes of one quantised block.
 
-The blocks are those of GGUF: q8 is Q8_0, q4 is Q4_1, q4s is Q4_0. A block holds an f16 scale, in q4 an f16 minimum, and
-then the codes. In mxfp4 the scale is one byte, an exponent. Byte j of the 16 bytes of 4-bit codes holds value j in its
-low half and value j + 16 in its high half.
+A block holds its factors and then its codes. The blocks of q8, q4, q4s, q5, mxfp4 and iq4 have the values of GGUF's
+Q8_0, Q4_1, Q4_0, Q5_1, MXFP4 and IQ4_NL. The others are groups of 32 of GGUF's super-blocks (`Coding`).
+
+The bits of codes lie in planes, the low bits first. A plane of b bits takes b words of 4 bytes. Value 4w + j of a group
+is in byte j of word w mod b, shifted left by b * (w div b) bits. So a plane of 4 bits has value j in the low half of
+byte j, and value j + 16 in the high half.
 """
 
-from typing import cast
+from dataclasses import dataclass
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +20,57 @@ from tpi.pack.layout import GROUP, GROUP_BYTES
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
-CODE_BYTES: dict[Format, int] = {"q8": GROUP, "q4": GROUP // 2, "q4s": GROUP // 2, "mxfp4": GROUP // 2}
-FACTOR_BYTES: dict[Format, int] = {"q8": 2, "q4": 2, "q4s": 2, "mxfp4": 1}  # size of a scale or a minimum
-E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value of each code
+
+@dataclass(frozen=True)
+class Coding:
+    """How the values of a group are stored.
+
+    Factors are one of:
+
+    - `power`: an e8m0 byte, the scale.
+    - `scale`: an f16 scale.
+    - `line`: an f16 scale and an f16 minimum.
+    - `halves`: an f16 scale and two int8; the scale of each half is their product.
+    - `lines`: an f16 scale, an f16 offset, a byte that multiplies the scale and a byte that multiplies the offset. The
+      low 4 bits of a byte are for the first half of the group. The minimum is the offset, negated.
+
+    A value is `scale * unit * number + minimum`. The number is the code minus `offset`, or `table[code]`.
+    """
+
+    planes: tuple[int, ...]
+    factors: Literal["power", "scale", "line", "halves", "lines"]
+    offset: int = 0
+    table: tuple[int, ...] = ()
+    unit: float = 1.0
+
+    @property
+    def numbers(self) -> F32:
+        """The number that each code stands for."""
+        return np.array(self.table or np.arange(1 << sum(self.planes)) - self.offset, np.float32)
+
+
+_DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_IQ3 = (-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62)
+CODINGS: dict[Format, Coding] = {
+    "q4": Coding((4,), "line"),
+    "q4s": Coding((4,), "scale", offset=8),
+    "mxfp4": Coding((4,), "power", table=_DOUBLED_E2M1),
+    "q6": Coding((4, 2), "halves", offset=32),
+    "q5": Coding((4, 1), "line"),
+    "q3": Coding((2, 1), "halves", offset=4),
+    "q2": Coding((2,), "lines"),
+    "iq4": Coding((4,), "scale", table=_IQ4),
+    "iq3s": Coding((4,), "scale", table=tuple(range(-15, 16, 2))),
+    "iq3": Coding((4,), "scale", table=_IQ3),
+    "iq2": Coding((2, 1), "halves", table=(-43, -25, -8, 8, 25, 43, 0, 0), unit=0.125),
+    "iq1": Coding((2, 1), "halves", table=(-9, -7, -1, 1, 7, 9, 0, 0), unit=0.125),
+}  # q8 has codes of whole bytes, which are int8
+
+CODE_BYTES: dict[Format, int] = {name: 4 * sum(coding.planes) for name, coding in CODINGS.items()}
+CODE_BYTES["q8"] = GROUP
+FACTOR_BYTES: dict[Format, int] = {**dict.fromkeys(CODE_BYTES, 2), "mxfp4": 1}  # bytes that tiles keep together
+_HALF = GROUP // 2
 _LARGEST_F16 = float(np.finfo(np.float16).max)
 
 
@@ -30,43 +82,92 @@ def quantise_groups(format: Format, values: F32) -> U8:
     groups = np.ascontiguousarray(values, np.float32).reshape(*values.shape[:-1], values.shape[-1] // GROUP, GROUP)
     if format == "q8":
         return _quantise_q8(groups)
-    if format == "mxfp4":
+    coding = CODINGS[format]
+    if coding.factors == "power":
         return _quantise_mxfp4(groups)
-    return _quantise_q4(groups) if format == "q4" else _quantise_q4s(groups)
+    if coding.factors == "lines":
+        return _quantise_lines(coding, groups)
+    if coding.factors == "line":
+        return _quantise_line(coding, groups)
+    return _quantise_q4s(groups) if format == "q4s" else _quantise_numbers(coding, groups)
 
 
 def dequantise_groups(format: Format, blocks: U8) -> F32:
     """Dequantise blocks: `[..., groups, block bytes]` uint8 to `[..., groups * 32]` float32."""
     code_bytes = CODE_BYTES[format]
-    factors = _factors(format, blocks[..., :-code_bytes])
+    scale, minimum = _lines(format, blocks[..., :-code_bytes])
     codes = np.ascontiguousarray(blocks[..., -code_bytes:])
-    scale = factors[..., :1]
     if format == "q8":
-        values = codes.view(np.int8).astype(np.float32) * scale
-    elif format == "mxfp4":
-        values = E2M1[np.concatenate([codes & 15, codes >> 4], axis=-1)] * scale
+        numbers = codes.view(np.int8).astype(np.float32)
     else:
-        halves = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float32)
-        values = (halves - 8) * scale if format == "q4s" else halves * scale + factors[..., 1:]
-    return cast(F32, values.reshape(*blocks.shape[:-2], blocks.shape[-2] * GROUP))
+        numbers = CODINGS[format].numbers[unpack_codes(CODINGS[format].planes, codes)]
+    parts = numbers.reshape(*scale.shape, GROUP // scale.shape[-1]) * scale[..., None]
+    if minimum is not None:
+        parts += minimum[..., None]
+    return cast(F32, parts.reshape(*blocks.shape[:-2], blocks.shape[-2] * GROUP))
 
 
 def group_factors(format: Format, blocks: U8) -> F32:
-    """Return the scale, and in q4 the minimum, of each block.
+    """Return the scales and minima of each block.
 
     `blocks` is uint8 `[..., n * block bytes]`, blocks back to back; the result is float32 `[..., n, factors]`.
     """
     size, code_bytes = GROUP_BYTES[format], CODE_BYTES[format]
     each = blocks.reshape(*blocks.shape[:-1], blocks.shape[-1] // size, size)[..., :-code_bytes]
-    return _factors(format, each)
+    scale, minimum = _lines(format, each)
+    return scale if minimum is None else np.concatenate([scale, minimum], axis=-1)
 
 
-def _factors(format: Format, raw: U8) -> F32:
-    """Decode the bytes of scales and minima to float32. e8m0 scales are halved, because `E2M1` holds doubled values."""
-    if format != "mxfp4":
-        return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
-    powers = np.ldexp(np.float32(1), raw.astype(np.int32) - 128)
-    return np.asarray(np.where(raw == 255, np.nan, powers), np.float32)
+def unpack_codes(planes: tuple[int, ...], codes: U8) -> U8:
+    """Return the codes of groups, `[..., 32]`, from the bytes of their planes, `[..., 4 * bits]`."""
+    whole = np.zeros((*codes.shape[:-1], 8, 4), np.uint8)
+    at = below = 0
+    for bits in planes:
+        words = codes[..., at : at + 4 * bits].reshape(*codes.shape[:-1], bits, 4)
+        for word in range(8):
+            part = words[..., word % bits, :] >> np.uint8(word // bits * bits) & np.uint8((1 << bits) - 1)
+            whole[..., word, :] |= part << np.uint8(below)
+        at, below = at + 4 * bits, below + bits
+    return whole.reshape(*codes.shape[:-1], GROUP)
+
+
+def pack_codes(planes: tuple[int, ...], codes: U8) -> U8:
+    """Return the bytes of the planes of groups, `[..., 4 * bits]`, from their codes, `[..., 32]`."""
+    whole = codes.reshape(*codes.shape[:-1], 8, 4)
+    out = np.zeros((*codes.shape[:-1], sum(planes), 4), np.uint8)
+    at = 0
+    for bits in planes:
+        for word in range(8):
+            part = whole[..., word, :] >> np.uint8(at) & np.uint8((1 << bits) - 1)
+            out[..., at + word % bits, :] |= part << np.uint8(word // bits * bits)
+        at += bits
+    return out.reshape(*codes.shape[:-1], 4 * at)
+
+
+def _lines(format: Format, raw: U8) -> tuple[F32, F32 | None]:
+    """Decode the factors of blocks, `[..., bytes]`, to scales and minima; each is `[..., 1]`, or `[..., 2]` by half.
+
+    e8m0 scales are halved, because the table of mxfp4 holds doubled values.
+    """
+    raw = np.ascontiguousarray(raw)
+    if format == "q8":
+        return raw.view(np.float16).astype(np.float32), None
+    coding = CODINGS[format]
+    if coding.factors == "power":
+        powers = np.ldexp(np.float32(1), raw.astype(np.int32) - 128)
+        return np.asarray(np.where(raw == 255, np.nan, powers), np.float32), None
+    if coding.factors == "halves":
+        each = np.ascontiguousarray(raw[..., 2:]).view(np.int8).astype(np.float32) * np.float32(coding.unit)
+        return _halves_at(raw, 0) * each, None
+    if coding.factors == "lines":
+        scale, offset = (np.concatenate([byte & 15, byte >> 4], axis=-1) for byte in (raw[..., 4:5], raw[..., 5:]))
+        return _halves_at(raw, 0) * scale.astype(np.float32), -(_halves_at(raw, 2) * offset.astype(np.float32))
+    factors = raw.view(np.float16).astype(np.float32)
+    return factors[..., :1], factors[..., 1:] if coding.factors == "line" else None
+
+
+def _halves_at(raw: U8, at: int) -> F32:
+    return np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16).astype(np.float32)
 
 
 def _quantise_q8(groups: F32) -> U8:
@@ -79,28 +180,29 @@ def _quantise_q8(groups: F32) -> U8:
     return np.concatenate([_f16_bytes(scale), codes.astype(np.int8).view(np.uint8)], axis=-1)
 
 
-def _quantise_q4(groups: F32) -> U8:
-    """Quantise groups to q4 by least squares: try several ranges, refit each to its rounded codes, use the closest."""
+def _quantise_line(coding: Coding, groups: F32) -> U8:
+    """Quantise groups by least squares: try several ranges, refit each to its rounded codes, use the closest."""
+    most = np.float32((1 << sum(coding.planes)) - 1)
     low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
-    best = _line(groups, (high - low) / np.float32(15), low)
+    best = _line(groups, (high - low) / most, low, most)
     for shrink in (1.0, 0.94, 0.88):
         half = (high - low) / 2 * np.float32(shrink)
-        tried = _line(groups, half / np.float32(7.5), (low + high) / 2 - half)
-        for candidate in (tried, _line(groups, *_fit_line(tried[1], groups))):
+        tried = _line(groups, half / (most / 2), (low + high) / 2 - half, most)
+        for candidate in (tried, _line(groups, *_fit_line(tried[1], groups), most)):
             best = _closer(best, candidate)
     _, codes, scale, minimum = best
-    return np.concatenate([_f16_bytes(scale), _f16_bytes(minimum), _pack_codes(codes)], axis=-1)
+    planes = pack_codes(coding.planes, codes.astype(np.uint8))
+    return np.concatenate([_f16_bytes(scale), _f16_bytes(minimum), planes], axis=-1)
 
 
 def _quantise_q4s(groups: F32) -> U8:
     """Quantise groups to q4s: try signed scales that map the largest magnitude near an end code; use the closest."""
-    index = np.abs(groups).argmax(axis=-1, keepdims=True)
-    extreme = np.take_along_axis(groups, index, axis=-1)
+    extreme = _extreme(groups)
     best = _line(groups, extreme / np.float32(-8), None)
     for divisor in (-8.5, -7.5, -7.0, 7.5, 7.0):
         best = _closer(best, _line(groups, extreme / np.float32(divisor), None))
     _, codes, scale, _ = best
-    return np.concatenate([_f16_bytes(scale), _pack_codes(codes)], axis=-1)
+    return np.concatenate([_f16_bytes(scale), pack_codes((4,), codes.astype(np.uint8))], axis=-1)
 
 
 def _quantise_mxfp4(groups: F32) -> U8:
@@ -108,9 +210,52 @@ def _quantise_mxfp4(groups: F32) -> U8:
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     exponent = np.frexp(largest)[1] - 1 - 2 + 127  # 2^2 is the largest power of two in e2m1
     scale = np.where(largest > 0, np.clip(exponent, 1, 254), 0).astype(np.uint8)
-    wanted = groups / _factors("mxfp4", scale)
-    codes = np.abs(wanted[..., None] - E2M1).argmin(axis=-1)
-    return np.concatenate([scale, _pack_codes(codes.astype(np.float32))], axis=-1)
+    wanted = groups / _lines("mxfp4", scale)[0]
+    codes = np.abs(wanted[..., None] - CODINGS["mxfp4"].numbers).argmin(axis=-1)
+    return np.concatenate([scale, pack_codes((4,), codes.astype(np.uint8))], axis=-1)
+
+
+def _quantise_numbers(coding: Coding, groups: F32) -> U8:
+    """Quantise groups to the nearest numbers of a coding with a scale for each group or half; try several scales."""
+    parts = groups.reshape(*groups.shape[:-1], 2 if coding.factors == "halves" else 1, -1)
+    numbers = coding.numbers[:-2] if coding.table and len(coding.table) == 8 else coding.numbers
+    extreme = _extreme(parts)
+    best = scale = np.zeros_like(extreme)
+    for end in (numbers[0], numbers[-1]):
+        for shrink in (1.0, 1.06, 0.94, 0.88):
+            tried = extreme / (end * np.float32(shrink))
+            error = np.square(parts - numbers[_nearest(numbers, parts, tried)] * tried).sum(axis=-1, keepdims=True)
+            better = (error < best) | (scale == 0)
+            best, scale = np.where(better, error, best), np.where(better, tried, scale)
+    if coding.factors == "scale":
+        factors, scale = _f16_bytes(_as_f16(scale[..., 0])), _as_f16(scale)
+    else:
+        unit = np.float32(coding.unit)
+        whole = _as_f16(np.abs(scale).max(axis=-2, keepdims=True) / (127 * unit))
+        each = np.clip(np.rint(scale * _inverse(whole * unit)), -127, 127)
+        factors = np.concatenate([_f16_bytes(whole[..., 0, :]), each[..., 0].astype(np.int8).view(np.uint8)], axis=-1)
+        scale = whole * unit * each
+    codes = _nearest(numbers, parts, scale).reshape(groups.shape)
+    return np.concatenate([factors, pack_codes(coding.planes, codes)], axis=-1)
+
+
+def _quantise_lines(coding: Coding, groups: F32) -> U8:
+    """Quantise groups with a scale and a minimum for each half, both of which are multiples of those of the group."""
+    most = np.float32((1 << sum(coding.planes)) - 1)
+    parts = groups.reshape(*groups.shape[:-1], 2, _HALF)
+    low = np.minimum(parts.min(axis=-1), 0)
+    offset = _as_f16(-low.min(axis=-1, keepdims=True) / 15)
+    offsets = np.rint(-low * _inverse(offset))
+    wanted = (parts.max(axis=-1) + offset * offsets) / most
+    scale = _as_f16(wanted.max(axis=-1, keepdims=True) / 15)
+    scales = np.clip(np.rint(wanted * _inverse(scale)), 0, 15)
+    each = (scale * scales)[..., None]
+    codes = np.clip(np.rint((parts + (offset * offsets)[..., None]) * _inverse(each)), 0, most).astype(np.uint8)
+    pairs = [
+        (pair[..., :1].astype(np.uint8) | pair[..., 1:].astype(np.uint8) << np.uint8(4)) for pair in (scales, offsets)
+    ]
+    planes = pack_codes(coding.planes, codes.reshape(groups.shape))
+    return np.concatenate([_f16_bytes(scale), _f16_bytes(offset), *pairs, planes], axis=-1)
 
 
 _Line = tuple[F32, F32, F32, F32]  # squared error, codes, scale, minimum
@@ -124,14 +269,14 @@ def _scaled(groups: F32, scale: F32) -> _Line:
     return error, codes, scale, scale
 
 
-def _line(groups: F32, scale: F32, minimum: F32 | None) -> _Line:
-    """Compute the codes of `groups`, in 0..15, for a scale and minimum rounded to f16, and the squared errors.
+def _line(groups: F32, scale: F32, minimum: F32 | None, most: float = 15) -> _Line:
+    """Compute the codes of `groups`, in 0..most, for a scale and minimum rounded to f16, and the squared errors.
 
     If `minimum` is None, it is -8 times the scale.
     """
     scale = _as_f16(scale)
     low = scale * np.float32(-8) if minimum is None else _as_f16(minimum)
-    codes = np.clip(np.rint((groups - low) * _inverse(scale)), 0, 15)
+    codes = np.clip(np.rint((groups - low) * _inverse(scale)), 0, most)
     error = np.square(groups - (codes * scale + low)).sum(axis=-1, keepdims=True)
     return error, codes, scale, low
 
@@ -151,9 +296,14 @@ def _fit_line(codes: F32, groups: F32) -> tuple[F32, F32]:
     return slope, mean - slope * mean_code
 
 
-def _pack_codes(codes: F32) -> U8:
-    whole = codes.astype(np.uint8)
-    return cast(U8, whole[..., : GROUP // 2] | whole[..., GROUP // 2 :] << np.uint8(4))
+def _extreme(groups: F32) -> F32:
+    """Return the value of the largest magnitude of each group, `[..., 1]`, with its sign."""
+    return np.take_along_axis(groups, np.abs(groups).argmax(axis=-1, keepdims=True), axis=-1)
+
+
+def _nearest(numbers: F32, values: F32, scale: F32) -> U8:
+    """Return the codes of the ascending `numbers` that are nearest to `values / scale`."""
+    return np.searchsorted((numbers[1:] + numbers[:-1]) / 2, values * _inverse(scale)).astype(np.uint8)
 
 
 def _as_f16(values: F32) -> F32:

@@ -23,11 +23,22 @@ TILE_OUTPUTS = 8
 GROUP_BYTES: dict[Format, int] = {
     "f32": 4 * GROUP,
     "bf16": 2 * GROUP,
+    "f16": 2 * GROUP,
     "q8": GROUP + 2,  # int8 codes, f16 scale:            w = scale * code
     "q4": GROUP // 2 + 4,  # 4-bit codes, f16 scale, f16 minimum: w = scale * code + minimum
     "q4s": GROUP // 2 + 2,  # 4-bit codes, f16 scale:       w = scale * (code - 8)
-    "mxfp4": GROUP // 2 + 1,  # e2m1 values, e8m0 scale (a power of two); `tiled` only (OCP Microscaling 1.0)
+    "mxfp4": GROUP // 2 + 1,  # e2m1 values, e8m0 scale (a power of two) (OCP Microscaling 1.0)
+    "q6": 24 + 4,  # 6-bit codes; f16 scale, and an int8 factor for each half of the group
+    "q5": 20 + 4,  # 5-bit codes, f16 scale, f16 minimum
+    "q3": 12 + 4,  # 3-bit codes; scale and factors as in q6
+    "q2": 8 + 6,  # 2-bit codes; f16 scale and minimum, and a 4-bit factor of each for each half
+    "iq4": 16 + 2,  # 4-bit codes into a table of 16 values, f16 scale
+    "iq3s": 16 + 2,  # the same with another table
+    "iq3": 16 + 2,  # the same with another table
+    "iq2": 12 + 4,  # 3-bit codes into a table of 6 values; scale and factors as in q6
+    "iq1": 12 + 4,  # the same with another table
 }
+RECORDS: tuple[Format, ...] = ("f32", "bf16", "f16", "q8", "q4", "q4s")  # formats that the record layout supports
 
 RunName = Literal["latent", "query_latent", "query_up", "query", "kv", "value", "key", "neuron", "shared", "row"]
 WHOLE_RUNS: tuple[RunName, ...] = ("latent", "query_latent")  # held in full by each node with a query head
@@ -37,7 +48,7 @@ Axis = Literal["row", "column"]
 
 def is_quantised(format: Format) -> bool:
     """Return True if the format stores groups of 32 codes with a scale."""
-    return format not in ("f32", "bf16")
+    return format not in ("f32", "bf16", "f16")
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class Part:
         """Return the size in bytes of one vector of `hidden` values."""
         if self.format == "f32":
             return 4 * hidden
-        if self.format == "bf16":
+        if not is_quantised(self.format):
             return 2 * hidden
         return hidden // GROUP * GROUP_BYTES[self.format]
 
@@ -74,8 +85,9 @@ class RunLayout:
     def __post_init__(self) -> None:
         if any(is_quantised(part.format) for part in self.parts) and self.hidden % GROUP:
             raise ModelError(f"a hidden size of {self.hidden} is not a multiple of {GROUP}; use --dtype f32 or bf16")
-        if self.layout == "record" and any(part.format == "mxfp4" for part in self.parts):
-            raise ModelError("weights in mxfp4 cannot be stored neuron by neuron; use --dtype q8 or q4")
+        for part in self.parts:
+            if self.layout == "record" and part.format not in RECORDS:
+                raise ModelError(f"weights in {part.format} cannot be stored neuron by neuron; use --dtype q8 or q4")
 
     @property
     def record_bytes(self) -> int:

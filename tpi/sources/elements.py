@@ -18,9 +18,12 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
 
-# The pack format that holds a coding's values without loss. Packs have no f16 format, so F16 becomes f32.
-_EXACT: dict[str, Format] = {
-    "F32": "f32", "F16": "f32", "BF16": "bf16", "Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8", "MXFP4": "mxfp4",
+# The pack format for a coding. It keeps the codes of every quantised type (`tpi.pack.builder.transcode`).
+_NEAREST: dict[str, Format] = {
+    "F32": "f32", "F16": "f16", "BF16": "bf16", "Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8", "MXFP4": "mxfp4",
+    "Q4_K": "q4", "Q5_0": "q5", "Q5_1": "q5", "Q5_K": "q5", "Q6_K": "q6", "Q3_K": "q3", "Q2_K": "q2", "TQ1_0": "q2",
+    "TQ2_0": "q2", "IQ4_NL": "iq4", "IQ4_XS": "iq4", "IQ3_S": "iq3s", "IQ3_XXS": "iq3", "IQ2_XXS": "iq2",
+    "IQ2_XS": "iq2", "IQ2_S": "iq2", "IQ1_S": "iq1", "IQ1_M": "iq1",
 }  # fmt: skip
 
 
@@ -37,14 +40,9 @@ class Element:
         return values // self.group * self.group_bytes
 
     @property
-    def exact(self) -> Format | None:
-        """The pack format that holds these values without loss; None if there is none."""
-        return _EXACT.get(self.name)
-
-    @property
     def nearest(self) -> Format:
-        """The pack format for `--dtype auto`: the exact one; else q4 for at most 4.5 bits per weight, and q8 above."""
-        return self.exact or ("q4" if 8 * self.group_bytes <= 4.5 * self.group else "q8")
+        """The pack format for `--dtype auto`, which keeps the codes; f32 for a coding that is not supported."""
+        return _NEAREST.get(self.name, "f32")
 
     @property
     def quantised(self) -> bool:

@@ -8,28 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernels.kernel_cases import layout_of
-from tpi.config import Format
 from tpi.devices.base import Device
 from tpi.devices.opencl.device import OpenClDevice, open_opencl
 from tpi.devices.opencl.discover import find_devices
 from tpi.devices.pages import Bytes
 from tpi.errors import KernelError, UsageError
 from tpi.kernels.spec import F32, KvArray, NormSpec
-from tpi.pack.layout import Layout
-
-FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
-PACKS: list[tuple[Format, Layout]] = [
-    *((format, "record") for format in FORMATS),
-    *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
-]
-TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "q8": 1e-4, "q4": 4e-3, "q4s": 4e-3}
 
 
-def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
-    """Equal but for `tolerance` of the largest value: an activation may round to the neighbouring int8."""
+def assert_close(actual: F32, expected: F32, limit: float) -> None:
+    """Equal but for `limit` of the largest value."""
     assert actual.shape == expected.shape
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(float(np.abs(expected).max()), 1e-3))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=limit * max(float(np.abs(expected).max()), 1e-3))
 
 
 @contextmanager

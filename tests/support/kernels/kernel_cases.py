@@ -1,6 +1,7 @@
 """Random blocks, packed, and both implementations of the kernels, for their tests."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
@@ -11,10 +12,21 @@ from tpi.kernels.paged import decode_kv, encode_kv
 from tpi.kernels.reference import ReferenceKernels
 from tpi.kernels.spec import F32, PAGE_TOKENS, U8, AttentionSpec, Batch, FfnSpec, KvArray, NormSpec
 from tpi.pack.builder.quantise import assemble, encode_part
-from tpi.pack.layout import Layout, Part, RunLayout, RunName
+from tpi.pack.layout import RECORDS, Layout, Part, RunLayout, RunName, is_quantised
 
 Random = np.random.Generator
 native, reference = NativeKernels(), ReferenceKernels()
+FORMATS: list[Format] = list(get_args(Format))
+PACKS: list[tuple[Format, Layout]] = [
+    *((format, "record") for format in RECORDS),
+    *((format, "tiled") for format in FORMATS if is_quantised(format)),
+]
+_TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "f16": 5e-6, "q8": 1e-4}
+
+
+def tolerance(format: Format) -> float:
+    """Return the largest error, as part of the largest value: an activation may round to the neighbouring int8."""
+    return _TOLERANCE.get(format, 4e-3)
 
 
 def normal(random: Random, *shape: int, scale: float = 1.0) -> F32:
@@ -23,7 +35,7 @@ def normal(random: Random, *shape: int, scale: float = 1.0) -> F32:
 
 def layout_of(format: Format) -> Layout:
     """The layout of dense packs: tiles where there are groups."""
-    return "record" if format in ("f32", "bf16") else "tiled"
+    return "tiled" if is_quantised(format) else "record"
 
 
 def pack(

@@ -23,9 +23,9 @@ std::vector<float> floats(size_t count, float size = 1.0f) {
     return values;
 }
 
-void put_factor(uint8_t* to, bool offset) {
-    // f16 values around 2^-6 for scales and -2^-4 for minima
-    uint16_t bits = static_cast<uint16_t>(offset ? 0xac00 + below(1024) : 0x2400 + below(1024));
+// An f16 with the given sign and exponent.
+void put_factor(uint8_t* to, int exponent, bool negative = false) {
+    uint16_t bits = static_cast<uint16_t>((negative ? 0x8000 : 0) + (exponent + 15) * 1024 + below(1024));
     std::memcpy(to, &bits, 2);
 }
 
@@ -45,6 +45,10 @@ struct Weights {
         for (size_t i = 0; i < bytes.size(); i += format == Format::f32 ? 4 : 2) {
             float value = uniform(-0.1f, 0.1f);
             uint32_t bits;
+            if (format == Format::f16) {
+                put_factor(&bytes[i], -6);
+                continue;
+            }
             std::memcpy(&bits, &value, 4);
             if (format == Format::f32) std::memcpy(&bytes[i], &bits, 4);
             else bytes[i] = static_cast<uint8_t>(bits >> 16), bytes[i + 1] = static_cast<uint8_t>(bits >> 24);
@@ -57,11 +61,18 @@ struct Weights {
                 if (i % 136 >= 128) bytes[i] = static_cast<uint8_t>(118 + below(6));
             return;
         }
-        size_t group = group_bytes(format), codes = format == Format::q8 ? 32 : 16, factors = (group - codes) / 2;
+        size_t group = group_bytes(format), codes = code_bytes(format);
+        Factors kind = coding_of(format).factors;
+        size_t factors = kind == Factors::line || kind == Factors::lines ? 2 : 1;  // others are any bytes
+        bool table = coding_of(format).table != nullptr;
+        int exponent = kind == Factors::halves ? -14 : kind == Factors::lines || table ? -9 : -6;
         size_t block = tiled ? 8 * group : group, count = tiled ? 8 : 1, at = tiled ? 8 * codes : 0;
         for (size_t b = 0; b < bytes.size(); b += block)
             for (size_t f = 0; f < factors; ++f)
-                for (size_t i = 0; i < count; ++i) put_factor(&bytes[b + at + (f * count + i) * 2], f == 1);
+                for (size_t i = 0; i < count; ++i) {
+                    bool minimum = f == 1 && kind == Factors::line;
+                    put_factor(&bytes[b + at + (f * count + i) * 2], minimum ? -4 : exponent, minimum);
+                }
     }
 };
 
@@ -176,11 +187,13 @@ int main() {
     Pool::instance().resize(2);
     for (const Kernels* isa : available_kernels()) {
         std::printf("%s\n", isa->name);
-        for (Format format : {Format::f32, Format::bf16, Format::q8, Format::q4, Format::q4s}) {
+        for (Format format : {Format::f32, Format::bf16, Format::f16, Format::q8, Format::q4, Format::q4s}) {
             check(*isa, format, false);
             if (is_quantised(format)) check(*isa, format, true);
         }
-        check(*isa, Format::mxfp4, true);
+        for (Format format : {Format::mxfp4, Format::q6, Format::q5, Format::q3, Format::q2, Format::iq4, Format::iq3s,
+                              Format::iq3, Format::iq2, Format::iq1})
+            check(*isa, format, true);
     }
     return failures ? 1 : 0;
 }

@@ -8,61 +8,57 @@ import pytest
 
 from tests.support.kernels.isas import ISAS, each_isa, over_isas
 from tests.support.kernels.kernel_cases import (
+    FORMATS,
+    PACKS,
     AttentionCase,
     FfnCase,
     assert_same_cache,
     attention_case,
     ffn_case,
-    layout_of,
     native,
     norm_spec,
     normal,
     pack,
     reference,
+    tolerance,
 )
 from tpi.config import Activation, Format, Norm
 from tpi.kernels.kv import KvDtype
 from tpi.kernels.spec import F32, NormSpec
-from tpi.pack.layout import Layout, Part
+from tpi.pack.layout import RECORDS, Layout, Part
 
-FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
-LAYOUTS: list[tuple[Format, Layout]] = [
-    *((format, "record") for format in FORMATS),
-    *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
-]
-TOLERANCE: dict[Format, float] = {"f32": 5e-6, "bf16": 5e-6, "q8": 1e-4, "q4": 4e-3, "q4s": 4e-3}
 pytestmark = pytest.mark.usefixtures("isa")
 RECORD_TOLERANCE = 1.5e-2  # 4-bit columns in records: the inner activations are rounded to int8 over 8 neurons
 
 
-def assert_close(actual: F32, expected: F32, tolerance: float) -> None:
-    """Equal but for `tolerance` of the largest value: an activation may round to the neighbouring int8."""
+def assert_close(actual: F32, expected: F32, limit: float) -> None:
+    """Equal but for `limit` of the largest value."""
     assert actual.shape == expected.shape
     assert np.isfinite(actual).all()
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(float(np.abs(expected).max()), 1e-3))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=limit * max(float(np.abs(expected).max()), 1e-3))
 
 
-def assert_attention_agrees(case: AttentionCase, tolerance: float) -> None:
+def assert_attention_agrees(case: AttentionCase, limit: float) -> None:
     """The native output and what it appended to the cache, against the reference's."""
     expected_kv = deepcopy(case.kv)
     expected = reference.attention(case.spec, case.data, case.x, expected_kv.keys[0], expected_kv.values[0], case.batch)
     actual = native.attention(case.spec, case.data, case.x, case.kv.keys[0], case.kv.values[0], case.batch)
-    assert_close(actual, expected, tolerance)
+    assert_close(actual, expected, limit)
     for mine, theirs in ((case.kv.keys[0], expected_kv.keys[0]), (case.kv.values[0], expected_kv.values[0])):
-        assert_same_cache(mine, theirs, case.spec.head_dim, tolerance)
+        assert_same_cache(mine, theirs, case.spec.head_dim, limit)
 
 
-def assert_ffn_agrees(case: FfnCase, tolerance: float, active: npt.NDArray[np.int32] | None = None) -> None:
+def assert_ffn_agrees(case: FfnCase, limit: float, active: npt.NDArray[np.int32] | None = None) -> None:
     """The native output against the reference's."""
     expected = reference.ffn(case.spec, case.data, case.x, active)
-    assert_close(native.ffn(case.spec, case.data, case.x, active), expected, tolerance)
+    assert_close(native.ffn(case.spec, case.data, case.x, active), expected, limit)
 
 
 @over_isas(("format", "tokens"), FORMATS, [1, 2, 3, 5, 16, 17, 70])
 def test_ffn(format: Format, tokens: int) -> None:
     random = np.random.default_rng([1, tokens])
     case = ffn_case(random, format=format, hidden=96, units=int(random.integers(1, 7)), tokens=tokens)
-    assert_ffn_agrees(case, TOLERANCE[format])
+    assert_ffn_agrees(case, tolerance(format))
 
 
 @over_isas(
@@ -84,7 +80,7 @@ def test_ffn_of_mixed_formats(layout: Layout, tokens: int, formats: tuple[Format
 def test_ffn_activations_and_biases(activation: Activation, gated: bool, format: Format, tokens: int) -> None:
     random = np.random.default_rng(3)
     case = ffn_case(random, format=format, activation=activation, gated=gated, norm="layer", bias=True, tokens=tokens)
-    assert_ffn_agrees(case, TOLERANCE[format])
+    assert_ffn_agrees(case, tolerance(format))
 
 
 @over_isas(("hidden", "format", "tokens"), [1, 3, 19, 67, 100], ["f32", "bf16"], [1, 5, 19])
@@ -92,7 +88,7 @@ def test_ffn_hidden_size_is_not_a_multiple_of_the_vector_width(hidden: int, form
     assert_ffn_agrees(ffn_case(np.random.default_rng(4), format=format, hidden=hidden, tokens=tokens), 2e-5)
 
 
-@over_isas(("format", "tokens", "width"), FORMATS, [1, 16, 17, 40], [1, 5, 12])
+@over_isas(("format", "tokens", "width"), RECORDS, [1, 16, 17, 40], [1, 5, 12])
 def test_ffn_whose_neurons_come_not_in_eights(format: Format, tokens: int, width: int) -> None:
     for gated, units in ((True, 1), (False, 3), (True, 3)):
         case = ffn_case(
@@ -102,12 +98,12 @@ def test_ffn_whose_neurons_come_not_in_eights(format: Format, tokens: int, width
         assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else 5e-4)
 
 
-@over_isas(("format", "tokens", "count"), FORMATS, [1, 4, 18], [0, 1, 9, 95])
+@over_isas(("format", "tokens", "count"), RECORDS, [1, 4, 18], [0, 1, 9, 95])
 def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
     random = np.random.default_rng([5, count])
     case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens)
     active = random.permutation(96)[:count].astype(np.int32)
-    assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else TOLERANCE[format], active)
+    assert_ffn_agrees(case, RECORD_TOLERANCE if format in ("q4", "q4s") else tolerance(format), active)
 
 
 @over_isas(
@@ -119,7 +115,7 @@ def test_ffn_of_active_neurons(format: Format, tokens: int, count: int) -> None:
 def test_attention(format: Format, kv_dtype: KvDtype, lengths: tuple[tuple[int, int], ...]) -> None:
     random = np.random.default_rng(6)
     case = attention_case(random, format=format, kv_dtype=kv_dtype, lengths=lengths, hidden=128, heads=6, head_dim=32)
-    assert_attention_agrees(case, max(TOLERANCE[format], {"f32": 0, "f16": 2e-3, "q8": 2e-2}[kv_dtype]))
+    assert_attention_agrees(case, max(tolerance(format), {"f32": 0, "f16": 2e-3, "q8": 2e-2}[kv_dtype]))
 
 
 @over_isas(("head_dim", "format", "tokens"), [2, 6, 20, 40, 64, 80, 128], ["f32", "q4"], [1, 21])
@@ -127,7 +123,7 @@ def test_attention_head_sizes(head_dim: int, format: Format, tokens: int) -> Non
     case = attention_case(
         np.random.default_rng(7), format=format, head_dim=head_dim, heads=3, kv_heads=3, lengths=((33, tokens),)
     )
-    assert_attention_agrees(case, TOLERANCE[format])
+    assert_attention_agrees(case, tolerance(format))
 
 
 @over_isas(
@@ -163,8 +159,8 @@ def test_values_that_are_too_many_for_a_copy_per_thread(format: Format) -> None:
     random = np.random.default_rng(18)
     lengths = tuple((length, 1) for length in range(16))
     case = attention_case(random, format=format, hidden=640, head_dim=32, lengths=lengths)
-    assert_attention_agrees(case, TOLERANCE[format])
-    assert_ffn_agrees(ffn_case(random, format=format, hidden=640, tokens=16), TOLERANCE[format])
+    assert_attention_agrees(case, tolerance(format))
+    assert_ffn_agrees(ffn_case(random, format=format, hidden=640, tokens=16), tolerance(format))
 
 
 @each_isa
@@ -180,16 +176,16 @@ def test_attention_where_k_has_a_format_of_its_own() -> None:
 
 
 # 7, 8 and 17 groups: records take 8 at once
-@over_isas(("packed", "tokens", "hidden"), LAYOUTS, [1, 4, 7, 30], [224, 256, 544])
+@over_isas(("packed", "tokens", "hidden"), PACKS, [1, 4, 7, 30], [224, 256, 544])
 def test_logits(packed: tuple[Format, Layout], tokens: int, hidden: int) -> None:
     random = np.random.default_rng(12)
     format, layout = packed
     run, data = pack(random, "row", layout, [Part("row", format, "row")], 32, hidden, 5)
     x = normal(random, tokens, hidden)
-    assert_close(native.logits(run, data, x), reference.logits(run, data, x), TOLERANCE[format])
+    assert_close(native.logits(run, data, x), reference.logits(run, data, x), tolerance(format))
 
 
-@over_isas(("packed",), LAYOUTS)
+@over_isas(("packed",), PACKS)
 def test_gather_and_dequantise(packed: tuple[Format, Layout]) -> None:
     format, layout = packed
     random = np.random.default_rng(13)
@@ -213,7 +209,7 @@ def test_norms(hidden: int) -> None:
 @pytest.mark.parametrize(("seed", "isa"), list(enumerate(len(FORMATS) * ISAS)), indirect=["isa"])
 def test_random_shapes(seed: int) -> None:
     random = np.random.default_rng([15, seed])
-    format: Format = FORMATS[seed % 5]
+    format: Format = FORMATS[seed % len(FORMATS)]
     hidden = int(random.integers(1, 9)) * 32
     tokens = int(random.integers(1, 40))
     assert_ffn_agrees(

@@ -106,7 +106,7 @@ def test_rounded_pack_is_near_the_weights(
 
 
 def test_auto_keeps_the_formats_of_the_source(tmp_path: Path) -> None:
-    for dtype, kept in (("bfloat16", "bf16"), ("float16", "f32"), ("float32", "f32")):
+    for dtype, kept in (("bfloat16", "bf16"), ("float16", "f16"), ("float32", "f32")):
         model = make_model("llama", tmp_path / dtype, dtype)
         pack_model(open_source(model.directory), "auto", tmp_path / f"{dtype}-pack")
         pack = Pack.open(tmp_path / f"{dtype}-pack")

@@ -17,9 +17,10 @@ inline float read_plain(Format format, const uint8_t* vector, size_t i) {
     if (format == Format::f32) {
         std::memcpy(&bits, vector + 4 * i, 4);
     } else {
-        uint16_t high;
-        std::memcpy(&high, vector + 2 * i, 2);
-        bits = static_cast<uint32_t>(high) << 16;
+        uint16_t half;
+        std::memcpy(&half, vector + 2 * i, 2);
+        if (format == Format::f16) return half_to_float(half);
+        bits = static_cast<uint32_t>(half) << 16;
     }
     float value;
     std::memcpy(&value, &bits, 4);
@@ -29,6 +30,8 @@ inline float read_plain(Format format, const uint8_t* vector, size_t i) {
 template <Format F> inline F8 load_plain(const uint8_t* vector, size_t i) {
     if constexpr (F == Format::f32) {
         return load_bytes(vector + 4 * i);
+    } else if constexpr (F == Format::f16) {
+        return load_half(vector + 2 * i);
     } else {
         return load_bf16(vector + 2 * i);
     }
@@ -83,6 +86,7 @@ template <class Work> inline void with_format(Format format, const Work& work) {
     switch (format) {
         case Format::f32: return work.template operator()<Format::f32>();
         case Format::bf16: return work.template operator()<Format::bf16>();
+        case Format::f16: return work.template operator()<Format::f16>();
         case Format::q8: return work.template operator()<Format::q8>();
         case Format::q4: return work.template operator()<Format::q4>();
         default: return work.template operator()<Format::q4s>();

@@ -152,7 +152,9 @@ inline void round_group(float* x, const Rounded& to, size_t token, size_t group,
     store_int8(codes + 16, c);
     store_int8(codes + 24, d);
     to.scale[token * to.groups() + group] = scale;
-    to.sum[token * to.groups() + group] = scale * sum((a + b) + (c + d));
+    F8 half = a + b;
+    to.sum[token * to.groups() + group] = scale * sum(half + (c + d));
+    to.half[token * to.groups() + group] = scale * sum(half);
 }
 
 inline void round_vector(float* x, const Rounded& to, size_t token) {

@@ -22,6 +22,7 @@ inline Prepared take_pairs(const ExpertsCall& call, Arena& arena) {
     to.rounded.fine = from.rounded.fine ? arena.take<int8_t>(values) : nullptr;
     to.rounded.scale = arena.take<float>(groups);
     to.rounded.sum = arena.take<float>(groups);
+    to.rounded.half = arena.take<float>(groups);
     return to;
 }
 
@@ -40,6 +41,7 @@ inline void copy_pair(const ExpertsCall& call, const Prepared& to, size_t pair) 
     copy_row(to.rounded.fine, pair, from.rounded.fine, token, width);
     copy_row(to.rounded.scale, pair, from.rounded.scale, token, groups);
     copy_row(to.rounded.sum, pair, from.rounded.sum, token, groups);
+    copy_row(to.rounded.half, pair, from.rounded.half, token, groups);
 }
 
 // The inputs of one part's pairs.
@@ -53,7 +55,7 @@ inline Prepared inputs_of(const ExpertsCall& call, const Prepared& pairs, const 
     some.x = from(pairs.x, width);
     some.kept = from(pairs.kept, width);
     some.rounded = {from(all.codes, width), from(all.fine, width), from(all.scale, groups), from(all.sum, groups),
-                    all.width};
+                    from(all.half, groups), all.width};
     return some;
 }
 

@@ -72,7 +72,8 @@ struct UnitScratch {
         up = gate + tokens * width;
         rounded.scale = up + tokens * width;
         rounded.sum = rounded.scale + tokens * width / kGroup;
-        rounded.codes = reinterpret_cast<int8_t*>(rounded.sum + tokens * width / kGroup);
+        rounded.half = rounded.sum + tokens * width / kGroup;
+        rounded.codes = reinterpret_cast<int8_t*>(rounded.half + tokens * width / kGroup);
         rounded.fine = fine ? rounded.codes + tokens * width : nullptr;
         rounded.width = width;
     }

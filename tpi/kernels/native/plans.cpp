@@ -2,19 +2,20 @@
 
 #include <nanobind/stl/string.h>
 
+#include <iterator>
+
 namespace tpi {
 
 namespace {
 
 const Kernels* chosen = nullptr;
 
+constexpr const char* kFormats[] = {"f32", "bf16", "f16", "q8", "q4", "q4s", "mxfp4", "q6", "q5", "q3", "q2", "iq4",
+                                    "iq3s", "iq3", "iq2", "iq1"};  // in the order of `Format`
+
 Format format_of(const std::string& name) {
-    if (name == "f32") return Format::f32;
-    if (name == "bf16") return Format::bf16;
-    if (name == "q8") return Format::q8;
-    if (name == "q4") return Format::q4;
-    if (name == "q4s") return Format::q4s;
-    if (name == "mxfp4") return Format::mxfp4;
+    for (size_t i = 0; i < std::size(kFormats); ++i)
+        if (name == kFormats[i]) return static_cast<Format>(i);
     throw KernelError("unknown weight format " + name);
 }
 
@@ -62,7 +63,7 @@ void Run::check(const Part& part) const {
         if (tiled_) throw KernelError(part.name + " is not quantised and needs the record layout");
         return;
     }
-    if (part.format == Format::mxfp4 && !tiled_) throw KernelError(part.name + " in mxfp4 needs the tiled layout");
+    if (!is_record(part.format) && !tiled_) throw KernelError(part.name + " has a format that needs the tiled layout");
     if (hidden_ % kGroup) throw KernelError("quantised weights need a hidden size that is a multiple of 32");
     if (tiled_ && width_ % (part.column ? kGroup : kTileOutputs))
         throw KernelError(part.name + " does not fill whole tiles with a unit width of " + std::to_string(width_));

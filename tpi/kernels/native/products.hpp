@@ -14,7 +14,8 @@ inline bool streams(size_t tokens) { return tokens <= kStreamTokens; }
 inline Rounded take_rounded(Arena& arena, size_t tokens, size_t width, bool fine) {
     size_t values = tokens * width;
     return {arena.take<int8_t>(values), fine ? arena.take<int8_t>(values) : nullptr,
-            arena.take<float>(values / kGroup), arena.take<float>(values / kGroup), width};
+            arena.take<float>(values / kGroup), arena.take<float>(values / kGroup),
+            arena.take<float>(values / kGroup), width};
 }
 
 // Up to so many values, a thread computes them for itself rather than wait for another thread.
@@ -74,6 +75,7 @@ inline Prepared some_of(const Prepared& all, size_t first, size_t count) {
     if (all.rounded.fine) part.rounded.fine += first * all.stride;
     part.rounded.scale += first * all.rounded.groups();
     part.rounded.sum += first * all.rounded.groups();
+    part.rounded.half += first * all.rounded.groups();
     return part;
 }
 

@@ -160,24 +160,30 @@ template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* 
     }
 }
 
-// for e2m1 codes: look up their doubled values in a table, then as above
-template <int N> inline void tile_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
-    const __m256i low = _mm256_set1_epi8(15);
-    const __m256i values = _mm256_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,  //
-                                            0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    for (int t = 0; t < N; ++t) out[t].v = _mm256_setzero_si256();
-    for (int word = 0; word < 4; ++word) {
-        __m256i both = load32(codes + 32 * word);
-        __m256i first = _mm256_shuffle_epi8(values, _mm256_and_si256(both, low));
-        __m256i second = _mm256_shuffle_epi8(values, _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
-        __m256i size_first = _mm256_abs_epi8(first), size_second = _mm256_abs_epi8(second);
-        for (int t = 0; t < N; ++t) {
-            __m256i a = _mm256_sign_epi8(splat_quad(x[t] + 4 * word), first);
-            __m256i b = _mm256_sign_epi8(splat_quad(x[t] + 16 + 4 * word), second);
-            out[t].v = dot_quads(dot_quads(out[t].v, size_first, a), size_second, b);
-        }
-    }
+inline I8 load_int16(const void* p) { return {_mm256_cvtepi16_epi32(load16(p))}; }
+template <int At, int Bits> inline I8 signed_bits(I8 a) {
+    return {_mm256_srai_epi32(_mm256_slli_epi32(a.v, 32 - At - Bits), 32 - Bits)};
 }
+template <int At, int Bits> inline I8 unsigned_bits(I8 a) {
+    return {_mm256_and_si256(_mm256_srli_epi32(a.v, At), _mm256_set1_epi32((1 << Bits) - 1))};
+}
+
+struct B32 { __m256i v; };
+
+inline B32 load_b32(const uint8_t* p) { return {load32(p)}; }
+inline B32 operator|(B32 a, B32 b) { return {_mm256_or_si256(a.v, b.v)}; }
+template <int Shift> inline B32 shifted(B32 a, int mask) {
+    __m256i bits = Shift < 0 ? _mm256_slli_epi16(a.v, Shift < 0 ? -Shift : 0) : _mm256_srli_epi16(a.v, Shift < 0 ? 0 : Shift);
+    return {_mm256_and_si256(bits, _mm256_set1_epi8(static_cast<char>(mask)))};
+}
+inline B32 look_up(const int8_t* table, B32 codes) {
+    return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load16(table)), codes.v)};
+}
+inline I8 dot_codes(I8 total, B32 codes, const int8_t* x) { return {dot_quads(total.v, codes.v, splat_quad(x))}; }
+inline I8 dot_signed(I8 total, B32 values, const int8_t* x) {
+    return {dot_quads(total.v, _mm256_abs_epi8(values.v), _mm256_sign_epi8(splat_quad(x), values.v))};
+}
+inline I8 no_dots() { return {_mm256_setzero_si256()}; }
 
 // the 32 codes of a group in record order, one per byte
 inline __m256i spread_codes(const uint8_t* codes) {

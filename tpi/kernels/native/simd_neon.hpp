@@ -135,27 +135,6 @@ template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* 
     word_q4<3, N>(codes, x, out);
 }
 
-template <int Word, int N> inline void word_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
-    constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    const int8x16_t values = vld1q_s8(kDoubled);
-    const uint8x16_t low = vdupq_n_u8(15);
-    uint8x16_t a = vld1q_u8(codes + 32 * Word), b = vld1q_u8(codes + 32 * Word + 16);
-    int8x16_t low_a = vqtbl1q_s8(values, vandq_u8(a, low)), low_b = vqtbl1q_s8(values, vandq_u8(b, low));
-    int8x16_t high_a = vqtbl1q_s8(values, vshrq_n_u8(a, 4)), high_b = vqtbl1q_s8(values, vshrq_n_u8(b, 4));
-    for (int t = 0; t < N; ++t) {
-        dot_word<Word>(out[t], low_a, low_b, vld1q_s8(x[t]));
-        dot_word<Word>(out[t], high_a, high_b, vld1q_s8(x[t] + 16));
-    }
-}
-// for e2m1 codes, whose values are doubled
-template <int N> inline void tile_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
-    for (int t = 0; t < N; ++t) out[t] = {vdupq_n_s32(0), vdupq_n_s32(0)};
-    word_mxfp4<0, N>(codes, x, out);
-    word_mxfp4<1, N>(codes, x, out);
-    word_mxfp4<2, N>(codes, x, out);
-    word_mxfp4<3, N>(codes, x, out);
-}
-
 template <int Word, int N> inline void word_q8(const uint8_t* codes, const int8_t* const* x, I8* out) {
     int8x16_t a = vreinterpretq_s8_u8(vld1q_u8(codes + 32 * Word));
     int8x16_t b = vreinterpretq_s8_u8(vld1q_u8(codes + 32 * Word + 16));
@@ -172,6 +151,41 @@ template <int N> inline void tile_q8(const uint8_t* codes, const int8_t* const* 
     word_q8<6, N>(codes, x, out);
     word_q8<7, N>(codes, x, out);
 }
+
+inline I8 load_int16(const void* p) {
+    int16x8_t words = vreinterpretq_s16_u8(vld1q_u8(static_cast<const uint8_t*>(p)));
+    return {vmovl_s16(vget_low_s16(words)), vmovl_s16(vget_high_s16(words))};
+}
+template <int At, int Bits> inline I8 signed_bits(I8 x) {
+    constexpr int kLeft = 32 - At - Bits;
+    return {vshrq_n_s32(vshlq_n_s32(x.a, kLeft), 32 - Bits), vshrq_n_s32(vshlq_n_s32(x.b, kLeft), 32 - Bits)};
+}
+template <int At, int Bits> inline I8 unsigned_bits(I8 x) {
+    const int32x4_t mask = vdupq_n_s32((1 << Bits) - 1), right = vdupq_n_s32(-At);
+    return {vandq_s32(vshlq_s32(x.a, right), mask), vandq_s32(vshlq_s32(x.b, right), mask)};
+}
+
+struct B32 { uint8x16_t a, b; };
+
+inline B32 load_b32(const uint8_t* p) { return {vld1q_u8(p), vld1q_u8(p + 16)}; }
+inline B32 operator|(B32 x, B32 y) { return {vorrq_u8(x.a, y.a), vorrq_u8(x.b, y.b)}; }
+template <int Shift> inline B32 shifted(B32 x, int mask) {
+    const int8x16_t left = vdupq_n_s8(-Shift);
+    const uint8x16_t bits = vdupq_n_u8(static_cast<uint8_t>(mask));
+    return {vandq_u8(vshlq_u8(x.a, left), bits), vandq_u8(vshlq_u8(x.b, left), bits)};
+}
+inline B32 look_up(const int8_t* table, B32 codes) {
+    const int8x16_t values = vld1q_s8(table);
+    return {vreinterpretq_u8_s8(vqtbl1q_s8(values, codes.a)), vreinterpretq_u8_s8(vqtbl1q_s8(values, codes.b))};
+}
+inline I8 dot_signed(I8 total, B32 values, const int8_t* x) {
+    int32_t quad;
+    std::memcpy(&quad, x, 4);
+    int8x16_t word = vreinterpretq_s8_s32(vdupq_n_s32(quad));
+    return {dot(total.a, vreinterpretq_s8_u8(values.a), word), dot(total.b, vreinterpretq_s8_u8(values.b), word)};
+}
+inline I8 dot_codes(I8 total, B32 codes, const int8_t* x) { return dot_signed(total, codes, x); }
+inline I8 no_dots() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
 
 inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
     uint8x16_t both = vld1q_u8(codes);

@@ -127,6 +127,48 @@ inline void prefetch(const void* p) {
 #endif
 }
 
+// 16-bit integers
+inline I8 load_int16(const void* p) {
+    int16_t words[8];
+    std::memcpy(words, p, 16);
+    I8 r;
+    TPI_LANES r.lane[i] = words[i];
+    return r;
+}
+// `Bits` bits of each lane from bit `At` on, with the sign of the highest
+template <int At, int Bits> inline I8 signed_bits(I8 a) {
+    TPI_LANES a.lane[i] = static_cast<int32_t>(static_cast<uint32_t>(a.lane[i]) << (32 - At - Bits)) >> (32 - Bits);
+    return a;
+}
+template <int At, int Bits> inline I8 unsigned_bits(I8 a) {
+    TPI_LANES a.lane[i] = a.lane[i] >> At & ((1 << Bits) - 1);
+    return a;
+}
+
+// Four bytes for each of 8 lanes.
+struct B32 { uint8_t byte[32]; };
+
+inline B32 load_b32(const uint8_t* p) { B32 r; std::memcpy(r.byte, p, 32); return r; }
+inline B32 operator|(B32 a, B32 b) { for (int i = 0; i < 32; ++i) a.byte[i] |= b.byte[i]; return a; }
+// Bytes shifted to the right by `Shift` bits (to the left if negative), of which the bits of `mask` stay.
+template <int Shift> inline B32 shifted(B32 a, int mask) {
+    for (uint8_t& byte : a.byte)
+        byte = static_cast<uint8_t>((Shift < 0 ? byte << (Shift < 0 ? -Shift : 0) : byte >> (Shift < 0 ? 0 : Shift)) & mask);
+    return a;
+}
+// Values of a table of 16 by codes.
+inline B32 look_up(const int8_t* table, B32 codes) {
+    for (uint8_t& byte : codes.byte) byte = static_cast<uint8_t>(table[byte]);
+    return codes;
+}
+// total + sum of the products of each lane's four bytes with x[0..3]; codes are at most 127
+inline I8 dot_signed(I8 total, B32 values, const int8_t* x) {
+    TPI_LANES for (int k = 0; k < 4; ++k) total.lane[i] += static_cast<int8_t>(values.byte[4 * i + k]) * x[k];
+    return total;
+}
+inline I8 dot_codes(I8 total, B32 codes, const int8_t* x) { return dot_signed(total, codes, x); }
+inline I8 no_dots() { return I8{}; }
+
 // Sum over a tile's 32 inputs of code * x, for each of its 8 outputs and N tokens.
 template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {
     for (int t = 0; t < N; ++t) TPI_LANES {
@@ -134,18 +176,6 @@ template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* 
         for (int word = 0; word < 4; ++word) for (int b = 0; b < 4; ++b) {
             uint8_t both = codes[word * 32 + i * 4 + b];
             total += (both & 15) * x[t][word * 4 + b] + (both >> 4) * x[t][16 + word * 4 + b];
-        }
-        out[t].lane[i] = total;
-    }
-}
-// The same for e2m1 codes, whose values are doubled.
-template <int N> inline void tile_mxfp4(const uint8_t* codes, const int8_t* const* x, I8* out) {
-    constexpr int32_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    for (int t = 0; t < N; ++t) TPI_LANES {
-        int32_t total = 0;
-        for (int word = 0; word < 4; ++word) for (int b = 0; b < 4; ++b) {
-            uint8_t both = codes[word * 32 + i * 4 + b];
-            total += values[both & 15] * x[t][word * 4 + b] + values[both >> 4] * x[t][16 + word * 4 + b];
         }
         out[t].lane[i] = total;
     }

@@ -17,37 +17,89 @@ constexpr size_t kMostThreads = 1024;
 // Number of slices in which so many threads sum a short step's columns.
 constexpr size_t slices_of(size_t threads) { return threads == 1 ? 1 : threads * (threads <= 4 ? 4 : 2); }
 
-enum class Format : uint8_t { f32, bf16, q8, q4, q4s, mxfp4 };
+enum class Format : uint8_t { f32, bf16, f16, q8, q4, q4s, mxfp4, q6, q5, q3, q2, iq4, iq3s, iq3, iq2, iq1 };
 enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu, relu2, fatrelu, drelu, swiglu_clamped };
 enum class KvFormat : uint8_t { f32, f16, q8, q4 };
 
-// Bytes of a group of 32 values. The tile of 8 such groups is 8 times as large.
-constexpr size_t group_bytes(Format format) {
+// What a group's values are multiplied with, and what is added; see tpi/pack/groups.py.
+enum class Factors : uint8_t { power, scale, line, halves, lines };
+
+// How the codes of a group are stored: `low` bits of each in a plane, and `high` more in another. A code stands for
+// itself minus `offset`, or for a value of `table`.
+struct Coding {
+    int low, high;
+    Factors factors;
+    int offset;
+    const int8_t* table;  // 16 values, or null
+    float unit;           // multiplies the scale
+};
+
+constexpr int8_t kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice the values of e2m1
+constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kIq3s[16] = {-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15};
+constexpr int8_t kIq3[16] = {-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62};
+constexpr int8_t kIq2[16] = {-43, -25, -8, 8, 25, 43};
+constexpr int8_t kIq1[16] = {-9, -7, -1, 1, 7, 9};
+
+// Of a quantised format; q8 has one plane of whole bytes.
+static constexpr Coding coding_of(Format format) {
     switch (format) {
-        case Format::f32: return 4 * kGroup;
-        case Format::bf16: return 2 * kGroup;
-        case Format::q8: return kGroup + 2;
-        case Format::q4: return kGroup / 2 + 4;
-        case Format::mxfp4: return kGroup / 2 + 1;
-        default: return kGroup / 2 + 2;
+        case Format::q8: return {8, 0, Factors::scale, 0, nullptr, 1.0f};
+        case Format::q4: return {4, 0, Factors::line, 0, nullptr, 1.0f};
+        case Format::mxfp4: return {4, 0, Factors::power, 0, kE2m1, 1.0f};
+        case Format::q6: return {4, 2, Factors::halves, 32, nullptr, 1.0f};
+        case Format::q5: return {4, 1, Factors::line, 0, nullptr, 1.0f};
+        case Format::q3: return {2, 1, Factors::halves, 4, nullptr, 1.0f};
+        case Format::q2: return {2, 0, Factors::lines, 0, nullptr, 1.0f};
+        case Format::iq4: return {4, 0, Factors::scale, 0, kIq4, 1.0f};
+        case Format::iq3s: return {4, 0, Factors::scale, 0, kIq3s, 1.0f};
+        case Format::iq3: return {4, 0, Factors::scale, 0, kIq3, 1.0f};
+        case Format::iq2: return {2, 1, Factors::halves, 0, kIq2, 0.125f};
+        case Format::iq1: return {2, 1, Factors::halves, 0, kIq1, 0.125f};
+        default: return {4, 0, Factors::scale, 8, nullptr, 1.0f};
     }
 }
 
-constexpr bool is_quantised(Format format) { return format != Format::f32 && format != Format::bf16; }
+static constexpr size_t bytes_of(Factors factors) {
+    switch (factors) {
+        case Factors::power: return 1;
+        case Factors::scale: return 2;
+        case Factors::lines: return 6;
+        default: return 4;
+    }
+}
 
-// Formats that records may have.
-constexpr bool is_four_bit(Format format) { return format == Format::q4 || format == Format::q4s; }
+static constexpr bool is_quantised(Format format) {
+    return format != Format::f32 && format != Format::bf16 && format != Format::f16;
+}
 
-constexpr size_t vector_bytes(Format format, size_t hidden) {
+// Bytes of the codes of a group.
+static constexpr size_t code_bytes(Format format) {
+    Coding coding = coding_of(format);
+    return static_cast<size_t>(coding.low + coding.high) * kGroup / 8;
+}
+
+// Bytes of a group of 32 values. The tile of 8 such groups is 8 times as large.
+static constexpr size_t group_bytes(Format format) {
+    if (!is_quantised(format)) return (format == Format::f32 ? 4 : 2) * kGroup;
+    return code_bytes(format) + bytes_of(coding_of(format).factors);
+}
+
+// Formats that records may have, in addition to floats and q8.
+static constexpr bool is_four_bit(Format format) { return format == Format::q4 || format == Format::q4s; }
+
+static constexpr bool is_record(Format format) { return !is_quantised(format) || format == Format::q8 || is_four_bit(format); }
+
+static constexpr size_t vector_bytes(Format format, size_t hidden) {
     if (format == Format::f32) return 4 * hidden;
-    if (format == Format::bf16) return 2 * hidden;
+    if (!is_quantised(format)) return 2 * hidden;
     return hidden / kGroup * group_bytes(format);
 }
 
 constexpr size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Bytes of a key or value of one head.
-constexpr size_t vector_bytes(KvFormat format, size_t head_dim) {
+static constexpr size_t vector_bytes(KvFormat format, size_t head_dim) {
     size_t groups = round_up(head_dim, kGroup) / kGroup;
     switch (format) {
         case KvFormat::f32: return 4 * head_dim;
@@ -84,6 +136,7 @@ struct Rounded {
     int8_t* fine;   // the same; null if no weights have 8 bits
     float* scale;   // [tokens, width / 32]
     float* sum;     // [tokens, width / 32]: scale * sum of the group's codes
+    float* half;    // [tokens, width / 32]: the same of the first 16 of them
     size_t width;
 
     size_t groups() const { return width / kGroup; }

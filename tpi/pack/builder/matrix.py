@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from tpi.errors import ModelError
 from tpi.families.base import Ref
-from tpi.pack.layout import Axis
+from tpi.pack.builder.transcode import transcode
+from tpi.pack.layout import GROUP, GROUP_BYTES, Axis
 from tpi.sources.base import Source, SourceTensor, find, read_vector
 from tpi.sources.elements import Element, decode
 from tpi.sources.heads import HeadOrder, read_columns, read_rows, read_transposed
@@ -46,16 +47,19 @@ class Slab:
         return _padded(found, last - first)
 
     def groups(self, first: int, last: int) -> Bytes:
-        """Return the source's bytes of vectors `[first, last)`, as `[last - first, bytes]`.
+        """Return vectors `[first, last)` as groups of the format `element.nearest`, as `[last - first, bytes]`.
 
-        For columns the result is `[hidden, bytes]`, and the range must consist of whole groups.
+        For columns the result is `[hidden, bytes]`, and the range must consist of whole groups of 32.
         """
         start, stop = first - self.first, min(last - self.first, self.count)
         if self.axis == "row":
-            return _padded(self.raw[start:stop], last - first)
-        found = self.raw[:, self.element.row_bytes(start) : self.element.row_bytes(stop)]
-        missing = self.element.row_bytes(last - self.first) - self.element.row_bytes(stop)
-        return np.pad(found, ((0, 0), (0, missing)))
+            return _padded(transcode(self.element, self.raw[start:stop]), last - first)
+        block, each = max(self.element.group, GROUP), GROUP_BYTES[self.element.nearest]
+        low, high = start // block, -(-stop // block)
+        raw = self.raw[:, self.element.row_bytes(low * block) : self.element.row_bytes(high * block)]
+        begin = (start - low * block) // GROUP * each
+        found = transcode(self.element, raw)[:, begin : begin + -(-(stop - start) // GROUP) * each]
+        return np.pad(found, ((0, 0), (0, (last - first) // GROUP * each - found.shape[1])))
 
 
 @dataclass(frozen=True)

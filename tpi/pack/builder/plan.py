@@ -12,6 +12,7 @@ from tpi.pack.blockfile import BlockShape
 from tpi.pack.builder.claims import check_all_tensors_used
 from tpi.pack.layout import (
     GROUP,
+    RECORDS,
     TILE_OUTPUTS,
     Axis,
     BlockKind,
@@ -30,6 +31,7 @@ from tpi.pack.layout import (
 )
 from tpi.partition import FFN_UNIT
 from tpi.sources.base import Source, find
+from tpi.sources.elements import Element
 
 Dtype = Literal["auto", "f32", "bf16", "q8", "q4", "q4s"]
 DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")
@@ -97,8 +99,8 @@ class PackPlan:
 def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     """Plan the pack of a model: choose the format of each part and the layout of each run.
 
-    With `--dtype auto`, each tensor keeps the source's format if a pack supports it (F16 becomes f32). Otherwise it
-    gets the nearest one: q4 up to 4.5 bits per weight, q8 above.
+    With `--dtype auto`, each tensor gets the format that keeps its codes or floats. Models whose neurons are stored as
+    records have fewer formats: there, other tensors of at most 4.5 bits per weight become q4, and larger ones q8.
 
     With `q4` and `q4s`, the tensors that affect quality most are stored in q8: the embedding and head, k and v if
     several query heads share a KV head, and the latent projections.
@@ -131,6 +133,7 @@ class _Formats:
 
     def __init__(self, config: ModelConfig, source: Source, dtype: str) -> None:
         self._config, self._source, self._dtype = config, source, dtype
+        self._records = config.activation in SPARSE
 
     def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
         """Return the formats of the parts of each run of a block."""
@@ -151,7 +154,8 @@ class _Formats:
 
     def one(self, ref: Ref, kind: BlockKind, name: str = "row") -> Format:
         """Return the format of one matrix."""
-        nearest = find(self._source, ref.tensor).element.nearest
+        element = find(self._source, ref.tensor).element
+        nearest = _in_records(element) if self._records and kind in ("ffn", "experts") else element.nearest
         if self._dtype in ("auto", nearest):
             return nearest
         if self._dtype not in ("q4", "q4s"):
@@ -277,6 +281,13 @@ class _Geometry:
                 "gate.biases": experts * width, "up.biases": experts * width, "down.biases": experts * config.hidden,
             }  # fmt: skip
         return tuple((name, ref, lengths.get(name, config.hidden)) for name, ref in refs.vectors)
+
+
+def _in_records(element: Element) -> Format:
+    """Return the format of a tensor for `--dtype auto` in the record layout."""
+    if element.nearest in RECORDS:
+        return element.nearest
+    return "q4" if 8 * element.group_bytes <= 4.5 * element.group else "q8"
 
 
 def _pieces(refs: BlockRefs, run: RunName) -> Pieces:

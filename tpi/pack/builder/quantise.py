@@ -6,8 +6,8 @@ In the `tiled` layout a part of a unit is a matrix of outputs x inputs: width x 
 column parts. It is cut into tiles of 8 outputs x 32 inputs, ordered by output, then by input. A tile holds:
 
 1. The codes of its 8 groups, interleaved by 4-byte words: word 0 of outputs 0..7, word 1 of outputs 0..7, and so on.
-2. The 8 scales: f16, or one byte each for mxfp4.
-3. For q4, the 8 f16 minima.
+2. The first two bytes of the factors of its 8 groups: f16 scales. For mxfp4, it is one byte each.
+3. The next two bytes of the 8 groups, and so on: f16 minima, or pairs of factors (`tpi.pack.groups`).
 
 So a 32-byte load gets 4 consecutive inputs of each of the 8 outputs, one output per 32-bit lane. With 4-bit codes these
 4 inputs are in the low halves of the bytes, and the 4 inputs 16 positions further are in the high halves.
@@ -54,7 +54,7 @@ def encode_part(part: Part, run: RunLayout, vectors: F32) -> U8:
 def encode_gguf_part(part: Part, run: RunLayout, blocks: U8) -> U8:
     """Rearrange GGUF blocks into one part of some units, `[units, part_bytes]`, without changing a code or scale.
 
-    `blocks` holds the bytes of Q8_0 (if `part.format` is q8), Q4_1 (q4), Q4_0 (q4s) or MXFP4 blocks. For a row part it
+    `blocks` holds groups of the part's format (`tpi.pack.builder.transcode`). For a row part it
     is `[units * width, hidden / 32 * block bytes]`, the units' rows. For a column part it is
     `[hidden, units * width / 32 * block bytes]`, the units' slice of each row of the tensor.
 
@@ -111,6 +111,9 @@ def _encode_plain(format: Format, vectors: F32) -> U8:
     vectors = np.ascontiguousarray(vectors, np.float32)
     if format == "f32":
         return vectors.view(np.uint8)
+    if format == "f16":
+        with np.errstate(over="ignore"):  # infinity
+            return vectors.astype(np.float16).view(np.uint8)
     bits = vectors.view(np.uint32)
     rounded = bits + 0x7FFF + (bits >> 16 & 1)  # to nearest, ties to even
     rounded = np.where(np.isnan(vectors), bits | 0x400000, rounded)
@@ -120,6 +123,8 @@ def _encode_plain(format: Format, vectors: F32) -> U8:
 def _decode_plain(format: Format, vectors: U8) -> F32:
     if format == "f32":
         return vectors.view(np.float32)
+    if format == "f16":
+        return vectors.view(np.float16).astype(np.float32)
     return cast(F32, (vectors.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
 
 

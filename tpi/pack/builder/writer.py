@@ -112,10 +112,10 @@ class BlockWriter:
         """Encode units `[first, min(first + step, end))` from the slabs that hold them; return units and hashes."""
         last = min(first + step, end)
         bounds = (first * run.width, last * run.width)
-        encoded = {part.name: self._part(part, run, slab, *bounds) for part, slab in zip(run.parts, slabs, strict=True)}
-        units = assemble(run, encoded)
-        for part, slab in zip(run.parts, slabs, strict=True):
-            if is_quantised(part.format) and slab.element.quantised and slab.element.exact != part.format:
+        pairs = list(zip(run.parts, slabs, strict=True))
+        units = assemble(run, {part.name: self._part(part, run, slab, *bounds) for part, slab in pairs})
+        for part, slab in pairs:
+            if is_quantised(part.format) and slab.element.quantised and not _keeps_codes(part, run, slab):
                 self.losses.add((slab.element.name, part.format), slab.values(*bounds), decode_part(part, run, units))
         return units, b"".join(sha256(unit.data).digest() for unit in units)
 
@@ -128,12 +128,10 @@ class BlockWriter:
 
     def _part(self, part: Part, run: RunLayout, slab: Slab, first: int, last: int) -> Bytes:
         """Encode one part of some units. Copy the source's codes if format and layout allow it, else quantise again."""
-        kept = slab.element.quantised and slab.element.exact == part.format
-        across = slab.axis != part.axis  # the source stores the part transposed, so its groups run along the other axis
-        if kept and (run.layout == "tiled" if slab.axis == "column" else not across or run.layout == "record"):
+        if _keeps_codes(part, run, slab):
             groups = slab.groups(first, last)
             self._require_finite(group_factors(part.format, groups), part.name)
-            return encode_gguf_part(replace(part, axis="row") if across else part, run, groups)
+            return encode_gguf_part(replace(part, axis=slab.axis), run, groups)
         values = slab.values(first, last)
         self._require_finite(values, part.name)
         return encode_part(part, run, values)
@@ -141,3 +139,10 @@ class BlockWriter:
     def _require_finite(self, values: F32, name: str) -> None:
         if not np.isfinite(values).all():
             raise ModelError(f"{self._source.label}: weights of {name} are infinite or NaN; get the file again")
+
+
+def _keeps_codes(part: Part, run: RunLayout, slab: Slab) -> bool:
+    """Return True if the source's codes can be copied: its groups run along the axis that groups of the run have."""
+    if not slab.element.quantised or slab.element.nearest != part.format:
+        return False
+    return slab.axis == (part.axis if run.layout == "tiled" else "row")

@@ -6,8 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.devices.opencl_device import PACKS, TOLERANCE, assert_close, fetched, hold, holding
-from tests.support.kernels.kernel_cases import AttentionCase, assert_same_cache, attention_case, native
+from tests.support.devices.opencl_device import assert_close, fetched, hold, holding
+from tests.support.kernels.kernel_cases import (
+    PACKS,
+    AttentionCase,
+    assert_same_cache,
+    attention_case,
+    native,
+    tolerance,
+)
 from tests.support.kernels.kernel_cases import reference as reference_kernels
 from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format, Norm
@@ -27,13 +34,13 @@ def run(card: OpenClDevice, case: AttentionCase) -> tuple[F32, list[KvArray]]:
         return out, [fetched(card, keys), fetched(card, values)]
 
 
-def assert_attention_agrees(card: OpenClDevice, case: AttentionCase, tolerance: float) -> None:
+def assert_attention_agrees(card: OpenClDevice, case: AttentionCase, limit: float) -> None:
     kv = deepcopy(case.kv)
     expected = reference_kernels.attention(case.spec, case.data, case.x, kv.keys[0], kv.values[0], case.batch)
     actual, caches = run(card, case)
-    assert_close(actual, expected, tolerance)
+    assert_close(actual, expected, limit)
     for mine, theirs in zip(caches, (kv.keys[0], kv.values[0]), strict=True):
-        assert_same_cache(mine, theirs, case.spec.head_dim, tolerance)
+        assert_same_cache(mine, theirs, case.spec.head_dim, limit)
 
 
 @pytest.mark.parametrize(("format", "layout"), PACKS)
@@ -43,7 +50,7 @@ def test_formats_and_layouts(card: OpenClDevice, format: Format, layout: Layout,
         np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=96, heads=3, head_dim=32,
         lengths=((33, tokens),),
     )  # fmt: skip
-    assert_attention_agrees(card, case, TOLERANCE[format])
+    assert_attention_agrees(card, case, tolerance(format))
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

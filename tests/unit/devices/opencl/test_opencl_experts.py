@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.devices.opencl_device import TOLERANCE, assert_close, holding
+from tests.support.devices.opencl_device import assert_close, holding
 from tests.support.kernels.expert_cases import experts_case
-from tests.support.kernels.kernel_cases import attention_case, normal, reference
+from tests.support.kernels.kernel_cases import attention_case, normal, reference, tolerance
 from tpi.config import Format
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.kernels.spec import WholeNorms
@@ -22,7 +22,7 @@ def test_experts_agree(card: OpenClDevice, format: Format, tokens: int) -> None:
         prepared = card.kernels.prepare(case.spec, reference.prepare(case.spec, case.x))
         actual = card.kernels.experts(case.spec, data, prepared, routing)
         chosen = card.kernels.route(case.spec.router, prepared)
-    assert_close(actual, reference.experts(case.spec, case.data, case.x, routing), 2 * TOLERANCE[format])
+    assert_close(actual, reference.experts(case.spec, case.data, case.x, routing), 2 * tolerance(format))
     np.testing.assert_array_equal(chosen.experts, routing.experts)
 
 
@@ -36,4 +36,4 @@ def test_heads_that_are_clipped_or_normed_together_agree(card: OpenClDevice, who
     with holding(card, case.data, keys, values) as (data, own_keys, own_values):
         actual = card.kernels.attention(spec, data, case.x, own_keys, own_values, case.batch)
     expected = reference.attention(spec, case.data, case.x, keys.copy(), values.copy(), case.batch)
-    assert_close(actual, expected, TOLERANCE["f32"])
+    assert_close(actual, expected, tolerance("f32"))

@@ -8,30 +8,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.devices.opencl_device import FORMATS, PACKS, TOLERANCE, assert_close, holding
-from tests.support.kernels.kernel_cases import FfnCase, ffn_case, native
+from tests.support.devices.opencl_device import assert_close, holding
+from tests.support.kernels.kernel_cases import PACKS, FfnCase, ffn_case, native, tolerance
 from tests.support.kernels.kernel_cases import reference as reference_kernels
 from tests.support.kernels.pairwise import pairwise
 from tpi.config import Activation, Format
 from tpi.devices.opencl.device import OpenClDevice
 from tpi.errors import DeviceError, KernelError
 from tpi.kernels.spec import I32
-from tpi.pack.layout import Layout
+from tpi.pack.layout import RECORDS, Layout
 
 ACTIVATIONS = [each for each in get_args(Activation) if each != "swiglu_clamped"]
 
 
-def assert_ffn_agrees(card: OpenClDevice, case: FfnCase, tolerance: float, active: I32 | None = None) -> None:
+def assert_ffn_agrees(card: OpenClDevice, case: FfnCase, limit: float, active: I32 | None = None) -> None:
     with holding(card, case.data) as (data,):
         actual = card.kernels.ffn(case.spec, data, case.x, active)
-    assert_close(actual, reference_kernels.ffn(case.spec, case.data, case.x, active), tolerance)
+    assert_close(actual, reference_kernels.ffn(case.spec, case.data, case.x, active), limit)
 
 
 @pytest.mark.parametrize(("format", "layout"), PACKS)
 @pytest.mark.parametrize("tokens", [1, 3, 16, 40])
 def test_formats_and_layouts(card: OpenClDevice, format: Format, layout: Layout, tokens: int) -> None:
     case = ffn_case(np.random.default_rng([1, tokens]), format=format, layout=layout, hidden=96, units=5, tokens=tokens)
-    assert_ffn_agrees(card, case, TOLERANCE[format])
+    assert_ffn_agrees(card, case, tolerance(format))
 
 
 @pytest.mark.parametrize(("activation", "gated", "format"), pairwise(ACTIVATIONS, [True, False], ["f32", "q4"]))
@@ -39,7 +39,7 @@ def test_activations_and_biases(card: OpenClDevice, activation: Activation, gate
     random = np.random.default_rng(2)
     case = ffn_case(random, format=format, activation=activation, gated=gated, norm="layer", bias=True, tokens=3)
     case = replace(case, spec=replace(case.spec, threshold=0.1))
-    assert_ffn_agrees(card, case, TOLERANCE[format])
+    assert_ffn_agrees(card, case, tolerance(format))
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_any_shape(
         np.random.default_rng(seed), format=format, layout=layout, hidden=32 * groups, units=units, width=width,
         tokens=tokens, bias=True,
     )  # fmt: skip
-    assert_ffn_agrees(card, case, TOLERANCE[format])
+    assert_ffn_agrees(card, case, tolerance(format))
 
 
-@pytest.mark.parametrize(("format", "tokens", "count"), pairwise(FORMATS, [1, 18], [0, 1, 61, 95]))
+@pytest.mark.parametrize(("format", "tokens", "count"), pairwise(RECORDS, [1, 18], [0, 1, 61, 95]))
 def test_active_neurons(card: OpenClDevice, format: Format, tokens: int, count: int) -> None:
     random = np.random.default_rng([5, count])
     case = ffn_case(random, format=format, layout="record", activation="relu", tokens=tokens, bias=True)
-    assert_ffn_agrees(card, case, TOLERANCE[format], random.permutation(96)[:count].astype(np.int32))
+    assert_ffn_agrees(card, case, tolerance(format), random.permutation(96)[:count].astype(np.int32))
 
 
 @pytest.mark.parametrize(("format", "layout"), PACKS)
@@ -103,7 +103,7 @@ def test_a_block_is_prepared_once_for_its_tiles(
         np.testing.assert_array_equal(kernels.ffn(first, data[:split], prepared), alone[0])
         np.testing.assert_array_equal(kernels.ffn(second, data[split:], prepared), alone[1])
         from_host = kernels.prepare(case.spec, native.prepare(case.spec, case.x), into=prepared)
-        assert_close(kernels.ffn(case.spec, data, from_host), alone[0] + alone[1], TOLERANCE[format])
+        assert_close(kernels.ffn(case.spec, data, from_host), alone[0] + alone[1], tolerance(format))
 
 
 def test_weights_elsewhere_and_what_others_prepared_are_refused(card: OpenClDevice) -> None:

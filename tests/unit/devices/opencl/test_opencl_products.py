@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.support.devices.opencl_device import PACKS, TOLERANCE, assert_close, hold, holding
-from tests.support.kernels.kernel_cases import attention_case, ffn_case, norm_spec, normal, pack
+from tests.support.devices.opencl_device import assert_close, hold, holding
+from tests.support.kernels.kernel_cases import PACKS, attention_case, ffn_case, norm_spec, normal, pack, tolerance
 from tests.support.kernels.kernel_cases import reference as reference_kernels
 from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format
@@ -48,7 +48,7 @@ def test_logits(card: OpenClDevice, packed: tuple[Format, Layout], tokens: int, 
     x = normal(random, tokens, hidden)
     with holding(card, data) as (held,):
         actual = card.kernels.logits(run, held, x)
-    assert_close(actual, reference_kernels.logits(run, data, x), TOLERANCE[format])
+    assert_close(actual, reference_kernels.logits(run, data, x), tolerance(format))
 
 
 @pytest.mark.parametrize(("format", "layout"), PACKS)

@@ -31,37 +31,52 @@ def few_grouped(
     """
     place = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.load(index + place, mask=place < outputs, other=0) if INDEXED else place
-    token, byte = tl.arange(0, TOKENS), tl.arange(0, CODES)
+    token = tl.arange(0, TOKENS)
     first = first_byte(row, offset, unit, tall, deep, BYTES, TILED)
     total = tl.zeros([TOKENS, OUTPUTS, GROUPS], tl.float32)
     for begun in range(0, groups, GROUPS):
         group = begun + tl.arange(0, GROUPS)
         known = (place[:, None] < outputs) & (group[None, :] < groups)
-        begin = first[:, None] + group_step(group, unit, deep, BYTES, TILED)[None, :]
-        at = begin + first_code(row, BYTES, CODES, TILED)[:, None]
-        bits = tl.load(data + (at[:, :, None] + code_step(byte, TILED)[None, None, :]), mask=known[:, :, None], other=0)
-        scale = factor(data, begin, row[:, None], 0, known, CODES, TILED)
         held = (token[:, None] < tokens) & (group[None, :] < groups)
-        x = rounded(
-            codes, rest, scales, token[:, None, None], group[None, :, None], byte[None, None, :], held[:, :, None],
-            groups * 32, FORMAT,
-        )  # fmt: skip
         unit_of = tl.load(scales + token[:, None] * groups + group[None, :], mask=held, other=0.0)[:, None, :]
-        if FORMAT == "q8":
-            w = bits.to(tl.int8, bitcast=True).to(tl.float32)
-            total += tl.sum(w[None] * x[:, None], axis=3) * scale[None] * unit_of
-        else:
-            high = rounded(
-                codes, rest, scales, token[:, None, None], group[None, :, None], byte[None, None, :] + 16,
+        if FORMAT != "q8" and FORMAT != "q4" and FORMAT != "q4s":
+            within = tl.arange(0, 32)
+            w = weights_at(
+                data, row[:, None, None], group[None, :, None], within[None, None, :], known[:, :, None], groups * 32,
+                offset, unit, tall, deep, FORMAT, BYTES, CODES, TILED,
+            )  # fmt: skip
+            x = rounded(
+                codes, rest, scales, token[:, None, None], group[None, :, None], within[None, None, :],
                 held[:, :, None], groups * 32, FORMAT,
             )  # fmt: skip
-            w, w_high = nibble(bits, 0).to(tl.float32), nibble(bits, 1).to(tl.float32)
-            dots = tl.sum(w[None] * x[:, None] + w_high[None] * high[:, None], axis=3)
-            if FORMAT == "q4":
-                low = factor(data, begin, row[:, None], 1, known, CODES, TILED)
+            total += tl.sum(w[None] * x[:, None], axis=3) * unit_of
+        else:
+            byte = tl.arange(0, CODES)
+            begin = first[:, None] + group_step(group, unit, deep, BYTES, TILED)[None, :]
+            at = begin + first_code(row, BYTES, CODES, TILED)[:, None]
+            bits = tl.load(
+                data + (at[:, :, None] + code_step(byte, TILED)[None, None, :]), mask=known[:, :, None], other=0
+            )
+            scale = factor(data, begin, row[:, None], 0, known, CODES, TILED)
+            x = rounded(
+                codes, rest, scales, token[:, None, None], group[None, :, None], byte[None, None, :], held[:, :, None],
+                groups * 32, FORMAT,
+            )  # fmt: skip
+            if FORMAT == "q8":
+                w = bits.to(tl.int8, bitcast=True).to(tl.float32)
+                total += tl.sum(w[None] * x[:, None], axis=3) * scale[None] * unit_of
             else:
-                low = scale * -8.0
-            total += (dots * scale[None] + tl.sum(x + high, axis=2)[:, None, :] * low[None]) * unit_of
+                high = rounded(
+                    codes, rest, scales, token[:, None, None], group[None, :, None], byte[None, None, :] + 16,
+                    held[:, :, None], groups * 32, FORMAT,
+                )  # fmt: skip
+                w, w_high = nibble(bits, 0).to(tl.float32), nibble(bits, 1).to(tl.float32)
+                dots = tl.sum(w[None] * x[:, None] + w_high[None] * high[:, None], axis=3)
+                if FORMAT == "q4":
+                    low = factor(data, begin, row[:, None], 1, known, CODES, TILED)
+                else:
+                    low = scale * -8.0
+                total += (dots * scale[None] + tl.sum(x + high, axis=2)[:, None, :] * low[None]) * unit_of
     kept = (token[:, None] < tokens) & (place[None, :] < outputs)
     tl.store(out + token[:, None] * outputs + place[None, :], tl.sum(total, axis=2), mask=kept)
 

@@ -40,26 +40,33 @@ def many_grouped(
     from_token = token.to(tl.int64) * (groups * 32)
     total = tl.zeros([TOKENS, OUTPUTS], tl.float32)
     for group in range(groups):
-        step = group_step(tl.full([1], group, tl.int32), unit, deep, BYTES, TILED)
-        bytes_at = (code + step)[None, :] + code_step(within % CODES, TILED)[:, None]
-        bits = tl.load(data + bytes_at, mask=known[None, :], other=0)
-        scale = factor(data, first + step, row, 0, known, CODES, TILED)
         at = from_token[:, None] + (group * 32 + within)[None, :]
         x = tl.load(codes + at, mask=held[:, None], other=0)
         unit_of = tl.load(scales + token.to(tl.int64) * groups + group, mask=held, other=0.0)
-        if FORMAT == "q8":
-            w = bits.to(tl.int8, bitcast=True)
-            more = tl.load(rest + at, mask=held[:, None], other=0)
-            dots = code_products(x, w, INT8) + code_products(more, w, INT8) * 0.0078125  # 1/128
-            total += dots * unit_of[:, None] * scale[None, :]
+        if FORMAT != "q8" and FORMAT != "q4" and FORMAT != "q4s":
+            w = weights_at(
+                data, row[None, :], tl.full([1, 1], group, tl.int32), within[:, None], known[None, :], groups * 32,
+                offset, unit, tall, deep, FORMAT, BYTES, CODES, TILED,
+            )  # fmt: skip
+            total += tl.dot(x.to(tl.float32), w, input_precision="ieee") * unit_of[:, None]
         else:
-            dots = code_products(x, nibble(bits, (within // 16)[:, None]), INT8)
-            if FORMAT == "q4":
-                low = factor(data, first + step, row, 1, known, CODES, TILED)
+            step = group_step(tl.full([1], group, tl.int32), unit, deep, BYTES, TILED)
+            bytes_at = (code + step)[None, :] + code_step(within % CODES, TILED)[:, None]
+            bits = tl.load(data + bytes_at, mask=known[None, :], other=0)
+            scale = factor(data, first + step, row, 0, known, CODES, TILED)
+            if FORMAT == "q8":
+                w = bits.to(tl.int8, bitcast=True)
+                more = tl.load(rest + at, mask=held[:, None], other=0)
+                dots = code_products(x, w, INT8) + code_products(more, w, INT8) * 0.0078125  # 1/128
+                total += dots * unit_of[:, None] * scale[None, :]
             else:
-                low = scale * -8.0
-            sums = tl.sum(x.to(tl.int32), axis=1).to(tl.float32)
-            total += (dots * scale[None, :] + sums[:, None] * low[None, :]) * unit_of[:, None]
+                dots = code_products(x, nibble(bits, (within // 16)[:, None]), INT8)
+                if FORMAT == "q4":
+                    low = factor(data, first + step, row, 1, known, CODES, TILED)
+                else:
+                    low = scale * -8.0
+                sums = tl.sum(x.to(tl.int32), axis=1).to(tl.float32)
+                total += (dots * scale[None, :] + sums[:, None] * low[None, :]) * unit_of[:, None]
     kept = held[:, None] & known[None, :]
     tl.store(out + token.to(tl.int64)[:, None] * outputs + place[None, :], total, mask=kept)
 

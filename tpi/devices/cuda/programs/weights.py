@@ -79,6 +79,13 @@ def weights_at(
         at = (data + (first + inputs * 2)).to(tl.pointer_type(tl.uint16))
         bits = tl.load(at, mask=known & (inputs < length), other=0)
         return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    elif FORMAT == "f16":
+        inputs = groups * 32 + within
+        at = (data + (first + inputs * 2)).to(tl.pointer_type(tl.float16))
+        return tl.load(at, mask=known & (inputs < length), other=0.0).to(tl.float32)
+    elif CODES != 32 and FORMAT != "q4" and FORMAT != "q4s":  # tiled alone
+        begin = first + group_step(groups, unit, deep, BYTES, TILED)
+        return planes_at(data, begin, outputs, within, known, FORMAT, CODES)
     else:
         begin = first + group_step(groups, unit, deep, BYTES, TILED)
         code = begin + first_code(outputs, BYTES, CODES, TILED) + code_step(within % CODES, TILED)
@@ -92,6 +99,87 @@ def weights_at(
                 return digits.to(tl.float32) * scale + factor(data, begin, outputs, 1, known, CODES, TILED)
             else:
                 return (digits.to(tl.float32) - 8.0) * scale
+
+
+@triton.jit
+def planes_at(data, begin, outputs, within, known, FORMAT: tl.constexpr, CODES: tl.constexpr):
+    """Return weights, float32, of groups in squares of formats other than q8, q4 and q4s (`tpi.pack.groups`)."""
+    if CODES == 24:
+        codes = plane_at(data + begin, outputs, within, known, 4) + 16 * plane_at(
+            data + begin + 128, outputs, within, known, 2
+        )
+    elif CODES == 20:
+        codes = plane_at(data + begin, outputs, within, known, 4) + 16 * plane_at(
+            data + begin + 128, outputs, within, known, 1
+        )
+    elif CODES == 12:
+        codes = plane_at(data + begin, outputs, within, known, 2) + 4 * plane_at(
+            data + begin + 64, outputs, within, known, 1
+        )
+    elif CODES == 8:
+        codes = plane_at(data + begin, outputs, within, known, 2)
+    else:
+        codes = plane_at(data + begin, outputs, within, known, 4)
+    values = numbers(codes, FORMAT).to(tl.float32)
+    if FORMAT == "mxfp4":
+        power = tl.load(data + (begin + 8 * CODES + outputs % 8), mask=known, other=0).to(tl.int32)
+        return values * (tl.maximum(power - 1, 1) << 23).to(tl.float32, bitcast=True)
+    scale = factor(data, begin, outputs, 0, known, CODES, True)
+    if FORMAT == "q5":
+        return values * scale + factor(data, begin, outputs, 1, known, CODES, True)
+    elif FORMAT == "q2":
+        at = begin + 8 * CODES + 32 + outputs % 8 * 2
+        each = tl.load(data + at, mask=known, other=0).to(tl.int32) >> (within // 16 * 4) & 15
+        offset = tl.load(data + (at + 1), mask=known, other=0).to(tl.int32) >> (within // 16 * 4) & 15
+        low = factor(data, begin, outputs, 1, known, CODES, True)
+        return values * (scale * each.to(tl.float32)) - low * offset.to(tl.float32)
+    elif FORMAT == "q6" or FORMAT == "q3" or FORMAT == "iq2" or FORMAT == "iq1":
+        at = begin + 8 * CODES + 16 + outputs % 8 * 2 + within // 16
+        each = tl.load(data + at, mask=known, other=0).to(tl.int8, bitcast=True)
+        if FORMAT == "iq2" or FORMAT == "iq1":
+            scale = scale * 0.125
+        return values * (scale * each.to(tl.float32))
+    else:
+        return values * scale
+
+
+@triton.jit
+def plane_at(plane, outputs, within, known, BITS: tl.constexpr):
+    """Return the BITS bits of each code, int32, that the plane at the pointers `plane` holds."""
+    word = within // 4
+    at = word % BITS * 32 + outputs % 8 * 4 + within % 4
+    bits = tl.load(plane + at, mask=known, other=0).to(tl.int32)
+    return (bits >> (word // BITS * BITS)) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def numbers(codes, FORMAT: tl.constexpr):
+    """Return the numbers, int32, that codes of a format stand for."""
+    if FORMAT == "mxfp4":
+        return byte_of(codes, 866949542568919296, -794609369730842880)
+    elif FORMAT == "iq4":
+        return byte_of(codes, -654466911485192063, 8167635493787864321)
+    elif FORMAT == "iq3s":
+        return byte_of(codes, -567373904612367, 1084535218666537729)
+    elif FORMAT == "iq3":
+        return byte_of(codes, -219290014132679486, 4482256062742006788)
+    elif FORMAT == "iq2":
+        return byte_of(codes, 47386524706773, 0)
+    elif FORMAT == "iq1":
+        return byte_of(codes, 9925702973943, 0)
+    elif FORMAT == "q6":
+        return codes - 32
+    elif FORMAT == "q3":
+        return codes - 4
+    else:
+        return codes
+
+
+@triton.jit
+def byte_of(codes, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """Return int8 number `codes` (0..15) of the 16 that LOW and HIGH hold, 8 each, as int32."""
+    held = tl.where(codes < 8, tl.full(codes.shape, LOW, tl.int64), tl.full(codes.shape, HIGH, tl.int64))
+    return (held >> (codes % 8 * 8).to(tl.int64)).to(tl.int8).to(tl.int32)
 
 
 @triton.jit

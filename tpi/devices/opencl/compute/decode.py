@@ -12,7 +12,7 @@ from tpi.kernels.spec import F32, I32
 
 def decode(card: OpenClCard, matrix: PackedPart, listed: I32 | None = None) -> F32:
     """Return the vectors of a part whose numbers are in `listed` (None: all), float32 `[vectors, hidden]`."""
-    run, program = matrix.run, Program(("decode",), (matrix.defined,))
+    run, program = matrix.run, Program(("formats", "decode"), (matrix.defined,))
     count = matrix.vectors if listed is None else len(listed)
     which: Any = None if listed is None else card.upload(listed)
     out, work = card.empty(count, run.hidden), [count]

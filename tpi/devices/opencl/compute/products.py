@@ -141,9 +141,13 @@ def _tiles(outputs: int, x: CardActivations) -> list[int]:
 def _pass(matrix: PackedPart, source: str, tokens: int) -> tuple[Program, int]:
     """Return the program for a short step, and how many times it reads the weights."""
     each = next((size for size in _PASSES if size >= tokens), _PASSES[-1])
-    return Program((source,), (matrix.defined, f"TOKENS={each}")), -(-tokens // each)
+    return Program(_sources(source), (matrix.defined, f"TOKENS={each}")), -(-tokens // each)
 
 
 def _program(source: str, matrix: PackedPart) -> Program:
     """Return the program for a prompt; the one of short steps with one token contains it."""
-    return Program((source,), (matrix.defined, "TOKENS=1"))
+    return Program(_sources(source), (matrix.defined, "TOKENS=1"))
+
+
+def _sources(source: str) -> tuple[str, ...]:
+    return ("formats", source) if source == "tiles" else (source,)

@@ -35,6 +35,8 @@ KERNEL decode_records(Bytes data, ulong offset, ulong stride, int count, global 
         float value = ((Floats)vector)[at];
 #elif defined(BF16)
         float value = as_float((uint)((global const ushort *)vector)[at] << 16);
+#elif defined(F16)
+        float value = half_at(vector, at);
 #else
         Bytes group = vector + at / GROUP * GROUP_BYTES;
         int within = at % GROUP;
@@ -45,7 +47,7 @@ KERNEL decode_records(Bytes data, ulong offset, ulong stride, int count, global 
     }
 }
 
-#if !defined(F32) && !defined(BF16)
+#if !defined(F32) && !defined(BF16) && !defined(F16)
 // Decode vectors of the tiled layout. A value's output and input are its vector and its index; for columns, its index
 // and its vector. A unit has `width` vectors.
 KERNEL decode_tiles(Bytes data, ulong offset, ulong unit_bytes, int width, int columns, int count,
@@ -54,11 +56,8 @@ KERNEL decode_tiles(Bytes data, ulong offset, ulong unit_bytes, int width, int c
     for (int at = get_local_id(0); at < count; at += LANES) {
         int output = columns ? at : inside, input = columns ? inside : at, inputs = columns ? width : count;
         ulong number = (ulong)(output / 8) * (inputs / GROUP) + input / GROUP;
-        Bytes square = data + offset + vector / width * unit_bytes + number * 8 * GROUP_BYTES;
-        int within = input % GROUP, byte = within % CODES, lane = output % 8;
-        Bytes codes = square + byte / 4 * 32 + 4 * lane, factors = square + 8 * CODES;
-        out[(ulong)index * count + at] =
-            decoded(codes, byte % 4, within >= CODES, half_at(factors, lane), factors + 16 + 2 * lane);
+        Bytes square = data + offset + vector / width * unit_bytes + number * SQUARE;
+        out[(ulong)index * count + at] = weight_of(square, output % 8, input % GROUP);
     }
 }
 #endif

@@ -23,6 +23,14 @@ static inline float4 weights4(Bytes vector, int at, int count) {
         if (at + 2 < count) found.s2 = values[2];
     }
     return as_float4(convert_uint4(found) << 16);
+#elif defined(F16)
+    global const half *values = (global const half *)vector + at;
+    if (at + 4 <= count) return vload_half4(0, values);
+    float4 found = 0.0f;
+    if (at < count) found.s0 = vload_half(0, values);
+    if (at + 1 < count) found.s1 = vload_half(1, values);
+    if (at + 2 < count) found.s2 = vload_half(2, values);
+    return found;
 #else
     if (at >= count) return 0.0f;
     Bytes group = vector + at / GROUP * GROUP_BYTES;

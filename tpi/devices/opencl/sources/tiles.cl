@@ -1,16 +1,4 @@
-// Products on the packed squares of the tiled layout: 8 outputs x 32 inputs, the codes interleaved by words (word 0 of
-// output 0..7, word 1 of output 0..7, ...), then 8 float16 scales, then for q4 8 minima. Activations are int8.
-#if defined(Q8)
-#define WORDS 8    // of 4 bytes, in the codes of a group
-#define FACTORS 1  // float16 scales and minima of a group
-#elif defined(Q4)
-#define WORDS 4
-#define FACTORS 2
-#else
-#define WORDS 4
-#define FACTORS 1
-#endif
-#define SQUARE (8 * (4 * WORDS + 2 * FACTORS))  // bytes
+// Products on the packed squares of the tiled layout (formats.cl). Activations are int8.
 
 // The place of squares: rows of a unit are outputs (`per_output` blocks of 8 per unit), columns inputs (`per_input`
 // groups).
@@ -31,31 +19,7 @@ static inline Bytes square_at(Bytes outputs, Squares to, int group) {
     return outputs + unit * to.unit_bytes + (ulong)inside * SQUARE;
 }
 
-static inline float scale_of(Bytes square, int output) { return half_at(square + 32 * WORDS, output); }
-
-// Return what is added for each unit of the sum of the activations' codes: the minimum, or the offset of the codes.
-static inline float minimum_of(Bytes square, int output) {
-#if defined(Q4)
-    return half_at(square + 32 * WORDS, 8 + output);
-#elif defined(Q4S)
-    return -8.0f * scale_of(square, output);
-#else
-    return 0.0f;
-#endif
-}
-
-// Load the 32 codes of an output, 16 in each of `first` and `second`.
-static inline void codes_of(Bytes square, int output, int4 *first, int4 *second) {
-    global const int *words = (global const int *)square + output;
-    int4 found = (int4)(words[0], words[8], words[16], words[24]);
-#if defined(Q8)
-    *first = found;
-    *second = (int4)(words[32], words[40], words[48], words[56]);
-#else
-    *first = found & 0x0F0F0F0F;
-    *second = (found >> 4) & 0x0F0F0F0F;
-#endif
-}
+#define ONES ((int4)(0x01010101))
 
 // ---- a few tokens: TOKENS of them, 8 outputs a work-group, each group of 32 inputs by one work-item of 8 ----
 
@@ -73,9 +37,21 @@ KERNEL tile_vectors(Bytes data, ulong offset, ulong unit_bytes, ulong block_byte
         Bytes square = square_at(row, to, group);
         int4 first_half, second_half;
         codes_of(square, output, &first_half, &second_half);
-        float scale = scale_of(square, output), minimum = minimum_of(square, output);
+        float scale = scale_of(square, output, 0), minimum = minimum_of(square, output, 0);
+#if defined(HALVES)
+        float other_scale = scale_of(square, output, 1), other_minimum = minimum_of(square, output, 1);
+#endif
         for (int t = 0; t < TOKENS; ++t) {
             int at = min(first + t, tokens - 1) * groups + group;
+#if defined(HALVES)
+            float product = scale * dot16(first_half, codes[2 * at]);
+            product += other_scale * dot16(second_half, codes[2 * at + 1]);
+#if defined(MINIMA)
+            product += minimum * dot16(ONES, codes[2 * at]) + other_minimum * dot16(ONES, codes[2 * at + 1]);
+#endif
+            sum[t] += scales[at] * product;
+            continue;
+#endif
             int dot = dot16(first_half, codes[2 * at]) + dot16(second_half, codes[2 * at + 1]);
 #if defined(Q8)
             dot = 128 * dot + dot16(first_half, fine[2 * at]) + dot16(second_half, fine[2 * at + 1]);
@@ -109,6 +85,9 @@ KERNEL tile_prompt(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes
 #if defined(Q8)
     local int4 rests[STEP * 2 * SIDE];
 #endif
+#if defined(HALVES)
+    local float other_scale[STEP * SIDE], other_minimum[STEP * SIDE];
+#endif
     local float scale[STEP * SIDE], minimum[STEP * SIDE], input_scale[STEP * SIDE], input_sum[STEP * SIDE];
     int lane = get_local_id(0), column = lane % 8, line = lane / 8;
     int first_block = 4 * get_group_id(0), first_token = SIDE * get_group_id(1);
@@ -124,8 +103,12 @@ KERNEL tile_prompt(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes
         if (there) {
             Bytes square = square_at(outputs_at(data, to, first_block + one / 8), to, base + group);
             codes_of(square, one % 8, &first_half, &second_half);
-            scale[at] = scale_of(square, one % 8);
-            minimum[at] = minimum_of(square, one % 8);
+            scale[at] = scale_of(square, one % 8, 0);
+            minimum[at] = minimum_of(square, one % 8, 0);
+#if defined(HALVES)
+            other_scale[at] = scale_of(square, one % 8, 1);
+            other_minimum[at] = minimum_of(square, one % 8, 1);
+#endif
         }
         weights[HALF_AT(group, 0, one)] = first_half;
         weights[HALF_AT(group, 1, one)] = second_half;
@@ -146,6 +129,17 @@ KERNEL tile_prompt(Bytes data, ulong offset, ulong unit_bytes, ulong block_bytes
             for (int i = 0; i < 16; ++i) {
                 int output = column + 8 * (i % 4), token = line + 8 * (i / 4);
                 int4 low = weights[HALF_AT(part, 0, output)], high = weights[HALF_AT(part, 1, output)];
+#if defined(HALVES)
+                int4 from_low = inputs[HALF_AT(part, 0, token)], from_high = inputs[HALF_AT(part, 1, token)];
+                int first_dot = dot16(low, from_low), second_dot = dot16(high, from_high);
+                output += part * SIDE;
+                float product = scale[output] * first_dot + other_scale[output] * second_dot;
+#if defined(MINIMA)
+                product += minimum[output] * dot16(ONES, from_low) + other_minimum[output] * dot16(ONES, from_high);
+#endif
+                sum[i] += input_scale[token + part * SIDE] * product;
+                continue;
+#endif
                 int dot = dot16(low, inputs[HALF_AT(part, 0, token)]) + dot16(high, inputs[HALF_AT(part, 1, token)]);
 #if defined(Q8)
                 dot = 128 * dot + dot16(low, rests[HALF_AT(part, 0, token)]);

@@ -25,6 +25,7 @@ static inline float decoded(Bytes codes, int byte, int high, float scale, Bytes 
 #define GROUP_BYTES 18
 #endif
 
+#if defined(F32) || defined(BF16) || defined(F16) || defined(GROUP_BYTES)  // others are tiled alone
 // Decode vectors of the record layout, `count` values each, one every `stride` bytes.
 KERNEL decode_records(Bytes data, ulong offset, ulong stride, int count, global const int *listed,
                       global float *out) {
@@ -46,6 +47,7 @@ KERNEL decode_records(Bytes data, ulong offset, ulong stride, int count, global 
         out[(ulong)index * count + at] = value;
     }
 }
+#endif
 
 #if !defined(F32) && !defined(BF16) && !defined(F16)
 // Decode vectors of the tiled layout. A value's output and input are its vector and its index; for columns, its index

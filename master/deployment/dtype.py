@@ -8,7 +8,6 @@ from tpi.sources.files import read_json
 
 _ROOM = 0.9  # share of the memory for weights; the rest is for the KV cache and activations
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_PACKED_BYTES = {"float32": 4.0, "float16": 4.0, "bfloat16": 2.0}  # bytes per value; F16 is packed as f32
 
 
 def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Sequence[float]) -> str:
@@ -25,7 +24,7 @@ def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Se
         return asked
     element, values = _source(located)
     room = _ROOM * min(size / share for size, share in zip(memory, shares, strict=True) if share) * sum(shares)
-    formats = {"auto": _PACKED_BYTES[element], "bf16": 2.0, "q8": GROUP_BYTES["q8"] / GROUP}
+    formats = {"auto": _ELEMENT_BYTES[element], "bf16": 2.0, "q8": GROUP_BYTES["q8"] / GROUP}
     return next((name for name, size in formats.items() if values * size <= room), "q4")
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.support.kernels.kernel_cases import (
+    PACKS,
     AttentionCase,
     FfnCase,
     attention_case,
     ffn_case,
-    layout_of,
     native,
     reference,
 )
@@ -22,13 +22,8 @@ from tpi.errors import KernelError
 from tpi.kernels import Kernels
 from tpi.kernels.kv import KvDtype
 from tpi.kernels.spec import F32, Input, Projected
-from tpi.pack.layout import Layout
+from tpi.pack.layout import RECORDS, Layout
 
-FORMATS: list[Format] = ["f32", "bf16", "q8", "q4", "q4s"]
-PACKS: list[tuple[Format, Layout]] = [
-    *((format, "record") for format in FORMATS),
-    *((format, "tiled") for format in FORMATS if layout_of(format) == "tiled"),
-]
 TOKENS = [1, 3, 16, 17, 40]
 BOTH = [native, reference]
 KERNELS = [(native, 1), (native, 3), (reference, 1)]  # with threads
@@ -127,7 +122,7 @@ def test_a_feed_forward_block_is_prepared_once_for_its_tiles(
     np.testing.assert_allclose(sum(alone), expected, atol=2e-2)
 
 
-@pytest.mark.parametrize(("chosen", "format", "tokens"), pairwise(KERNELS, FORMATS, [1, 16, 40]))
+@pytest.mark.parametrize(("chosen", "format", "tokens"), pairwise(KERNELS, list(RECORDS), [1, 16, 40]))
 def test_active_neurons_of_what_is_prepared(chosen: tuple[Kernels, int], format: Format, tokens: int) -> None:
     """More tokens than a short step are cut into several."""
     kernels = with_threads(chosen)

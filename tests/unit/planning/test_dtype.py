@@ -26,6 +26,13 @@ def test_the_best_that_fits(memory: float, expected: str, source: Located) -> No
     assert choose_dtype("auto", source, [int(memory / 2)] * 2, [1, 1]) == expected
 
 
+def test_float16_is_packed_in_16_bits(source: Located) -> None:
+    (source.path / "config.json").write_text(json.dumps({"dtype": "float16"}))
+    (source.path / "model.safetensors").write_bytes(bytes(2 * VALUES))
+    assert choose_dtype("auto", source, [int(2.5e6)], [1]) == "auto"
+    assert choose_dtype("auto", source, [int(1.3e6)], [1]) == "q8"
+
+
 def test_the_tightest_node_counts_and_a_shareless_one_does_not(source: Located) -> None:
     assert choose_dtype("auto", source, [10**9, 10**6], [1, 1]) == "q8"
     assert choose_dtype("auto", source, [10**9, 10**6], [1, 0]) == "auto"

@@ -11,9 +11,9 @@ from scheduler.neurons.arena import NeuronArena
 from scheduler.neurons.layout import arena_layer
 from scheduler.neurons.migration import STATIC, MigrationSettings
 from scheduler.transfer.queue import TransferQueue
-from tests.support.devices.opencl_device import TOLERANCE, assert_close, opencl_device
+from tests.support.devices.opencl_device import assert_close, opencl_device
 from tests.support.devices.shuffled import Shuffled
-from tests.support.kernels.kernel_cases import ffn_case, native, normal
+from tests.support.kernels.kernel_cases import ffn_case, native, normal, tolerance
 from tpi.config import Format
 from tpi.devices.base import Device
 from tpi.devices.emulated.device import open_emulated
@@ -83,7 +83,7 @@ def test_both_sides_come_to_what_the_cpu_computes_alone(
             block.arena.expect(some(random))
             chosen.append(NeuronChoice(active))
             x = normal(random, (1, 2, 3, 20)[step % 4], HIDDEN)
-            assert_close(run(block, data, x), native.ffn(block.spec, data, x, active), TOLERANCE[format])
+            assert_close(run(block, data, x), native.ffn(block.spec, data, x, active), tolerance(format))
         block.arena._arena.wait()  # on a busy machine no move may have ended yet
         figures = block.arena._arena.figures
         assert 0 < figures.active_on_accelerator < figures.active

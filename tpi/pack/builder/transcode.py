@@ -144,7 +144,7 @@ def _iq3_s(blocks: U8) -> Groups:
 
 
 def _recoded(name: str, blocks: U8, scales: F32) -> Groups:
-    """Code values again with the scale of each group, `[blocks, 8]`: each is a number of the format's table."""
+    """Encode values again with the scale of each group, `[blocks, 8]`: each is a number of the format's table."""
     return _f16(scales), _codes_of(name, blocks, scales)
 
 
@@ -173,7 +173,7 @@ def _iq1_m(blocks: U8) -> Groups:
 
 
 def _by_halves(name: str, blocks: U8, scales: U8, whole: U8 | None = None) -> Groups:
-    """Code values again; the scale of each half is the block's times `2 * scales + 1`, `[blocks, 16]`.
+    """Encode values again; the scale of each half is the block's times `2 * scales + 1`, `[blocks, 16]`.
 
     `whole` is the bytes of the block's f16 scale, by default its first two.
     """

@@ -18,7 +18,7 @@ SIZES = {  # an 8B model
     ("memory", "chosen"),
     [
         (64.0, "m-Q8_0.gguf"), (10.0, "m-Q8_0.gguf"), (9.7, "m-Q6_K.gguf"), (7.0, "m-UD-Q4_K_XL.gguf"),
-        (6.6, "m-Q4_K_M.gguf"), (6.0, "m-IQ4_XS.gguf"),
+        (6.2, "m-Q4_K_M.gguf"), (6.0, "m-IQ4_XS.gguf"),
     ],
 )  # fmt: skip
 def test_the_largest_that_fits_is_taken(memory: float, chosen: str) -> None:

@@ -9,11 +9,11 @@ from tpi.sources.ggufparts import gguf_name
 from tpi.system.memory import available_memory
 
 # The name of a quantisation in the name of a file. Q4_0_4_4 and similar ones are no longer in use.
-_NAME = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q([2-8])_(?!\d_\d)\w+|MXFP4\w*))$", re.IGNORECASE)
+_NAME = re.compile(r"(?:^|[-._])((?:UD-)?(?:(I?Q[2-8])_(?!\d_\d)\w+|MXFP4\w*))$", re.IGNORECASE)
 # Without sizes, or if none fits, the first of these is used; if there is none of these, the first file by name.
 _PREFERRED = ("Q4_K_M", "MXFP4", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
-_PACKED = {"2": 1.75, "3": 1.45, "5": 1.5, "6": 1.3, "8": 1.05}  # bytes of a pack by those of the file, at most
-_OTHERS_PACKED = 1.2
+_PACKED = {"Q2": 1.35, "IQ2": 1.95, "Q3": 1.2, "IQ3": 1.5, "Q8": 1.05}  # bytes of a pack by those of the file, at most
+_OTHERS_PACKED = 1.12
 _SHARE = 0.9  # of the memory, for weights; the rest is for keys, values and activations
 _GB = 1e9
 
@@ -73,5 +73,5 @@ def size_words(nbytes: int) -> str:
     return f" ({nbytes / _GB:.1f} GB)" if nbytes else ""
 
 
-def _packed(nbytes: int, bits: str | None) -> float:
-    return nbytes * _PACKED.get(bits or "", _OTHERS_PACKED)
+def _packed(nbytes: int, kind: str | None) -> float:
+    return nbytes * _PACKED.get((kind or "").upper(), _OTHERS_PACKED)

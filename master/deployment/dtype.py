@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from tpi.pack.layout import GROUP, GROUP_BYTES
 from tpi.pack.library.locate import Located
 from tpi.sources.files import read_json
+from tpi.sources.fp8 import fp8_scales
 
 _ROOM = 0.9  # share of the memory for weights; the rest is for the KV cache and activations
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_Q8 = GROUP_BYTES["q8"] / GROUP  # bytes of a weight
 
 
 def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Sequence[float]) -> str:
@@ -22,16 +24,18 @@ def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Se
     """
     if asked != "auto" or located.kind != "directory":
         return asked
-    element, values = _source(located)
+    packed, values = _source(located)
     room = _ROOM * min(size / share for size, share in zip(memory, shares, strict=True) if share) * sum(shares)
-    formats = {"auto": _ELEMENT_BYTES[element], "bf16": 2.0, "q8": GROUP_BYTES["q8"] / GROUP}
+    formats = {"auto": packed, "bf16": 2.0, "q8": _Q8}
     return next((name for name, size in formats.items() if values * size <= room), "q4")
 
 
-def _source(located: Located) -> tuple[str, int]:
-    """Return the element type and the number of values of the weights in a Hugging Face directory."""
+def _source(located: Located) -> tuple[float, int]:
+    """Return the bytes of a packed weight and the number of weights of a Hugging Face directory."""
     config = read_json(located.path, "config.json")
-    element = config.get("dtype") or config.get("torch_dtype") or "float32"
-    element = element if isinstance(element, str) and element in _ELEMENT_BYTES else "float32"
     size = sum(file.stat().st_size for file in located.path.glob("*.safetensors"))
-    return element, size // _ELEMENT_BYTES[element]
+    if fp8_scales(config.get("quantization_config")):
+        return _Q8, size
+    element = config.get("dtype") or config.get("torch_dtype")
+    each = _ELEMENT_BYTES.get(element, 4) if isinstance(element, str) else 4
+    return each, size // each

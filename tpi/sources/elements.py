@@ -18,12 +18,12 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
 
-# The pack format for a coding. It keeps the codes of every quantised type (`tpi.pack.builder.transcode`).
+# The pack format for a coding. It keeps the codes of every quantised type of GGUF (`tpi.pack.builder.transcode`).
 _NEAREST: dict[str, Format] = {
     "F32": "f32", "F16": "f16", "BF16": "bf16", "Q4_0": "q4s", "Q4_1": "q4", "Q8_0": "q8", "MXFP4": "mxfp4",
     "Q4_K": "q4", "Q5_0": "q5", "Q5_1": "q5", "Q5_K": "q5", "Q6_K": "q6", "Q3_K": "q3", "Q2_K": "q2", "TQ1_0": "q2",
     "TQ2_0": "q2", "IQ4_NL": "iq4", "IQ4_XS": "iq4", "IQ3_S": "iq3s", "IQ3_XXS": "iq3", "IQ2_XXS": "iq2",
-    "IQ2_XS": "iq2", "IQ2_S": "iq2", "IQ1_S": "iq1", "IQ1_M": "iq1",
+    "IQ2_XS": "iq2", "IQ2_S": "iq2", "IQ1_S": "iq1", "IQ1_M": "iq1", "FP8": "q8",
 }  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def decode(element: Element, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float
     Raises:
         ModelError: if weights in this coding are not supported, for example I64 or F64.
     """
-    if element.name == "F32":
+    if element.name in ("F32", "FP8"):
         return raw.view("<f4").astype(np.float32, copy=False)
     if element.name == "F16":
         return raw.view("<f2").astype(np.float32)

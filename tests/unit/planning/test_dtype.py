@@ -33,6 +33,14 @@ def test_float16_is_packed_in_16_bits(source: Located) -> None:
     assert choose_dtype("auto", source, [int(1.3e6)], [1]) == "q8"
 
 
+def test_fp8_becomes_q8(source: Located) -> None:
+    fields = {"dtype": "bfloat16", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (source.path / "config.json").write_text(json.dumps(fields))
+    (source.path / "model.safetensors").write_bytes(bytes(VALUES))
+    assert choose_dtype("auto", source, [int(1.3e6)], [1]) == "auto"
+    assert choose_dtype("auto", source, [int(1.1e6)], [1]) == "q4"
+
+
 def test_the_tightest_node_counts_and_a_shareless_one_does_not(source: Located) -> None:
     assert choose_dtype("auto", source, [10**9, 10**6], [1, 1]) == "q8"
     assert choose_dtype("auto", source, [10**9, 10**6], [1, 0]) == "auto"

@@ -7,6 +7,7 @@ from tpi.families.base import Fields, Model, Ref
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.sources.base import FileSource, SourceTensor
 from tpi.sources.elements import Element
+from tpi.sources.fp8 import FP8, fp8_scales
 from tpi.sources.microscaled import BLOCKS, MXFP4
 
 _ELEMENTS = {
@@ -32,17 +33,22 @@ def from_config(fields: Fields, where: str) -> tuple[Model, FileSource]:
     # without a head in the source, the configuration and the family's default say whether it is tied to the embedding
     model = from_huggingface(fields, lambda name: not name.endswith("lm_head.weight"), where)
     kind = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
-    return model, FileSource(where, _tensors(model, _ELEMENTS.get(kind, _ELEMENTS["float32"]), where))
+    element = _ELEMENTS.get(kind, _ELEMENTS["float32"])
+    projections = FP8 if fp8_scales(fields.get("quantization_config")) else element
+    return model, FileSource(where, _tensors(model, element, projections, where))
 
 
-def _tensors(model: Model, element: Element, where: str) -> Mapping[str, SourceTensor]:
+def _tensors(model: Model, element: Element, projections: Element, where: str) -> Mapping[str, SourceTensor]:
     rows: dict[str, int] = {}
     for ref in _refs(model):
         rows[ref.tensor] = max(rows.get(ref.tensor, 1), ref.rows[1] if ref.rows else 1)
     if model.positions:
         rows[model.positions.tensor] = model.config.context + model.config.position_offset
     columns = model.config.hidden
-    elements = {name: MXFP4 if name.endswith(BLOCKS) else element for name in rows}
+    elements = {
+        name: MXFP4 if name.endswith(BLOCKS) else projections if name.endswith("_proj.weight") else element
+        for name in rows
+    }
     nowhere = Path(where)
     return {name: SourceTensor(name, (count, columns), elements[name], nowhere, 0) for name, count in rows.items()}
 

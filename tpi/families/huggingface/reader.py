@@ -14,6 +14,7 @@ from tpi.families.huggingface.wrappers import VISION_TENSORS, has_other_parts, u
 from tpi.families.refused import why_unsupported
 from tpi.families.settings import head_size
 from tpi.families.table import FAMILIES
+from tpi.sources.fp8 import fp8_scales
 
 
 def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> Model:
@@ -27,8 +28,7 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     Raises:
         ModelError: if the architecture or a setting is not supported, or the configuration is inconsistent.
     """
-    if _unreadable(fields.get("quantization_config")):
-        raise ModelError(f"{where} is quantised in a way that is not supported; give the original, or a GGUF of it")
+    fields = _without_quantisation(fields, where)
     try:
         text, names = unwrap(fields)
         family = _family(names)
@@ -50,12 +50,27 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     return replace(model, notes=(*notes, left), ignored_tensors=(*model.ignored_tensors, *VISION_TENSORS))
 
 
-def _unreadable(quantised: object) -> bool:
-    """Return True if weights are quantised in a way that no family supports.
+def _without_quantisation(fields: Fields, where: str) -> Fields:
+    """Return `fields` without a `quantization_config` that the source of weights resolves.
 
-    MXFP4 is accepted here; families other than gpt-oss refuse it later.
+    MXFP4 is left in: families other than gpt-oss refuse it later.
+
+    Raises:
+        ModelError: if weights are quantised in a way that is not supported; the message names it.
     """
-    return bool(quantised) and not (isinstance(quantised, dict) and quantised.get("quant_method") == "mxfp4")
+    quantised = fields.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+    if not quantised or method == "mxfp4":
+        return fields
+    if fp8_scales(quantised):
+        return {name: value for name, value in fields.items() if name != "quantization_config"}
+    words = (
+        [str(quantised.get(name))[:40] for name in ("quant_method", "format") if quantised.get(name)] if method else []
+    )
+    raise ModelError(
+        f"{where} is quantised in a way that is not supported ({', '.join(words) or 'of no name'}); give the original, "
+        "one in FP8, or a GGUF of it"
+    )
 
 
 def _family(wanted: list[str]) -> Family:

@@ -21,6 +21,7 @@ from tpi.pack.reader import is_pack
 from tpi.progress import Phase, phase
 from tpi.sources.base import Source
 from tpi.sources.files import read_json
+from tpi.sources.fp8 import apply_scales, fp8_scales
 from tpi.sources.gguf import open_gguf
 from tpi.sources.ggufparts import gguf_name
 from tpi.sources.microscaled import join_scales
@@ -49,6 +50,8 @@ def open_source(path: Path) -> OpenedSource:
     if path.is_dir():
         fields = read_json(path, "config.json")
         tensors = join_scales(open_safetensors(path))
+        if scales := fp8_scales(fields.get("quantization_config")):
+            tensors = apply_scales(tensors, scales)
         model = from_huggingface(fields, tensors.tensors.__contains__, str(path))
         vocab = model.config.vocab
         return OpenedSource(

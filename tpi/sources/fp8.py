@@ -1,0 +1,147 @@
+"""FP8 weights of safetensors files: e4m3 codes in a tensor `x`, and their scales in another.
+
+The scales are `x_scale_inv` (DeepSeek's and Qwen's files) or `x_scale` (compressed-tensors). In both, a weight is its
+code times its scale. There is one scale for the tensor, for each row, or for each block of `weight_block_size`. This
+module presents both tensors as one, `x`, whose values are these products in float32. Scales of activations are left
+out: TPI rounds activations in its own way.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tpi.errors import ModelError
+from tpi.sources.base import Bytes, Source, SourceTensor
+from tpi.sources.elements import Element, decode
+
+FP8 = Element("FP8", 1, 4)  # decoded to float32 when it is read
+_SCALES = ("_scale_inv", "_scale")
+_ACTIVATIONS = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Fp8Scales:
+    """How a model's FP8 weights are scaled: `block` is the rows and columns that share a scale, if it is not 0 x 0."""
+
+    block: tuple[int, int] = (0, 0)
+
+
+def fp8_scales(quantised: object) -> Fp8Scales | None:
+    """Return how FP8 weights are scaled according to a `quantization_config`; None if it describes other weights."""
+    if not isinstance(quantised, dict):
+        return None
+    if quantised.get("quant_method") == "fp8" and quantised.get("fmt", "e4m3") == "e4m3":
+        return _scales(quantised.get("weight_block_size"))
+    groups = quantised.get("config_groups")
+    if quantised.get("quant_method") != "compressed-tensors" or not isinstance(groups, dict):
+        return None
+    weights: list[Any] = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
+    if quantised.get("format") != "float-quantized" or not weights or not all(map(_is_fp8, weights)):
+        return None
+    blocks = {str(each["block_structure"]): each["block_structure"] for each in weights if each.get("block_structure")}
+    return _scales(*blocks.values()) if len(blocks) <= 1 else None
+
+
+def _is_fp8(weights: Any) -> bool:
+    return isinstance(weights, dict) and (weights.get("type"), weights.get("num_bits")) == ("float", 8)
+
+
+def _scales(block: object = None) -> Fp8Scales | None:
+    if block is None:
+        return Fp8Scales()
+    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        return None
+    return Fp8Scales((block[0], block[1]))
+
+
+def apply_scales(source: Source, scales: Fp8Scales) -> Source:
+    """Return `source` with each pair of FP8 codes and scales joined into one tensor.
+
+    Raises:
+        ModelError: if FP8 codes have no scales, or scales of a shape that does not fit; the message names the tensor.
+    """
+    found = {
+        name: _scale_of(source, tensor, scales)
+        for name, tensor in source.tensors.items()
+        if tensor.element.name == "F8_E4M3"
+    }
+    return _Fp8Source(source, found, scales)
+
+
+def _scale_of(source: Source, codes: SourceTensor, scales: Fp8Scales) -> SourceTensor:
+    name = next((codes.name + suffix for suffix in _SCALES if codes.name + suffix in source.tensors), None)
+    if name is None:
+        raise ModelError(f"{source.label}: tensor {codes.name} is in FP8, but has no scales; download the model again")
+    tensor = source.tensors[name]
+    if tensor.rows * tensor.columns == 1 or _by_rows(codes, tensor):
+        return tensor
+    if len(codes.shape) >= 2 and all(scales.block):
+        rows, columns = (-(-size // block) for size, block in zip(codes.shape[-2:], scales.block, strict=True))
+        if tensor.shape == (*codes.shape[:-2], rows, columns):
+            return tensor
+    raise ModelError(
+        f"{source.label}: tensor {codes.name} has shape {list(codes.shape)}, but its scales have shape "
+        f"{list(tensor.shape)}, which does not fit; download the model again"
+    )
+
+
+def _by_rows(codes: SourceTensor, scales: SourceTensor) -> bool:
+    """Return True if each row of `codes` has a scale of its own."""
+    return scales.shape in (codes.shape[:-1], (*codes.shape[:-1], 1))
+
+
+class _Fp8Source:
+    """A `Source` in which FP8 tensors have their values; `scales` has the tensor of scales of each."""
+
+    def __init__(self, source: Source, scales: Mapping[str, SourceTensor], layout: Fp8Scales) -> None:
+        used = {tensor.name for tensor in scales.values()}
+        self.label = source.label
+        self.tensors: Mapping[str, SourceTensor] = {
+            name: replace(tensor, element=FP8) if name in scales else tensor
+            for name, tensor in source.tensors.items()
+            if name not in used and not name.endswith(_ACTIVATIONS)
+        }
+        self._source, self._scales, self._layout = source, scales, layout
+
+    def read(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> Bytes:
+        """Return the bytes of a rectangle of `tensor`, uint8 `[rows, bytes]`; FP8 weights as float32."""
+        if tensor.name not in self._scales:
+            return self._source.read(tensor, rows, columns)
+        codes = self._source.read(self._source.tensors[tensor.name], rows, columns)
+        return np.ascontiguousarray(_E4M3[codes] * self._factors(tensor, rows, columns)).view(np.uint8)
+
+    def close(self) -> None:
+        """Close the source that this one wraps."""
+        self._source.close()
+
+    def _factors(self, tensor: SourceTensor, rows: tuple[int, int], columns: tuple[int, int]) -> F32:
+        """Return the scales of a rectangle, float32 `[rows or 1, columns or 1]`."""
+        stored = self._scales[tensor.name]
+        size = stored.rows * stored.columns
+        if size == 1 or _by_rows(tensor, stored):
+            flat = replace(stored, shape=(size, 1))
+            return decode(stored.element, self._source.read(flat, rows if size > 1 else (0, 1), (0, 1)))
+        high, wide = self._layout.block
+        each, stacked = tensor.shape[-2], np.arange(*rows)
+        of_rows = stacked // each * stored.shape[-2] + stacked % each // high
+        first = int(of_rows[0]) if len(of_rows) else 0
+        last = int(of_rows[-1]) + 1 if len(of_rows) else 0
+        found = decode(stored.element, self._source.read(stored, (first, last), (0, stored.columns)))
+        factors: F32 = found[of_rows - first][:, np.arange(*columns) // wide]
+        return factors
+
+
+def _e4m3() -> F32:
+    """Return the value of each of the 256 codes: a sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities."""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    values = np.where(exponent > 0, np.ldexp(1 + mantissa / 8, exponent - 7), np.ldexp(mantissa / 8, -6))
+    values = np.where(codes & 127 == 127, np.nan, values)
+    return np.where(codes < 128, values, -values).astype(np.float32)
+
+
+_E4M3 = _e4m3()

@@ -32,7 +32,7 @@ def make_table(path: Path, format: Format, layout: Layout) -> tuple[RunLayout, E
 
 @pytest.mark.parametrize("format", get_args(Format))
 def test_rows_and_logits_are_those_of_the_table_in_memory(tmp_path: Path, format: Format) -> None:
-    layout: Layout = "record" if format in ("f32", "bf16") else "tiled"
+    layout: Layout = "record" if format in ("f32", "f16", "bf16") else "tiled"
     run, extent, data = make_table(tmp_path / "head.block", format, layout)
     x = np.random.default_rng(2).standard_normal((3, HIDDEN)).astype(np.float32)
     rows = KERNELS.gather(run, data, np.asarray(ROWS, np.int32))

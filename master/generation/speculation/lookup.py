@@ -43,7 +43,7 @@ def _alike(one: Ids, other: Ids) -> int:
 
 
 class EarlierAnswers:
-    """The latest answers of a server, apart for each salt, so that no client's text shows in another one's speed."""
+    """The latest answers of a server, kept apart by salt, so that no client learns of another client's text."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[Key, array[int]] = OrderedDict()

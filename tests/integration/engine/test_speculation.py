@@ -25,14 +25,14 @@ Told = tuple[int, Logprobs | None]
 
 @pytest.fixture(autouse=True)
 def _always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many rows as a step may have, whether they pay or not."""
+    """Draft as many rows as a step may have, whether that makes it faster or not."""
     monkeypatch.setattr(Pace, "drafts", property(lambda pace: True))
     monkeypatch.setattr(Pace, "rows", lambda pace, plain, chances: min(len(chances), ROWS - plain))
 
 
 @dataclass
 class Heard:
-    """What a request delivered."""
+    """The tokens and log probabilities that a request delivered."""
 
     sampled: list[Sampled] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class Heard:
 
 
 def answers(engine: Engine, samplers: list[Sampler], stops: frozenset[int] = frozenset()) -> list[list[Told]]:
-    """What requests of different lengths delivered that begin one after the other."""
+    """Run requests that begin one step after the other and have different lengths; return what each delivered."""
     heard, asked = [Heard() for _ in samplers], list[Request]()
     for number, sampler in enumerate(samplers):
         sequence = engine.admit(PROMPTS[number])
@@ -65,7 +65,7 @@ def answers(engine: Engine, samplers: list[Sampler], stops: frozenset[int] = fro
 
 
 def samplers(count: int) -> list[Sampler]:
-    """Of all kinds."""
+    """Return samplers with and without penalties, bias and chance."""
     kinds = (
         Sampling(temperature=0),
         Sampling(temperature=1.5, top_k=0, top_p=1, min_p=0, seed=3),

@@ -81,8 +81,7 @@ def replay(
     `chosen` is called for each layer with the experts that the tokens chose.
 
     Raises:
-        ModelError: if a layer has a block other than attention and a feed-forward network, or has experts and
-            `chosen` is None.
+        ModelError: if a layer has experts and `chosen` is None.
     """
     config = pack.config.for_context(tokens.shape[1])
     x: F32 = kernels.gather(*read_table(pack.embedding), tokens.reshape(-1)) * np.float32(config.embed_scale)
@@ -134,7 +133,7 @@ def read_ffn(config: ModelConfig, block: PackBlock, kernels: Kernels) -> FfnWeig
     spec = ffn_spec(config, run, block.vectors(), Range(0, run.units))
     biases = (None if bias is None else bias[:count] for bias in (spec.gate_bias, spec.up_bias))
     gate_bias, up_bias = biases
-    cut = FfnSpec(run, spec.activation, spec.gated, spec.norm, gate_bias, up_bias, spec.threshold)
+    cut = replace(spec, gate_bias=gate_bias, up_bias=up_bias)
     data = _units(block, run)
     parts = {part.name: kernels.dequantise(run, data, part.name)[:count] for part in run.parts}
     return FfnWeights(cut, parts.get("gate"), parts["up"], parts["down"])

@@ -20,7 +20,7 @@ from worker.plan.case import Case
 
 RESOURCES = {
     "accelerator": "the GPU", "host": "the CPU", "up": "the link to the GPU", "down": "the link from the GPU",
-    "disk": "the disk", "bus": "RAM's bus", "turns": "that CPU and GPU take turns", "sums": "the network",
+    "disk": "the disk", "bus": "RAM's bus", "turns": "CPU and GPU in turns", "sums": "the network",
 }  # fmt: skip
 _PHASES: dict[RequestPhase, str] = {"prompt": "prompts", "decode": "tokens"}
 # smallest speed-up, number of speed-ups, and smallest share of a layer's time that are reported
@@ -96,7 +96,7 @@ class BatchReport:
         )
         for phase in REQUEST_PHASES:
             roof = RESOURCES[ahead.roof(phase)]
-            yield f"the roof for {_PHASES[phase]} is {roof}; a layer keeps {busy_words(ahead, phase)} busy"
+            yield f"the roof for {_PHASES[phase]} is {roof}; busy times of a layer: {busy_words(ahead, phase)}"
         yield from self._turning()
         helping = [gain for gain in self.gains if gain.faster > _HELPS]
         told = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping[:_NAMED])
@@ -118,7 +118,7 @@ class BatchReport:
 def batch_problem(case: Case, requests: int) -> BatchProblem:
     """Return the roofline model's problem for `requests` requests at once, as a node solves it.
 
-    Unless batches are insisted on, the host may compute neurons in it: then a run would not batch.
+    Unless the pipeline is `batch`, the problem allows the host to compute neurons, in which case a run would not batch.
     """
     assert case.machine is not None  # the roofline model compares its speeds
     usual = UsualRequest(case.request.prompt, case.request.answer) if case.request else case.plan.options.request

@@ -89,7 +89,7 @@ def _neighbour(one: WorkerInquiry) -> Neighbour:
     if profile.speed is None:
         raise NodeLost(one.address, f"{who} does not say how fast it is; start it again with --remeasure")
     if one.link is None:
-        raise NodeLost(one.address, f"{who} echoed too little in time to tell how fast the link to it is")
+        raise NodeLost(one.address, f"{who} answered too slowly to measure the link to it; try again")
     card = machine_from_message(profile.memory_limit or profile.memory_free, profile.card, profile.speed)
     return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key)
 

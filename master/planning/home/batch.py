@@ -112,7 +112,7 @@ class GroupBatchReport:
         roof = ahead.roof(phase)
         whose = "" if roof == "sums" else f", on {self.names[slowest]}"
         busy = busy_words(ahead, phase)
-        return f"the roof for {_PHASES[phase]} is {RESOURCES[roof]}{whose}; a layer keeps {busy} busy"
+        return f"the roof for {_PHASES[phase]} is {RESOURCES[roof]}{whose}; busy times of a layer: {busy}"
 
 
 def _problems(model: HomeModel, dealing: HomeSplit) -> Iterator[BatchProblem]:

@@ -68,8 +68,8 @@ class HomeModel:
         if kind == "heads":
             units = next(each.units for each in self.problem.kinds if each.kind == kind)
             return -(-config.heads // units), config.heads
-        recording_of_experts = {"experts": mixture.width, "shared": mixture.shared} if mixture else {}
-        return FFN_UNIT, recording_of_experts.get(kind, config.intermediate)
+        neurons = {"experts": mixture.width, "shared": mixture.shared} if mixture else {}
+        return FFN_UNIT, neurons.get(kind, config.intermediate)
 
     @cached_property
     def everywhere(self) -> int:

@@ -1,4 +1,4 @@
-"""Kernel specs of a node's units: the parts of a block's vectors and of the model's configuration that they need."""
+"""Kernel specs of the units that a node holds, made from a block's vectors and the model's configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,9 +30,10 @@ from tpi.partition import FFN_UNIT, Range, by_expert
 F32 = npt.NDArray[np.float32]
 Vectors = Mapping[str, F32]
 Joining = Literal["", "added", "stacked"]
-"""How a block's result joins that of the next one, with which it shares one sum over the nodes; empty: not at all.
+"""How a block's result is combined with the next block's, so that both take one sum over the nodes.
 
-It is added to it, or its rows come before those of the next one.
+"added": the two results are added; "stacked": the rows of the first come before those of the second; empty: the results
+are not combined.
 """
 _ONE, _LEAST = np.ones(1, np.float32), np.float32(1e-30)
 
@@ -47,10 +48,11 @@ def attention_spec(
     kv_units: Range,
     latents: Sequence[RunLayout] = (),
 ) -> AttentionSpec:
-    """Return the spec of some units of the attention block of `layer`. The layouts are those of the whole block.
+    """Return the spec of the units `query_units` and `kv_units` of the attention block of `layer`.
 
-    `kv_units` must hold every KV head that a head of `query_units` attends to. `latents` are the runs before the query
-    run, in their order; a node that has heads has all units of `latent` and of `query_latent`.
+    `query`, `kv` and `latents` are the layouts of the whole block; `latents` are the runs before the query run, in
+    their order. `kv_units` must hold every KV head that a head of `query_units` attends to. A node that has heads has
+    all units of the runs `latent` and `query_latent`.
     """
     found = {run.name: run for run in latents}
     config = config.at_layer(layer)
@@ -89,7 +91,7 @@ def attention_spec(
 
 
 def recurrent_spec(config: ModelConfig, runs: Sequence[tuple[RunLayout, Range]], vectors: Vectors) -> RecurrentSpec:
-    """Return the spec of some units of a block with states; `runs` has the layout of each run, and the units."""
+    """Return the spec of some units of a recurrent block; `runs` has each run's layout, and the units of the node."""
     if config.delta is not None:
         (values, value_units), (keys, key_units) = runs
         return _delta(config, values, keys, vectors, value_units, key_units)
@@ -162,7 +164,10 @@ def _query_latent(
 
 
 def _whole_norms(config: ModelConfig, vectors: Vectors, heads: Range, kv_heads: Range) -> WholeNorms | None:
-    """Return the norms over all heads, if the model has them. The node of its first query head counts a KV head."""
+    """Return the norms over all heads, if the model has them.
+
+    If several nodes hold a KV head, only the node with the first of its query heads counts it.
+    """
     q, k = vectors.get("q_norm.whole"), vectors.get("k_norm.whole")
     if q is None or k is None:
         return None
@@ -234,9 +239,9 @@ def experts_spec(
 def _with_router(norm: NormSpec, weight: F32, scale: F32) -> tuple[NormSpec, F32]:
     """Return the norm of experts, and the weight of their router for inputs after that norm (Gemma 4).
 
-    The router has a norm of its own, with the weights `scale / sqrt(hidden)`. Both norms differ in their weights only.
-    So the weights of the one are divided by those of the other, of which none may be 0: a value times `_LEAST` is as
-    good as 0 to the experts.
+    The router has a norm of its own, with the weights `scale / sqrt(hidden)`. It differs from the experts' norm in the
+    weights only. So the router's weight is multiplied by the ratio of the two norms' weights. Weights of the experts'
+    norm that are 0 become `_LEAST`, which is small enough to be 0 to the experts.
     """
     own = np.where(np.abs(norm.weight) < _LEAST, _LEAST, norm.weight)
     factors = scale * np.float32(len(scale) ** -0.5) / own
@@ -273,7 +278,7 @@ def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual
 
 
 def joining(config: ModelConfig, kind: BlockKind) -> Joining:
-    """Return how the result of a block of this kind joins that of the next block of its layer."""
+    """Return how the result of a block of this kind is combined with that of the next block of its layer."""
     if config.parallel_experts and kind == "ffn":
         return "stacked"
     return "added" if config.parallel and kind == "attention" else ""

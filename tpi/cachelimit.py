@@ -26,7 +26,7 @@ class CacheLimit:
     def excess(self, directory: Path, held: int, needed: int = 0) -> int:
         """Return the bytes to delete from `directory`, which holds `held`, before `needed` more are stored; 0 if none.
 
-        This includes bytes that the disk has no room for.
+        The result is large enough to keep within the limit, and to make room on the disk.
         """
         free = disk_free(directory)
         return max(held + needed - self.allowed(held, free), needed - free, 0)

@@ -136,7 +136,10 @@ class ModelConfig:
 
     @property
     def kv_width(self) -> int:
-        """Vectors of run `kv` for each of a KV head's two parts: the head's own key values, and its value."""
+        """Vectors in run `kv` for a KV head's keys; there are as many for its values.
+
+        With latent attention, the rotated part of the keys is not among them, and the shorter part is padded.
+        """
         return max(self.head_dim - self.latent.rope, self.latent.value) if self.latent else self.head_dim
 
     @property
@@ -146,12 +149,12 @@ class ModelConfig:
 
     @property
     def latent_values(self) -> int:
-        """Vectors of run `latent`: `rank` normed values and `rope` rotated ones; 0 without latent attention."""
+        """Vectors in run `latent`: `rank` for normed values and `rope` for rotated ones; 0 without latent attention."""
         return self.latent.rank + self.latent.rope if self.latent else 0
 
     @property
     def query_rank(self) -> int:
-        """Vectors of run `query_latent`, which queries come from; 0 if they come from the block's input."""
+        """Vectors in run `query_latent`, from whose values queries are made; 0 if they are made from the input."""
         return self.latent.query_rank if self.latent else 0
 
     def rope(self, layer: int) -> tuple[tuple[float, ...], float]:
@@ -203,8 +206,8 @@ class ModelConfig:
     def state_values(self, values: int, keys: int) -> int:
         """Return the number of float32 values of a sequence's state in a recurrent layer.
 
-        `values` and `keys` are the vectors of each part that a node has in the runs of these names. Channels of a short
-        convolution are values.
+        `values` and `keys` are the numbers of vectors that each part of a node's units has in the runs of these names.
+        The channels of a short convolution count as values.
         """
         if self.delta is None:
             return (self.conv_taps - 1) * values

@@ -22,12 +22,7 @@ class FiniteRange(click.FloatRange):
 
 
 class ModelCommand(GroupedCommand):
-    """A command about a model, which is named with `-m` or as the first argument.
-
-    `tpi run` takes its prompt as the next one.
-
-    Its help shows the most important flags first.
-    """
+    """A command about a model, which is named with `-m` or as the first argument; the second is the prompt, if any."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Call the command with the model and the prompt that the positional arguments name.

@@ -87,7 +87,7 @@ def deal_experts(experts: int, units: int, shares: Sequence[float]) -> list[tupl
     nodes than units of an expert, each holds whole experts.
 
     Raises:
-        PlanError: as `deal`.
+        PlanError: if no share is positive, one is negative, or there are more positive shares than experts and units.
     """
     if sum(share > 0 for share in shares) <= units:
         return [(Range(0, experts), part) for part in deal(units, shares)]
@@ -108,7 +108,10 @@ def expert_ranges(experts: Range, units: Range, each: int) -> list[Range]:
 
 
 def by_expert(units: Range, each: int) -> list[tuple[int, Range]]:
-    """Return the experts that a range of such a run overlaps, each with the part of the range that belongs to it."""
+    """Return the experts whose units are in the range `units` of a run, each with its part of the range.
+
+    The run has the experts one after the other, `each` units long.
+    """
     first, last = units.first // each, -(-units.last // each)
     parts = [(at, Range(max(units.first, at * each), min(units.last, (at + 1) * each))) for at in range(first, last)]
     return [(expert, part) for expert, part in parts if len(part)]

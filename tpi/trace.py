@@ -192,7 +192,7 @@ def clock_offset(exchanges: Iterable[tuple[int, int, int]]) -> int:
 
 
 def write_chrome(path: Path, nodes: Sequence[NodeTrace], zero: int) -> None:
-    """Write all nodes' spans on the master's clock from its time `zero` on: one process per node, one thread per queue.
+    """Write all nodes' spans on the master's clock from its time `zero` on: one process per node, one thread per lane.
 
     Raises:
         OSError: if the file cannot be written.

@@ -1,4 +1,4 @@
-"""Checks of arrays before a device's kernel reads them: it would not notice that it reads beyond its memory."""
+"""Checks of arrays before a device's kernel reads them: a kernel does not notice when it reads beyond its memory."""
 
 from typing import Any
 

@@ -39,7 +39,7 @@ def open_devices(named: Sequence[tuple[str, int | None]]) -> tuple[Device, ...]:
     """Return all accelerators of one node, each with its limit. Emulated ones share host, disk and clock.
 
     Raises:
-        UsageError: as in `open_device`, or if a device is named twice.
+        UsageError: if a device does not exist, has less memory than its limit, or is named twice.
     """
     if len(named) > 1 and all(name.startswith(_EMULATED) for name, _ in named):
         from tpi.devices.emulated.device import open_emulated_devices

@@ -103,7 +103,7 @@ class MemoryCheckedKernels:
         return self._inner.output(spec, self._own("weights", data), mixed)
 
     def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Return a segment's partial sum of a block with states, `[tokens, hidden]`. Write the states."""
+        """Return a segment's partial sum of a recurrent block, `[tokens, hidden]`, and update `states`."""
         return self._inner.recur(spec, self._own("weights", data), self._taken(x), states, batch)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:

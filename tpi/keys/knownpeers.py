@@ -1,6 +1,7 @@
-"""Addresses that admitted keys connected from.
+"""The addresses from which the owners of admitted keys connected.
 
-libzmq does not tell which connection belongs to which key, and cannot close the connection of one peer.
+libzmq does not tell which connection belongs to which key, and cannot close the connection of one peer. So connections
+are closed by their remote address.
 """
 
 import ipaddress
@@ -15,7 +16,7 @@ Refused = Callable[[str, Iterable[bytes]], bool]
 
 
 class KnownPeers:
-    """Admitted keys by the place that they connected from. Safe for use by several threads."""
+    """Admitted keys, by the remote address of their connections. Safe for use by several threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()

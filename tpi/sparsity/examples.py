@@ -172,7 +172,7 @@ def _shape(pack: Pack) -> tuple[int, int, int]:
 
 
 def _paired(inputs: npt.NDArray[Any], bits: U8, neurons: int, ahead: int) -> dict[int, LayerExamples]:
-    """Return the examples by layer: its activity, with the inputs of the layer from which it is predicted."""
+    """Return each layer's examples: its activity, and the inputs of the layer `ahead` layers before it (at least 0)."""
     paired = {}
     for layer, active in enumerate(bits):
         far = min(ahead, layer)

@@ -32,7 +32,7 @@ class Section:
             raise self.error(node, f"{where} must be a mapping of fields to values")
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise self.error(key, f"{where} has a field whose name is not a plain text")
+                raise self.error(key, f"{where} has a field whose name is not plain text")
             if key.value in self._fields:
                 raise self.error(key, f"{where} has the field {key.value!r} twice")
             self._fields[str(key.value)] = value

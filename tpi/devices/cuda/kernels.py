@@ -138,7 +138,7 @@ class CudaKernels:
             return to_host(output(spec, self._memory.runs(spec, data)[0], self._vectors.to_device(mixed)))
 
     def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Raise KernelError: no accelerator computes blocks with states."""
+        """Raise KernelError: no accelerator computes recurrent blocks."""
         raise refused("CUDA")
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:

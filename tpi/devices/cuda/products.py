@@ -11,9 +11,9 @@ from tpi.devices.cuda.matrix import PackedMatrix
 from tpi.devices.cuda.programs import few, many
 from tpi.pack.layout import GROUP
 
-FEW = 16  # tokens from which on squares of tokens x outputs are faster
+FEW = 16  # from this number of tokens on, programs that compute tiles of tokens x outputs are faster
 _SPLIT = 128  # columns that one program adds up
-_TOKENS, _OUTPUTS = 32, 64  # tokens and outputs of a square
+_TOKENS, _OUTPUTS = 32, 64  # tokens and outputs of a tile
 INT8_FROM = (8, 0)  # compute capability from which on Triton multiplies int8 on tensor cores
 
 

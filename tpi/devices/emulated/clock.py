@@ -13,7 +13,7 @@ from threading import local
 
 
 class EmulatedClock:
-    """A clock that gives each thread a time of its own, in seconds of the clock `real`, which it is never ahead of."""
+    """A clock with an emulated time for each thread, in seconds. It is never ahead of the clock `real`."""
 
     def __init__(
         self, real: Callable[[], float] = time.perf_counter, sleep: Callable[[float], object] = time.sleep

@@ -96,7 +96,7 @@ def open_emulated_devices(described: Sequence[tuple[str, int | None]]) -> tuple[
     A device without a name of its own is numbered.
 
     Raises:
-        UsageError: as in `open_emulated`, or if two devices have one name.
+        UsageError: if a description is wrong, a limit exceeds the capacity, or two devices have the same name.
     """
     opened: list[EmulatedDevice] = []
     for number, (argument, limit) in enumerate(described, 1):

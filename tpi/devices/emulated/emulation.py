@@ -34,7 +34,7 @@ class Emulation:
         """Create the lanes of `machine`.
 
         `same_node` is the emulation of another accelerator of the same node, or None. Its host, disk, clock and stretch
-        are shared. `real` returns seconds of real time, `sleep` sleeps so many.
+        are shared. `real` returns the real time in seconds; `sleep` sleeps for a number of seconds.
         """
         self.machine = machine
         self.clock: EmulatedClock = same_node.clock if same_node else EmulatedClock(real, sleep)

@@ -95,7 +95,7 @@ class TimedKernels:
         return self._run("output", todo, lambda: self._inner.output(spec, data, mixed))
 
     def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Raise KernelError: no accelerator computes blocks with states."""
+        """Raise KernelError: no accelerator computes recurrent blocks."""
         raise refused(self._inner.isa())
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:

@@ -40,8 +40,8 @@ class StretchFactor:
     def calibrate(self) -> float:
         """Choose the factor from the tasks noted so far, unless it was given, and return it.
 
-        No task may be running. Tasks are alike if they have one name, and durations within a factor of two. The median
-        of each kind counts, and the slowest kind decides, so that one interrupted task does not slow down everything.
+        No task may be running. Tasks with the same name and durations within a factor of two are of one kind. The kind
+        with the largest median decides, so that one interrupted task does not slow down everything.
 
         Raises:
             EmulationError: if no task was noted.

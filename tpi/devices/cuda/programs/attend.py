@@ -56,7 +56,7 @@ def attend_many(
     vector, longest, span, scale, softcap, window,
     FORMAT: tl.constexpr, CAPPED: tl.constexpr, SIZE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Attend as `attend`, with up to TOKENS tokens of one sequence per program, so that each page is read once.
+    """Attend as `attend` does, with up to TOKENS tokens of one sequence per program, so that each page is read once.
 
     `blocks`, `[blocks, 2]`, has the first token of each program, and the number of consecutive tokens from there on.
     """

@@ -1,4 +1,4 @@
-"""A few tokens (under 16) times packed weights: one program reads each weight once and uses it for all tokens."""
+"""Products of few tokens (under 16) with packed weights: a program reads each weight once and uses it for all."""
 
 import triton
 import triton.language as tl

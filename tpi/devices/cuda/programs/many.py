@@ -27,7 +27,7 @@ def many_grouped(
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BYTES: tl.constexpr,
     CODES: tl.constexpr, TILED: tl.constexpr, INDEXED: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
-    """Compute what `few_grouped` does.
+    """Compute the product of `few_grouped` for many tokens.
 
     Codes of a group are multiplied exactly, then scaled. INT8: see `code_products`.
     """

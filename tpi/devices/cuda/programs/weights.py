@@ -2,8 +2,8 @@
 
 A matrix is read by outputs and groups of 32 inputs. A group of an output begins `first` + `step` bytes into the data:
 `first` depends on the output alone, `step` on the group alone. In the record layout an "output" is a vector, and `unit`
-is the stride between vectors. In the tiled layout `unit` is the bytes of a unit, which has `tall` squares above one
-another and `deep` side by side.
+is the stride between vectors. In the tiled layout `unit` is the bytes of a unit, which consists of `tall` x `deep`
+*squares* of 8 outputs and 32 inputs.
 """
 
 import triton

@@ -145,7 +145,7 @@ class OpenClKernels:
             return self._card.download(out, tokens, spec.hidden)
 
     def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
-        """Raise KernelError: no accelerator computes blocks with states."""
+        """Raise KernelError: no accelerator computes recurrent blocks."""
         raise refused("OpenCL")
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:

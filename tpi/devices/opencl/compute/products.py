@@ -13,7 +13,7 @@ from tpi.errors import KernelError
 from tpi.kernels.spec import STREAM_TOKENS, U8
 from tpi.pack.layout import GROUP, GROUP_BYTES, TILE_OUTPUTS, Part, RunLayout
 
-_SIDE = 32  # tokens and outputs of a work-group's square, for prompts
+_SIDE = 32  # tokens, and outputs, of the tile that a work-group computes for prompts
 _PASSES = (1, 4, 8)  # tokens for which weights are read once, for short steps
 _SPLIT = 32  # least vectors that a work-group adds, for columns of records
 _MOST_SPLITS = 32

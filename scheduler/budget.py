@@ -27,7 +27,7 @@ from tpi.pack.layout import BlockKind
 _AMPLE_CHUNK = 256  # tokens: longer steps save passes over the streamed weights, but compute hardly faster
 _SHORT_CHUNK = 32  # tokens: a prefill step is shorter than this only if the weights would not fit otherwise
 _CHUNK_SHARE = 8  # a chunk takes at most an eighth of the memory it shares with weights, or of the streamed bytes
-_STEPS = 8  # a budget grows by this fraction of the head's missing bytes until the head fits
+_STEPS = 8  # until the head fits, a budget grows by the head's missing bytes divided by this
 PROCESS = 7 << 20  # bytes that a process takes once it works: code, sockets, plans, hashes
 
 

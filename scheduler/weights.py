@@ -102,7 +102,7 @@ class Weights(Generic[S]):
         self._steps = steps
 
     def begin(self, tokens: int) -> None:
-        """Begin a step of `tokens` tokens; raise the error of a transfer that the last step did not wait for."""
+        """Begin a step of `tokens` tokens; raise the error of a failed transfer that the last step did not wait for."""
         short = tokens < self._crossover
         self.now = self._short if short else self._long
         if self._steps is not None:

@@ -1,7 +1,7 @@
 """Eviction policies behind one interface. Units are numbered from 0.
 
 A policy is told of every step, hint and use, and returns the priority of keeping a unit. Of the units that are not
-held, the cache evicts that with the lowest. Belady's policy, which knows the future, is
+held, the cache evicts the one with the lowest priority. Belady's policy, which knows the future, is
 `scheduler.demand.choice.replay.Belady`.
 """
 

@@ -39,7 +39,7 @@ class UnitTier(Protocol):
         """Return the size of a unit in bytes."""
 
     def joins(self, unit: int, other: int, together: int) -> bool:
-        """Return True if `other` should be read together with `together` bytes, the last unit of which is `unit`."""
+        """Return True if `other` should be added to a read of `together` bytes that ends with `unit`."""
 
     def view(self, unit: int, slot: Bytes) -> Bytes:
         """Return the unit's bytes within its slot."""

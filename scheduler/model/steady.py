@@ -28,8 +28,7 @@ _TOKENS = 24  # tokens simulated
 class Times:
     """Mean seconds to compute and load a block of each kind, and of an allreduce; `layer` has a layer's kinds in order.
 
-    `tail` is the seconds between two tokens in addition to an allreduce. The ring loads ahead during the tail as far as
-    it is deep, so the propositions leave it out.
+    `tail` is the seconds between two tokens in addition to an allreduce. The propositions leave it out.
     """
 
     attention: float
@@ -132,7 +131,7 @@ def least_resident(total: int, busy: float, speed: float) -> int:
 
 @dataclass(frozen=True)
 class SteadyReport:
-    """The verdict on a node: does it wait for its disk, and which setting would end that? Seconds and bytes."""
+    """The verdict on a node: whether it waits for its disk, and which setting would end that; in seconds and bytes."""
 
     times: Times
     loose: bool  # `is_loose` (proposition 3)
@@ -235,8 +234,8 @@ def advise(
     Args:
         sizes: bytes of each block.
         times: mean times of the node.
-        waits: the resident blocks and the ring's bytes of a placement that was seen to wait. Settings with no more of
-            either are not advised, because mean times hide late loads.
+        waits: the resident blocks and the ring's bytes of a placement that was measured to wait. A setting with no
+            other resident blocks and no larger ring is not advised, although its mean times may look sufficient.
         kinds: the kind of each block.
     """
     longest = longest_retain(times)
@@ -297,14 +296,14 @@ def _waits(ring: Ring, costs: Costs) -> float:
 
 
 def _speeds(placement: Placement, costs: Costs, times: Times, blocks: int) -> Speeds:
-    """Return the measured speeds, taking all bytes to be alike."""
+    """Return the mean measured speeds over all blocks."""
     total, computing = sum(placement.sizes), sum(costs.compute)
     compute = total / computing if computing else float("inf")
     return Speeds(total / (times.load * blocks / len(times.layer)), compute, times.allreduce)
 
 
 def _longest_way(times: Times, window: int, first: int) -> float:
-    """Return the seconds from the start of block `first` of a layer to that of the next layer's, by the longest way."""
+    """Return the seconds from the start of block `first` in one layer to its start in the next, by the longest way."""
     around = [(first + at) % len(times.layer) for at in range(len(times.layer) + 1)]
     computes, loads = [times.computes[at] for at in around], [times.loads[at] for at in around]
     starts, loaded = [0.0], 0.0  # when each block starts; when the last load that waited for a release ends

@@ -1,6 +1,6 @@
 """The neurons on a node's accelerator: slots of one record each, filled by background copies.
 
-    layer.expect(predicted)                     # a prediction: neurons of high importance begin to migrate
+    layer.expect(predicted)                     # a prediction: important neurons begin to migrate
     held = layer.divide(scores, threshold)      # divides the active neurons; moves do not overwrite held slots
     ...                                         # the accelerator computes held.slots, the CPU held.cpu_neurons
     held.release()

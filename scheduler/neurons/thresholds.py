@@ -48,9 +48,10 @@ def plain_shares(scores: F32, threshold: float, there: Marks) -> NeuronShares:
 
 
 def balanced_shares(scores: F32, threshold: float, there: Marks, accelerator: LineCost, cpu: LineCost) -> NeuronShares:
-    """Divide neurons by the two thresholds with which both sides finish first, or by `threshold` if none are faster.
+    """Divide neurons by the two thresholds with which both sides finish earliest, or by `threshold` if that is as fast.
 
-    The other arguments are those of `plain_shares`, and the costs of computing neurons on each side.
+    `accelerator` and `cpu` are the costs of computing neurons on each side. The other arguments are those of
+    `plain_shares`.
     """
     before = plain_shares(scores, threshold, there)
     times = accelerator.seconds(len(before.on_accelerator)), cpu.seconds(len(before.on_cpu))

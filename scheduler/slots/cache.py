@@ -123,7 +123,10 @@ class SlotCache(Generic[S]):
             self.release(shelf, slots)
 
     def enter(self, shelf: Shelf, units: Any) -> Any:
-        """Begin a hold, which `release` ends; return the slots of `units` when all are loaded. Raises as `hold`."""
+        """Begin a hold, which `release` ends; return the slots of `units` when all are loaded.
+
+        Errors are those of `hold`.
+        """
         slots = self.pin(shelf, units)
         try:
             self.wait(shelf, slots)

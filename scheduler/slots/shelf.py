@@ -99,7 +99,7 @@ class PriorityShelf(Generic[N]):
         """Create a shelf over `table`.
 
         Args:
-            name: what errors and traces call it.
+            name: the shelf's name in errors and traces.
             table: the index.
             priority: returns the priority of keeping each unit; units with the lowest are evicted first.
             stats: where hits and misses are counted.

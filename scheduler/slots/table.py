@@ -145,7 +145,7 @@ class SlotTable(Generic[N]):
         return np.concatenate([empty, used[least(priority(self.unit_of[used]), count - len(empty))]])
 
     def gains(self, units: npt.NDArray[N], priority: Priority) -> tuple[npt.NDArray[N], Slots]:
-        """Return those of `units`, none of which has a slot, that should replace others, and the slots of these.
+        """Return those of `units`, none of which has a slot, that should get one, and the slots that they should get.
 
         The unit with the highest priority replaces the one with the lowest, and so on, as long as its own is higher.
         """

@@ -109,7 +109,7 @@ class TransferQueue:
 
         Args:
             kind: the kind of transfer, which decides its order.
-            name: what traces and errors call it.
+            name: the transfer's name in traces and errors.
             call: the function that does the transfer.
             after: transfers that must succeed first.
             link: the number of the link.

@@ -32,7 +32,7 @@ Fill = Callable[[Bytes], None]
 class RingSegment:
     """One segment that passes through the ring."""
 
-    name: str  # what traces and errors call it
+    name: str  # its name in traces and errors
     nbytes: int
     fill: Fill
     card: int = 0  # the accelerator that it goes to: the number of the ring's part

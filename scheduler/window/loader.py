@@ -62,7 +62,7 @@ class Loader:
             self._slots.submit(sorted(loads, key=lambda load: int(load.units)), ahead=True)
 
     def hold_kept(self, block: int) -> Bytes:
-        """Wait until a resident block is loaded; return its bytes. Raises as `pin`."""
+        """Wait until a resident block is loaded; return its bytes. Errors are those of `pin`."""
         if (data := self._kept.get(block)) is None:
             self._slots.enter(self._resident, (block,))
             data = self._kept[block] = self._resident.loads[block].view
@@ -79,10 +79,10 @@ class Loader:
         return use, self._streamed.loads[use % self._streamed.cycle.period].view
 
     def follow(self, block: int, least: int = 1) -> Iterator[Bytes]:
-        """Yield the next use of a streamed block in parts as they are read. Raises as `pin`.
+        """Yield the bytes of a streamed block, at its next use, in parts as they are read. Errors are those of `pin`.
 
-        A part has at least `least` bytes, except the last. A block that must still be verified comes in one part. The
-        use is over when all parts have been taken; until then nothing overwrites it.
+        Each part has at least `least` bytes, except the last. A block that must still be verified comes in one part.
+        The block may be overwritten when all parts have been taken.
         """
         shelf, slots = self._streamed, self._slots
         use: int = slots.pin(shelf, (block,))

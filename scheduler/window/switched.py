@@ -25,7 +25,7 @@ class SwitchedWindow:
     kept: Sequence[Bytes] | None = None
 
     def __init__(self, make: OpenWindow, placement: Placement, progress: Progress = silent) -> None:
-        """Open a window with `placement` and wait until its resident blocks are loaded. Raises as `switch`.
+        """Open a window with `placement`, and wait until its resident blocks are loaded. Errors are those of `switch`.
 
         Args:
             make: opens a window from a placement and the clock of all reads.

@@ -222,7 +222,10 @@ class MemoryWindow:
             yield from self._loader.follow(block, least)
 
     def fill(self, progress: Progress = silent) -> None:
-        """Wait until every resident block is loaded; call `progress(blocks done, blocks in all)`. Raises as `hold`."""
+        """Wait until every resident block is loaded, and call `progress(done, total)` after each, in blocks.
+
+        Errors are those of `hold`.
+        """
         for _ in _loaded(self._loader, sorted(self.placement.resident), progress):
             pass
         self.take()

@@ -7,7 +7,8 @@
 
 The memory for slots is fixed before anything is read. Neurons are evicted by their importance, v = a + lambda f
 (`scheduler.neurons.importance`). The rules of holds, reads and failures are those of
-`scheduler.slots.cache.SlotCache`; each layer is a shelf of one cache. One thread holds, one hold of a layer at a time.
+`scheduler.slots.cache.SlotCache`; each layer is a shelf of one cache. Only one thread may hold records, and each layer
+has at most one hold at a time.
 """
 
 from collections.abc import Iterator, Sequence

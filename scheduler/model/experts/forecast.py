@@ -1,8 +1,9 @@
 """The forecast of a node that copies experts to an accelerator on demand, and the best such configuration.
 
-All other weights are resident on the accelerator. They determine the number of slots for experts, the slots determine
-the hit rate, and the hit rate and the fetched experts give the seconds of a token. For a prompt the node streams
-experts to the accelerator in a cycle or computes them on the host; `scheduler.model.offload` forecasts that part.
+All other weights are resident on the accelerator. The memory that they leave free gives the number of slots for
+experts, the slots give the hit rate, and the hit rate and the fetched experts give the seconds of a token. For a prompt
+the node streams experts to the accelerator in a cycle or computes them on the host; `scheduler.model.offload` forecasts
+that part.
 """
 
 from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ class HomeNode:
     """The figures of a node that decide its part of the split.
 
     Attributes:
-        name: what errors call it.
+        name: the node's name in errors.
         read: bytes of weights per second, for one token.
         disk: bytes per second from its disk, for weights that do not fit into its memory.
         memory: bytes that it may use.

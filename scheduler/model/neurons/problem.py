@@ -102,7 +102,7 @@ class NeuronProblem:
 
     @cached_property
     def least(self) -> tuple[int | None, ...]:
-        """The fewest neurons `C` of each layer that repay an exchange (4, 5); None if no number of them does."""
+        """The fewest neurons `C` of each layer that repay an exchange (equations 4 and 5); None if no number does."""
         return tuple(self._least(layer) for layer in self.layers)
 
     def _least(self, layer: LayerNeurons) -> int | None:

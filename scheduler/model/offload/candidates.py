@@ -74,9 +74,9 @@ class Residences:
         return gpu | np.where(self.attends, *taken)
 
     def redundant(self, way: int) -> Mask:
-        """Return the candidates for which another way is the same as `way`, `[candidates]`.
+        """Return for which candidates `way` is the same as another way, `[candidates]`.
 
-        `way` gives the accelerator a kind of segment of which such a candidate has none.
+        Such a candidate has no segments of a kind that `way` gives to the accelerator.
         """
         outside = ~self.gpu
         kinds = [outside & ~self.disk & self.attends, self.disk & self.attends]

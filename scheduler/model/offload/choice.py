@@ -1,9 +1,10 @@
 """The best way to place a node's work: the fastest for a whole request among all that fit, by bound and by timeline.
 
 PIPO's equation 1 asks three questions in a row: does everything fit on the GPU, does it fit into RAM, and is there room
-for preloading? Here any part may be anywhere, each phase may be computed on either device, and the predicted time
-decides. Each residence has a lower bound (the closed form). Residences are simulated in the order of their bounds until
-the next bound is no better than the best simulated time.
+for preloading? This module compares more: any part may be anywhere, each phase may be computed on either device, and
+the predicted time decides. A *residence* says where each segment is stored. Each residence has a lower bound in closed
+form. Residences are simulated in the order of their bounds until the next bound is no better than the best simulated
+time.
 """
 
 from collections.abc import Sequence

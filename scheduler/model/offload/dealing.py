@@ -5,6 +5,8 @@ accelerator has a part of each layer, so all links work on one layer. In pipelin
 accelerator, and accelerators take turns, so one layer is loaded while another is computed. Each accelerator's part is
 proportional to one of its figures. Data parallelism, a copy of every layer on each accelerator, is not compared: it
 would keep the links busy for longest.
+
+The *deficit* of an accelerator is its share of the bytes dealt so far, less the bytes that it has got.
 """
 
 from collections.abc import Callable, Iterator, Sequence

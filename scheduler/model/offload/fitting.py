@@ -44,7 +44,8 @@ def feasible(problem: Problem) -> bool:
 def possible(problem: Problem, of: Residences, way: int, phase: RequestPhase) -> Mask:
     """Return which candidates can compute a phase in way `way`, `[candidates]`.
 
-    A way with a bit set for segments that a candidate does not have is not possible for it: another way is the same.
+    If a way differs from another only in segments that a candidate does not have, it counts as impossible for it, so
+    that no configuration is compared twice.
     """
     device, found = problem.machine.accelerator, ~of.redundant(way)
     if of.kv == "gpu":

@@ -13,7 +13,7 @@ from scheduler.model.offload.work import Offload, RequestPhase, StepSize
 
 _STEPS = 4  # decode steps simulated; the last one counts
 _DEEPER = (4, 3)  # numbers of slots that are tried
-_TIMES = 2.0  # gains are forecast for so many times as much of a thing
+_TIMES = 2.0  # gains are forecast for this many times as much of one part of the hardware
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ class Combination:
     def look_at(self, pairs: I64) -> None:
         """Bound the seconds per sequence of the pairs with these numbers; infinite if the memories rule a pair out.
 
-        Each roof takes its own best shares among those that the memories together allow; keys and values that are not
-        divided are on either side.
+        The bound of each roof is for the shares that are best for this roof, among all that fit into the memories. If
+        keys and values are not divided, both sides are tried.
         """
         (_, kv, _), (_, most_kv, _) = self.lower, self.upper
         sides = [(side, side) for side in sorted({kv, most_kv})] if self.heads == 1 else [(kv, most_kv)]

@@ -9,7 +9,7 @@ from scheduler.model.roofline.latency import PolicyPoint, roofs, step_seconds, t
 from scheduler.model.roofline.policy import BatchPolicy, BatchProblem
 from scheduler.model.roofline.search import best_policy
 
-_TIMES = 2.0  # gains are forecast for so many times as much of a thing
+_TIMES = 2.0  # gains are forecast for this many times as much of one part of the hardware
 
 
 @dataclass(frozen=True)

@@ -212,9 +212,9 @@ class _Layer:
         return found
 
     def _turns(self, found: dict[str, Number]) -> Number:
-        """Return the seconds of work that cannot overlap for lack of micro-batches.
+        """Return the seconds of work that is done in turns for lack of micro-batches; 0 if there are enough.
 
-        Attention cannot overlap with the work before it, and sums with neither.
+        Attention then does not overlap with the work before it, and sums overlap with neither.
         """
         at = self._at
         if self._prompt or not (at.attention or at.ffn):

@@ -1,9 +1,9 @@
 """The search for the best policy of a batch: (N, mu) by enumeration, the other four by a mixed integer linear program.
 
 Pairs of a batch and a number of micro-batches are solved in the order of a lower bound, until no pair can beat the best
-by more than `GAP`. If there are too many pairs, some are compared first, evenly spaced by ratio, then ever finer ones
-around the best. All nodes of a group have the same pair. A step takes as long as the slowest node, and a pair must fit
-on all nodes.
+by more than `GAP`. If there are too many pairs, the first ones compared form a geometric series, and further ones lie
+ever closer to the best. All nodes of a group use the same pair. A step takes as long as the slowest node, and a pair
+must fit on all nodes.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,8 @@ class _Finder:
     def look(self, batches: F64, parts: F64) -> None:
         """Solve these pairs in the order of their bounds, until none can beat the best.
 
-        Exact bounds are calculated in batches, in the order of rough ones, only as far as they are needed.
+        Exact bounds take longer than rough ones, so they are calculated in the order of the rough ones, as far as
+        needed.
         """
         nodes = [_Node(problem, batches, parts) for problem in self._problems]
         rough: F64 = np.max([node.rough for node in nodes], axis=0)
@@ -119,7 +120,7 @@ class _Sizes:
 
     @classmethod
     def first(cls, problem: BatchProblem) -> "_Sizes":
-        """Return all sizes or, if there are too many, some of them, evenly spaced by ratio."""
+        """Return all sizes or, if there are too many, a geometric series of them."""
         asked, batch = problem.limits.micro_batches, problem.limits.batch
         return cls([batch] if batch else _numbers(problem.request.most), [asked] if asked else None)
 

@@ -1,4 +1,4 @@
-"""The shares that the memories allow, as polytopes, for all pairs at once: an affine function is least at a vertex."""
+"""The shares that fit into the memories, as a polytope for each pair: an affine function is least at a vertex of it."""
 
 from collections.abc import Sequence
 from itertools import combinations

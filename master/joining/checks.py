@@ -46,7 +46,7 @@ def check_machine(policy: KeyPolicy, cache: Path, port: int) -> Iterator[Observa
         yield Observation(
             "disk", f"{cache} cannot be written", "set TPI_CACHE, or --cache, to a directory that can be written"
         )
-    close = "end programs that use much, or expect weights to be streamed from the disk"
+    close = "end programs that use much memory; weights that do not fit are read from disk for each token"
     yield Observation("memory", f"{memory / GiB:.1f} GiB to use", close if memory < _LEAST_MEMORY else "")
     for number in range(port, port + 3):
         if _taken(number):
@@ -100,9 +100,8 @@ def _worker(one: WorkerInquiry, said: Condition) -> Iterator[Observation]:
     yield Observation("clock", f"{apart:.0f} s apart{late}")
     profile = said.profile
     memory, disk = profile.memory_limit or profile.memory_free, profile.disk_free
-    yield Observation(
-        "memory", f"{memory / GiB:.1f} GiB to use", "too little to help" if memory < _LEAST_MEMORY else ""
-    )
+    less = "too little; free some on that machine" if memory < _LEAST_MEMORY else ""
+    yield Observation("memory", f"{memory / GiB:.1f} GiB to use", less)
     yield Observation(
         "disk", f"{disk / GiB:.1f} GiB free", "free some space on that machine" if disk < _LEAST_DISK else ""
     )

@@ -29,7 +29,7 @@ _ASK_MS = 1000
 _REACH_S = 1.0
 _PORT = 9990  # a worker's default port
 _AT_ONCE = 16  # addresses that are tried at the same time
-_NOBODY = "no paired machine announces a worker that can be reached; name one that runs with --workers HOST:PORT"
+_NONE_FOUND = "no paired machine announces a worker that can be reached; name a worker with --workers HOST:PORT"
 
 
 class _Listener:
@@ -123,7 +123,7 @@ def workers_at_home(policy: KeyPolicy, say: Callable[[str], None]) -> list[str]:
     there, hidden = _at_home(policy)
     found = [*there.values(), *hidden.values()]
     if not found and policy.keys.paired:
-        say(_NOBODY)
+        say(_NONE_FOUND)
     return found
 
 
@@ -190,7 +190,7 @@ def willing_at_home(
         used = ", ".join(with_address(name, address) for name, address in willing.values())
         (using or say)(f"using {used}; --workers none uses no other machine")
     elif policy.keys.paired:
-        say("this machine computes alone" if there or hidden else f"{_NOBODY}; this machine computes alone")
+        say("this machine computes alone" if there or hidden else f"{_NONE_FOUND}; this machine computes alone")
     return [address for _, address in willing.values()]
 
 

@@ -12,7 +12,10 @@ _STOP_S = 5.0
 
 
 class DiscoveryThread:
-    """The thread; it starts with the first missing machine, or with `welcome`. Machines are known by their keys."""
+    """A thread that finds the addresses of missing machines, or of all machines.
+
+    It starts when the first machine is missing, or with `welcome`. Machines are identified by their keys.
+    """
 
     def __init__(self, find: Callable[[], Sequence[Announcement]], seek: Callable[[str, bytes], None]) -> None:
         """Create the thread without starting it.
@@ -21,7 +24,7 @@ class DiscoveryThread:
         """
         self._find, self._seek = find, seek
         self._missed: set[bytes] = set()
-        self._everybody = False
+        self._all = False
         self._lock = Lock()
         self._over = Event()
         self._thread: Thread | None = None
@@ -40,7 +43,7 @@ class DiscoveryThread:
 
     def welcome(self) -> None:
         """Look for all machines from now on, not only for missing ones."""
-        self._everybody = True
+        self._all = True
         self._begin()
 
     def found(self, keys: Iterable[bytes]) -> None:
@@ -65,7 +68,7 @@ class DiscoveryThread:
             waited += _EVERY_S
             with self._lock:
                 missed = frozenset(self._missed)
-            if not missed and (not self._everybody or waited < _SELDOM_S):
+            if not missed and (not self._all or waited < _SELDOM_S):
                 continue
             waited = 0.0
             with self._turns.one():
@@ -73,6 +76,6 @@ class DiscoveryThread:
 
     def _look(self, missed: Collection[bytes]) -> None:
         for one in self._find():
-            if (self._everybody or one.key in missed) and not self._over.is_set():
+            if (self._all or one.key in missed) and not self._over.is_set():
                 for address in one.addresses:
                     self._seek(address, one.key)

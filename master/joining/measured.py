@@ -73,7 +73,7 @@ class MeasuredWorkers:
         return any(one.key == worker.key and (before is None or _better(one, before)) for one in found)
 
     def close(self) -> None:
-        """Make measurements in progress end early, with nothing found."""
+        """Abort the measurements in progress; they return no workers."""
         self._over.set()
 
     def _say(self, error: TpiError) -> None:

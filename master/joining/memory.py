@@ -15,8 +15,8 @@ def house_memory(own: int | None, addresses: Sequence[str], policy: KeyPolicy) -
 
     Args:
         own: bytes that this machine may use; None: what is free.
-        addresses: where workers are asked.
-        policy: has the keys for the connections.
+        addresses: the addresses of the workers to ask.
+        policy: the access policy, which has the keys for the connections.
     """
     with closing(Net(policy=policy)) as net:
         answers = [one.condition for one in ask(net, addresses) if not one.unwilling]

@@ -53,7 +53,7 @@ class WorkerProbe:
             return list(self._kept)
 
     def keeps(self, address: str, key: bytes) -> bool:
-        """Return True if the owner of `key` is in reserve at `address`. At another address it may be nearer."""
+        """Return True if the owner of `key` is in reserve at `address`. At another address its link may be faster."""
         return WorkerId(address, key) in self.kept
 
     def keep(self, workers: Iterable[WorkerId]) -> None:
@@ -64,7 +64,7 @@ class WorkerProbe:
             self._begin()
 
     def call(self, worker: WorkerId) -> None:
-        """Take a worker out of reserve and have it called."""
+        """Take a worker out of reserve, so that it joins."""
         with self._lock:
             kept = worker in self._kept
             self._kept.pop(worker, None)
@@ -102,7 +102,7 @@ class WorkerProbe:
                     worker.admitted = True
 
     def look(self) -> None:
-        """Measure the workers in reserve; call those that have become faster. New workers are measured in between."""
+        """Measure the workers in reserve, and let those join that are faster now. New workers are measured first."""
         assert self._measured
         for one in self.kept:
             self.measure()

@@ -54,7 +54,7 @@ class Membership:
                 raise error
 
     def recover(self, error: TpiError, wanted: StillWanted) -> bool:
-        """Go on without a worker that is lost or failed; return False if `error` does not name one.
+        """Continue without a worker that is lost or failed; return False if `error` does not name one.
 
         Raises:
             TpiError: if the remaining nodes cannot hold the model, and no worker came back in time.
@@ -99,7 +99,7 @@ class Membership:
         self._redeploy(wanted)
 
     def hear(self, address: str, key: bytes) -> None:
-        """Call the owner of `key`, which is announced at `address`, unless it is in reserve.
+        """Connect to the owner of `key`, which is announced at `address`, unless it is in reserve.
 
         May be called from any thread.
         """
@@ -138,7 +138,7 @@ class Membership:
         return None
 
     def _left_out(self, error: NodeError | PlanError) -> bool:
-        """Go on without the worker that `error` names, until it can help; return False if it names none."""
+        """Continue without the worker that `error` names; return False if it names none. The worker may join later."""
         if isinstance(error, NodeError):
             self._part(error)
             return True
@@ -181,7 +181,7 @@ class Membership:
     def _useful(self, joined: Sequence[RemoteWorker]) -> list[RemoteWorker]:
         """Return those of `joined` that do not slow the others.
 
-        Dismiss the slow ones, and present workers that are no longer needed next to the new ones.
+        Dismiss the slow ones, and also those present workers that slow the group now that the new ones have joined.
         """
         if self.cluster.recruits.look_over is None:
             return list(joined)
@@ -201,7 +201,7 @@ class Membership:
             self.warn(f"{worker.name} is not used: {why}")
 
     def _reconsider(self) -> None:
-        """Call those workers in reserve that would not slow the present members, by their measurements."""
+        """Let those workers in reserve join that, by their measurements, would not slow the present members."""
         if self.cluster.recruits.look_over is None:
             return
         present = [one.id for one in self.cluster.workers]

@@ -94,7 +94,7 @@ class FirstSplit:
 def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | None:
     """Measure the workers and plan the split; return None if one does not answer or does not report its speed.
 
-    The run then meets those workers as if nothing had been planned.
+    The run then begins with equal shares, and reports the problem when it connects to such a worker.
     """
     with phase("asking the workers how fast they are"):
         neighbours = measured.ask(options.workers)

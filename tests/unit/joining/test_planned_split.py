@@ -86,7 +86,7 @@ def test_a_joining_worker_is_measured_once_and_planned_with(planned: PlannedSpli
         ),
         (
             WorkerInquiry("laptop:1", condition=replace(CONDITION, profile=MEASURED), name="laptop"),
-            "laptop (laptop:1) echoed too little in time to tell how fast the link to it is",
+            "laptop (laptop:1) answered too slowly to measure the link to it; try again",
         ),
     ],
     ids=["it is silent", "it says nothing of itself", "the link to it"],

@@ -1,4 +1,4 @@
-"""The commands `tpi run` and `tpi bench`: flags in, answers and tables out."""
+"""The commands `tpi run` and `tpi bench`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -99,7 +99,8 @@ def run(
 def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Measure the speed of prefill (pp) and decode (tg): medians over the repeats, and mean figures of each node.
 
-    Also show the measurements behind the automatic choice of the collective.
+    Also measure decode with drafts if this model can have them, and show the measurements by which the collective was
+    chosen.
     """
     placement = RunOptions.from_flags(flags)
     with Session(placement) as session:

@@ -81,7 +81,7 @@ class RunOptions:
         if not named and not local:
             workers = worker_addresses((os.environ.get("TPI_WORKERS", ""),))
         if flags["retain"] and not flags["window"]:
-            raise UsageError("--retain goes with --window; without them the scheduler keeps what the memory allows")
+            raise UsageError("--retain has no effect without --window; add --window, or leave --retain out")
         if flags["split"] == "auto":
             flags["split"] = None
         memory, cache = _memory(flags.pop("memory")), flags.pop("cache") or default_cache()

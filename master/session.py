@@ -299,7 +299,7 @@ def _with_local_memory(placement: RunOptions) -> RunOptions:
 
 
 def _less_a_margin(context: int) -> int:
-    """Return how many of `context` tokens, which fit into the free memory, still fit if a little less is free."""
+    """Return seven eighths of `context` tokens, in whole pages, because a little less memory may be free later."""
     return context * 7 // 8 // PAGE_TOKENS * PAGE_TOKENS
 
 

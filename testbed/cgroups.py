@@ -148,7 +148,9 @@ def _write(file: Path, text: str, device: Host) -> None:
     except OSError as error:
         if file.name in _OPTIONAL and isinstance(error, FileNotFoundError | PermissionError):
             return
-        raise TestbedError(f"the limits of device {device.name} cannot be set: {file}: {error.strerror}") from error
+        raise TestbedError(
+            f"the limits of device {device.name} cannot be set: {file}: {error.strerror}; remove them from the topology"
+        ) from error
 
 
 def group_directories(hierarchies: Hierarchies, name: str, devices: list[str]) -> tuple[str, ...]:

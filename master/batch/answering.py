@@ -1,4 +1,4 @@
-"""The run over a batch: it reads a window of unanswered lines, orders them, and keeps the engine busy with them."""
+"""Answering of a batch: unanswered lines are read in windows, ordered by length, and kept queued for the engine."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -24,7 +24,7 @@ _AHEAD = 2  # lines with their prompts ready, for each line that runs
 
 @dataclass
 class BatchCounts:
-    """The results of this run; an `AnswerMeter` (`master.api.answers.collector`) that ignores times."""
+    """Counts of this run's answers and tokens: an `AnswerMeter` (`master.api.answers.collector`) without times."""
 
     answered: int = 0  # lines answered in this run, refused ones included
     refused: int = 0
@@ -67,7 +67,7 @@ class BatchAnswering:
         """Answer all lines that have no answer yet.
 
         Raises:
-            TpiError: if the engine cannot go on; what is answered stays answered.
+            TpiError: if the engine fails. Answers already written stay.
             OSError: if an answer cannot be written.
         """
         self._report()

@@ -41,7 +41,7 @@ _MOST = 4096  # limit of requests at once
     help="Most requests at once, if memory allows (default: 64; on an accelerator, as many as are fastest).",
 )
 @click.option(
-    "--retry", is_flag=True, help="Remove the lines of OUT.jsonl that have an error, and ask these requests again."
+    "--retry", is_flag=True, help="Remove the lines of OUT.jsonl that have an error, and send these requests again."
 )
 @verbose_option
 @quiet_option

@@ -35,7 +35,7 @@ class ReadyLine:
 
     @property
     def lengths(self) -> Lengths:
-        """Tokens of all prompts, and the limit of all answers."""
+        """Tokens of all prompts, and most tokens of all answers."""
         prompt = sum(len(ready.tokens) for _, ready in self.prompts)
         return Lengths(prompt, sum(ready.limit * ask.options.count for ask, ready in self.prompts))
 

@@ -37,8 +37,8 @@ class BatchResults:
         error are removed, so that their requests are answered again. That includes requests changed since then.
 
         Raises:
-            UsageError: if it cannot be written, another process writes to it, or it has a line that is not an answer
-                of this model to a line of `source`. The message names the line.
+            UsageError: if the file cannot be written, another process writes to it, or a line is not an answer of this
+                model to a line of `source`. The message names the line.
             OSError: if the disk has no room for a copy without the failed lines; the file is then unchanged.
         """
         self.path = path

@@ -44,7 +44,7 @@ class ChatServer:
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def model(self) -> tuple[str, int]:
-        """Return the server's first model, and its context in tokens; raise the errors of `events`."""
+        """Return the name of the server's first model, and its context in tokens. Errors are those of `events`."""
         with closing(self._connect(_MEET_S)) as connection:
             answer = self._ask(connection, "GET", "/v1/models", None)
             with closing(answer), self.understood():
@@ -97,7 +97,7 @@ class ChatServer:
             raise NodeError(self.name, said) from error
 
     def _connect(self, patience_s: float = _TIMEOUT_S) -> HTTPConnection:
-        """Connect; later reads wait up to `patience_s` seconds."""
+        """Connect to the server, and let later reads wait up to `patience_s` seconds."""
         kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
         connection = kind(str(self._url.hostname), self._port, timeout=_CONNECT_S)
         try:

@@ -91,7 +91,10 @@ def chat(
 
 
 def _refuse_idle(served: bool, api_key: str | None, flags: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option that would have no effect; `flags` are those of a model on this machine."""
+    """Raise UsageError for an option that would have no effect.
+
+    `served` is True if a server runs the model. `flags` are the options that apply only without a server.
+    """
     if not served:
         if api_key is not None:
             raise UsageError("--api-key has no effect without --url; add --url URL, or leave it out")

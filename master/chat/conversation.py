@@ -31,7 +31,7 @@ class Conversation:
     system: str | None = None
     turns: list[Turn] = field(default_factory=list)
     dropped: int = 0
-    unsaid: Turn | None = None  # the last turn, if it was cut before its answer had any text; not in `turns`
+    unsaid: Turn | None = None  # the last turn, if its answer was cut before it had any text; not in `turns`
 
     @property
     def used(self) -> int:

@@ -121,7 +121,7 @@ class Chat:
         return f"[{', '.join(said)}]"
 
     def _cut(self, result: Answer) -> str:
-        """Return the reason why an answer was cut, and how to continue it."""
+        """Return where an answer was cut, and how to continue it."""
         full = self._talk.used >= self._talk.context
         return f"cut {'where the context ends' if full else f'at -n {result.count}'}{_GO_ON}"
 

@@ -67,7 +67,7 @@ class LocalChatBackend(ChatBackend):
     def _encode(self, messages: Messages[Message], said: Messages[int]) -> list[int]:
         """Return the token ids of a conversation, followed by `said`.
 
-        Earlier answers keep the tokens that were generated for them, so that the KV cache fits.
+        Earlier answers keep the tokens that were generated for them, so that the KV cache matches.
         """
         return [*self._session.tokenizer.encode_chat(messages, self._replay.find(messages)), *said]
 

@@ -12,7 +12,7 @@ from tpi.errors import UsageError
 class ChatBackend(ABC):
     """A conversation. `context` is its length limit in tokens, of which `used` are in use.
 
-    `lasting`: whether it can continue after a NodeError, because it has no state where the model runs.
+    `lasting` is True if the conversation can continue after a NodeError, because the server stores none of its state.
     """
 
     used = 0

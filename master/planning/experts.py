@@ -15,7 +15,7 @@ from worker.plan.modes.experts import CardSlots, recording_of, routed_experts
 
 @dataclass(frozen=True)
 class ExpertsReport:
-    """The accelerator's slots for experts. `still` is the time of the request in seconds if no weights move."""
+    """The accelerator's slots for experts. `still` is the seconds of the request if none is loaded on demand."""
 
     plan: NodePlan
     slots: CardSlots

@@ -30,7 +30,7 @@ def _places(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:
         there = outside.count("accelerator")
         if outside:
             here = len(outside) - there
-            yield f"{steps}: {there} of {len(outside)} segments outside the GPU go to it, the CPU computes {here}"
+            yield f"{steps}: of {len(outside)} segments outside the GPU, {there} go to it, the CPU computes {here}"
 
 
 def _others(problem: Problem, chosen: OffloadChoice) -> Iterator[str]:

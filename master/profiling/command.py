@@ -191,7 +191,8 @@ def _predicted(found: dict[str, Any] | None) -> list[str]:
     if short := found["short"]:
         names = ", ".join(f"{at} ({found['layers'][at]['recall']:.1%})" for at in short)
         lines.append(
-            f"{'layers' if len(short) > 1 else 'layer'} {names}: less than the {found['aim']:.0%} of active neurons "
-            "that they should find; those missed are left out: compare answers with --sparsity off, or give more text"
+            f"predictors that find less than {found['aim']:.0%} of the active neurons: "
+            f"{'layers' if len(short) > 1 else 'layer'} {names}. Neurons that they miss are not computed: compare "
+            "answers with those of --sparsity off, or give more text"
         )
     return lines

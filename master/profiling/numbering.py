@@ -34,7 +34,7 @@ from tpi.sparsity.renumber import (
 
 @dataclass(frozen=True, eq=False)
 class Numbering:
-    """New numbers for the neurons of `pack`, whose use is `use`, for nodes of these shares."""
+    """New numbers for the neurons of `pack`, chosen by the profile `use` for nodes with these shares."""
 
     pack: Pack
     use: usage.NeuronProfile
@@ -62,7 +62,8 @@ class Numbering:
         """Write the renumbered pack with its predictors and profile, atomically, unless it exists already.
 
         Raises:
-            WeightsError: if the disk is full or cannot be written, or a running process uses another one there.
+            WeightsError: if the disk is full or cannot be written, or a running process uses an older pack with the
+                same path.
             ModelError: if the predictors next to the pack are damaged.
         """
         predictors = files.load_predictors(self.pack.path / files.NAME)

@@ -39,7 +39,7 @@ def train_beside(pack: Pack, tokens: I32, kernels: Kernels, ahead: int) -> dict[
     files = ExampleFiles(pack.path / EXAMPLES, text_id(pack, tokens))
     _check_memory(pack)
     _check_disk(pack, tokens, files)
-    with phase(f"collecting what predictors of {pack.path.name} learn from") as progress:
+    with phase(f"collecting training examples from {pack.path.name}") as progress:
         learned, validation, unseen = parted(files.collect(pack, tokens, kernels, ahead, progress))
     trained = _train(pack, learned, validation)
     save_predictors(pack.path / NAME, [one.predictor for one in trained.values()], "trained")

@@ -16,7 +16,7 @@ from tpi.pack.routing import NAME, U16, RoutingRecord, load_routing, save_routin
 from tpi.progress import Progress
 from tpi.sparsity.replay import I32, replay
 
-_SHARES = (0.125, 0.25, 0.5)  # shares of all experts that a memory may hold
+_SHARES = (0.125, 0.25, 0.5)  # sizes of the caches whose hit rates are reported, as shares of all experts
 
 
 def record_routing(pack: Pack, tokens: I32, kernels: Kernels, progress: Progress) -> RoutingRecord:

@@ -24,7 +24,7 @@ class Bounds:
     open: bool = False
 
     def hold(self, value: float) -> bool:
-        """Return True if `value` lies within; False for NaN."""
+        """Return True if `value` is within the bounds; False for NaN."""
         return self.low <= value <= self.high and not (self.open and value == self.low)
 
     def __str__(self) -> str:
@@ -45,10 +45,10 @@ SEED = Bounds(RANDOM_SEED, (1 << 63) - 1)
 class Sampling:
     """Settings for choosing a token. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off.
 
-    The same `seed` draws the same tokens; None and -1 draw others every time. First the frequency and presence
-    penalties are subtracted: they count tokens of the answer (OpenAI's API reference: subtracted as often as a token
-    occurred, and once if it occurred). Then `bias` is added to the logits of its tokens. Within the bounds above, no
-    logit below 1e36 becomes infinite.
+    The same `seed` draws the same tokens; None and -1 draw others every time. The frequency penalty is subtracted from
+    a token's logit as often as the answer has the token, and the presence penalty once if it has it (OpenAI's API
+    reference). Then `bias` is added to the logits of its tokens. Within the bounds above, no logit below 1e36 becomes
+    infinite.
 
     Raises:
         UsageError: if a value is outside its bounds.

@@ -46,7 +46,8 @@ def verify(bed: Testbed) -> list[LinkMeasurement]:
     """Measure every pair's round trip, and the bandwidth into and out of every device. Return all measurements.
 
     Raises:
-        TestbedError: if one is off by more than 10% (a round trip: or 0.3 ms if that is more) in `ROUNDS` rounds.
+        TestbedError: if a measurement is off by more than 10% in all of `ROUNDS` rounds; a round trip may be off by 0.3
+            ms in any case.
     """
     with HostProbe(bed.record) as probe:
         results: dict[tuple[str, tuple[str, str]], LinkMeasurement] = {}

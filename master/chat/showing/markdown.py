@@ -34,7 +34,7 @@ _RULE_WIDTH = 40
 
 
 class MarkdownScreen:
-    """Writes the pieces of one answer after another, with a terminal's styles."""
+    """A display that styles the Markdown of answers, one answer after another."""
 
     def __init__(self, write: Callable[[str], None], console: Console, columns: Callable[[], int] = lambda: 0) -> None:
         """Create a screen that passes its text to `write`, wrapped at `columns()` unless that is 0.

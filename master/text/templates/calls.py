@@ -36,7 +36,7 @@ class CallMarks:
         opening: before the name, or before the JSON of an "object".
         name_end: after the name.
         key_open, key_end: before and after the key of an argument.
-        string_end: `key_end` if the value is a string and that shows; else equal to `key_end`.
+        string_end: `key_end` for values that are strings, which some templates mark.
         value_end: after each value.
         between: between two arguments.
         closing: after the arguments.
@@ -88,7 +88,7 @@ def atoms(text: str) -> list[str]:
 
 
 def learn(show: Show, several: bool, with_text: bool) -> CallMarks | None:
-    """Return the marks around calls; None if the renderings do not tell.
+    """Return the marks around calls; None if the renderings do not show which they are.
 
     `several`: a message may have several calls. `with_text`: a message may have text and calls.
     """
@@ -114,7 +114,8 @@ def learn(show: Show, several: bool, with_text: bool) -> CallMarks | None:
 def learn_reasoning(plain: str, shown: str, thought: str, answer: str) -> tuple[str, str] | None:
     """Return the tags around the text `thought` before `answer` in the conversation `shown`; None if there are none.
 
-    `plain` is the conversation without `thought`. If it also has the tag before, only the tag after is the template's.
+    `plain` is the conversation without `thought`. A tag that `plain` has too does not open the reasoning; the opening
+    tag is then derived from the closing one.
     """
     at = shown.find(thought)
     before, after = shown[: max(at, 0)].rstrip(), shown[at + len(thought) : max(shown.find(answer), 0)].strip()
@@ -236,7 +237,7 @@ def _arguments(text: str, at: int) -> tuple[CallMarks, int] | None:
 
 
 def _around(marks: CallMarks, text: str, before: str, after: int, several: bool, end: str) -> CallMarks | None:
-    """Return `marks` with those before the name and after the arguments. `after`: the place after the first call's."""
+    """Return `marks` with those before the name and after the arguments; those of the first call end at `after`."""
     opening, section, separator, section_end, name_end = before, "", "", "", marks.name_end
     if several:
         second = text.find(_SECOND[0], after)

@@ -1,4 +1,4 @@
-"""Fitting a conversation to a chat template: messages that have no turn of their own are moved to another turn."""
+"""Fitting a conversation to a chat template: a message for which it has no turn becomes part of another turn."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -9,7 +9,7 @@ from master.confined.process import ConfinedError, ConfinedProcess, LimitError, 
 from tpi.errors import ModelError
 
 SECONDS = 5.0  # processor time, for compiling and for each rendering
-MEMORY = 256 << 20  # bytes of memory, for each of both
+MEMORY = 256 << 20  # bytes of memory, for compiling and for each rendering
 FIRST_ANSWER = 0xF0000
 """The character that stands for the answer of message 0, from a private-use plane."""
 

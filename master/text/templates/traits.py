@@ -38,7 +38,8 @@ class CallForm:
 
     Attributes:
         as_text: whether arguments are JSON text rather than objects.
-        null: whether the content of a message without text is None; an empty one would be a turn, or hide the calls.
+        null: whether a message without text must have the content None, because the template would show an empty text
+            as a turn, or leave out the calls.
         with_text: whether a message may have both text and calls.
         short_ids: whether ids have nine letters and digits, as Mistral's templates demand.
     """
@@ -137,7 +138,7 @@ class Traits:
 
     @cached_property
     def call_marks(self) -> CallMarks | None:
-        """The marks around calls in its renderings; None if they do not tell."""
+        """The marks around calls in its renderings; None if the renderings do not show which they are."""
         form = self.calls
         if form is None:
             return None

@@ -18,7 +18,7 @@ _PAUSE_S = 0.3  # pause before each large body, because parsing one holds up all
 class BodyMemory:
     """The memory that all larger bodies may take together, in bytes.
 
-    A client never gets more than the others have left. So a client that sends many large bodies leaves room for others.
+    A client never holds more than is still free, so one that sends many large bodies leaves room for others.
     """
 
     def __init__(self, most: int) -> None:
@@ -27,7 +27,7 @@ class BodyMemory:
         self._held = Counter[str]()
 
     def take(self, client: str, size: int) -> bool:
-        """Take `size` bytes for a client; return False if it would then hold more than is left."""
+        """Take `size` bytes for a client; return False if it would then hold more than is still free."""
         if self._held[client] + 2 * size > self.free:
             return False
         self.free -= size
@@ -70,7 +70,7 @@ class HeldBody:
         return failure or await self._counted()
 
     async def _counted(self) -> ApiFailure | None:
-        """Refuse a body with too many values. Before a large one, which is parsed next, let other clients run."""
+        """Refuse a body with too many values. Before a large body is parsed, let requests of other clients run."""
         text = b"".join(self._parts).decode("latin-1")
         if not may_have_more_values(text, _LARGE):
             return None

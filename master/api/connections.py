@@ -22,12 +22,12 @@ HEADER_S = 20.0
 KEEP_ALIVE_S = 75.0
 """Seconds between two requests of a connection."""
 STALLED_S = 30.0
-"""Seconds in which a client takes nothing of the data sent to it."""
+"""Seconds after which a client is disconnected if it reads none of the data that was sent to it."""
 DRAINED_S = 600.0
 """Seconds that a client has to take an answer after its end."""
 
 MOST_CHUNKS = 4096
-"""Chunks of one body. Each costs as much as kilobytes of a long one, and holds up all other connections."""
+"""Limit of the chunks of one body, because a short chunk takes as long to read as kilobytes of a long one."""
 
 _HEADER_BYTES = 64 << 10  # limit of one header, the same as uvicorn's
 _SPARE_FILES = 64  # descriptors for everything but connections
@@ -63,7 +63,7 @@ class Connections:
     def arrived(self, one: "HttpConnection") -> bool:
         """Add a connection. If there are too many, close the one silent for the longest time in the largest network.
 
-        One network may have three quarters of all places; beyond that it loses its own connections.
+        A network may have up to three quarters of all places. If it has more, one of its own connections is closed.
 
         Returns:
             False if there are too many and no suitable one is silent.

@@ -17,10 +17,10 @@ from tpi.errors import TpiError
 
 T = TypeVar("T")
 
-_SLOW_S = 30.0  # seconds in which a client takes nothing
+_SLOW_S = 30.0  # seconds after which a client that reads nothing is disconnected
 _PULSE_S = 10.0  # seconds without an event, after which a comment tells proxies that the stream is alive
 _AGAIN_S = 0.1
-_AHEAD = 16  # events of several answers in the queue; more stay in `Backlog`, which counts them
+_AHEAD = 16  # limit of events of several answers in one queue; the others stay in `Backlog`, which counts them
 PULSE = ": alive\n\n"
 
 

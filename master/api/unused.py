@@ -67,7 +67,7 @@ SWITCHED_OFF = frozenset((
     "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent",
     "min_keep", "mirostat_eta", "mirostat_tau", "xtc_threshold",
 ))  # fmt: skip
-"""Settings of samplers that are not supported. They have no effect: switching such a sampler on is refused."""
+"""Settings of samplers that are not supported. They are ignored; a request to switch on such a sampler is refused."""
 
 _ADVICE = {
     "best_of": "send n",

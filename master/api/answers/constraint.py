@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 F32 = npt.NDArray[np.float32]
 
-_USUAL_S = 0.005  # processor time that the mask of one token, or taking one token, may cost without counting as late
+_USUAL_S = 0.005  # processor time that each call for one token may take; only time beyond it counts as a delay
 _WORD = 32  # tokens in one integer of the mask
 _MOST_GRAMMAR = 1 << 17  # length limit in characters
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")

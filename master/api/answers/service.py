@@ -58,7 +58,7 @@ class Service:
         return await self.begin(await self.prepare(ask), ask.options, ask.client)
 
     async def text(self, ask: TextRequest) -> list[PendingAnswer]:
-        """Start `ask.options.count` answers that continue a text; raise the errors of `chat`."""
+        """Start `ask.options.count` answers that continue a text; raise the same errors as `chat`."""
         return await self.begin(await self.prepare(ask), ask.options, ask.client)
 
     async def prepare(self, ask: ChatRequest | TextRequest) -> PreparedRequest:
@@ -85,11 +85,11 @@ class Service:
         return await self._text.run(ask.client.name, lambda: self._preparer.ignored_settings(ask))
 
     async def count(self, ask: ChatRequest) -> int:
-        """Return the number of tokens of a conversation; raise the errors of `chat`."""
+        """Return the number of tokens of a conversation; raise the same errors as `chat`."""
         return len(await self._text.run(ask.client.name, lambda: self._preparer.encode(ask)))
 
     async def embed(self, ask: TextRequest) -> tuple[F32, int]:
-        """Return the embedding of a text, and its number of tokens; raise the errors of `chat`.
+        """Return the embedding of a text, and its number of tokens; raise the same errors as `chat`.
 
         The embedding `[hidden]` is the sum of the last hidden states, scaled to length 1 (float32).
         """

@@ -81,7 +81,7 @@ class FairLock:
         """Refuse the latest call of the client with the most calls."""
         latest = max(self._lines.values(), key=len).pop()
         if not latest.done():  # otherwise it was cancelled at this moment
-            said = f"{self._most} requests are already waiting to be read; try again later"
+            said = f"{self._most} requests are already waiting for their text to be prepared; try again later"
             latest.set_exception(BusyError(said))
 
     def _pass_on(self) -> None:

@@ -50,7 +50,7 @@ class ContentBlock(FormPart):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True for a call that a server ran, or its result. Both are skipped: the text after them has the findings."""
+        """True for a call that a server ran, or its result. Both are skipped: the text after them tells the result."""
         return self.type in _ELSEWHERE or self.type.endswith("_tool_result")
 
 

@@ -188,7 +188,7 @@ def _call_of(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _if_asked(asked: object, **fields: Any) -> dict[str, Any]:
-    """Return `fields`, which report the values in use, if the request asked for other ones."""
+    """Return `fields`, which report the values in use, if the request has a value `asked` for them; else nothing."""
     return fields if asked else {}
 
 

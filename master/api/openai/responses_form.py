@@ -74,7 +74,7 @@ class OutputFormat(FormPart):
 
 
 class OutputText(FormPart):
-    """Settings of the text. A response always reports medium verbosity."""
+    """Settings of the text. The verbosity has no effect; responses report it as medium."""
 
     format: OutputFormat | None = None
     verbosity: str | None = None

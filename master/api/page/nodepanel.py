@@ -15,7 +15,7 @@ from tpi.net.questions import Stats
 from tpi.partition import Range
 from tpi.topology.links import LinkTable
 
-FRESH_S = 0.8  # age up to which figures are shown again, not read anew
+FRESH_S = 0.8  # time for which the same figures are shown, before they are read again
 LOST_S = 10.0  # pause after a node did not answer, because asking it again would hold up the steps
 WAIT_S = 2.0  # time to wait for the step in progress; then the last figures are shown
 

@@ -18,7 +18,7 @@ SPELLED = (PYTHON_TAG, *(tag for pair in TAGS for tag in pair), *HARMONY)
 
 @dataclass(frozen=True)
 class ToolFamily:
-    """A syntax of tool calls: its marks, which the grammars follow, and a parser of calls to tools.
+    """A syntax of tool calls: its marks, from which grammars are built, and a function that returns a parser for tools.
 
     Each tool has a name and perhaps parameters.
     """
@@ -79,13 +79,13 @@ _UNSHOWN: Mapping[str, ToolFamily] = {
     PYTHON_TAG: LLAMA,
     "ipython": LLAMA,
 }  # fmt: skip
-"""Families by a text of the chat templates that do not show calls, the first that applies."""
+"""Families of chat templates that do not show calls, by a text in the template. The first text that occurs decides."""
 
 
 def family_of(template: str | None, marks: CallMarks | None = None) -> ToolFamily:
     """Return the family of a template, found by the marks of its calls or the markers in it; the default is bare JSON.
 
-    `marks`: what its renderings of calls tell.
+    `marks`: the marks of calls that the template wrote in a trial, if any.
     """
     if marks is not None:
         return _learnt(marks)

@@ -46,7 +46,7 @@ class LearntParser:
         return pieces
 
     def _following(self, last: bool) -> list[Piece] | None:
-        """Return the next call after a call, or nothing if there is none; None if more text is needed."""
+        """Return the next call after a call, or an empty list if there is none; None if more text is needed."""
         reader, marks = self._reader, self._marks
         try:
             for end in filter(str.strip, (marks.section_end, marks.closing)):
@@ -95,7 +95,7 @@ class LearntParser:
 
 
 class CallReader:
-    """Reads calls at a place of a text. Each method raises More if the text ends too early, and Never if it differs."""
+    """Reads calls at a place of a text. Methods raise More if the text ends too early, and Never if it is no call."""
 
     def __init__(self, marks: CallMarks, tools: Sequence[Mapping[str, Any]]) -> None:
         self._marks = marks
@@ -177,7 +177,7 @@ class CallReader:
         raise Never
 
     def _name_end(self, text: str, at: int, last: bool) -> int:
-        """Return the end of the mark after the name. Before JSON, all of it but the last tag may be missing, or all."""
+        """Return the end of the mark after the name. Before JSON, it may be missing wholly, or all but its last tag."""
         mark = self._marks.name_end.rstrip()
         try:
             return self.mark(mark, text, at, last)
@@ -235,7 +235,7 @@ class CallReader:
         return text[at:end].strip().strip("\"'"), after, stringly
 
     def _raw(self, key: str, text: str, at: int, last: bool) -> tuple[str, int]:
-        """Return a raw value, which ends at the first mark that another argument or the end of the call follows."""
+        """Return a raw value, and the end of the mark after it, which must precede an argument or the call's end."""
         marks = self._marks
         lead = marks.key_end[len(marks.key_end.rstrip()) :]
         trail = marks.value_end[: len(marks.value_end) - len(marks.value_end.lstrip())]

@@ -12,7 +12,7 @@ TAGS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
     ("<thought>", "</thought>"),
 )
-"""Tags around reasoning. A template may hold only the second, to remove reasoning from earlier answers."""
+"""Tags around reasoning. A template may contain only the second, to remove reasoning from earlier answers."""
 
 
 class ReasoningParser:

@@ -64,7 +64,7 @@ def _kind(value: Any) -> set[str]:
 
 
 def _kinds(schema: Any, root: Any, depth: int = 0) -> set[str] | None:
-    """Return the types that a schema allows; None if it does not tell."""
+    """Return the types that a schema allows; None if they are not known."""
     if not isinstance(schema, dict) or depth > _DEPTH:
         return None
     if isinstance(reference := schema.get("$ref"), str):
@@ -87,7 +87,7 @@ def _kinds(schema: Any, root: Any, depth: int = 0) -> set[str] | None:
 
 
 class Literals:
-    """A reader of literals: JSON's, Python's, and objects with bare keys; strings may have quotes of their own."""
+    """A reader of literals: JSON's, Python's, and objects with bare keys. Strings may also be in the model's quotes."""
 
     def __init__(self, quote: str) -> None:
         self._quote = quote

@@ -107,6 +107,6 @@ class NeuronProblem:
 
     def _least(self, layer: LayerNeurons) -> int | None:
         gain = layer.neuron_bytes / self.cpu.bandwidth - layer.neuron_bytes / self.accelerator.bandwidth
-        if gain < 0 or self.sync > gain * len(layer.frequency):
+        if gain < 0 or self.sync > gain * (len(layer.frequency) + _ROUNDED):
             return None
         return max(1, math.ceil(self.sync / gain - _ROUNDED)) if self.sync else 1

@@ -86,6 +86,14 @@ def test_an_exchange_that_nothing_repays_leaves_all_on_the_cpu() -> None:
     assert not len(place_neurons(problem).neurons[0])
 
 
+def test_an_exchange_that_all_neurons_just_repay_is_allowed() -> None:
+    """54 neurons of 32 bytes take 576 s on the CPU, and as long on the accelerator with the exchange of 360 s."""
+    layer = LayerNeurons(np.full(54, 0.5), 32)
+    problem = NeuronProblem([layer], ComputingUnit(0, 3), ComputingUnit(1728, 8), 360)
+    assert problem.least == (54,)
+    assert len(place_neurons(problem).neurons[0]) == 54
+
+
 def test_a_model_of_7b_is_placed() -> None:
     """32 layers of 11008 neurons in 4 bits; half of them fit. Greedy in a relaxation is an upper bound."""
     law = np.arange(1, 11009) ** -0.7

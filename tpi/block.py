@@ -35,7 +35,7 @@ Joining = Literal["", "added", "stacked"]
 "added": the two results are added; "stacked": the rows of the first come before those of the second; empty: the results
 are not combined.
 """
-_ONE, _LEAST = np.ones(1, np.float32), np.float32(1e-30)
+_ONE, _NO_WEIGHT, _LEAST = np.ones(1, np.float32), np.empty(0, np.float32), np.float32(1e-30)
 
 
 def attention_spec(
@@ -290,6 +290,8 @@ def join(how: Joining, first: F32, second: F32) -> F32:
 
 
 def _norm(config: ModelConfig, vectors: Vectors) -> NormSpec:
+    if not config.input_norm:
+        return NormSpec("none", config.norm_eps, _NO_WEIGHT)
     return NormSpec(config.norm, config.norm_eps, vectors["norm"], vectors.get("norm.bias"))
 
 

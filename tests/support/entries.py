@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 DENSE = ("gemma", "arcee", "seedoss", "ernie45", "ministral3")
+AFTERNORM = ("olmo2", "olmo3", "exaone4")
 ROUTED = ("glm4moe", "minimaxm2", "ernie45moe", "granitemoeshared", "granitehybrid")
-ENTRIES = (*DENSE, *ROUTED)
+ENTRIES = (*DENSE, *ROUTED, *AFTERNORM)
+ORDERS = AFTERNORM  # whose norms are elsewhere than Llama's
 _GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.22,
             "attention_multiplier": 0.1}  # fmt: skip
 
@@ -26,6 +28,18 @@ def configs(sizes: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
                 "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16,
                 "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0,
             },
+        ),
+        "olmo2": lambda: transformers.Olmo2Config(**odd, attention_bias=True),
+        "olmo3": lambda: transformers.Olmo3Config(
+            **sizes, sliding_window=12, layer_types=["sliding_attention", "full_attention"], rope_parameters={
+                "full_attention": {
+                    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        ),
+        "exaone4": lambda: transformers.Exaone4Config(
+            **odd, sliding_window=12, layer_types=["sliding_attention", "full_attention"],
         ),
         "glm4moe": lambda: transformers.Glm4MoeConfig(
             **sizes, **half, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=100, n_shared_experts=2,

@@ -1,6 +1,5 @@
 """Reasons why known architectures are not supported, and what to use instead. No other module decides by them."""
 
-_AFTER = "it normalises the outputs of its blocks instead of their inputs; use OLMoE, or another family"
 _HYPER = "use Qwen 3.5 or 3.6, or GLM-4.7"
 _QWEN4 = f"it needs hyper-connections, indexed sparse attention and hashed n-gram embeddings; {_HYPER}"
 _DEEPSEEK4 = f"it needs compressed sparse attention, hyper-connections and experts chosen by a hash; {_HYPER}"
@@ -9,9 +8,6 @@ _MUSE = "it needs a norm of its embedding and norms with epsilons of their own; 
 _HUNYUAN = "it normalises queries and keys after their rotation; use Qwen 3, which does so before"
 _MAMBA = "some of its layers have Mamba2; take a Granite 4.0 without h in its name"
 _REASONS = {
-    "Olmo2ForCausalLM": _AFTER,
-    "Olmo3ForCausalLM": _AFTER,
-    "Exaone4ForCausalLM": _AFTER,
     "PhimoeForCausalLM": "its router has its own way of selecting experts; use another model with experts",
     "Phi3SmallForCausalLM": "its attention is block-sparse; use Phi-3 mini or medium, or Phi-4",
     "Qwen4ExpForCausalLM": _QWEN4,
@@ -26,7 +22,7 @@ _REASONS = {
     },
 }
 _GGUF_REASONS = {
-    "olmo2": _AFTER, "exaone4": _AFTER, "qwen4exp": _QWEN4, "deepseek4": _DEEPSEEK4, "muse-glimmer": _MUSE,
+    "qwen4exp": _QWEN4, "deepseek4": _DEEPSEEK4, "muse-glimmer": _MUSE,
     "hunyuan-dense": _HUNYUAN, "granitehybrid": _MAMBA,
 }  # fmt: skip
 

@@ -95,10 +95,19 @@ def gemma3(fields: Fields) -> dict[str, Any]:
     if pattern < 1:
         raise ModelError(f"sliding_window_pattern is {pattern}; it must be at least 1")
     sliding = sliding_layers(fields, [(layer + 1) % pattern != 0 for layer in layer_range(fields)])
+    return _gemma(fields, sliding) | ropes_of_kinds(fields, sliding)
+
+
+def ropes_of_kinds(fields: Fields, sliding: Sequence[bool]) -> dict[str, Any]:
+    """Return the ModelConfig fields about rotary frequencies that differ between full and sliding layers.
+
+    Raises:
+        ModelError: if the kind of scaling is not supported.
+    """
     full, local = hfrope.per_kind(fields, head_size(fields), size_field(fields, "max_position_embeddings"))
     if full.long or local.long:
         raise ModelError("rope scaling 'longrope' is not supported for this family")
-    return _gemma(fields, sliding) | {
+    return {
         "inv_freq": full.inv_freq,
         "rope_scale": full.scale,
         "local_inv_freq": local.inv_freq,

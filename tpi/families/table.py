@@ -1,6 +1,7 @@
 """The table of all families. A family that differs from others only in tensor names takes a few lines."""
 
 from tpi.families import settings
+from tpi.families.afternorm.table import AFTERNORM
 from tpi.families.base import Family, Names
 from tpi.families.conv.table import CONVOLUTIONS
 from tpi.families.delta.table import DELTA
@@ -162,6 +163,7 @@ FAMILIES = (
     *DELTA,
     *GEMMA4,
     *DENSE,
+    *AFTERNORM,
     *ROUTED,
     *CONVOLUTIONS,
 )

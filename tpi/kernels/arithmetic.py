@@ -17,6 +17,8 @@ from tpi.pack.layout import GROUP, RunLayout, is_quantised
 
 def apply_norm(norm: NormSpec, x: F32) -> F32:
     """Return `x`, `[tokens, hidden]`, after the norm that `norm` describes."""
+    if norm.kind == "none":
+        return x
     if norm.kind == "rms":
         return rms_norm(x, norm.weight, norm.eps)
     return layer_norm(x, norm.weight, norm.bias, norm.eps)

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from tpi.config import Norm
 from tpi.pack.layout import RunLayout
 
 F32 = npt.NDArray[np.float32]
+NormKind = Norm | Literal["none"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,11 +21,12 @@ class NormSpec:
     """The norm of a block's input, shared by all of its segments, its router and its predictors.
 
     Attributes:
-        kind: `rms`: `x / sqrt(mean(x^2) + eps) * weight`; `layer`: `(x - mean) / sqrt(variance + eps) * weight + bias`.
-        weight, bias: `[hidden]`; the bias belongs to LayerNorm.
+        kind: `rms`: `x / sqrt(mean(x^2) + eps) * weight`; `layer`: `(x - mean) / sqrt(variance + eps) * weight + bias`;
+            `none`: `x` (OLMo 2).
+        weight, bias: `[hidden]`; the bias belongs to LayerNorm. With `none`, the weight is empty.
     """
 
-    kind: Norm
+    kind: NormKind
     eps: float
     weight: F32
     bias: F32 | None = None

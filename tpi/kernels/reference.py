@@ -180,7 +180,7 @@ class ReferenceKernels:
 
 def _normed(spec: BlockSpec | RouterSpec, x: Input) -> F32:
     """Return a block's normalised input, float32 `[tokens, hidden]`."""
-    hidden = len(spec.norm.weight)
+    hidden = spec.weight.shape[1] if isinstance(spec, RouterSpec) else spec.hidden
     if isinstance(x, np.ndarray):
         check_input(x, hidden)
         return apply_norm(spec.norm, x)

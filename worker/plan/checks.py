@@ -226,7 +226,7 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     lengths |= wanted
     longest = max(*lengths.values(), config.head_dim)
     names = [vector.name for vector in block.vectors]
-    lacking = "norm" not in names or (block.kind == "experts" and "router" not in names)
+    lacking = config.input_norm != ("norm" in names) or (block.kind == "experts" and "router" not in names)
     lacking |= block.kind == "attention" and lacks_latent(config, names)
     lacking |= config.parallel_experts and block.kind == "experts" and not {*STACKED_NORMS} <= {*names}
     lacking |= not wanted.keys() - {"decay", "decay.log"} <= {*names} or (

@@ -13,7 +13,7 @@ from tpi.errors import ModelError
 from tpi.families.table import FAMILIES
 from tpi.pack.builder.build import open_source
 
-DRAWS = 1440
+DRAWS = 1560
 FURTHER = (
     *(f"{name}.bias" for name in ("attn_q", "attn_output", "attn_qkv", "ffn_gate", "ffn_up", "ffn_down")),
     "output.weight", "rope_freqs.weight", "rope_factors_short.weight",
@@ -77,6 +77,13 @@ def test_a_factor_without_a_type_is_linear(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
     np.testing.assert_allclose(found[0] * 4, found[3])
+
+
+def test_a_factor_of_yarn_that_all_programs_agree_on_is_taken(tmp_path: Path) -> None:
+    """As in files of OLMo 3: the factor that YaRN has anyway."""
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0}
+    plain(yarn | {"rope.scaling.yarn_attn_factor": 1.2079441541679836}, "olmo2").write(tmp_path / "m.gguf")
+    assert open_source(tmp_path / "m.gguf").model.config.rope_scale == pytest.approx(1.2079441541679836)
 
 
 def plain(keys: dict[str, Any], architecture: str = "llama") -> Draw:

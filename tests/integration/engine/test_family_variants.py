@@ -102,8 +102,9 @@ def test_a_wrapper_computes_what_its_text_model_does(tiny_model: Tiny, tmp_path:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"architectures": ["Olmo2ForCausalLM"]}, ["normalises the outputs of its blocks", "LlamaForCausalLM"]),
-        ({"architectures": ["PhimoeForCausalLM"]}, ["router"]),
+        ({"architectures": ["PhimoeForCausalLM"]}, ["router", "LlamaForCausalLM"]),
+        ({"architectures": ["Olmo3ForCausalLM"], "rope_theta": 10000.0}, ["rope_theta is 10000.0", "rope_parameters"]),
+        ({"architectures": ["Exaone4ForCausalLM"], "sliding_window_pattern": "LLLG"}, ["sliding_window_pattern is 'L"]),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, ["text_config"]),
         ({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "x"}}, ["type 'x'"]),
         ({"rms_norm_eps": None}, ["rms_norm_eps is null"]),

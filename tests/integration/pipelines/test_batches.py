@@ -55,7 +55,7 @@ def test_tokens_of_a_batch_are_those_of_each_request_alone(
     ("family", "dtype", "weights"),
     [
         ("olmoe", "f32", "ram"), ("qwen2moe", "f32", "auto"), ("dbrx", "f32", "disk"), ("gemma2", "f32", "ram"),
-        ("opt", "f32", "disk"), ("mixtral", "q4", "auto"), ("llama", "q8", "disk"),
+        ("opt", "f32", "disk"), ("mixtral", "q4", "auto"), ("llama", "q8", "disk"), ("olmo2", "f32", "ram"),
     ],
 )  # fmt: skip
 def test_other_families_and_formats(

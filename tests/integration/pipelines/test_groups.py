@@ -55,7 +55,7 @@ def test_tokens_of_a_group_are_those_of_each_request_alone(
     ("family", "dtype", "options"),
     [
         ("olmoe", "f32", BATCH), ("qwen2moe", "f32", BATCH), ("gemma2", "f32", OffloadOptions("ram", "ram", "batch")),
-        ("opt", "f32", OffloadOptions("disk", "ram", "batch")),
+        ("opt", "f32", OffloadOptions("disk", "ram", "batch")), ("olmo2", "f32", BATCH),
         ("mixtral", "q4", OffloadOptions(kv="gpu", pipeline="batch")),
     ],
 )  # fmt: skip

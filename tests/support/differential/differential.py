@@ -204,7 +204,7 @@ def _lively(name: str) -> float:
 
 def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> None:
     """Lists get the number of layers; some strays join."""
-    if architecture == "Gemma3ForCausalLM" and found.get("rope_parameters"):
+    if architecture in ("Gemma3ForCausalLM", "Olmo3ForCausalLM") and found.get("rope_parameters"):
         found["rope_parameters"] = NESTED(rng)
     if architecture == "FalconForCausalLM":
         _settle_falcon(found, rng)

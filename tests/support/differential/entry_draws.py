@@ -15,7 +15,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("rope", "rope", None), "mamba_n_heads": (2, 8), "mamba_n_groups": (1, 2),
     "mamba_d_state": (16, 32), "mamba_d_head": ("auto",), "mamba_d_conv": (3, 4), "mamba_expand": (2,),
     "mamba_chunk_size": (16, 64), "mamba_conv_bias": (True, False), "mamba_proj_bias": (True, False),
-    "time_step_limit": ([0.0, 1.0],),
+    "time_step_limit": ([0.0, 1.0],), "sliding_window_pattern": (1, 2, 3),
 }  # fmt: skip
 
 
@@ -34,6 +34,8 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
             if isinstance(rope, dict) and rng.random() < 0.95:
                 rope["llama_4_scaling_beta"] = rng.choice([0.1, 0.5])
                 rope["original_max_position_embeddings"] = rng.choice([4, 8, 16])
+    if architecture.startswith("Exaone") and found.get("sliding_window", 0) is None and rng.random() < 0.9:
+        found["layer_types"] = ["full_attention"] * layers
     if architecture == "Glm4MoeForCausalLM":
         groups = found.get("n_group")
         found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1

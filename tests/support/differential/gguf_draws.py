@@ -14,9 +14,9 @@ from tests.support.weights.gguf_models import Array, decoded, encoded
 # Each is drawn as often as every other.
 NAMES = (
     "llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite", "gemma", "arcee", "seed_oss",
-    "ernie4_5", "mistral3", *experts.ARCHITECTURES,
+    "ernie4_5", "mistral3", "olmo2", "exaone4", *experts.ARCHITECTURES,
 )  # fmt: skip
-_UNSLIDING = ("gemma", "arcee", "seed_oss", "ernie4_5", "mistral3")  # which refuse a sliding window
+_UNSLIDING = ("gemma", "arcee", "seed_oss", "ernie4_5", "mistral3", "exaone4")  # which refuse a sliding window
 VOCAB = 40
 Random = np.random.Generator
 
@@ -58,6 +58,8 @@ class Draw:
 def draw(random: Random, name: str) -> Draw:
     """A random model of one of `NAMES`, most of whose keys are values that a converter could have written."""
     sizes = _sizes(random)
+    if name == "exaone4" and random.random() < 0.2:
+        sizes["block_count"] = 64  # with which llama.cpp slides
     keys = dict(sizes)
     for key, (chance, value) in _OPTIONAL.items():
         if random.random() < (0.6 if key in _OWN.get(name, ()) else chance):
@@ -67,7 +69,7 @@ def draw(random: Random, name: str) -> Draw:
     if name == "mistral3":
         keys |= {"attention.temperature_scale": _pick(random, 0.0, 0.1, 0.5)}
         keys |= {"rope.scaling.original_context_length": _pick(random, 2, 4, 16)}
-    if name in _UNSLIDING and random.random() < 0.9:
+    if name in _UNSLIDING and sizes["block_count"] < 64 and random.random() < 0.9:
         keys.pop("attention.sliding_window", None)
     keys = _completed(random, sizes, keys)
     keys = experts.completed(random, name, keys) if name in experts.ARCHITECTURES else keys
@@ -169,6 +171,7 @@ _OWN = {  # keys that mean more to an architecture than to others
     "granite": ("embedding_scale", "residual_scale", "rope.scaling.finetuned"),
     "granitemoe": ("embedding_scale", "residual_scale", "rope.scaling.finetuned"),
     "gpt-oss": ("attention.sliding_window_pattern",),
+    "olmo2": _GEMMA3[:2],
 }
 _UNKNOWN = ("attention.output_scale", "attention.temperature_length", "rope.dimension_sections", "swin_norm",
             "attention.layer_norm_epsilon", "ssm.state_size", "brand_new")  # fmt: skip
@@ -196,7 +199,7 @@ def weights(random: Random, architecture: str, keys: dict[str, Any]) -> dict[str
     kv = keys.get("attention.head_count_kv", keys["attention.head_count"]) * size
     hidden, inner = keys["embedding_length"], keys["feed_forward_length"]
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, hidden), "output_norm.weight": (hidden,)}
-    usual = _rows(architecture, hidden, inner, query, kv) | _norms(architecture, hidden, size)
+    usual = _rows(architecture, hidden, inner, query, kv) | _norms(architecture, hidden, query, kv, size)
     routed = architecture in experts.ARCHITECTURES
     dense = experts.dense(random, architecture, keys) if routed else keys["block_count"]
     for layer in range(keys["block_count"]):
@@ -244,7 +247,11 @@ def _rows(architecture: str, hidden: int, inner: int, query: int, kv: int) -> di
     return rows | {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden)}
 
 
-def _norms(architecture: str, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
+def _norms(architecture: str, hidden: int, query: int, kv: int, size: int) -> dict[str, tuple[int, ...]]:
+    if architecture in ("olmo2", "exaone4"):
+        after: dict[str, tuple[int, ...]] = dict.fromkeys(("post_attention_norm", "post_ffw_norm"), (hidden,))
+        lengths = (query, kv) if architecture == "olmo2" else (size, size)
+        return after | {f"attn_{part}_norm": (length,) for part, length in zip("qk", lengths, strict=True)}
     names = ["attn_norm", "post_attention_norm" if architecture == "seed_oss" else "ffn_norm"] + (
         ["post_attention_norm", "post_ffw_norm"] if architecture in ("gemma2", "gemma3") else []
     )
@@ -258,7 +265,7 @@ def _factors(random: Random, architecture: str, pairs: int) -> dict[str, Array]:
     if architecture == "phi3" and chance < 0.5:
         names = ["rope_factors_short.weight", "rope_factors_long.weight"]
     else:
-        names = ["rope_freqs.weight"] if chance < (0.02 if architecture == "gemma3" else 0.2) else []
+        names = ["rope_freqs.weight"] if chance < (0.02 if architecture in ("gemma3", "olmo2") else 0.2) else []
     return {name: random.uniform(1, 4, pairs).astype(np.float32) for name in names if pairs}
 
 

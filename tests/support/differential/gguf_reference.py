@@ -26,6 +26,7 @@ class Reference:
         self.kv_heads = keys.get("attention.head_count_kv", self.heads)
         self.size = keys.get("attention.key_length", self.hidden // self.heads)
         self.eps = keys.get("attention.layer_norm_rms_epsilon") or keys["attention.layer_norm_epsilon"]
+        self.hybrid = name == "exaone4" and keys["block_count"] == 64
         self.granite = name in ("granite", "granitemoe")
 
     def logits(self, tokens: Sequence[int]) -> F64:
@@ -41,8 +42,9 @@ class Reference:
         return self._capped(logits, self.get("final_logit_softcapping", default) if self.gemma else 0.0)
 
     def _after(self, layer: int, name: str, x: F64) -> F64:
-        """What a block gives, normed in Gemma."""
-        return self._normed(x, f"blk.{layer}.{name}.weight") if self.gemma else x
+        """What a block gives, normed in Gemma, OLMo 2 and EXAONE 4."""
+        normed = self.gemma or self.name in ("olmo2", "exaone4")
+        return self._normed(x, f"blk.{layer}.{name}.weight") if normed else x
 
     def _scales(self) -> tuple[float, float, float]:
         """Of the embedding and of what blocks add; and what divides the logits."""
@@ -107,11 +109,15 @@ class Reference:
         still = (self.name == "smollm3" and layer % 4 == 3) or (
             self.granite and not self.get("rope.scaling.finetuned", True)
         )
+        still |= self.hybrid and not self._window(layer)
         return [q, k, v] if still else [self._rotated(layer, q), self._rotated(layer, k), v]
 
     def _heads(self, layer: int, part: str, values: F64) -> F64:
-        """`[tokens, heads, size]`, each head normed if there is a norm."""
-        return self._normed(values.reshape(len(values), -1, self.size), f"blk.{layer}.attn_{part}_norm.weight")
+        """`[tokens, heads, size]`, each head normed if there is a norm; all heads at once in OLMo 2."""
+        name = f"blk.{layer}.attn_{part}_norm.weight"
+        if self.name == "olmo2":
+            return self._normed(values, name).reshape(len(values), -1, self.size)
+        return self._normed(values.reshape(len(values), -1, self.size), name)
 
     def _scale(self) -> float:
         largest = (self.name, self.get("block_count")) in (("gemma2", 46), ("gemma3", 62))
@@ -119,16 +125,19 @@ class Reference:
         return float(self.get("attention.scale", 0) or default**-0.5)
 
     def _window(self, layer: int) -> int:
-        if self.gemma or self.name == "gpt-oss":
-            pattern = self.get("attention.sliding_window_pattern", 6 if self.name == "gemma3" else 2)
+        if self.gemma or self.hybrid or self.name in ("gpt-oss", "olmo2"):
+            usual = {"gemma3": 6, "olmo2": 4, "exaone4": 4}.get(self.name, 2)
+            pattern = self.get("attention.sliding_window_pattern", usual)
             slides = pattern[layer] if isinstance(pattern, list) else not pattern or layer % pattern < pattern - 1
-            return int(self.get("attention.sliding_window", 4096 if self.name == "gemma2" else 0)) if slides else 0
+            window = self.get("attention.sliding_window", 4096 if self.hybrid or self.name == "gemma2" else 0)
+            return int(window) if slides else 0
         return int(self.get("attention.sliding_window", 0))
 
     def _rotated(self, layer: int, x: F64) -> F64:
         """ggml's rope: neighbours are a pair in llama and its kin (mode NORM), halves elsewhere (mode NEOX)."""
         count = self.get("rope.dimension_count", self.size)
-        angles, scale = self._angles(len(x), count // 2, local=self.name == "gemma3" and self._window(layer) > 0)
+        local = self.name in ("gemma3", "olmo2") and self._window(layer) > 0
+        angles, scale = self._angles(len(x), count // 2, local)
         turn = (np.cos(angles) + 1j * np.sin(angles))[:, None] * scale
         rotary, rest = x[..., :count], x[..., count:]
         first, second = (rotary[..., ::2], rotary[..., 1::2]) if self.pairs else np.split(rotary, 2, axis=-1)
@@ -144,6 +153,8 @@ class Reference:
         kind, base = self.get("rope.scaling.type", "linear"), self.get("rope.freq_base", 10000.0)
         factor = self.get("rope.scaling.factor", self.get("rope.scale_linear", 0.0)) or 1.0
         factor = 1.0 if kind == "none" or local else factor
+        if local and self.name == "olmo2":
+            return np.arange(tokens)[:, None] * base ** (-np.arange(pairs) / max(pairs, 1)), 1.0
         base = self.get("rope.freq_base_swa", 10000.0) if local else base
         given = self.get("rope.scaling.yarn_ext_factor", -1.0)
         extrapolated = given if given >= 0 else float(kind == "yarn")

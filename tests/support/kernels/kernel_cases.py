@@ -5,9 +5,10 @@ from typing import get_args
 
 import numpy as np
 
-from tpi.config import Activation, Format, Norm
+from tpi.config import Activation, Format
 from tpi.kernels.kv import KvDtype, KvPages
 from tpi.kernels.native import NativeKernels
+from tpi.kernels.normspec import NormKind
 from tpi.kernels.paged import decode_kv, encode_kv
 from tpi.kernels.reference import ReferenceKernels
 from tpi.kernels.spec import F32, PAGE_TOKENS, U8, AttentionSpec, Batch, FfnSpec, KvArray, NormSpec
@@ -49,8 +50,10 @@ def pack(
     return run, assemble(run, encoded).reshape(-1)
 
 
-def norm_spec(random: Random, kind: Norm, hidden: int) -> NormSpec:
+def norm_spec(random: Random, kind: NormKind, hidden: int) -> NormSpec:
     """A random norm; LayerNorm has a bias."""
+    if kind == "none":
+        return NormSpec(kind, 1e-5, np.empty(0, np.float32))
     return NormSpec(kind, 1e-5, normal(random, hidden), normal(random, hidden) if kind == "layer" else None)
 
 
@@ -75,7 +78,7 @@ def attention_case(
     head_dim: int = 16,
     lengths: tuple[tuple[int, int], ...] = ((0, 5),),
     kv_dtype: KvDtype = "f32",
-    norm: Norm = "rms",
+    norm: NormKind = "rms",
     bias: bool = False,
     qk_norm: bool = False,
     rotary: int | None = None,
@@ -165,7 +168,7 @@ def ffn_case(
     tokens: int = 1,
     gated: bool = True,
     activation: Activation = "silu",
-    norm: Norm = "rms",
+    norm: NormKind = "rms",
     bias: bool = False,
 ) -> FfnCase:
     """A random feed-forward block."""

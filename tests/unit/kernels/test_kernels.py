@@ -22,8 +22,9 @@ from tests.support.kernels.kernel_cases import (
     reference,
     tolerance,
 )
-from tpi.config import Activation, Format, Norm
+from tpi.config import Activation, Format
 from tpi.kernels.kv import KvDtype
+from tpi.kernels.normspec import NormKind
 from tpi.kernels.spec import F32, NormSpec
 from tpi.pack.layout import RECORDS, Layout, Part
 
@@ -139,13 +140,13 @@ def test_attention_windows_and_soft_caps(
 
 @over_isas(
     ("norm", "rotary", "qk_norm", "lengths"),
-    ["rms", "layer"],
+    ["rms", "layer", "none"],
     [0, 8, 16],
     [True, False],
     [((5, 3),), ((300, 1), (5, 1))],
 )
 def test_attention_norms_biases_and_partial_rotation(
-    norm: Norm, rotary: int, qk_norm: bool, lengths: tuple[tuple[int, int], ...]
+    norm: NormKind, rotary: int, qk_norm: bool, lengths: tuple[tuple[int, int], ...]
 ) -> None:
     case = attention_case(
         np.random.default_rng(9), norm=norm, rotary=rotary, qk_norm=qk_norm, bias=True, lengths=lengths

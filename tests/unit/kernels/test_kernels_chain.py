@@ -12,6 +12,7 @@ from tests.support.kernels.pairwise import pairwise
 from tpi.config import Format
 from tpi.errors import KernelError
 from tpi.kernels import Kernels
+from tpi.kernels.normspec import NormKind
 from tpi.kernels.spec import F32, AttentionSpec, Batch, ChainBlock, FfnSpec, NormSpec, Residual
 from tpi.trace import clock
 
@@ -30,12 +31,13 @@ def residual(random: np.random.Generator, kind: str) -> Residual:
 def chain_blocks(
     random: np.random.Generator, format: Format, lengths: Sequence[tuple[int, int]]
 ) -> tuple[list[ChainBlock], Batch]:
-    """Two layers, each followed by another kind of residual connection."""
+    """Two layers, each followed by another kind of residual connection; the second norms its outputs alone."""
     found: list[ChainBlock] = []
     case: AttentionCase | None = None
-    for first, second in (("plain", "bias"), ("rms", "layer")):
-        case = attention_case(random, format=format, hidden=HIDDEN, lengths=tuple(lengths), kv_dtype="f16")
-        ffn: FfnCase = ffn_case(random, format=format, hidden=HIDDEN)
+    norms: tuple[tuple[NormKind, str, str], ...] = (("rms", "plain", "bias"), ("none", "rms", "layer"))
+    for norm, first, second in norms:
+        case = attention_case(random, format=format, hidden=HIDDEN, norm=norm, lengths=tuple(lengths), kv_dtype="f16")
+        ffn: FfnCase = ffn_case(random, format=format, hidden=HIDDEN, norm=norm)
         found.append(ChainBlock(case.spec, case.data, residual(random, first), case.kv.keys[0], case.kv.values[0]))
         found.append(ChainBlock(ffn.spec, ffn.data, residual(random, second)))
     assert case is not None

@@ -150,6 +150,16 @@ def test_what_was_prepared_is_the_norm_and_goes_to_other_kernels(kernels: Kernel
     )
 
 
+@pytest.mark.parametrize("kernels", BOTH, ids=["native", "reference"])
+def test_an_input_without_a_norm_is_prepared_as_it_is(kernels: Kernels) -> None:
+    case = ffn_case(np.random.default_rng(5), format="q4", hidden=96, norm="none", tokens=20)
+    prepared = kernels.prepare(case.spec, case.x)
+    np.testing.assert_array_equal(prepared.values(), case.x)
+    np.testing.assert_array_equal(
+        kernels.ffn(case.spec, case.data, prepared), kernels.ffn(case.spec, case.data, case.x)
+    )
+
+
 def test_memory_is_used_again_whatever_it_held() -> None:
     random, kept = np.random.default_rng(6), None
     for format, tokens in (("q8", 40), ("f32", 1), ("q4", 17), ("q4", 3), ("q8", 70)):

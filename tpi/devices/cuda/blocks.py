@@ -47,6 +47,8 @@ class SpecVectors:
 
 def norm(vectors: SpecVectors, spec: NormSpec, x: Tensor) -> Tensor:
     """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
+    if spec.kind == "none":
+        return x
     own, out = vectors.of(spec), torch.empty_like(x)
     tokens, hidden = x.shape
     launch(

@@ -88,19 +88,21 @@ def _attention(fields: Fields, factor: float, ramp: float) -> float:
     """Return the factor by which cosine and sine are multiplied. `ramp` is the weight of YaRN's ramp.
 
     Raises:
-        ModelError: if the file has `yarn_attn_factor` with YaRN, since programs interpret it differently.
+        ModelError: if the file has another `yarn_attn_factor` than YaRN's own factor, since programs interpret it
+            differently.
     """
     given = float_field(fields, "rope.scaling.attn_factor", 1.0)
     own = float_field(fields, "rope.scaling.yarn_attn_factor", 1.0)
     weight = float_field(fields, "rope.scaling.yarn_log_multiplier", 0.0)
     if not ramp:
         return given * own
-    if own != 1:
+    usual = _sharpened(factor, 1.0) / _sharpened(factor, weight)
+    if own != 1 and not math.isclose(own, usual, rel_tol=1e-6):
         raise ModelError(
             f"rope.scaling.yarn_attn_factor is {own} with YaRN, which programs interpret differently; convert the "
             "model without it"
         )
-    return given * _sharpened(factor, 1.0) / _sharpened(factor, weight)
+    return given * usual
 
 
 def _sharpened(factor: float, weight: float) -> float:

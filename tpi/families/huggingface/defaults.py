@@ -102,6 +102,7 @@ _NULLABLE = frozenset(
     {
         "num_key_value_heads",
         "sliding_window",
+        "sliding_window_pattern",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "moe_normalize_expert_weights",

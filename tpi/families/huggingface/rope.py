@@ -28,7 +28,7 @@ def flat(fields: Fields, head_dim: int, context: int, partial: bool = False) -> 
     Raises:
         ModelError: if the kind of scaling is not supported, or it differs between layers.
     """
-    found = _object(fields, "rope_scaling") or _object(fields, "rope_parameters")
+    found = object_of(fields, "rope_scaling") or object_of(fields, "rope_parameters")
     nested = [str(name) for name, value in found.items() if isinstance(value, dict)]
     if nested:
         raise ModelError(f"rotary embeddings of their own for {', '.join(nested)} layers are not supported")
@@ -46,12 +46,12 @@ def per_kind(fields: Fields, head_dim: int, context: int) -> tuple[Rope, Rope]:
     Raises:
         ModelError: if the kind of scaling is not supported.
     """
-    nested = _object(fields, "rope_parameters")
+    nested = object_of(fields, "rope_parameters")
     ropes = []
     for kind, theta in (("full_attention", "rope_theta"), ("sliding_attention", "rope_local_base_freq")):
-        found = {"rope_theta": fields[theta]} | _object(nested, kind)
+        found = {"rope_theta": fields[theta]} | object_of(nested, kind)
         if kind == "full_attention":
-            found |= _object(fields, "rope_scaling")
+            found |= object_of(fields, "rope_scaling")
         found.pop("truncate", None)  # transformers does not look for it inside the objects of the kinds
         ropes.append(_resolve(found, fields, head_dim, context, False))
     return ropes[0], ropes[1]
@@ -96,7 +96,7 @@ def scaling(fields: Fields) -> Fields:
     Raises:
         ModelError: if the field is not an object.
     """
-    return _object(fields, "rope_scaling") or _object(fields, "rope_parameters")
+    return object_of(fields, "rope_scaling") or object_of(fields, "rope_parameters")
 
 
 def scaling_kind(fields: Fields) -> str:
@@ -128,7 +128,12 @@ def _kind(found: Fields) -> str:
     return "longrope" if kind in ("su", "yarn") and "short_factor" in found else kind
 
 
-def _object(fields: Fields, name: str) -> dict[str, Any]:
+def object_of(fields: Fields, name: str) -> dict[str, Any]:
+    """Return the object in the field `name`; empty if the field is missing or null.
+
+    Raises:
+        ModelError: if the field is not an object.
+    """
     found = fields.get(name) or {}
     if not isinstance(found, dict):
         raise ModelError(f"{name} is not an object in the model's configuration")
@@ -155,7 +160,7 @@ def unread(fields: Fields, partial: bool) -> list[str]:
 
     `partial` is True if the family can rotate a part of each head.
     """
-    scaling, parameters = _object(fields, "rope_scaling"), _object(fields, "rope_parameters")
+    scaling, parameters = object_of(fields, "rope_scaling"), object_of(fields, "rope_parameters")
     kinds = {name: value for name, value in parameters.items() if isinstance(value, dict)}
     names = ["rope_parameters"] if scaling and parameters and not kinds and scaling != parameters else []
     if not partial and fields.get("partial_rotary_factor") not in (None, 1):

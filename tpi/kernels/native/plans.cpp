@@ -98,12 +98,12 @@ Matrix Run::matrix(const std::string& name, const uint8_t* data, size_t first, s
 NormPlan::NormPlan(nb::tuple fields, size_t hidden)
     : rms(field<std::string>(fields, 0) == "rms"),
       eps(field<float>(fields, 1)),
-      weight(keep_vector(fields[2], "the norm's weight", hidden)),
+      weight(keep_vector(fields[2], "the norm's weight", field<std::string>(fields, 0) == "none" ? 0 : hidden)),
       bias(keep_vector(fields[3], "the norm's bias", hidden)) {
-    if (weight.empty()) throw KernelError("a norm needs a weight");
+    if (weight.empty() && field<std::string>(fields, 0) != "none") throw KernelError("a norm needs a weight");
 }
 
-Norm NormPlan::view() const { return {rms, eps, weight.data(), or_null(bias)}; }
+Norm NormPlan::view() const { return {rms, eps, or_null(weight), or_null(bias)}; }
 
 // ---- tables and norms ----
 

@@ -48,7 +48,7 @@ private:
     std::vector<Part> parts_;
 };
 
-// The norm of a block: (kind, eps, weight, bias or None).
+// The norm of a block: (kind, eps, weight, bias or None); the weight is empty if there is no norm.
 struct NormPlan {
     NormPlan(nb::tuple fields, size_t hidden);
     Norm view() const;

@@ -125,7 +125,7 @@ struct Matrix {
 struct Norm {
     bool rms;  // else LayerNorm
     float eps;
-    const float* weight;  // [hidden]
+    const float* weight;  // [hidden]; null: the input stays as it is
     const float* bias;    // [hidden] or null
 };
 
@@ -170,7 +170,7 @@ struct Prepared {
 
 // Fills the buffers of `out` that are not null.
 struct PrepareCall {
-    Norm norm;  // no weight: x is normed already
+    Norm norm;
     size_t hidden;
     const float* x;  // [tokens, hidden]
     Prepared out;

@@ -61,6 +61,8 @@ class SpecCache:
 
     def normed(self, norm: NormSpec, x: F32) -> Any:
         """Return a buffer with the norm of `x`, `[tokens, hidden]`."""
+        if norm.kind == "none":
+            return self._card.upload(x)
         if norm not in self._norms:
             self._norms[norm] = upload_norm(self._card, norm)
         return normed(self._card, norm, self._norms[norm], x)

@@ -226,7 +226,9 @@ def test_it_says_what_it_is(device: CudaDevice) -> None:
     assert (device.kernels.isa(), device.kernels.threads()) == ("cuda", 1)
 
 
-@pytest.mark.parametrize(("family", "dtype", "allowed"), [("llama", "f32", 1e-4), ("gemma2", "q4", 2e-2), ("exaone4", "f32", 1e-4)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "allowed"), [("llama", "f32", 1e-4), ("gemma2", "q4", 2e-2), ("exaone4", "f32", 1e-4)]
+)
 def test_a_node_with_a_card_has_the_tokens_of_a_node_without(
     family: str, dtype: str, allowed: float, tiny_pack: Callable[..., Pack], tmp_path: Path, device: CudaDevice
 ) -> None:

@@ -20,6 +20,7 @@ from worker.plan.segments import whole_blocks
 
 FAMILIES = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", "gemma4",
+    "olmo2", "exaone4",
 )  # fmt: skip
 PLENTY = 1 << 40
 LARGE = ROOT / "tests/support/data/llama-3.1-70b"

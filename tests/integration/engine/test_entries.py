@@ -87,6 +87,7 @@ def test_preempted_requests_end_as_if_they_were_alone(family: str, tiny_pack: Pa
     """There are too few pages for both, so one of them is computed again."""
     prompts = [LONG[:40], LONG[40:80]]
     with in_process_engine(tiny_pack(family), [1, 1], tmp_path, pool=4, chunk=64) as engine:
+        engine.drafts = False  # both grow by a token at a time
         sequences = [engine.admit(prompt) for prompt in prompts]
         requests = [Request(sequence, GREEDY, 40, lambda sampled: True) for sequence in sequences]
         for request in requests:

@@ -144,7 +144,7 @@ class Session:
                 self.context = shorter
             self._deployer = replace(self._deployer, context=self.context)
         if self.context < asked:
-            note(f"the context has {self.context} tokens, as many as fit into memory; give -c to insist on more")
+            note(f"the context has {self.context} tokens, as many as fit into memory; give a larger -c to require more")
         return deployment
 
     def sampler(self, sampling: Sampling) -> Sampler:

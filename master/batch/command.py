@@ -80,7 +80,7 @@ def batch(
         if not results.failed:
             return 0
         count = f"{len(results.failed)} of {len(asked.lines)}"
-        warn(f"{count} requests have an error in {output} in place of an answer; --retry asks them again")
+        warn(f"{count} requests have an error in {output} in place of an answer; --retry sends them again")
         return int(retry or not left)
 
 

@@ -126,7 +126,7 @@ def test_a_refused_request_has_a_line_with_the_reason(
     assert found[None]["response"] is None
     assert found[None]["error"]["message"].startswith("line 2: the line is not JSON")
     assert "3 requests answered, 2 of them with an error" in done.stderr
-    assert f"2 of 3 requests have an error in {out} in place of an answer; --retry asks them again" in done.stderr
+    assert f"2 of 3 requests have an error in {out} in place of an answer; --retry sends them again" in done.stderr
 
 
 def test_what_failed_is_said_again_and_tried_again(model: str, cache: Path, tmp_path: Path) -> None:

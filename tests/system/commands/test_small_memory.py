@@ -63,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_what_is_free_is_shared_out_so_that_the_run_works(run: Run, mib: int, local: int, shorter: bool) -> None:
     done = run(mib * _MIB, "--local", str(local)) if local else run(mib * _MIB)
     assert done.returncode == 0, done.stderr
-    assert ("tokens, as many as fit into memory; give -c to insist on more" in done.stderr) is shorter
+    assert ("tokens, as many as fit into memory; give a larger -c to require more" in done.stderr) is shorter
 
 
 def test_what_fits_in_no_way_is_refused_with_ways_that_work(run: Run) -> None:

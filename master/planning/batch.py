@@ -110,7 +110,7 @@ class BatchReport:
             return
         each = 2.0 * layer.token_weights / layer.feed_forward_bytes
         yield (
-            f"moving neurons from RAM to the GPU pays from {short_number(points.move / each)} tokens on; from "
+            f"moving neurons from RAM to the GPU is faster from {short_number(points.move / each)} tokens on; from "
             f"{short_number(points.arrive / each)} tokens on, the link is not a limit"
         )
 

@@ -118,7 +118,7 @@ def _batch_report(node: PlannedNode, case: Case, svg: Path | None, flags: dict[s
     """Return the plan of micro-batches; None if none is asked for, or, with a warning, if a run would make none.
 
     Raises:
-        PlanError: if nothing fits, or if micro-batches are insisted on and several accelerators are named.
+        PlanError: if nothing fits, or if `--pipeline batch` or `--svg` is given and a run would make no micro-batches.
     """
     insists = flags["pipeline"] == "batch"
     if flags["batch"] == 1 and not insists:

@@ -33,7 +33,7 @@ class PlanReport:
     chosen: OffloadChoice
     forecast: OffloadForecast
     peaks: Peaks
-    crossovers: Mapping[str, int | None]  # tokens from which moving an FFN segment to the accelerator pays, by tier
+    crossovers: Mapping[str, int | None]  # by tier: tokens from which it is faster to move an FFN segment
     gains: tuple[Gain, ...]
     experts: ExpertsReport | None = None  # experts that come to the accelerator on demand
 

@@ -117,7 +117,7 @@ def _speeds(report: PlanReport) -> Iterator[str]:
     yield f"busy with prompts: {_use(ahead.prompt)}"
     for tier, tokens in report.crossovers.items():
         steps = f"steps of {tokens} tokens and more" if tokens and tokens > 1 else "any step" if tokens else "no step"
-        yield f"moving weights from {_LYING[tier]} to the GPU pays for {steps}"
+        yield f"moving weights from {_LYING[tier]} to the GPU is faster for {steps}"
 
 
 def _advice(report: PlanReport) -> Iterator[str]:

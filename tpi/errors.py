@@ -82,7 +82,7 @@ class NodeInUse(NodeRefused):
 class NodeTwice(NodeRefused):
     """Raised if a node serves this master already, under another address.
 
-    If the node has moved, it still counts under its old address.
+    A node whose address has changed refuses in this way until it has given up its old connection.
     """
 
 

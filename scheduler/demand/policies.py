@@ -61,7 +61,7 @@ class Lru:
 
 
 class Lfu:
-    """The policy that evicts the least frequently used unit. A use counts half after `half_life` steps."""
+    """The policy that evicts the least frequently used unit. A use counts half as much after `half_life` steps."""
 
     def __init__(self, units: int, half_life: float = np.inf) -> None:
         self._score, self._recent = np.zeros(units), Lru(units)
@@ -124,8 +124,8 @@ class Importance:
 
     a is 1 for a predicted unit, else 0; f is the unit's frequency of use.
 
-    Without a hint for a block, the units that its last step used are predicted. Uses count half in `f` after
-    `half_life` steps; `weight` is lambda.
+    Without a hint for a block, the units that its last step used are predicted. A use counts half as much in `f` after
+    `half_life` steps. `weight` is lambda.
     """
 
     def __init__(self, blocks: Units, half_life: float, weight: float) -> None:

@@ -27,8 +27,8 @@ _AS_GOOD = 1.03  # the deepest ring wins among choices up to so many times the b
 class Speeds:
     """Speeds for which a placement is chosen; the defaults are a laptop's. Only their proportions matter.
 
-    `turn` and `start` favour more than one block in the ring. With one, nothing is loaded during the turn, because the
-    first streamed block of the next token is loaded already, and every load finds the disk idle.
+    A larger `turn` or `start` favours a ring of several blocks. In a ring of one block, every load finds the disk idle,
+    and nothing is loaded during the turn, because the first streamed block of the next token is loaded before it.
     """
 
     disk: float = 1e9  # bytes per second

@@ -11,7 +11,7 @@ class MigrationSettings:
 
     Attributes:
         migrate: True if neurons migrate to the accelerator.
-        weight: lambda of their importance; 0 leaves the micro cache alone.
+        weight: lambda of their importance; with 0, only the predictions for the current token count (the micro cache).
         balance: True if accelerator and CPU get separate thresholds.
         ahead: most moves in progress at once: the number of layers that predictions look ahead.
     """

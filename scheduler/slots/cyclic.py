@@ -42,7 +42,7 @@ class CyclicShelf(ABC):
         self.cycle.rewind_to(self.cycle.head)
 
     def room(self, units: tuple[int]) -> int:
-        """Return 1 if the use of a unit that is held or comes next can be claimed, else 0. Give up the uses before."""
+        """Return 1 if the unit's held use, or else its next one, can be claimed, else 0. Skip all uses before it."""
         cycle = self.cycle
         self._claimed = use = cycle.next_use(units[0])
         if cycle.is_pinned(use):

@@ -1,7 +1,7 @@
 """Disks: readers of byte ranges of files into page-aligned memory, past the page cache.
 
-`scheduler.storage.tune` measures the best way to read a real disk. `read_chunk` retries and words
-errors; `scheduler.window.loader` decides which thread reads what and when.
+`scheduler.storage.tune` measures the best way to read a real disk. `read_chunk` repeats a failed read once, and turns
+errors into messages for the user. `scheduler.window.loader` decides which thread reads what and when.
 """
 
 import errno

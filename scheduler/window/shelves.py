@@ -41,10 +41,10 @@ class LoadLog:
 
 
 class StreamedShelf(CyclicShelf):
-    """Blocks that pass through the ring of a window, each use at its place in the period."""
+    """The shelf of the blocks that pass through a window's ring. Each use in a period has a place in the ring."""
 
     def __init__(self, ring: Ring, make: MakeLoad, log: LoadLog) -> None:
-        """Create a shelf; `make` makes its loads, and `log` notes them."""
+        """Create a shelf; `make` creates its loads, and `log` records them."""
         super().__init__(ring)
         self._make, self._log = make, log
         self.loads = [make(self, block, place) for place, block in enumerate(ring.blocks)]  # the last of each place

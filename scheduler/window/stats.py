@@ -128,7 +128,7 @@ class Meter(LoadStats):
         return [Costs(*each) for each in zip(compute, exchange, load, wake, strict=True)]
 
     def _waking(self) -> list[float]:
-        """Return the mean wake-up time of each pass, 0 if nothing waited: most wake at once and a few late."""
+        """Return the mean wake-up time of each pass; 0 if nothing waited. A median would hide the few late ones."""
         return [sum(each) / len(each) if each else 0.0 for each in map(list, list(self._wakes))]
 
     def take(self) -> WindowStats:

@@ -31,7 +31,7 @@ class HostDevice:
         return Finished(lambda: np.copyto(target, source))
 
     def start(self, call: Callable[[], T]) -> Pending[T]:
-        """Queue a call of this device's kernels behind the calls started before it. Return a pending operation."""
+        """Make the call at once, in the calling thread; return it as an operation that has ended."""
         return Finished(call)
 
     def staging(self, size: int) -> Bytes:

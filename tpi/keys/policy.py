@@ -53,7 +53,7 @@ class KeyPolicy:
 
     @cached_property
     def folder(self) -> Path:
-        """The directory of the keys. Raises UsageError if the user has no home directory and sets none."""
+        """The directory of the keys. Raises UsageError if the user has no home directory and names no other."""
         return self._folder or default_config()
 
     @cached_property

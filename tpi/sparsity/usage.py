@@ -158,7 +158,7 @@ def load_marks(path: Path, layers: int, neurons: int) -> Active | None:
     with read_arrays(path, _MOST_BYTES, "remove it, or pack the model again") as file:
         found = np.unpackbits(file["marks"], axis=1, count=int(file["neurons"]), bitorder="little").astype(np.bool_)
         if found.shape != (layers, neurons):
-            raise ValueError(f"it is not of a model with {layers} layers of {neurons} neurons")
+            raise ValueError(f"it belongs to another model: this one has {layers} layers of {neurons} neurons")
     return found
 
 

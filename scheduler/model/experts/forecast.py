@@ -92,7 +92,7 @@ def best_demand(problem: Problem, experts: ExpertWork, hit_rate: HitRate) -> Dem
 
     The routed experts of the problem must be segments of their own. A configuration needs exactly one accelerator, with
     slots for all experts of a block that a token uses, and RAM for all experts. None is also returned if the limits fix
-    where weights are, or have the accelerator decode.
+    where weights are, or require the accelerator to decode.
     """
     if len(problem.machine.cards) != 1 or problem.limits.weights or problem.limits.decode == "accelerator":
         return None

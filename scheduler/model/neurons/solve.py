@@ -99,7 +99,7 @@ def _memory(problem: NeuronProblem, columns: _Columns) -> object:
 
 
 def _layers(problem: NeuronProblem, columns: _Columns) -> list[object]:
-    """Return inequalities 7 and 8, and that a predictor is on the accelerator only with neurons of its layer.
+    """Return inequalities 7 and 8, and one more: a predictor is on the accelerator only with neurons of its layer.
 
     `K` is the number of the layer's neurons, the smallest number that excludes no valid placement.
     """

@@ -198,6 +198,6 @@ class _Group:
 def _digits(seconds: float, digits: int) -> float:
     """Return a time rounded to `digits` significant digits.
 
-    Ways whose times differ by less count as equal; the first of them computes the most where the weights are.
+    Ways whose times differ by less count as equal. Of equal ways the first is taken; it moves the least.
     """
     return float(f"{seconds:.{digits}g}")

@@ -1,4 +1,4 @@
-"""The number of tokens from which the accelerator pays: for a streamed segment, and for a whole step."""
+"""The number of tokens from which the accelerator is faster: for a streamed segment, and for a whole step."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -47,7 +47,7 @@ class OffloadForecast:
 def deepened(problem: Problem, offload: Offload) -> Offload:
     """Return the configuration with as many slots as the accelerator's free memory allows.
 
-    More slots even out segments of unequal size.
+    With more slots, computing waits less for segments that take long to load.
     """
     if problem.machine.accelerator is None or offload.pipeline == "memory":
         return offload

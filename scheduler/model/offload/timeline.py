@@ -154,7 +154,7 @@ class _Clock:
 
     @property
     def _turn(self) -> F64:
-        """The earliest start of a load: in the memory pipeline, the end of the block before."""
+        """The earliest start of a load: with a single slot, the end of the block before; else no limit."""
         return self._ready if self._one_slot and not self._several else self._never
 
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class EmulatedDevice:
-    """The emulated accelerator as a device: one thread computes, one copies each way, and one copies within."""
+    """The emulated accelerator as a device. Threads compute, copy up, copy down, and copy within its memory."""
 
     def __init__(self, emulation: Emulation, kernels: Kernels, limit: int | None = None) -> None:
         """Create the device; `kernels` compute on the host, and `limit` is in bytes (None: the machine's capacity)."""

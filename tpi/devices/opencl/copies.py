@@ -38,7 +38,7 @@ class CopyEvent:
 
 
 class Copies:
-    """Copies on one queue for each direction, so that weights are uploaded while KV pages go down. Thread-safe."""
+    """Copies on one queue for each direction, so that weights go up while KV pages are downloaded. Thread-safe."""
 
     def __init__(self, card: OpenClCard) -> None:
         cl = opencl()

@@ -63,7 +63,7 @@ class Connections:
     def arrived(self, one: "HttpConnection") -> bool:
         """Add a connection. If there are too many, close the one silent for the longest time in the largest network.
 
-        A network may have up to three quarters of all places. If it has more, one of its own connections is closed.
+        A network may have up to three quarters of `most`. If it has more, one of its own connections is closed.
 
         Returns:
             False if there are too many and no suitable one is silent.

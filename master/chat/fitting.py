@@ -18,7 +18,7 @@ def fit(
     answer: int | None,
     what: str = "this message",
 ) -> list[int]:
-    """Return the token ids of the conversation with `user` said next, dropping its oldest turns if it does not fit.
+    """Return the token ids of the conversation followed by `user`, dropping its oldest turns if it does not fit.
 
     The result leaves room for an answer of `answer` tokens, at most a quarter of `context`; None: a quarter. `what` is
     the subject of the error message.

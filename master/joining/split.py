@@ -137,7 +137,7 @@ def _shares(found: HomeSplit, nodes: int) -> Split:
 
 
 def _note(problem: HomeProblem, dealing: HomeSplit) -> str:
-    """Return what is expected without the nodes that the best split leaves out; empty if it leaves out none."""
+    """Return a sentence on the nodes that the best split leaves out, with the speeds; empty if there are none."""
     out = [node.name for rank, node in enumerate(problem.nodes) if rank not in dealing.members]
     if not out:
         return ""
@@ -150,7 +150,7 @@ def _note(problem: HomeProblem, dealing: HomeSplit) -> str:
 
 
 def _why(problem: HomeProblem, best: HomeSplit, rank: int, one: Neighbour) -> str:
-    """Return what is expected without one node and with it, and how far away it is."""
+    """Return a sentence on the speed that is expected without one node and with it, and on the link to it."""
     both = split_over(problem, tuple(sorted({*best.members, rank})))
     slower = f", {short_number(1 / both.seconds)} with it" if both else ""
     far = f"{short_number(one.link.latency_s * 1e3)} ms and {short_number(one.link.bytes_per_s * 8 / 1e6)} Mbit/s away"

@@ -213,12 +213,12 @@ def _top_k(logits: F32, k: int) -> tuple[Ids, npt.NDArray[np.float64]]:
 
 
 def _nucleus(probabilities: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
-    """Return a mask of the smallest set of the falling `probabilities` that reaches `top_p` (Holtzman et al. 2020)."""
+    """Return a mask of the first of the descending `probabilities` whose sum reaches `top_p` (Holtzman et al. 2020)."""
     return np.cumsum(probabilities) - probabilities < top_p
 
 
 def _softmax(scores: npt.NDArray[np.float64], temperature: float) -> npt.NDArray[np.float64]:
-    """Return the probabilities of falling `scores`, of which the first is finite; for any temperature above 0."""
+    """Return the probabilities of descending `scores`, of which the first is finite; for any temperature above 0."""
     with np.errstate(over="ignore"):  # overflow to minus infinity is right for scores far below the best
         weights = np.exp((scores - scores[0]) / temperature)
     return np.asarray(weights / weights.sum())

@@ -115,7 +115,7 @@ def _cgroups() -> Iterator[Finding]:
         yield Finding(f"limits of {name}", version is not None, meaning)
     disks = ", ".join(block_devices())
     yield Finding("disks that can be slowed", bool(disks), disks or "none: disk limits have no effect")
-    yield Finding("cores", None, f"{os.cpu_count()}; a device's `cpu` beyond that limits nothing")
+    yield Finding("cores", None, f"{os.cpu_count()}; a device's `cpu` beyond that has no effect")
 
 
 def _priority() -> Finding:

@@ -133,7 +133,7 @@ class HostProbe:
 def _rate(stamps: list[float], bits: int) -> float:
     """Return the bits per second of a train of packets of `bits` bits each.
 
-    It is the median over half the train's length, which a short stall does not change.
+    It is the median over all parts of half the train's length, so a short stall does not change it.
     """
     half = len(stamps) // 2
     if half == 0:

@@ -1,4 +1,4 @@
-"""Structured output: the tokens that a grammar allows, by llguidance. Grammars are in its Lark (docs/syntax.md)."""
+"""Structured output: llguidance finds the tokens that a grammar allows. Grammars are in llguidance's form of Lark."""
 
 import re
 from collections import OrderedDict

@@ -62,7 +62,7 @@ def of_text_and_calls(family: ToolFamily, tools: Sequence[dict[str, Any]], sever
 
 
 def of_channels(tools: Sequence[dict[str, Any]], literal: Literal) -> str:
-    """Return a grammar of messages in channels (`master.text.channels`). One to a function calls one of `tools`."""
+    """Return a grammar of messages in channels (`master.text.channels`); those to a function call one of `tools`."""
     channel, message, end, start, kind = map(literal, (CHANNEL, MESSAGE, ENDS[0], START, KIND))
     calls = []
     for index, tool in enumerate(tools):
@@ -131,7 +131,7 @@ def _divided(literal: str) -> tuple[str, str]:
 
 
 def _until(rule: str, mark: str, literal: Literal) -> str:
-    """Return a rule of any text up to `mark` and with it."""
+    """Return a rule of any text up to and including `mark`."""
     ending = literal(mark)
     if re.search(r"<\[\d+\]>", ending):  # a control token ends any text
         return f"{rule}: {rule.upper()} {ending}\n{rule.upper()}: /(.|\\n)*/"

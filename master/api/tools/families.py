@@ -44,7 +44,7 @@ def _learnt(marks: CallMarks) -> ToolFamily:
 
 
 def _bare(arguments: str) -> ToolFamily:
-    """Return the family whose answers are JSON objects with this field of arguments."""
+    """Return the family whose answers are JSON objects with the arguments in the field `arguments`."""
     marks = CallMarks("object", arguments_key=arguments)
     return ToolFamily(marks, lambda tools: BareParser([tool["name"] for tool in tools]))
 

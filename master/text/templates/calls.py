@@ -301,7 +301,7 @@ def _prefix(one: str, other: str) -> str:
 
 
 def _suffix(one: str, other: str) -> str:
-    """Return the longest common end of two texts in whole atoms, as `one` has it; all white space is the same."""
+    """Return the longest common end of two texts in whole atoms, as `one` has it. White space of any kind is equal."""
     pairs = zip(reversed(atoms(one)), reversed(atoms(other)), strict=False)
     common = [pair[0] for pair in takewhile(lambda pair: _same(*pair), pairs)]
     return "".join(reversed(common))

@@ -52,7 +52,10 @@ def format_rate(bits: float) -> str:
 def _parse(
     text: str, pattern: re.Pattern[str], factors: dict[str, float], words: tuple[str, str, str, str], most: float
 ) -> float:
-    """Return the number of `text` times the factor of its unit; `words`: kind, two units to choose from, examples."""
+    """Return the number in `text` times the factor of its unit.
+
+    `words` are for messages: the kind of number, two units to choose from, and examples. Raises ValueError.
+    """
     kind, smaller, larger, examples = words
     if bare := _BARE.fullmatch(text):
         number = bare.group(1)

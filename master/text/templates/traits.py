@@ -201,7 +201,10 @@ class Traits:
         return "nowhere"
 
     def _takes(self, messages: Sequence[Message], *words: str) -> bool:
-        """Return True if a conversation is shown, or if the template never works: the real one then fails."""
+        """Return True if the template shows `words` of a conversation, or fails with every conversation.
+
+        In the second case the traits do not matter: the real conversation fails too.
+        """
         return not self.works or self._shows([self._fitted(message) for message in messages], *words)
 
     def _shows(self, messages: Sequence[Message], *words: str) -> bool:

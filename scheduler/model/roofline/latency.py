@@ -28,7 +28,7 @@ _SLOTS = 2  # slots for layers' weights, on the accelerator and in RAM (from dis
 
 @dataclass(frozen=True)
 class PolicyPoint:
-    """Policies as numbers, or as arrays of one length; the integers are 0 or 1 and apply to all of them.
+    """One policy as numbers, or several as arrays of one length. Integers are 0 or 1, and the same for all policies.
 
     `divided` means that the keys and values of some heads are on the accelerator, which attends with them in a call of
     its own.

@@ -53,7 +53,10 @@ def text_id(pack: Pack, tokens: I32) -> str:
 
 
 def _counted(pack: Pack, piece: I32, kernels: Kernels) -> tuple[I64, U8]:
-    """Return how many tokens activate each neuron, `[layers, neurons]`, and which, `[layers, tokens, bytes]`."""
+    """Return how many tokens activate each neuron, `[layers, neurons]`, and each token's active neurons as bits.
+
+    The bits are `[layers, tokens, bytes]`.
+    """
     counts: list[I64] = []
     bits: list[U8] = []
 

@@ -172,7 +172,7 @@ def _scaled(segment: SegmentWork, by: float) -> SegmentWork:
 
 @dataclass(frozen=True)
 class _BlockForecast:
-    """The experts of one block for a token: seconds, the fetched share of the wanted experts, and seconds by lane."""
+    """The forecast of a block's experts for one token: its seconds, also by lane, and the share of experts fetched."""
 
     seconds: float
     fetched: float

@@ -159,7 +159,7 @@ class ModelConfig:
         return self.latent.query_rank if self.latent else 0
 
     def rope(self, layer: int) -> tuple[tuple[float, ...], float]:
-        """Return the rotary frequencies of `layer` (empty: none), and the factor on their cosine and sine (YaRN)."""
+        """Return the rotary frequencies of `layer` (empty: none), and the scale of their cosine and sine."""
         kind = self.rope_kinds[layer] if self.rope_kinds else 1
         return (((), 1.0), (self.inv_freq, self.rope_scale), (self.local_inv_freq, self.local_rope_scale))[kind]
 

@@ -16,8 +16,8 @@ from tpi.paths import directory_of
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "drelu", "swiglu_clamped"]
 SPARSE: frozenset[Activation] = frozenset({"relu", "relu2", "fatrelu", "drelu"})  # exactly 0 for most neurons
 Norm = Literal["rms", "layer"]
-BlockKind = Literal["attention", "delta", "conv", "ffn", "experts", "table", "vectors"]
-RECURRENT: frozenset[BlockKind] = frozenset({"delta", "conv"})  # kinds with a state in place of keys and values
+BlockKind = Literal["attention", "delta", "conv", "mamba", "ffn", "experts", "table", "vectors"]
+RECURRENT: frozenset[BlockKind] = frozenset({"delta", "conv", "mamba"})  # kinds with a state in place of keys and values
 Scores = Literal["softmax", "sigmoid"]
 Format = Literal[
     "f32", "bf16", "f16", "q8", "q4", "q4s", "mxfp4", "q6", "q5", "q3", "q2", "iq4", "iq3s", "iq3", "iq2", "iq1"
@@ -76,6 +76,24 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class Mamba:
+    """Settings of Mamba2 blocks, which take the place of attention in some layers (Granite 4-h).
+
+    Their states are computed like those of `Delta`, whose names the fields have: the C of a token is its query, B its
+    key, x its values (Dao and Gu 2024, arXiv:2405.21060, section 7).
+    """
+
+    heads: int
+    key_heads: int  # groups of neighbouring heads that share B and C, and whose results are normed together
+    key: int  # values of B, and of C
+    value: int  # values of a head
+    taps: int  # tokens that the convolution sees, the token itself included
+    norm_eps: float  # of the norm of the results
+    least_step: float = 0.0  # limits of the step size
+    most_step: float = 0.0  # 0: none
+
+
+@dataclass(frozen=True)
 class FullHeads:
     """Heads of the layers without a sliding window, in models in which they differ from those of the other layers."""
 
@@ -128,8 +146,9 @@ class ModelConfig:
     latent: Latent | None = None  # latent attention; None: keys and values come from the block's input
     output_gate: bool = False  # the sigmoid of a product of the input multiplies what the heads attend to (Qwen3.5)
     delta: Delta | None = None  # settings of blocks of kind `delta`; None: there are none
+    mamba: Mamba | None = None  # settings of blocks of kind `mamba`; None: there are none
     conv_taps: int = 0  # tokens that blocks of kind `conv` see, gated short convolutions (LFM2); 0: there are none
-    recurrent: tuple[int, ...] = ()  # per layer 1: its first block is of kind `delta` or `conv`; empty: none is
+    recurrent: tuple[int, ...] = ()  # per layer 1: its first block is of a kind in `RECURRENT`; empty: none is
     full_heads: FullHeads | None = None  # heads of layers without a window (Gemma 4); None: as in the other layers
     parallel_experts: bool = False  # a dense FFN reads the same input as the experts; both share one sum (Gemma 4)
     value_norm: bool = False  # values are divided by their root mean square, head by head (Gemma 4)
@@ -201,8 +220,13 @@ class ModelConfig:
     @property
     def mixers(self) -> tuple[BlockKind, ...]:
         """The kind of each layer's first block."""
-        recurrent: BlockKind = "conv" if self.delta is None else "delta"
+        recurrent: BlockKind = "mamba" if self.mamba else "delta" if self.delta else "conv"
         return tuple(recurrent if self.is_recurrent(layer) else "attention" for layer in range(self.layers))
+
+    @property
+    def state_heads(self) -> Delta | Mamba | None:
+        """The heads of recurrent layers, or None if these have no heads."""
+        return self.delta or self.mamba
 
     def state_values(self, values: int, keys: int) -> int:
         """Return the number of float32 values of a sequence's state in a recurrent layer.
@@ -210,9 +234,10 @@ class ModelConfig:
         `values` and `keys` are the numbers of vectors that each part of a node's units has in the runs of these names.
         The channels of a short convolution count as values.
         """
-        if self.delta is None:
+        heads = self.state_heads
+        if heads is None:
             return (self.conv_taps - 1) * values
-        return values * self.delta.key + (self.delta.taps - 1) * (2 * keys + values)
+        return values * heads.key + (heads.taps - 1) * (2 * keys + values)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -239,7 +264,7 @@ class ModelConfig:
         return cls(**plain)
 
 
-_SETTINGS = {"mixture": Mixture, "latent": Latent, "delta": Delta, "full_heads": FullHeads}
+_SETTINGS = {"mixture": Mixture, "latent": Latent, "delta": Delta, "mamba": Mamba, "full_heads": FullHeads}
 MOST_BYTES = 1 << 50  # limit of any size that a user gives
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([KMGT])(i?)B?|B)?\s*", re.IGNORECASE)

@@ -95,6 +95,7 @@ class Kernels(Protocol):
     def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
         """Return a segment's partial sum of a block with states, `[tokens, hidden]`, before the residual.
 
+        If a norm of its results is spread over nodes (`SpreadNorm`), rows with sums of squares follow.
         `data` holds the value units, then the key units if there are any. `states` is one layer of
         `tpi.kernels.kv.States`. The tokens of a sequence must be neighbours in `batch`, in order; its state after the
         last one is written.

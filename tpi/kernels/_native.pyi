@@ -73,7 +73,16 @@ class AttentionPlan:
     def output(self, data: U8, mixed: F32, out: F32) -> None: ...
 
 class RecurrentPlan:
-    def run(self, data: U8, x: F32 | Prepared, states: F32, sequence: I32, slots: I32, out: F32) -> None: ...
+    def run(
+        self,
+        data: U8,
+        x: F32 | Prepared,
+        states: F32,
+        sequence: I32,
+        slots: I32,
+        out: F32,
+        squares: F32 | None = None,
+    ) -> None: ...
     def prepare(self, x: F32, normed: bool, into: Prepared) -> None: ...
 
 class ConvPlan(RecurrentPlan):
@@ -87,7 +96,19 @@ class DeltaPlan(RecurrentPlan):
         norm: NormFields,
         shape: tuple[int, int, int, int, int],
         key_index: I32,
-        vectors: tuple[F32, ...],
+        vectors: tuple[F32 | None, ...],
+    ) -> None: ...
+
+class MambaPlan(RecurrentPlan):
+    def __init__(
+        self,
+        values: RunFields,
+        keys: RunFields,
+        norm: NormFields,
+        shape: tuple[int, int, int, int, int],
+        key_index: I32,
+        vectors: tuple[F32 | None, ...],
+        numbers: tuple[float, float, float],
     ) -> None: ...
 
 class FfnPlan:

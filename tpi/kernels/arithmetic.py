@@ -10,6 +10,7 @@ import numpy as np
 
 from tpi.config import Format
 from tpi.errors import KernelError
+from tpi.kernels.recurrent.squares import apply_spread
 from tpi.kernels.spec import F32, I32, U8, FfnSpec, NormSpec, Residual
 from tpi.pack.builder.quantise import decode_part
 from tpi.pack.layout import GROUP, RunLayout, is_quantised
@@ -45,6 +46,8 @@ def add_residual(residual: Residual, x: F32, total: F32) -> F32:
 def add_normed(residual: Residual, x: F32, total: F32, norm: Callable[[NormSpec, F32], F32]) -> F32:
     """Do the same as `add_residual` with the function `norm`, which returns the norm of hidden states."""
     stacked = residual.stacked
+    if residual.spread is not None:
+        total = apply_spread(residual.spread, total, len(x))
     if stacked is not None:
         first, total = norm(stacked.first, total[: len(x)]), total[len(x) :]
     total = biased(total, residual.bias)

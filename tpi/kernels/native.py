@@ -18,6 +18,9 @@ from tpi.kernels import _native
 from tpi.kernels.arithmetic import add_normed
 from tpi.kernels.constants import THREADS_MOST
 from tpi.kernels.heads import needs_sums, refuse_sums, without_norms
+from tpi.kernels.nativefields import PLAN, latent_fields, norm_fields, query_latent_fields, run_fields
+from tpi.kernels.recurrent.nativeplans import plan_recurrent
+from tpi.kernels.recurrent.squares import attach
 from tpi.kernels.recurrent.states import slots
 from tpi.kernels.spec import (
     F32,
@@ -29,17 +32,14 @@ from tpi.kernels.spec import (
     Batch,
     BlockSpec,
     ChainBlock,
-    ConvSpec,
-    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
     Input,
     KvArray,
-    LatentSpec,
+    MambaSpec,
     NormSpec,
     Prepared,
     Projected,
-    QueryLatentSpec,
     RecurrentSpec,
     Residual,
     RouterSpec,
@@ -47,8 +47,6 @@ from tpi.kernels.spec import (
 )
 from tpi.pack.layout import RunLayout
 from tpi.system.machine import usable_cores
-
-_PLAN = "native plan"  # key of the native plan in a spec's `__dict__`
 
 
 class NativeKernels:
@@ -94,7 +92,7 @@ class NativeKernels:
     def norm(self, norm: NormSpec, x: F32) -> F32:
         """Return the norm of the hidden states `x`, float32 `[tokens, hidden]`."""
         out = np.empty(x.shape, np.float32)
-        _native.norm(x, _norm(norm), out)
+        _native.norm(x, norm_fields(norm), out)
         return out
 
     def prepare(self, spec: BlockSpec, x: Input, into: Prepared | None = None) -> NativePrepared:
@@ -142,9 +140,10 @@ class NativeKernels:
 
     def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
         """Return a segment's partial sum of a block with states, `[tokens, hidden]`. Write the states."""
-        out = np.empty(x.shape, np.float32)
-        _plan_recurrent(spec).run(data, _given(x), states, batch.sequence, slots(batch), out)
-        return out
+        out, spread = np.empty(x.shape, np.float32), spec.spread if isinstance(spec, MambaSpec) else None
+        squares = None if spread is None else np.empty(len(out), np.float32)
+        plan_recurrent(spec).run(data, _given(x), states, batch.sequence, slots(batch), out, squares)
+        return out if spread is None or squares is None else attach(out, squares, spread)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
@@ -240,13 +239,13 @@ class NativeChain:
             if block.residual.stacked is not None:
                 raise KernelError("a block that shares its sum with another cannot be part of a chain")
             norm = block.residual.norm
-            residual = (block.residual.bias, None if norm is None else _norm(norm), block.residual.scale)
+            residual = (block.residual.bias, None if norm is None else norm_fields(norm), block.residual.scale)
             if isinstance(block.spec, FfnSpec):
                 self._native.ffn(_plan_ffn(block.spec), block.data, residual)
             elif isinstance(block.spec, ExpertsSpec):
                 self._native.experts(_plan_experts(block.spec), block.data, residual)
             elif isinstance(block.spec, RecurrentSpec):
-                self._native.recur(_plan_recurrent(block.spec), block.data, block.states, residual)
+                self._native.recur(plan_recurrent(block.spec), block.data, block.states, residual)
             else:
                 self._native.attention(_plan_attention(block.spec), block.data, block.keys, block.values, residual)
 
@@ -255,10 +254,6 @@ class NativeChain:
         out: F32 = x.copy()
         self._native.run(out, batch.positions, batch.sequence, batch.tables, batch.states, np.empty_like(out), ended)
         return out
-
-
-def _norm(norm: NormSpec) -> _native.NormFields:
-    return (norm.kind, norm.eps, norm.weight, norm.bias)
 
 
 def _given(x: Input) -> F32 | _native.Prepared:
@@ -270,32 +265,19 @@ def _given(x: Input) -> F32 | _native.Prepared:
     raise KernelError("this input was prepared by other kernels; call prepare() of these kernels")
 
 
-def _fields(run: RunLayout) -> _native.RunFields:
-    parts = [(part.name, str(part.format), str(part.axis)) for part in run.parts]
-    return (run.layout == "tiled", run.units, run.width, run.hidden, parts)
-
-
-def _latent(latent: LatentSpec) -> _native.LatentFields:
-    return (_fields(latent.run), _norm(latent.norm), latent.rope, latent.width, latent.bias)
-
-
-def _query_latent(latent: QueryLatentSpec) -> _native.QueryLatentFields:
-    return (_fields(latent.run), _fields(latent.up), _norm(latent.norm), latent.bias)
-
-
 @lru_cache(maxsize=64)
 def _plan_run(run: RunLayout) -> _native.RunPlan:
-    return _native.RunPlan(_fields(run))
+    return _native.RunPlan(run_fields(run))
 
 
 def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
-    plan: _native.AttentionPlan | None = vars(spec).get(_PLAN)
+    plan: _native.AttentionPlan | None = vars(spec).get(PLAN)
     if plan is None:
         q_norm, k_norm = (spec.whole.q, spec.whole.k) if spec.whole else (spec.q_norm, spec.k_norm)
-        plan = vars(spec)[_PLAN] = _native.AttentionPlan(
-            _fields(spec.query),
-            _fields(spec.kv),
-            _norm(spec.norm),
+        plan = vars(spec)[PLAN] = _native.AttentionPlan(
+            run_fields(spec.query),
+            run_fields(spec.kv),
+            norm_fields(spec.norm),
             (spec.heads, spec.kv_heads, spec.head_dim),
             spec.kv_index,
             (spec.q_bias, spec.k_bias, spec.v_bias, q_norm, k_norm, spec.inv_freq, spec.sinks, spec.v_norm),
@@ -309,42 +291,18 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
                 spec.growth,
                 spec.growth_tokens,
             ),
-            None if spec.latent is None else _latent(spec.latent),
-            None if spec.query_latent is None else _query_latent(spec.query_latent),
+            None if spec.latent is None else latent_fields(spec.latent),
+            None if spec.query_latent is None else query_latent_fields(spec.query_latent),
         )
     return plan
 
 
-def _plan_recurrent(spec: RecurrentSpec) -> _native.RecurrentPlan:
-    plan: _native.RecurrentPlan | None = vars(spec).get(_PLAN)
-    if plan is None:
-        plan = vars(spec)[_PLAN] = _new_conv(spec) if isinstance(spec, ConvSpec) else _new_delta(spec)
-    return plan
-
-
-def _new_conv(spec: ConvSpec) -> _native.ConvPlan:
-    weights = np.ascontiguousarray(spec.weights).reshape(-1)
-    return _native.ConvPlan(_fields(spec.values), _norm(spec.norm), (spec.channels, spec.taps), weights)
-
-
-def _new_delta(spec: DeltaSpec) -> _native.DeltaPlan:
-    matrices = (spec.a, spec.b, spec.decay, spec.decay_bias, spec.conv_q, spec.conv_k, spec.conv_v)
-    return _native.DeltaPlan(
-        _fields(spec.values),
-        _fields(spec.keys),
-        _norm(spec.norm),
-        (spec.heads, spec.key_heads, spec.key, spec.value, spec.taps),
-        spec.key_index,
-        (*(np.ascontiguousarray(matrix).reshape(-1) for matrix in matrices), spec.out_norm),
-    )
-
-
 def _plan_ffn(spec: FfnSpec) -> _native.FfnPlan:
-    plan: _native.FfnPlan | None = vars(spec).get(_PLAN)
+    plan: _native.FfnPlan | None = vars(spec).get(PLAN)
     if plan is None:
-        plan = vars(spec)[_PLAN] = _native.FfnPlan(
-            _fields(spec.neuron),
-            _norm(spec.norm),
+        plan = vars(spec)[PLAN] = _native.FfnPlan(
+            run_fields(spec.neuron),
+            norm_fields(spec.norm),
             spec.activation,
             spec.gated,
             spec.gate_bias,
@@ -359,31 +317,31 @@ def _plan(spec: BlockSpec) -> _native.AttentionPlan | _native.RecurrentPlan | _n
     if isinstance(spec, ExpertsSpec):
         return _plan_experts(spec)
     if isinstance(spec, RecurrentSpec):
-        return _plan_recurrent(spec)
+        return plan_recurrent(spec)
     return _plan_ffn(spec) if isinstance(spec, FfnSpec) else _plan_attention(spec)
 
 
 def _plan_router(spec: RouterSpec) -> _native.RouterPlan:
-    plan: _native.RouterPlan | None = vars(spec).get(_PLAN)
+    plan: _native.RouterPlan | None = vars(spec).get(PLAN)
     if plan is None:
         mixture = spec.mixture
         settings = (
             mixture.experts, mixture.used, mixture.scores == "sigmoid", mixture.normalised, mixture.scale,
             mixture.groups, mixture.groups_used, mixture.group_best,
         )  # fmt: skip
-        plan = vars(spec)[_PLAN] = _native.RouterPlan(
-            settings, _norm(spec.norm), spec.weight, spec.bias, spec.choice, spec.shared, spec.factors
+        plan = vars(spec)[PLAN] = _native.RouterPlan(
+            settings, norm_fields(spec.norm), spec.weight, spec.bias, spec.choice, spec.shared, spec.factors
         )
     return plan
 
 
 def _plan_experts(spec: ExpertsSpec) -> _native.ExpertsPlan:
-    plan: _native.ExpertsPlan | None = vars(spec).get(_PLAN)
+    plan: _native.ExpertsPlan | None = vars(spec).get(PLAN)
     if plan is None:
         shared = None if spec.shared is None else _plan_ffn(spec.shared)
         pieces = [(piece.expert, piece.units) for piece in spec.pieces]
         begins = [piece.begins for piece in spec.pieces]
-        plan = vars(spec)[_PLAN] = _native.ExpertsPlan(
+        plan = vars(spec)[PLAN] = _native.ExpertsPlan(
             _plan_router(spec.router), _plan_ffn(spec.routed), shared, pieces, spec.down_bias, begins
         )
     return plan

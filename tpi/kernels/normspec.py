@@ -49,6 +49,22 @@ class WholeNorms:
     k_values: int
 
 
+@dataclass(frozen=True)
+class SpreadNorm:
+    """The RMS norm of the results of all heads of a block, whose heads lie on several nodes (Granite 4-h).
+
+    Each node multiplies its results by the norm's weights and by `o`, and sends the sum of their squares with its
+    partial result. So the norm needs no sum of its own: it is a factor of each token, applied after the sum.
+
+    Attributes:
+        values: number of values on all nodes together.
+        eps: is added to the mean of their squares.
+    """
+
+    values: int
+    eps: float
+
+
 @dataclass(frozen=True, eq=False)
 class LatentSpec:
     """The latent vector that a token's keys and values come from, whole on every node (DeepSeek-V2).

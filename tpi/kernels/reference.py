@@ -30,7 +30,8 @@ from tpi.kernels.heads import apply_norms_and_rope, from_latent, from_query_late
 from tpi.kernels.kv import kv_dtype_of
 from tpi.kernels.mixture import Normed, check_experts, choose, experts_by_ffn, pieces_by_ffn
 from tpi.kernels.paged import append, attend, hadamard_rotate, heads_of
-from tpi.kernels.recurrent import conv, delta
+from tpi.kernels.recurrent import conv, delta, mamba
+from tpi.kernels.recurrent.squares import attach
 from tpi.kernels.spec import (
     F32,
     I32,
@@ -40,11 +41,12 @@ from tpi.kernels.spec import (
     BlockSpec,
     ChainBlock,
     ConvSpec,
-    DeltaSpec,
     ExpertsSpec,
     FfnSpec,
+    HeadsSpec,
     Input,
     KvArray,
+    MambaSpec,
     NormSpec,
     Prepared,
     Projected,
@@ -126,13 +128,18 @@ class ReferenceKernels:
     def recur(self, spec: RecurrentSpec, data: U8, x: Input, states: F32, batch: Batch) -> F32:
         """Return a segment's partial sum of a block with states, `[tokens, hidden]`. Write the states."""
         normed = _normed(spec, x)
+        squares, spread = normed[:0], None
         if isinstance(spec, ConvSpec):
             mixed = _convolve(spec, data, normed, states, batch)
+        elif isinstance(spec, MambaSpec):
+            mixed, squares = mamba.mix(spec, *_heads(spec, data, normed), states, batch)
+            spread = spec.spread
         else:
-            mixed = _delta(spec, data, normed, states, batch)
+            mixed = delta.mix(spec, *_heads(spec, data, normed), states, batch)
         padded = np.zeros((len(normed), spec.values.units * spec.values.width), np.float32)
         padded[:, : mixed.shape[1]] = mixed
-        return columns(spec.values, data[: spec.values.units * spec.values.unit_bytes], "o", padded)
+        out = columns(spec.values, data[: spec.values.units * spec.values.unit_bytes], "o", padded)
+        return out if spread is None else attach(out, squares, spread)
 
     def ffn(self, spec: FfnSpec, data: U8, x: Input, active: I32 | None = None) -> F32:
         """Return a segment's partial sum of a feed-forward block, float32 `[tokens, hidden]`."""
@@ -211,13 +218,14 @@ def _runs(spec: AttentionSpec, data: U8) -> list[U8]:
     return [data[first:end] for first, end in pairwise([0, *ends])]
 
 
-def _delta(spec: DeltaSpec, data: U8, normed: F32, states: F32, batch: Batch) -> F32:
+def _heads(spec: HeadsSpec, data: U8, normed: F32) -> tuple[F32, F32, F32]:
+    """Return the products of a block's heads: those that are convolved, the input itself, and the gate."""
     end = spec.values.units * spec.values.unit_bytes
     check_data(data, end + spec.keys.units * spec.keys.unit_bytes)
     width, wide = spec.key_heads * spec.key, spec.heads * spec.value
     q, k = (rows(spec.keys, data[end:], part, normed)[:, :width] for part in ("q", "k"))
     v, gate = (rows(spec.values, data[:end], part, normed)[:, :wide] for part in ("v", "gate"))
-    return delta.mix(spec, np.concatenate([q, k, v], axis=1), normed, gate, states, batch)
+    return np.concatenate([q, k, v], axis=1), normed, gate
 
 
 def _convolve(spec: ConvSpec, data: U8, normed: F32, states: F32, batch: Batch) -> F32:

@@ -18,9 +18,12 @@ from tpi.kernels.constants import STREAM_TOKENS as STREAM_TOKENS
 from tpi.kernels.normspec import LatentSpec as LatentSpec
 from tpi.kernels.normspec import NormSpec as NormSpec
 from tpi.kernels.normspec import QueryLatentSpec as QueryLatentSpec
+from tpi.kernels.normspec import SpreadNorm as SpreadNorm
 from tpi.kernels.normspec import WholeNorms as WholeNorms
 from tpi.kernels.recurrent.spec import ConvSpec as ConvSpec
 from tpi.kernels.recurrent.spec import DeltaSpec as DeltaSpec
+from tpi.kernels.recurrent.spec import HeadsSpec as HeadsSpec
+from tpi.kernels.recurrent.spec import MambaSpec as MambaSpec
 from tpi.kernels.recurrent.spec import RecurrentSpec as RecurrentSpec
 from tpi.pack.layout import RunLayout
 
@@ -264,12 +267,15 @@ class Residual:
         norm: norm of sum plus bias, or None; with `stacked`, of the last rows of the sum.
         stacked: the other norms if another block shares the sum, or None.
         scale: multiplies the hidden states after the addition (Gemma 4, in the last block of a layer).
+        spread: the norm of the results of all nodes' heads, or None; with it, rows with their sums of squares follow
+            those of the sum (`tpi.kernels.recurrent.squares`).
     """
 
     bias: F32 | None = None
     norm: NormSpec | None = None
     scale: float = 1.0
     stacked: StackedNorms | None = None
+    spread: SpreadNorm | None = None
 
 
 @dataclass(frozen=True, eq=False)

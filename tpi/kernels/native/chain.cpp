@@ -69,7 +69,7 @@ void Chain::experts(nb::object plan, nb::handle data, nb::tuple residual) {
 void Chain::compute(const Stage& stage, const BatchArrays& batch, const StepStates* states, size_t tokens,
                     const float* in, float* out) const {
     if (stage.experts) return stage.experts->whole(*stage.data, tokens, in, out, prepared_);
-    if (stage.recurrent) return stage.recurrent->compute(*stage.data, *states, tokens, in, nullptr, out);
+    if (stage.recurrent) return stage.recurrent->compute(*stage.data, *states, tokens, in, nullptr, out, nullptr);
     if (stage.attention)
         run_alone(kernels().attention, stage.attention->call(*stage.data, *stage.keys, *stage.values, batch, in, out));
     else

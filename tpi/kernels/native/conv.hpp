@@ -17,11 +17,12 @@ struct Channels {
     size_t before_stride;
     const float* weights;  // [taps, count]
     size_t taps;
+    const float* bias = nullptr;  // [count], or null
 };
 
 // Set to[c] to the sum over the taps, for `count` channels of one token of a sequence that begins at token `first`.
 inline void convolve(const Channels& from, size_t first, size_t token, size_t count, float* to) {
-    for (size_t c = 0; c < count; ++c) to[c] = 0.0f;
+    for (size_t c = 0; c < count; ++c) to[c] = from.bias ? from.bias[c] : 0.0f;
     for (size_t tap = 0; tap < from.taps; ++tap) {
         size_t back = from.taps - 1 - tap;  // tokens before this one
         const float* inputs;

@@ -72,20 +72,27 @@ inline void scale_to(float* x, size_t count, float length) {
     for (size_t i = 0; i < count; ++i) x[i] *= factor;
 }
 
-// Convolve all channels of one token.
-inline void convolve_token(const DeltaJob& job, const SequenceStates& sequence, size_t token) {
+// Convolve all channels of one token; `bias` is [channels] or null.
+inline void convolve_token(const DeltaJob& job, const SequenceStates& sequence, size_t token, const float* bias) {
     const DeltaCall& call = job.call;
     size_t keys = call.key_heads * call.key, values = call.heads * call.value;
     const float* before = sequence.read ? sequence.read + call.state_size() : nullptr;
     auto part = [&](const float* from, const Matrix& matrix, const float* weights, size_t first, size_t count, float* to) {
-        Channels channels{from, matrix.vectors(), before ? before + first : nullptr, call.channels(), weights, call.taps};
+        Channels channels{from, matrix.vectors(), before ? before + first : nullptr, call.channels(), weights, call.taps,
+                          bias ? bias + first : nullptr};
         convolve(channels, sequence.first, token, count, to);
         apply_silu(to, count);
     };
-    float *q = job.queries + token * keys, *k = job.keys + token * keys;
-    part(job.q, call.q, call.conv_q, 0, keys, q);
-    part(job.k, call.k, call.conv_k, keys, keys, k);
+    part(job.q, call.q, call.conv_q, 0, keys, job.queries + token * keys);
+    part(job.k, call.k, call.conv_k, keys, keys, job.keys + token * keys);
     part(job.v, call.v, call.conv_v, 2 * keys, values, job.values + token * values);
+}
+
+// Scale the queries and keys of one token.
+inline void scale_token(const DeltaJob& job, size_t token) {
+    const DeltaCall& call = job.call;
+    size_t keys = call.key_heads * call.key;
+    float *q = job.queries + token * keys, *k = job.keys + token * keys;
     float length = 1.0f / std::sqrt(static_cast<float>(call.key));
     for (size_t head = 0; head < call.key_heads; ++head) {
         scale_to(q + head * call.key, call.key, length);
@@ -106,7 +113,7 @@ inline void copy_inputs(const DeltaJob& job, size_t token, float* to) {
 
 // All tokens of a sequence, for some columns of one head's state.
 inline void update_state(const DeltaJob& job, const SequenceStates& sequence, size_t head, size_t first, size_t count,
-                         float* scratch) {
+                         bool erases, float* scratch) {
     const DeltaCall& call = job.call;
     size_t size = call.key * call.value, key_head = static_cast<size_t>(call.key_index[head]);
     float* state = sequence.write + head * size;
@@ -122,7 +129,7 @@ inline void update_state(const DeltaJob& job, const SequenceStates& sequence, si
     HeadTokens tokens{sequence.count, call.key, call.value, job.queries + token * keys + key_head * call.key,
                       job.keys + token * keys + key_head * call.key, job.values + token * values + head * call.value,
                       job.read + token * values + head * call.value, job.decay + token * call.heads + head,
-                      job.beta + token * call.heads + head, keys, values, call.heads};
+                      job.beta + token * call.heads + head, keys, values, call.heads, erases};
     update_head(tokens, state, first, count, scratch);
 }
 
@@ -147,53 +154,72 @@ inline size_t columns_per_task(const DeltaCall& call, const Team& team) {
     return many && call.tokens >= kLeastChunked ? call.value : kStateColumns;
 }
 
-inline void delta_job(const DeltaJob& job, Team& team) {
+// Compute what the heads read, `job.read`, and the new states. `gates(in, token, head)` sets the gates of a head,
+// `convolved(token)` computes the convolution of a token.
+template <class Gates, class Convolved>
+inline void read_states(const DeltaJob& job, Team& team, bool erases, const Gates& gates, const Convolved& convolved) {
     const DeltaCall& call = job.call;
     uint8_t* scratch = job.scratch.of(team);
     const Prepared& in = prepare(job.in, call.norm, call.x, call.hidden, team);
     team.each(call.tokens, [&](size_t token) {
-        for (size_t head = 0; head < call.heads; ++head) set_gates(job, in, token, head);
+        for (size_t head = 0; head < call.heads; ++head) gates(in, token, head);
     });
     multiply_rows<4>({&call.q, &call.k, &call.v, &call.gate}, {job.q, job.k, job.v, job.gate}, in, scratch, team);
     team.sync();
-    team.each(call.tokens, [&](size_t token) { convolve_token(job, call.states.of(token), token); });
+    team.each(call.tokens, convolved);
     team.sync();
     size_t columns = columns_per_task(call, team), pieces = (call.value + columns - 1) / columns;
     team.each(call.states.count * call.heads * pieces, [&](size_t task) {
         const SequenceStates& sequence = call.states.sequences[task / (call.heads * pieces)];
         size_t first = task % pieces * columns, count = call.value - first < columns ? call.value - first : columns;
-        update_state(job, sequence, task / pieces % call.heads, first, count, reinterpret_cast<float*>(scratch));
+        update_state(job, sequence, task / pieces % call.heads, first, count, erases,
+                     reinterpret_cast<float*>(scratch));
     });
     team.each(call.states.count, [&](size_t s) {
         keep_inputs(call.states.sequences[s], call.state_size(), call.taps, call.channels(),
                     [&](size_t token, float* to) { copy_inputs(job, token, to); });
     });
     team.sync();
-    multiply_output(job.output, scratch, team, [&](size_t token, float* to) { finish_token(job, token, to); });
 }
 
-inline void delta(const DeltaCall& call, Pool& pool) {
+inline void delta_job(const DeltaJob& job, Team& team) {
+    read_states(
+        job, team, true,
+        [&](const Prepared& in, size_t token, size_t head) { set_gates(job, in, token, head); },
+        [&](size_t token) {
+            convolve_token(job, job.call.states.of(token), token, nullptr);
+            scale_token(job, token);
+        });
+    multiply_output(job.output, job.scratch.of(team), team,
+                    [&](size_t token, float* to) { finish_token(job, token, to); });
+}
+
+// `out` is `output_of(call)`; the job refers to both.
+inline DeltaJob take_job(const DeltaCall& call, const AttentionCall& out, Pool& pool) {
     Arena& arena = pool.arena();
     const Matrix* rows[] = {&call.q, &call.k, &call.v, &call.gate};
     size_t tokens = call.tokens, keys = tokens * call.key_heads * call.key, values = tokens * call.heads * call.value;
     size_t chunked = tokens < kLeastChunked ? 0 : sizeof(float) * chunked_values(call.key, call.value);
     size_t multiply = thread_bytes(call.o);
+    return {call,
+            take_input(pool, tokens, call.hidden, rows, 4, call.prepared),
+            arena.take<float>(tokens * call.q.vectors()),
+            arena.take<float>(tokens * call.k.vectors()),
+            arena.take<float>(tokens * call.v.vectors()),
+            arena.take<float>(tokens * call.gate.vectors()),
+            arena.take<float>(keys),
+            arena.take<float>(keys),
+            arena.take<float>(values),
+            arena.take<float>(values),
+            arena.take<float>(tokens * call.heads),
+            arena.take<float>(tokens * call.heads),
+            take_output(out, pool),
+            take_scratch(pool, chunked > multiply ? chunked : multiply)};
+}
+
+inline void delta(const DeltaCall& call, Pool& pool) {
     AttentionCall out = output_of(call);
-    DeltaJob job{call,
-                 take_input(pool, tokens, call.hidden, rows, 4, call.prepared),
-                 arena.take<float>(tokens * call.q.vectors()),
-                 arena.take<float>(tokens * call.k.vectors()),
-                 arena.take<float>(tokens * call.v.vectors()),
-                 arena.take<float>(tokens * call.gate.vectors()),
-                 arena.take<float>(keys),
-                 arena.take<float>(keys),
-                 arena.take<float>(values),
-                 arena.take<float>(values),
-                 arena.take<float>(tokens * call.heads),
-                 arena.take<float>(tokens * call.heads),
-                 take_output(out, pool),
-                 take_scratch(pool, chunked > multiply ? chunked : multiply)};
-    run_on(pool, delta_job, job);
+    run_on(pool, delta_job, take_job(call, out, pool));
 }
 
 }  // namespace

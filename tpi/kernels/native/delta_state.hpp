@@ -1,4 +1,4 @@
-// The states of a DeltaNet block's value heads: token by token, or in chunks of tokens as matrix products.
+// The states of heads in DeltaNet and Mamba2 blocks: token by token, or in chunks of tokens as matrix products.
 //
 // A chunk is the WY form of the recurrence (Yang et al. 2024, arXiv:2406.06484 and 2412.06464): with the state S0 before
 // it, decays d, and g[t][j] = d[j+1] ... d[t], the changes u of its tokens solve a triangular system:
@@ -6,6 +6,8 @@
 //     u[t] = b[t] (v[t] - g[t][-1] S0 k[t] - sum over j < t of g[t][j] (k[j] k[t]) u[j])
 //     out[t] = g[t][-1] S0 q[t] + sum over j <= t of g[t][j] (k[j] q[t]) u[j]
 //     S = g[n-1][-1] S0 + sum over j of g[n-1][j] k[j] u[j]
+//
+// In Mamba2, u[t] = b[t] v[t] (Dao and Gu 2024, arXiv:2405.21060, section 6).
 #pragma once
 
 #include "wide.hpp"
@@ -27,17 +29,18 @@ struct HeadTokens {
     float* out;
     const float *decay, *beta;            // [count], `gate_stride` apart
     size_t key_stride, value_stride, gate_stride;
+    bool erases;  // the delta rule: a change depends on what the key reads
 };
 
 // ---- token by token ----
 
 // Update `Lanes` * kWide columns of a state for one token, and write what the head reads.
-template <size_t Lanes>
+template <size_t Lanes, bool Erases>
 inline void update_columns(float* state, size_t stride, size_t rows, const float* q, const float* k, const float* v,
                            float decay, float beta, float* out) {
     Wide change[Lanes], read[Lanes];
     for (size_t l = 0; l < Lanes; ++l) change[l] = read[l] = wide(0.0f);
-    for (size_t i = 0; i < rows; ++i) {
+    for (size_t i = 0; Erases && i < rows; ++i) {
         Wide weight = wide(k[i]);
         for (size_t l = 0; l < Lanes; ++l) change[l] = fma(weight, wide_floats(state + i * stride + l * kWide), change[l]);
     }
@@ -56,16 +59,18 @@ inline void update_columns(float* state, size_t stride, size_t rows, const float
 }
 
 // The same for one column.
+template <bool Erases>
 inline void update_column(float* state, size_t stride, size_t rows, const float* q, const float* k, float v,
                           float decay, float beta, float* out) {
     float seen = 0.0f, read = 0.0f;
-    for (size_t i = 0; i < rows; ++i) seen += k[i] * state[i * stride];
+    for (size_t i = 0; Erases && i < rows; ++i) seen += k[i] * state[i * stride];
     float change = beta * (v - decay * seen);
     for (size_t i = 0; i < rows; ++i) read += q[i] * (state[i * stride] = decay * state[i * stride] + k[i] * change);
     *out = read;
 }
 
 // All tokens, for `count` columns from `first` on.
+template <bool Erases>
 inline void update_each(const HeadTokens& head, float* state, size_t first, size_t count) {
     for (size_t t = 0; t < head.count; ++t) {
         const float *q = head.q + t * head.key_stride, *k = head.k + t * head.key_stride;
@@ -74,11 +79,12 @@ inline void update_each(const HeadTokens& head, float* state, size_t first, size
         float decay = head.decay[t * head.gate_stride], beta = head.beta[t * head.gate_stride];
         size_t c = 0;
         for (; c + kStateColumns <= count; c += kStateColumns)
-            update_columns<kStateColumns / kWide>(state + first + c, head.value, head.key, q, k, v + c, decay, beta, out + c);
+            update_columns<kStateColumns / kWide, Erases>(state + first + c, head.value, head.key, q, k, v + c, decay, beta,
+                                                          out + c);
         for (; c + kWide <= count; c += kWide)
-            update_columns<1>(state + first + c, head.value, head.key, q, k, v + c, decay, beta, out + c);
+            update_columns<1, Erases>(state + first + c, head.value, head.key, q, k, v + c, decay, beta, out + c);
         for (; c < count; ++c)
-            update_column(state + first + c, head.value, head.key, q, k, v[c], decay, beta, out + c);
+            update_column<Erases>(state + first + c, head.value, head.key, q, k, v[c], decay, beta, out + c);
     }
 }
 
@@ -142,7 +148,7 @@ inline void copy_tokens(const HeadTokens& head, size_t first, size_t count, Chun
 // Take `count` tokens from `first` on.
 inline void fill_chunk(const HeadTokens& head, size_t first, size_t count, Chunk& chunk) {
     copy_tokens(head, first, count, chunk);
-    multiply_turned(chunk.k, chunk, head.key, chunk.inner);
+    if (head.erases) multiply_turned(chunk.k, chunk, head.key, chunk.inner);
     multiply_turned(chunk.q, chunk, head.key, chunk.outer);
     float* faded = chunk.until;  // g[t][j] of the latest token t
     for (size_t t = 0; t < kChunkTokens; ++t) {
@@ -153,7 +159,7 @@ inline void fill_chunk(const HeadTokens& head, size_t first, size_t count, Chunk
         for (size_t j = 0; j < t; ++j) faded[j] *= decay;
         faded[t] = 1.0f;
         float *inner = chunk.inner + t * kChunkTokens, *outer = chunk.outer + t * kChunkTokens;
-        for (size_t j = 0; j < t; ++j) inner[j] *= -beta * faded[j];
+        for (size_t j = 0; head.erases && j < t; ++j) inner[j] *= -beta * faded[j];
         for (size_t j = 0; j <= t; ++j) outer[j] *= faded[j];
         for (size_t j = t + 1; j < kChunkTokens; ++j) outer[j] = 0.0f;
     }
@@ -180,17 +186,22 @@ inline Block<kRowsAtOnce> seen_by(const Panel& panel, const float* a) {
 // Compute the changes of kRowsAtOnce tokens from `t` on; those before are complete.
 inline void solve_rows(const Panel& panel, size_t t) {
     const Chunk& chunk = panel.chunk;
-    Block<kRowsAtOnce> rows = seen_by(panel, chunk.k + t * panel.head.key);
+    const bool erases = panel.head.erases;
+    Block<kRowsAtOnce> rows;
+    if (erases) rows = seen_by(panel, chunk.k + t * panel.head.key);
     for (size_t r = 0; r < kRowsAtOnce; ++r) {
         size_t token = t + r < panel.count ? t + r : panel.count - 1;  // beta is 0 beyond
         const float* v = panel.head.v + (panel.first + token) * panel.head.value_stride + panel.column;
         Wide strength = wide(chunk.beta[t + r]), seen = wide(-chunk.beta[t + r] * chunk.since[t + r]);
-        for (size_t l = 0; l < 2; ++l) rows.at[r][l] = fma(seen, rows.at[r][l], strength * wide_floats(v + l * kWide));
+        for (size_t l = 0; l < 2; ++l) {
+            Wide change = strength * wide_floats(v + l * kWide);
+            rows.at[r][l] = erases ? fma(seen, rows.at[r][l], change) : change;
+        }
     }
-    rows.add(chunk.inner + t * kChunkTokens, kChunkTokens, 1, panel.changes, t);
+    if (erases) rows.add(chunk.inner + t * kChunkTokens, kChunkTokens, 1, panel.changes, t);
     for (size_t r = 0; r < kRowsAtOnce; ++r)
         for (size_t l = 0; l < 2; ++l) {
-            for (size_t j = 0; j < r; ++j)
+            for (size_t j = 0; erases && j < r; ++j)
                 rows.at[r][l] = fma(wide(chunk.inner[(t + r) * kChunkTokens + t + j]), rows.at[j][l], rows.at[r][l]);
             store(panel.changes + (t + r) * kStatePanel + l * kWide, rows.at[r][l]);
         }
@@ -268,7 +279,9 @@ inline void update_chunks(const HeadTokens& head, float* state, size_t first, si
 inline void update_head(const HeadTokens& head, float* state, size_t first, size_t count, float* scratch) {
     size_t panels = head.count < kLeastChunked ? 0 : count / kStatePanel;
     if (panels) update_chunks(head, state, first, panels, scratch);
-    update_each(head, state, first + panels * kStatePanel, count - panels * kStatePanel);
+    size_t rest = first + panels * kStatePanel, left = count - panels * kStatePanel;
+    if (head.erases) update_each<true>(head, state, rest, left);
+    else update_each<false>(head, state, rest, left);
 }
 
 }  // namespace

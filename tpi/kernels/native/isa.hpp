@@ -19,6 +19,7 @@ struct Kernels {
     void (*output)(const AttentionCall&, Pool&);
     void (*conv)(const ConvCall&, Pool&);
     void (*delta)(const DeltaCall&, Pool&);
+    void (*mamba)(const MambaCall&, Pool&);
     void (*ffn)(const FfnCall&, Pool&);
     void (*experts)(const ExpertsCall&, Pool&);
     void (*rows)(const RowsCall&, Pool&);

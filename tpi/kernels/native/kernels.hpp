@@ -3,9 +3,9 @@
 // compiled for one instruction set in place of another's.
 #pragma once
 
-#include "delta.hpp"
 #include "experts.hpp"
 #include "isa.hpp"
+#include "mamba.hpp"
 
 namespace tpi {
 namespace {
@@ -75,7 +75,7 @@ inline void read(const ReadCall& call, Pool& pool) {
     run_on(pool, read_job, with_sums);
 }
 
-constexpr Kernels kTable{kIsaName, prepare_all, attention,   project,        attend, output, conv, delta,
+constexpr Kernels kTable{kIsaName, prepare_all, attention,   project,        attend, output, conv, delta, mamba,
                          ffn,      experts,     rows,      decode_rows,    decode_columns, norm,   read};
 
 }  // namespace

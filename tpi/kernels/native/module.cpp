@@ -68,7 +68,8 @@ NB_MODULE(_native, m) {
         .def("attend", &AttentionPlan::attend)
         .def("output", &AttentionPlan::output);
     nb::class_<RecurrentPlan>(m, "RecurrentPlan")
-        .def("run", &RecurrentPlan::run)
+        .def("run", &RecurrentPlan::run, nb::arg("data"), nb::arg("x"), nb::arg("states"), nb::arg("sequence"),
+             nb::arg("slots"), nb::arg("out"), nb::arg("squares").none() = nb::none())
         .def("prepare", &RecurrentPlan::prepare);
     nb::class_<ConvPlan, RecurrentPlan>(m, "ConvPlan")
         .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::object>(), nb::arg("values"), nb::arg("norm"),
@@ -76,6 +77,10 @@ NB_MODULE(_native, m) {
     nb::class_<DeltaPlan, RecurrentPlan>(m, "DeltaPlan")
         .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple>(), nb::arg("values"),
              nb::arg("keys"), nb::arg("norm"), nb::arg("shape"), nb::arg("key_index"), nb::arg("vectors"));
+    nb::class_<MambaPlan, RecurrentPlan>(m, "MambaPlan")
+        .def(nb::init<nb::tuple, nb::tuple, nb::tuple, nb::tuple, nb::object, nb::tuple, nb::tuple>(),
+             nb::arg("values"), nb::arg("keys"), nb::arg("norm"), nb::arg("shape"), nb::arg("key_index"),
+             nb::arg("vectors"), nb::arg("numbers"));
     nb::class_<FfnPlan>(m, "FfnPlan")
         .def(nb::init<nb::tuple, nb::tuple, const std::string&, bool, nb::object, nb::object, float, float>(),
              nb::arg("neuron"), nb::arg("norm"), nb::arg("activation"), nb::arg("gated"), nb::arg("gate_bias").none(),

@@ -160,11 +160,13 @@ struct StepStates {
 class RecurrentPlan {
 public:
     virtual ~RecurrentPlan() = default;
-    void run(nb::handle data, nb::handle x, nb::handle states, nb::handle sequence, nb::handle slots,
-             nb::handle out) const;
+    // `squares` is None or [tokens]: set to the sums of squares of results that are normed after the sum over the nodes.
+    void run(nb::handle data, nb::handle x, nb::handle states, nb::handle sequence, nb::handle slots, nb::handle out,
+             nb::handle squares) const;
     void prepare(nb::handle x, bool normed, PreparedInput& into) const;
 
-    // The parts of `run`, as in AttentionPlan. `compute` is the pool's only call.
+    // The parts of `run`, as in AttentionPlan. `compute` is the pool's only call; without `squares`, this node has all
+    // that is normed together.
     size_t hidden() const { return values_.hidden(); }
     bool empty() const { return !values_.units(); }
     std::unique_ptr<Array> weights(nb::handle data) const;
@@ -172,7 +174,7 @@ public:
     // Check the rows `sequence` of the tokens, and the pairs `slots` of states to read (-1: none) and to write.
     StepStates place(const Array& states, nb::handle sequence, nb::handle slots, size_t tokens) const;
     virtual void compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
-                         const Prepared* prepared, float* out) const = 0;
+                         const Prepared* prepared, float* out, float* squares) const = 0;
 
 protected:
     RecurrentPlan(nb::tuple values, nb::tuple norm, size_t taps);
@@ -200,7 +202,7 @@ public:
     // shape: (channels, taps)
     ConvPlan(nb::tuple values, nb::tuple norm, nb::tuple shape, nb::object weights);
     void compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
-                 const Prepared* prepared, float* out) const override;
+                 const Prepared* prepared, float* out, float* squares) const override;
 
 private:
     ConvCall call(const uint8_t* data) const;
@@ -214,20 +216,38 @@ class DeltaPlan : public RecurrentPlan {
 public:
     // shape: (heads, key_heads, key, value, taps)
     // vectors: (a, b, decay, decay_bias, conv_q, conv_k, conv_v, out_norm)
-    DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index, nb::tuple vectors);
+    // A norm of the results has `normed` weights; 0: as many as a value head.
+    DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index, nb::tuple vectors,
+              size_t normed = 0);
     void compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
-                 const Prepared* prepared, float* out) const override;
+                 const Prepared* prepared, float* out, float* squares) const override;
 
 private:
     static constexpr size_t kVectors = 8, kFirstConvolution = 4;
-    DeltaCall call(const uint8_t* data) const;
     size_t bytes() const override { return values_.bytes() + keys_.bytes(); }
     size_t state_values() const override { return call(nullptr).state_values(); }
 
     Run keys_;
-    size_t heads_, key_heads_, key_, value_;
     std::vector<int32_t> key_index_;
     std::vector<float> vectors_[kVectors];
+
+protected:
+    DeltaCall call(const uint8_t* data) const;
+
+    size_t heads_, key_heads_, key_, value_;
+};
+
+class MambaPlan : public DeltaPlan {
+public:
+    // As DeltaPlan. vectors: those of DeltaPlan, then (conv_bias, skip). numbers: (eps, least_step, most_step)
+    MambaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index, nb::tuple vectors,
+              nb::tuple numbers);
+    void compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
+                 const Prepared* prepared, float* out, float* squares) const override;
+
+private:
+    std::vector<float> conv_bias_, skip_;
+    float eps_, least_step_, most_step_;
 };
 
 class FfnPlan {

@@ -56,14 +56,20 @@ void RecurrentPlan::prepare(nb::handle x, bool normed, PreparedInput& into) cons
 }
 
 void RecurrentPlan::run(nb::handle data, nb::handle x, nb::handle states, nb::handle sequence, nb::handle slots,
-                    nb::handle out) const {
+                        nb::handle out, nb::handle squares) const {
     auto held = weights(data), held_states = this->states(states);
     BlockInput input(x, hidden(), forms_);
     StepStates step = place(*held_states, sequence, slots, input.tokens());
     Array result(out, "out", "f", {length(input.tokens()), length(hidden())}, true);
-    if (empty() || !result.total()) return zero(result);
+    std::optional<Array> sums;
+    if (!squares.is_none()) sums.emplace(squares, "squares", "f", std::initializer_list{length(input.tokens())}, true);
+    if (empty() || !result.total()) {
+        if (sums) zero(*sums);
+        return zero(result);
+    }
     nb::gil_scoped_release unlocked;
-    compute(*held, step, input.tokens(), input.x(), input.prepared(), result.as<float>());
+    compute(*held, step, input.tokens(), input.x(), input.prepared(), result.as<float>(),
+            sums ? sums->as<float>() : nullptr);
 }
 
 // ---- gated short convolutions ----
@@ -93,7 +99,7 @@ ConvCall ConvPlan::call(const uint8_t* data) const {
 }
 
 void ConvPlan::compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
-                       const Prepared* prepared, float* out) const {
+                       const Prepared* prepared, float* out, float*) const {
     ConvCall call = this->call(weights.as<uint8_t>());
     fill(call, states, tokens, x, prepared, out);
     run_alone(kernels().conv, call);
@@ -102,7 +108,7 @@ void ConvPlan::compute(const Array& weights, const StepStates& states, size_t to
 // ---- gated DeltaNet ----
 
 DeltaPlan::DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index,
-                     nb::tuple vectors)
+                     nb::tuple vectors, size_t normed)
     : RecurrentPlan(values, norm, field<size_t>(shape, 4)),
       keys_(keys),
       heads_(field<size_t>(shape, 0)),
@@ -115,7 +121,7 @@ DeltaPlan::DeltaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple
     key_index_.assign(index.as<int32_t>(), index.as<int32_t>() + heads_);
     const struct { const char* name; size_t count; } wanted[] = {
         {"a", heads_ * hidden}, {"b", heads_ * hidden}, {"decay", heads_}, {"decay_bias", heads_},
-        {"conv_q", keys_all * taps_}, {"conv_k", keys_all * taps_}, {"conv_v", values_all * taps_}, {"out_norm", value_}};
+        {"conv_q", keys_all * taps_}, {"conv_k", keys_all * taps_}, {"conv_v", values_all * taps_}, {"out_norm", normed ? normed : value_}};
     for (size_t i = 0; i < kVectors; ++i) vectors_[i] = keep_vector(vectors[i], wanted[i].name, wanted[i].count);
     for (size_t i : {kFirstConvolution, kFirstConvolution + 1, kFirstConvolution + 2})
         vectors_[i] = by_tap(vectors_[i], taps_);
@@ -149,10 +155,37 @@ DeltaCall DeltaPlan::call(const uint8_t* data) const {
 }
 
 void DeltaPlan::compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
-                        const Prepared* prepared, float* out) const {
+                        const Prepared* prepared, float* out, float*) const {
     DeltaCall call = this->call(weights.as<uint8_t>());
     fill(call, states, tokens, x, prepared, out);
     run_alone(kernels().delta, call);
+}
+
+// ---- Mamba2 ----
+
+MambaPlan::MambaPlan(nb::tuple values, nb::tuple keys, nb::tuple norm, nb::tuple shape, nb::object key_index,
+                     nb::tuple vectors, nb::tuple numbers)
+    : DeltaPlan(values, keys, norm, shape, key_index, vectors, field<size_t>(shape, 0) * field<size_t>(shape, 3)),
+      conv_bias_(keep_vector(vectors[8], "the convolution's bias", 2 * key_heads_ * key_ + heads_ * value_)),
+      skip_(keep_vector(vectors[9], "skip", heads_)),
+      eps_(field<float>(numbers, 0)),
+      least_step_(field<float>(numbers, 1)),
+      most_step_(field<float>(numbers, 2)) {
+    if (key_heads_ && heads_ % key_heads_) throw KernelError("the heads cannot be divided among the key heads");
+}
+
+void MambaPlan::compute(const Array& weights, const StepStates& states, size_t tokens, const float* x,
+                        const Prepared* prepared, float* out, float* squares) const {
+    MambaCall call{};
+    static_cast<DeltaCall&>(call) = this->call(weights.as<uint8_t>());
+    call.conv_bias = conv_bias_.empty() ? nullptr : conv_bias_.data();
+    call.skip = skip_.data();
+    call.eps = eps_;
+    call.least_step = least_step_;
+    call.most_step = most_step_;
+    call.squares = squares;
+    fill(call, states, tokens, x, prepared, out);
+    run_alone(kernels().mamba, call);
 }
 
 }  // namespace tpi

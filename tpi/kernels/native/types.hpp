@@ -291,6 +291,16 @@ struct DeltaCall {
     size_t state_values() const { return state_size() + (taps - 1) * channels(); }
 };
 
+// A Mamba2 block (tpi/kernels/recurrent/mamba.py). `a` has the step sizes, `out_norm` a weight for each value of each
+// head; there is no `b`.
+struct MambaCall : DeltaCall {
+    const float* conv_bias;        // [channels], or null
+    const float* skip;             // [heads]
+    float eps;                     // of the norm of the results
+    float least_step, most_step;
+    float* squares;                // [tokens]: sums of squares of results that are normed later; null: normed here
+};
+
 struct FfnCall {
     Matrix gate, up, down;  // gate.data is null if not gated
     Norm norm;

@@ -1,1 +1,1 @@
-"""Blocks with a state for each sequence in the reference kernels: gated DeltaNet and gated short convolutions."""
+"""Blocks with a state for each sequence in the reference kernels: gated DeltaNet, short convolutions, Mamba2."""

@@ -12,7 +12,7 @@ The block's output is `o` times the RMS norm of `out` (over a head) times SiLU(g
 import numpy as np
 
 from tpi.kernels.arithmetic import rms_norm, sigmoid
-from tpi.kernels.recurrent.states import begin, convolve, sequences
+from tpi.kernels.recurrent.states import begin, convolve, sequences, split_state
 from tpi.kernels.spec import F32, Batch, DeltaSpec
 
 _EPS = np.float32(1e-6)  # added to the squared length of queries and keys, as in the model's own code
@@ -33,7 +33,7 @@ def mix(spec: DeltaSpec, projected: F32, normed: F32, gate: F32, states: F32, ba
     decay = np.exp(spec.decay * np.logaddexp(np.float32(0), normed @ spec.a.T + spec.decay_bias))
     out = np.empty((len(normed), spec.heads, spec.value), np.float32)
     for tokens, read, write in sequences(spec, states, batch):
-        state, before = _split(spec, begin(states, read))
+        state, before = split_state(spec, begin(states, read))
         q, k, v = _convolved(spec, np.concatenate([before, projected[tokens]]))
         for at, token in enumerate(range(tokens.start, tokens.stop)):
             state *= decay[token][:, None, None]
@@ -44,12 +44,6 @@ def mix(spec: DeltaSpec, projected: F32, normed: F32, gate: F32, states: F32, ba
         states[write] = np.concatenate([state.reshape(-1), last.reshape(-1)])
     gated = rms_norm(out, spec.out_norm, spec.norm.eps) * _silu(gate.reshape(out.shape))
     return np.ascontiguousarray(gated.reshape(len(normed), -1), np.float32)
-
-
-def _split(spec: DeltaSpec, held: F32) -> tuple[F32, F32]:
-    """Return the heads' states `[heads, key, value]` and the last inputs of the convolution, `[taps - 1, channels]`."""
-    size = spec.heads * spec.key * spec.value
-    return held[:size].reshape(spec.heads, spec.key, spec.value), held[size:].reshape(spec.taps - 1, spec.channels)
 
 
 def _convolved(spec: DeltaSpec, inputs: F32) -> tuple[F32, F32, F32]:

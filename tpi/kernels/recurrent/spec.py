@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tpi.kernels.normspec import NormSpec
+from tpi.kernels.normspec import NormSpec, SpreadNorm
 from tpi.pack.layout import RunLayout
 
 F32 = npt.NDArray[np.float32]
@@ -99,4 +99,61 @@ class ConvSpec:
         return (self.taps - 1) * self.channels
 
 
-RecurrentSpec = DeltaSpec | ConvSpec
+@dataclass(frozen=True, eq=False)
+class MambaSpec:
+    """The heads of this node in one layer's Mamba2; `tpi.kernels.recurrent.mamba` has the formulas.
+
+    Attributes:
+        values, keys, heads, key_heads, key, value, taps, key_index, norm: as in `DeltaSpec`; x of the formulas are
+            values, B are keys, C are queries.
+        a: `[heads, hidden]`, the rows of the step sizes.
+        decay, decay_bias, skip: `[heads]`; `decay` is negative.
+        least_step, most_step: limits of the step sizes.
+        conv_q, conv_k, conv_v: as in `DeltaSpec`; conv_bias: `[channels]` in the order q, k, v, or None.
+        out_norm: `[heads * value]`.
+        out_eps: of that norm, which is over the heads of each key head.
+        spread: that norm if all heads of the model share one key head, because other nodes may have some of them; else
+            None.
+    """
+
+    values: RunLayout
+    keys: RunLayout
+    heads: int
+    key_heads: int
+    key: int
+    value: int
+    taps: int
+    key_index: I32
+    norm: NormSpec
+    a: F32
+    decay: F32
+    decay_bias: F32
+    skip: F32
+    least_step: float
+    most_step: float
+    conv_q: F32
+    conv_k: F32
+    conv_v: F32
+    conv_bias: F32 | None
+    out_norm: F32
+    out_eps: float
+    spread: SpreadNorm | None
+
+    @property
+    def hidden(self) -> int:
+        """Number of values of a token's hidden state."""
+        return self.values.hidden
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the convolution: all C, all B, all x."""
+        return 2 * self.key_heads * self.key + self.heads * self.value
+
+    @property
+    def state_values(self) -> int:
+        """Number of float32 values of a sequence's state; its order is that of `DeltaSpec.state_values`."""
+        return self.heads * self.key * self.value + (self.taps - 1) * self.channels
+
+
+HeadsSpec = DeltaSpec | MambaSpec
+RecurrentSpec = HeadsSpec | ConvSpec

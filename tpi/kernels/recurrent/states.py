@@ -6,7 +6,7 @@ import numpy as np
 
 from tpi.errors import KernelError
 from tpi.kernels.arithmetic import check_range
-from tpi.kernels.spec import F32, I32, Batch, RecurrentSpec
+from tpi.kernels.spec import F32, I32, Batch, HeadsSpec, RecurrentSpec
 
 
 def refused(device: str) -> KernelError:
@@ -45,6 +45,12 @@ def slots(batch: Batch) -> I32:
 def begin(states: F32, slot: int) -> F32:
     """Return a copy of the state in `slot`, or zeros for slot -1."""
     return np.zeros(states.shape[1], np.float32) if slot < 0 else states[slot].copy()
+
+
+def split_state(spec: HeadsSpec, held: F32) -> tuple[F32, F32]:
+    """Return the heads' states `[heads, key, value]` and the last inputs of the convolution, `[taps - 1, channels]`."""
+    size = spec.heads * spec.key * spec.value
+    return held[:size].reshape(spec.heads, spec.key, spec.value), held[size:].reshape(spec.taps - 1, spec.channels)
 
 
 def convolve(inputs: F32, weights: F32) -> F32:

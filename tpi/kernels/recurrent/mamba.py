@@ -1,0 +1,62 @@
+"""Mamba2 in the reference kernels (Dao and Gu 2024, arXiv:2405.21060, section 7).
+
+B, C and x of all tokens pass a causal convolution, with a bias, and SiLU. B and C belong to groups of heads. A token
+changes the state S, `[key, value]`, of each head, and reads it:
+
+    S = exp(decay t) S + B (t x);  out = C S + skip x
+    t = softplus(a input + decay_bias), within limits
+
+The block's output is `o` times the RMS norm of `out * SiLU(gate)`, over the heads of each group.
+"""
+
+import numpy as np
+
+from tpi.kernels.arithmetic import rms_norm, sigmoid
+from tpi.kernels.recurrent.states import begin, convolve, sequences, split_state
+from tpi.kernels.spec import F32, Batch, MambaSpec
+
+
+def mix(spec: MambaSpec, projected: F32, normed: F32, gate: F32, states: F32, batch: Batch) -> tuple[F32, F32]:
+    """Return the results of the heads, gated and normed, `[tokens, heads * value]`. Write the states.
+
+    If the norm is spread over nodes, they are multiplied by its weights only. The second value has the sum of the
+    squares of each token's results before that, `[tokens]`.
+
+    Args:
+        spec: the heads.
+        projected: C, B and x before the convolution, `[tokens, channels]`.
+        normed: the block's normed input, `[tokens, hidden]`.
+        gate: `[tokens, heads * value]`.
+        states: one layer of `tpi.kernels.kv.States`.
+        batch: the tokens; those of a sequence are neighbours.
+    """
+    steps = np.logaddexp(np.float32(0), normed @ spec.a.T + spec.decay_bias)
+    steps = np.clip(steps, np.float32(spec.least_step), np.float32(spec.most_step))
+    decay = np.exp(spec.decay * steps)
+    out = np.empty((len(normed), spec.heads, spec.value), np.float32)
+    for tokens, read, write in sequences(spec, states, batch):
+        state, before = split_state(spec, begin(states, read))
+        inputs = np.concatenate([before, projected[tokens]])
+        q, k, v = _convolved(spec, inputs)
+        for at, token in enumerate(range(tokens.start, tokens.stop)):
+            state *= decay[token][:, None, None]
+            state += k[at][:, :, None] * (steps[token][:, None] * v[at])[:, None, :]
+            out[token] = np.einsum("hk,hkv->hv", q[at], state) + spec.skip[:, None] * v[at]
+        states[write] = np.concatenate([state.reshape(-1), inputs[len(inputs) - spec.taps + 1 :].reshape(-1)])
+    results = out.reshape(len(normed), -1) * gate * sigmoid(gate)
+    squares = np.square(results).sum(axis=1)
+    if spec.spread is not None:
+        return results * spec.out_norm, squares
+    groups = (spec.key_heads, -1)
+    mixed = rms_norm(results.reshape(len(normed), *groups), spec.out_norm.reshape(groups), spec.out_eps)
+    return np.ascontiguousarray(mixed.reshape(len(normed), -1)), squares
+
+
+def _convolved(spec: MambaSpec, inputs: F32) -> tuple[F32, F32, F32]:
+    """Return q, k `[tokens, heads, key]` and v `[tokens, heads, value]` from `[taps - 1 + tokens, channels]` inputs."""
+    mixed = convolve(inputs, np.concatenate([spec.conv_q, spec.conv_k, spec.conv_v]))
+    mixed = mixed if spec.conv_bias is None else mixed + spec.conv_bias
+    mixed = mixed * sigmoid(mixed)
+    tokens, width = len(mixed), spec.key_heads * spec.key
+    q, k = (mixed[:, at : at + width].reshape(tokens, spec.key_heads, spec.key) for at in (0, width))
+    return q[:, spec.key_index], k[:, spec.key_index], mixed[:, 2 * width :].reshape(tokens, spec.heads, spec.value)

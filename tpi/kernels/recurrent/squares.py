@@ -1,0 +1,30 @@
+"""Sums of squares that travel with a partial result, for a norm over the heads of all nodes (`SpreadNorm`).
+
+Rows after those of the tokens hold them, divided by the root of the number of values. Each is repeated to fill a group,
+which has a scale of its own in the wire format q8: so it is not rounded to the scale of another token's, and root mean
+squares from 1e-3 to 400 stay within the range of that scale.
+"""
+
+import numpy as np
+
+from tpi.kernels.spec import F32, SpreadNorm
+from tpi.pack.layout import GROUP
+
+
+def square_rows(tokens: int, hidden: int) -> int:
+    """Return the number of rows that follow those of `tokens` tokens."""
+    return -(-tokens * GROUP // hidden)
+
+
+def attach(partial: F32, squares: F32, norm: SpreadNorm) -> F32:
+    """Return the partial result `[tokens, hidden]` with rows that hold the sums `squares`, `[tokens]`."""
+    rows = np.zeros((square_rows(*partial.shape), partial.shape[1]), np.float32)
+    rows.reshape(-1)[: len(squares) * GROUP] = np.repeat(squares * np.float32(norm.values**-0.5), GROUP)
+    return np.concatenate([partial, rows])
+
+
+def apply_spread(norm: SpreadNorm, total: F32, tokens: int) -> F32:
+    """Return the sum over all nodes after the norm, `[tokens, hidden]`; `total` has the rows that follow, too."""
+    squares = total[tokens:].reshape(-1)[: tokens * GROUP : GROUP]
+    factor = 1 / np.sqrt(squares * np.float32(norm.values**-0.5) + np.float32(norm.eps))
+    return np.asarray(total[:tokens] * factor[:, None], np.float32)

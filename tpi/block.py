@@ -11,7 +11,6 @@ from tpi.config import RECURRENT, Mixture, ModelConfig
 from tpi.kernels.spec import (
     AttentionSpec,
     ConvSpec,
-    DeltaSpec,
     ExpertPiece,
     ExpertsSpec,
     FfnSpec,
@@ -26,6 +25,7 @@ from tpi.kernels.spec import (
 )
 from tpi.pack.layout import STACKED_NORMS, BlockKind, RunLayout, RunName
 from tpi.partition import FFN_UNIT, Range, by_expert
+from tpi.stateheads import heads_spec, spread_norm
 
 F32 = npt.NDArray[np.float32]
 Vectors = Mapping[str, F32]
@@ -92,9 +92,8 @@ def attention_spec(
 
 def recurrent_spec(config: ModelConfig, runs: Sequence[tuple[RunLayout, Range]], vectors: Vectors) -> RecurrentSpec:
     """Return the spec of some units of a recurrent block; `runs` has each run's layout, and the units of the node."""
-    if config.delta is not None:
-        (values, value_units), (keys, key_units) = runs
-        return _delta(config, values, keys, vectors, value_units, key_units)
+    if config.state_heads is not None:
+        return heads_spec(config, runs, vectors, _norm(config, vectors))
     ((values, units),) = runs
     channels = units.scaled(values.width, config.hidden)
     return ConvSpec(
@@ -102,44 +101,6 @@ def recurrent_spec(config: ModelConfig, runs: Sequence[tuple[RunLayout, Range]],
         channels=len(channels),
         norm=_norm(config, vectors),
         weights=vectors["conv"].reshape(config.hidden, config.conv_taps)[channels.first : channels.last],
-    )
-
-
-def _delta(
-    config: ModelConfig, values: RunLayout, keys: RunLayout, vectors: Vectors, value_units: Range, key_units: Range
-) -> DeltaSpec:
-    """Return the spec of some units of a DeltaNet block. The layouts are those of the whole block.
-
-    `key_units` must hold the key head of every value head of `value_units`.
-    """
-    delta = config.delta
-    assert delta is not None  # a model with blocks of this kind has these settings
-    heads = value_units.scaled(values.width // delta.value, delta.heads)
-    key_heads = key_units.scaled(keys.width // delta.key, delta.key_heads)
-    group = delta.heads // delta.key_heads
-    log = vectors.get("decay.log")
-
-    def cut(vector: F32, part: Range, width: int) -> F32:
-        return np.ascontiguousarray(vector[part.first * width : part.last * width])
-
-    return DeltaSpec(
-        values=replace(values, units=len(value_units)),
-        keys=replace(keys, units=len(key_units)),
-        heads=len(heads),
-        key_heads=len(key_heads),
-        key=delta.key,
-        value=delta.value,
-        taps=delta.taps,
-        key_index=np.arange(heads.first, heads.last, dtype=np.int32) // group - key_heads.first,
-        norm=_norm(config, vectors),
-        a=cut(vectors["a"], heads, config.hidden).reshape(-1, config.hidden),
-        b=cut(vectors["b"], heads, config.hidden).reshape(-1, config.hidden),
-        decay=cut(vectors["decay"] if log is None else -np.exp(log), heads, 1),
-        decay_bias=cut(vectors["decay.bias"], heads, 1),
-        conv_q=cut(vectors["conv.q"], key_heads, delta.key * delta.taps).reshape(-1, delta.taps),
-        conv_k=cut(vectors["conv.k"], key_heads, delta.key * delta.taps).reshape(-1, delta.taps),
-        conv_v=cut(vectors["conv.v"], heads, delta.value * delta.taps).reshape(-1, delta.taps),
-        out_norm=vectors["out_norm"],
     )
 
 
@@ -274,7 +235,8 @@ def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual
     stacked = None
     if config.parallel_experts and kind == "experts":
         stacked = StackedNorms(*(NormSpec("rms", config.norm_eps, vectors[name]) for name in STACKED_NORMS))
-    return Residual(vectors.get(bias), norm, float(vectors.get("layer_scale", _ONE)[0]), stacked)
+    spread = spread_norm(config) if kind == "mamba" else None
+    return Residual(vectors.get(bias), norm, float(vectors.get("layer_scale", _ONE)[0]), stacked, spread)
 
 
 def joining(config: ModelConfig, kind: BlockKind) -> Joining:

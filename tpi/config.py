@@ -17,7 +17,9 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "fatrelu", "d
 SPARSE: frozenset[Activation] = frozenset({"relu", "relu2", "fatrelu", "drelu"})  # exactly 0 for most neurons
 Norm = Literal["rms", "layer"]
 BlockKind = Literal["attention", "delta", "conv", "mamba", "ffn", "experts", "table", "vectors"]
-RECURRENT: frozenset[BlockKind] = frozenset({"delta", "conv", "mamba"})  # kinds with a state in place of keys and values
+RECURRENT: frozenset[BlockKind] = frozenset(
+    {"delta", "conv", "mamba"}
+)  # kinds with a state in place of keys and values
 Scores = Literal["softmax", "sigmoid"]
 Format = Literal[
     "f32", "bf16", "f16", "q8", "q4", "q4s", "mxfp4", "q6", "q5", "q3", "q2", "iq4", "iq3s", "iq3", "iq2", "iq1"
@@ -74,6 +76,11 @@ class Delta:
     value: int  # values of a value head
     taps: int  # tokens that the convolution sees, the token itself included
 
+    @property
+    def unit_heads(self) -> int:
+        """The fewest value heads that can be divided from the others."""
+        return 1
+
 
 @dataclass(frozen=True)
 class Mamba:
@@ -91,6 +98,11 @@ class Mamba:
     norm_eps: float  # of the norm of the results
     least_step: float = 0.0  # limits of the step size
     most_step: float = 0.0  # 0: none
+
+    @property
+    def unit_heads(self) -> int:
+        """The fewest heads that can be divided from the others: all that are normed together, unless these are all."""
+        return self.heads // self.key_heads if self.key_heads > 1 else 1
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class RunUnits:
         return replace(self, units=units, hashes=hashes)
 
 
-HALVES: dict[BlockKind, BlockKind] = {"experts": "ffn", "delta": "attention", "conv": "attention"}
+HALVES: dict[BlockKind, BlockKind] = {"experts": "ffn", "delta": "attention", "mamba": "attention", "conv": "attention"}
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Units:
             if block.kind != "attention" or not config.has_full_heads(number)
         }
         query, kv = runs["attention", "query"], runs["attention", "kv"]
-        value, key, delta = _of_recurrent(runs, "value"), _of_recurrent(runs, "key"), config.delta
+        value, key, heads = _of_recurrent(runs, "value"), _of_recurrent(runs, "key"), config.state_heads
         dense, routed, shared = (
             runs[name].units if name in runs else 0
             for name in (("ffn", "neuron"), ("experts", "neuron"), ("experts", "shared"))
@@ -89,8 +89,8 @@ class Units:
             expert=routed // max(experts, 1),
             shared=shared,
             value=value.units if value else 0,
-            value_heads=value.width // delta.value if value and delta else 1,
-            key_heads=key.width // delta.key if key and delta else 1,
+            value_heads=value.width // heads.value if value and heads else 1,
+            key_heads=key.width // heads.key if key and heads else 1,
         )
 
 
@@ -123,9 +123,10 @@ def _of_recurrent(runs: Mapping[tuple[BlockKind, RunName], RunLayout], name: Run
 
 def _key_range(config: ModelConfig, units: Units, value: Range) -> Range:
     """Return the key-head units that the value-head units in `value` need."""
-    if config.delta is None:
+    heads = config.state_heads
+    if heads is None:
         return Range(0, 0)
-    return kv_range(value, units.value_heads, units.key_heads, config.delta.heads, config.delta.key_heads)
+    return kv_range(value, units.value_heads, units.key_heads, heads.heads, heads.key_heads)
 
 
 def units_of(pack: Pack) -> Units:

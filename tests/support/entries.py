@@ -8,7 +8,7 @@ AFTERNORM = ("olmo2", "olmo3", "exaone4")
 ROUTED = ("glm4moe", "minimaxm2", "ernie45moe", "granitemoeshared", "granitehybrid")
 ENTRIES = (*DENSE, *ROUTED, *AFTERNORM)
 ORDERS = AFTERNORM  # whose norms are elsewhere than Llama's
-_GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.22,
+GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.22,
             "attention_multiplier": 0.1}  # fmt: skip
 
 
@@ -52,10 +52,10 @@ def configs(sizes: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
             **sizes, moe_num_experts=5, moe_k=2, moe_intermediate_size=100, moe_num_shared_experts=2,
         ),
         "granitemoeshared": lambda: transformers.GraniteMoeSharedConfig(
-            **odd, **_GRANITE, num_local_experts=5, shared_intermediate_size=172,
+            **odd, **GRANITE, num_local_experts=5, shared_intermediate_size=172,
         ),
         "granitehybrid": lambda: transformers.GraniteMoeHybridConfig(
-            **odd, **_GRANITE, num_local_experts=0, shared_intermediate_size=172, position_embedding_type="rope",
+            **odd, **GRANITE, num_local_experts=0, shared_intermediate_size=172, position_embedding_type="rope",
             layer_types=["full_attention"] * 2, mamba_n_heads=6,
         ),
     }  # fmt: skip

@@ -50,6 +50,9 @@ GEMMA4: dict[str, Any] = {
     "sliding_window": 12, "final_logit_softcapping": 4.0, "hidden_size_per_layer_input": 0,
     "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 6, "mamba_d_state": 20, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
 CONV_ROPE = {"rope_type": "default", "rope_theta": 1000000.0}
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.5,
@@ -165,6 +168,13 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
             **odd, layer_types=["conv", "full_attention"], conv_L_cache=4, num_experts=5, num_experts_per_tok=2,
             moe_intermediate_size=100, num_dense_layers=1, routed_scaling_factor=1.5, rope_parameters=CONV_ROPE,
         ),
+        "granite4h": lambda: transformers.GraniteMoeHybridConfig(
+            **SIZES, **entries.GRANITE, **MAMBA, mamba_n_groups=3, mamba_d_conv=3, mamba_conv_bias=False,
+            num_local_experts=0, shared_intermediate_size=172, position_embedding_type="rope",
+        ),
+        "granite4hmoe": lambda: transformers.GraniteMoeHybridConfig(
+            **odd, **entries.GRANITE, **MAMBA, num_local_experts=5, shared_intermediate_size=172,
+        ),
         "gptoss": lambda: transformers.GptOssConfig(
             **odd, head_dim=32, num_local_experts=5, num_experts_per_tok=2, sliding_window=12,
             rope_parameters={
@@ -174,7 +184,7 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
-RECURRENT = ("qwen35", "qwen3next", "qwen35moe", "lfm2", "lfm2moe", "lfm3")
+RECURRENT = ("qwen35", "qwen3next", "qwen35moe", "lfm2", "lfm2moe", "lfm3", "granite4h", "granite4hmoe")
 MIXTURES = (
     "mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss", "deepseek2", "deepseek3", "glm4moelite",
 )  # fmt: skip

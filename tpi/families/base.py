@@ -136,8 +136,9 @@ _ACTIVATIONS: dict[str, Activation] = {
 _LARGEST = 1e300  # larger whole numbers cannot be converted to float
 _FFN = ("gate", "up", "down")
 _ATTENTION = ("q", "gate", "o", "k", "v", "latent", "q_latent")
+_HEADS = ("v", "gate", "o", "q", "k")
 PARTS: Mapping[BlockKind, tuple[str, ...]] = {
-    "attention": _ATTENTION, "delta": ("v", "gate", "o", "q", "k"), "conv": ("v", "input", "gate", "o"),
+    "attention": _ATTENTION, "delta": _HEADS, "mamba": _HEADS, "conv": ("v", "input", "gate", "o"),
     "ffn": _FFN, "experts": _FFN,
 }  # fmt: skip
 SHARED = "shared."

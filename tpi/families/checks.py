@@ -3,7 +3,7 @@
 import math
 from typing import get_args
 
-from tpi.config import Activation, Latent, Mixture, ModelConfig, Norm, Scores
+from tpi.config import Activation, Delta, Latent, Mamba, Mixture, ModelConfig, Norm, Scores
 from tpi.errors import ModelError
 
 _LIMITS = {
@@ -120,31 +120,38 @@ def check_recurrent(config: ModelConfig, where: str) -> None:
     """
     if len(config.recurrent) not in (0, config.layers) or any(kind not in (0, 1) for kind in config.recurrent):
         raise ModelError(f"{where}: recurrent layers must be 0 or 1 for each layer")
-    if any(config.recurrent) != (config.delta is not None or config.conv_taps != 0):
-        raise ModelError(f"{where}: its recurrent layers lack their settings")
+    settings = [config.delta is not None, config.mamba is not None, config.conv_taps != 0]
+    if sum(settings) != any(config.recurrent):
+        raise ModelError(f"{where}: its recurrent layers need settings of their kind, and of no other")
     if not config.recurrent:
         return
     if all(config.recurrent):
         raise ModelError(f"{where}: models in which no layer has attention are not supported")
-    if config.delta is None:
+    if config.state_heads is None:
         if type(config.conv_taps) is not int or not 2 <= config.conv_taps <= _MOST_TAPS:
             raise ModelError(
                 f"{where}: taps of its convolutions are {config.conv_taps!r}; a whole number from 2 to {_MOST_TAPS} is "
                 "expected"
             )
         return
+    _check_state_heads(config.state_heads, where)
+
+
+def _check_state_heads(heads: Delta | Mamba, where: str) -> None:
+    kind = "Mamba2" if isinstance(heads, Mamba) else "DeltaNet"
     limits = {"heads": 1 << 12, "key_heads": 1 << 12, "key": 1 << 10, "value": 1 << 10, "taps": _MOST_TAPS}
     for name, limit in limits.items():
-        value, least = getattr(config.delta, name), 2 if name == "taps" else 1
+        value, least = getattr(heads, name), 2 if name == "taps" else 1
         if type(value) is not int or not least <= value <= limit:
             raise ModelError(
-                f"{where}: {name} of its DeltaNet layers is {value!r}; a whole number from {least} to {limit} is "
-                "expected"
+                f"{where}: {name} of its {kind} layers is {value!r}; a whole number from {least} to {limit} is expected"
             )
-    if config.delta.heads % config.delta.key_heads:
-        raise ModelError(
-            f"{where}: {config.delta.heads} value heads are not a multiple of {config.delta.key_heads} key heads"
-        )
+    if heads.heads % heads.key_heads:
+        raise ModelError(f"{where}: {heads.heads} value heads are not a multiple of {heads.key_heads} key heads")
+    for name in ("norm_eps", "least_step", "most_step") if isinstance(heads, Mamba) else ():
+        value = getattr(heads, name)
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ModelError(f"{where}: {name} of its {kind} layers is {value!r}; a number from 0 on is expected")
 
 
 def check_latent(latent: Latent, config: ModelConfig, where: str) -> None:

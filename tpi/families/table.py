@@ -37,6 +37,7 @@ from tpi.families.names import (
 )
 from tpi.families.relu.settings import llama_activation
 from tpi.families.relu.table import RELU
+from tpi.families.mamba.table import MAMBA
 from tpi.families.routed.table import ROUTED
 from tpi.families.sharednames import gguf_names, llama_names
 
@@ -166,4 +167,5 @@ FAMILIES = (
     *AFTERNORM,
     *ROUTED,
     *CONVOLUTIONS,
+    *MAMBA,
 )

@@ -74,17 +74,17 @@ def buffer_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int) -
 
 
 def _recurrent(config: ModelConfig, heads: int) -> int:
-    """Return the values that a DeltaNet block needs for one token, on a node with `heads` query heads in attention.
+    """Return the values that heads with states need for one token, on a node with `heads` query heads in attention.
 
     They are: products of q, k, v and gate; q, k and v after the convolution; what the value heads read, and its norm;
-    two gates. Value heads are dealt by the same shares as query heads, and may be one more.
+    two gates. Value heads are dealt by the same shares as query heads, and may be a unit more.
     """
-    delta = config.delta
-    if delta is None or not heads:
+    found = config.state_heads
+    if found is None or not heads:
         return 0
-    own = min(delta.heads, -(-heads * delta.heads // config.heads) + 1)
-    keys = min(delta.key_heads, own)
-    return own * (5 * delta.value + 2) + 4 * keys * delta.key
+    own = min(found.heads, -(-heads * found.heads // config.heads) + found.unit_heads)
+    keys = min(found.key_heads, own)
+    return own * (5 * found.value + 2) + 4 * keys * found.key
 
 
 def neurons_passed(config: ModelConfig) -> int:

@@ -188,11 +188,11 @@ STACKED_NORMS = ("dense_norm", "layer_norm")
 
 def recurrent_shapes(config: ModelConfig) -> dict[BlockKind, dict[RunName, RunShape]]:
     """Return the shape of each run of the model's blocks with states, by kind; by name in the order of storage."""
-    delta, found = config.delta, dict[BlockKind, dict[RunName, RunShape]]()
-    if delta is not None:
-        found["delta"] = {
-            "value": RunShape(delta.heads * delta.value, delta.value, config.hidden),
-            "key": RunShape(delta.key_heads * delta.key, delta.key, config.hidden),
+    heads, found = config.state_heads, dict[BlockKind, dict[RunName, RunShape]]()
+    if heads is not None:
+        found["delta" if config.delta else "mamba"] = {
+            "value": RunShape(heads.heads * heads.value, heads.unit_heads * heads.value, config.hidden),
+            "key": RunShape(heads.key_heads * heads.key, heads.key, config.hidden),
         }
     if config.conv_taps:
         found["conv"] = {"value": RunShape(config.hidden, FFN_UNIT, config.hidden)}
@@ -201,22 +201,18 @@ def recurrent_shapes(config: ModelConfig) -> dict[BlockKind, dict[RunName, RunSh
 
 def recurrent_vectors(config: ModelConfig, kind: BlockKind) -> dict[str, int]:
     """Return the length of each vector, by name, that a block with states has in addition to the norm of its input."""
-    delta, hidden = config.delta, config.hidden
+    heads, hidden = config.state_heads, config.hidden
     if kind == "conv":
         return {"conv": hidden * config.conv_taps}
-    if kind != "delta" or delta is None:
+    if kind not in ("delta", "mamba") or heads is None:
         return {}
-    return {
-        "a": delta.heads * hidden,
-        "b": delta.heads * hidden,
-        "decay": delta.heads,
-        "decay.log": delta.heads,
-        "decay.bias": delta.heads,
-        "conv.q": delta.key_heads * delta.key * delta.taps,
-        "conv.k": delta.key_heads * delta.key * delta.taps,
-        "conv.v": delta.heads * delta.value * delta.taps,
-        "out_norm": delta.value,
-    }
+    channels = {"q": heads.key_heads * heads.key, "k": heads.key_heads * heads.key, "v": heads.heads * heads.value}
+    found = dict.fromkeys(("decay", "decay.log", "decay.bias"), heads.heads) | {"a": heads.heads * hidden}
+    found |= {f"conv.{name}": count * heads.taps for name, count in channels.items()}
+    if kind == "delta":
+        return found | {"b": heads.heads * hidden, "out_norm": heads.value}
+    biases = {f"conv.{name}.bias": count for name, count in channels.items()}
+    return found | biases | {"skip": heads.heads, "out_norm": heads.heads * heads.value}
 
 
 def query_unit_heads(config: ModelConfig, quantised: bool) -> int:

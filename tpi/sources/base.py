@@ -142,17 +142,20 @@ def find(source: Source, name: str) -> SourceTensor:
     return source.tensors[name]
 
 
-def read_vector(source: Source, name: str, flat: bool = False) -> F32:
-    """Return a whole one-dimensional tensor as float32 `[values]`.
+def read_vector(source: Source, name: str, flat: bool = False, part: tuple[int, int] | None = None) -> F32:
+    """Return a one-dimensional tensor as float32 `[values]`.
 
-    With `flat`, also accept a tensor of more dimensions, and return its values row by row.
+    With `flat`, also accept a tensor of more dimensions, and return its values row by row. `part` is the half-open
+    range of values to return, or of rows if there are more dimensions; None: all.
 
     Raises:
         ModelError: if the tensor is missing, has more than one row (without `flat`), has rows of more than 2^20 values,
             has more than 2^24 values, or cannot be read.
     """
     tensor = find(source, name)
-    rows = tensor.rows
-    if (rows != 1 and not flat) or tensor.columns > 1 << 20 or rows * tensor.columns > 1 << 24:
+    first, last = part if part and len(tensor.shape) > 1 else (0, tensor.rows)
+    count = min(last, tensor.rows) - first
+    if (tensor.rows != 1 and not flat) or tensor.columns > 1 << 20 or not 0 <= count * tensor.columns <= 1 << 24:
         raise ModelError(f"{source.label}: tensor {name} has shape {list(tensor.shape)}; a vector is expected")
-    return decode(tensor.element, source.read(tensor, (0, rows), (0, tensor.columns))).reshape(-1)
+    values = decode(tensor.element, source.read(tensor, (first, first + count), (0, tensor.columns))).reshape(-1)
+    return values[slice(*part)] if part and len(tensor.shape) <= 1 else values

@@ -16,6 +16,7 @@ from tpi.block import Vectors, attention_spec, experts_spec, ffn_spec, recurrent
 from tpi.config import ModelConfig
 from tpi.devices.base import Device, Finished, Pending
 from tpi.kernels.heads import apply_norms_and_rope, needs_sums, squares
+from tpi.kernels.recurrent.squares import square_rows
 from tpi.kernels.spec import (
     NO_TOKENS,
     AttentionSpec,
@@ -173,7 +174,7 @@ class RecurrentSegment:
         if Phase.OUTPUT not in phases:
             return None
         if self.empty:
-            return _nothing(part)
+            return _nothing(part, square_rows(self.spec, len(part.x)))
         spec, kernels, x = self.spec, self.device.kernels, take(self)
         return self.launch(lambda: kernels.recur(spec, data, x, self.states, part.batch))
 
@@ -282,5 +283,6 @@ def open_segment(
     return AttentionSegment(device, launch, attends, layer, pages)
 
 
-def _nothing(part: MicroBatch) -> Pending[F32]:
-    return Finished(lambda: np.zeros_like(part.x))
+def _nothing(part: MicroBatch, further: int = 0) -> Pending[F32]:
+    """Return a partial result of zeros, with so many further rows."""
+    return Finished(lambda: np.zeros((len(part.x) + further, part.x.shape[1]), np.float32))

@@ -3,7 +3,7 @@
 `worker.plan.checks` calls them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from tpi.config import BlockKind, ModelConfig
@@ -50,13 +50,13 @@ def has_matching_kv_units(assign: Assign, layer: int, attention: BlockPlan) -> b
 
 def holds_key_heads(assign: Assign, block: BlockPlan) -> bool:
     """Return True if the node's key heads of a block with states are exactly those of its value heads."""
-    delta = assign.config.delta
-    if delta is None:  # a short convolution has no key heads
+    heads = assign.config.state_heads
+    if heads is None:  # a short convolution has no key heads
         return True
     runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in block.runs}
     (values, wanted), (keys, held) = runs["value"], runs["key"]
     own = Range(wanted.first, wanted.last)
-    needed = kv_range(own, values.width // delta.value, keys.width // delta.key, delta.heads, delta.key_heads)
+    needed = kv_range(own, values.width // heads.value, keys.width // heads.key, heads.heads, heads.key_heads)
     return Range(held.first, held.last) == needed
 
 
@@ -67,6 +67,17 @@ def lacks_latent(config: ModelConfig, names: list[str]) -> bool:
     """
     wanted = {"latent.norm": config.latent, "q_latent.norm": config.query_rank}
     return any(there and name not in names for name, there in wanted.items())
+
+
+def lacks_of_heads(wanted: Collection[str], names: list[str]) -> bool:
+    """Return True if a vector is missing from `names`, those of a block with states that may have those in `wanted`.
+
+    It has `decay` or its logarithm, and biases of all convolutions or of none.
+    """
+    biases = {name for name in wanted if name.endswith(".bias") and name != "decay.bias"}
+    optional = {"decay", "decay.log"} | (set() if biases & {*names} else biases)
+    decays = "decay" not in wanted or not {"decay", "decay.log"}.isdisjoint(names)
+    return not {*wanted} - optional <= {*names} or not decays
 
 
 def expert_runs(config: ModelConfig) -> dict[BlockKind, Mapping[RunName, RunShape]]:

@@ -35,6 +35,7 @@ from worker.plan.blocks import (
     has_matching_kv_units,
     holds_key_heads,
     lacks_latent,
+    lacks_of_heads,
     settings_fault,
 )
 from worker.plan.choose import check
@@ -160,7 +161,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     runs = {"attention": {}, "ffn": {"neuron": neurons}, **expert_runs(config), **recurrent_shapes(config)}
     gated = "gate up down" if config.gated else "up down"
     attention = {name: " ".join(names) for name, names in attention_parts(config).items()}
-    parts = {**attention, "value": "v gate o" if config.delta else "v input gate o", "key": "q k",
+    parts = {**attention, "value": "v gate o" if config.state_heads else "v input gate o", "key": "q k",
              "neuron": gated, "shared": gated}  # fmt: skip
     kinds = {block.kind for block in assign.blocks}
     halves = {HALVES.get(kind, kind) for kind in kinds}
@@ -229,9 +230,7 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
     lacking = config.input_norm != ("norm" in names) or (block.kind == "experts" and "router" not in names)
     lacking |= block.kind == "attention" and lacks_latent(config, names)
     lacking |= config.parallel_experts and block.kind == "experts" and not {*STACKED_NORMS} <= {*names}
-    lacking |= not wanted.keys() - {"decay", "decay.log"} <= {*names} or (
-        block.kind == "delta" and "decay" not in {name.removesuffix(".log") for name in names}
-    )
+    lacking |= block.kind in RECURRENT and lacks_of_heads(wanted, names)
     yield _if(len(set(names)) < len(names) or lacking, f"the vectors of a block are {', '.join(names)}")
     for vector in block.vectors:
         known = lengths.get(vector.name)

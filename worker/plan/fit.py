@@ -12,7 +12,8 @@ from tpi.config import ModelConfig
 from tpi.errors import PlanError
 from tpi.kernels.kv import LEAST_STATES, PAGES_PER_STATE, page_bytes
 from tpi.kernels.memory import CardMemoryNeed, buffer_bytes, card_memory_need, slice_bytes
-from tpi.pack.layout import BlockKind
+from tpi.pack.layout import GROUP, BlockKind
+from tpi.stateheads import spread_norm
 from tpi.system.machine import usable_cores
 from tpi.trace import TRACE_BYTES
 from worker.node_plan import NodePlan
@@ -179,6 +180,8 @@ def _passing(node: NodePlan) -> int:
     sums = arrays_to_sum(node.collective, node.size) + tiled
     if node.config.parallel_experts:  # such sums are twice as long, and are put together from two arrays
         sums = 2 * sums + 4
+    if spread_norm(node.config) is not None:  # sums of squares follow, and the rows are put together
+        sums += -(-sums * GROUP // node.config.hidden) + 1
     return sums + 2 if node.rank else max(sums, node.size - 1)
 
 

@@ -25,7 +25,7 @@ from worker.plan.checks import check_assign
 TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
 LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 Packs = Callable[..., Pack]
-BOTH = pytest.mark.parametrize("family", ["qwen35", "lfm2"])  # a state of heads, and one of a convolution alone
+SEVERAL = pytest.mark.parametrize("family", ["qwen35", "lfm2", "granite4hmoe"])  # with states of each kind
 GREEDY = Sampler(Sampling(temperature=0))
 
 
@@ -53,7 +53,7 @@ def test_any_split_and_chunk_equals_transformers(
     assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < 2e-4
 
 
-@BOTH
+@SEVERAL
 def test_sequences_of_mixed_lengths_keep_their_own_states(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     prompts = [LONG[:21], LONG[21:26], LONG[26:60], LONG[60:61]]
 
@@ -65,7 +65,7 @@ def test_sequences_of_mixed_lengths_keep_their_own_states(family: str, tiny_pack
 
 
 @pytest.mark.parametrize("shares", [[1], [1, 2]])
-@BOTH
+@SEVERAL
 def test_a_prompt_continues_from_the_last_kept_state(
     family: str, tiny_pack: Packs, tmp_path: Path, shares: list[float]
 ) -> None:
@@ -91,7 +91,7 @@ def test_a_prompt_in_chunks_keeps_the_states_between_them(tiny_pack: Packs, tmp_
         assert answer(engine, [*LONG[:80], 5, 6, 7], 6)[0] == found
 
 
-@BOTH
+@SEVERAL
 def test_preempted_requests_end_as_if_they_were_alone(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     """There are too few pages for both, so one of them is computed again."""
     prompts = [LONG[:40], LONG[40:80]]
@@ -112,7 +112,7 @@ def test_preempted_requests_end_as_if_they_were_alone(family: str, tiny_pack: Pa
             assert tokens == [*prompt, *answer(engine, prompt, 40)[0]]
 
 
-@BOTH
+@SEVERAL
 def test_a_truncated_sequence_goes_back_to_a_kept_state(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     with in_process_engine(tiny_pack(family), [1], tmp_path, pool=100, chunk=32) as engine:
         sequence = engine.admit(LONG[:90])
@@ -123,7 +123,7 @@ def test_a_truncated_sequence_goes_back_to_a_kept_state(family: str, tiny_pack: 
         assert made == answer(engine, LONG[:50], 6)[0]
 
 
-@BOTH
+@SEVERAL
 def test_a_new_deployment_computes_the_states_again(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     pack = tiny_pack(family)
     with in_process_engine(pack, [1, 1], tmp_path) as engine, in_process_engine(pack, [1], tmp_path) as other:
@@ -146,7 +146,7 @@ def test_three_nodes_that_stream_equal_transformers(
     assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < 2e-4
 
 
-@BOTH
+@SEVERAL
 def test_a_worker_with_a_card_takes_its_part(family: str, tiny_pack: Packs) -> None:
     """Its card is left out, so the master must not refuse the plan for it."""
     pack, peers = tiny_pack(family), [PeerAddress(rank, f"node {rank}", "here:1") for rank in range(2)]

@@ -117,12 +117,10 @@ def adapt(model: Model, parts: Mapping[str, HeadOrder], vectors: Mapping[str, He
     if delta is not None:
         key, value = delta.key_heads * delta.key, delta.heads * delta.value
         rows = {"q": (0, key), "k": (key, 2 * key), "v": (2 * key, 2 * key + value)}
-    taps = delta.taps if delta else 0
 
     def vector(name: str, ref: Ref) -> tuple[str, Ref]:
         if name.startswith("conv."):
-            first, last = rows[name.removeprefix("conv.")]
-            return name, replace(ref, rows=(first * taps, last * taps))
+            return name, replace(ref, rows=rows[name.removeprefix("conv.")])
         return name, replace(ref, heads=vectors.get(name))
 
     def part(name: str, ref: Ref) -> tuple[str, Ref]:

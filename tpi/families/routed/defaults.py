@@ -29,13 +29,6 @@ ERNIE: dict[str, Any] = DENSE_ERNIE | {
     "moe_norm_min": 1e-12,
 }  # fmt: skip
 GRANITE_SHARED: dict[str, Any] = GRANITE | {"shared_intermediate_size": 0}
-GRANITE_HYBRID: dict[str, Any] = GRANITE | {
-    "shared_intermediate_size": 1024, "position_embedding_type": None, "layer_types": None,
-    # Settings of Mamba layers, which are refused:
-    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
-    "mamba_expand": 2, "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False,
-    "time_step_limit": (0.0, float("inf")),
-}  # fmt: skip
 
 
 def glm4(fields: Fields) -> dict[str, Any]:
@@ -68,12 +61,3 @@ def ernie(fields: Fields) -> dict[str, Any]:
         ModelError: if a field is present under both names with different values.
     """
     return renamed(renamed(fields, "num_experts", "moe_num_experts"), "num_experts_per_tok", "moe_k")
-
-
-def granite_hybrid(fields: Fields) -> dict[str, Any]:
-    """Return the fields with `layers_block_type` renamed to `layer_types`, whose kinds have two names too.
-
-    Raises:
-        ModelError: if both fields are present and differ.
-    """
-    return renamed(fields, "layers_block_type", "layer_types")

@@ -13,7 +13,6 @@ from tpi.families.huggingface import rope as hfrope
 from tpi.families.settings import bool_field, layer_range
 
 _LEAST_SUM = 1e-9  # far below any sum of softmax scores that matters
-_ATTENTION = ("attention", "full_attention")
 
 
 def glm4(fields: Fields) -> dict[str, Any]:
@@ -122,27 +121,3 @@ def granite_shared(fields: Fields) -> dict[str, Any]:
         normalised=True,
     )
     return settings.granite(fields) | {"mixture": mixture}
-
-
-def granite_hybrid(fields: Fields) -> dict[str, Any]:
-    """Return the fields of Granite 4 without Mamba layers: with experts or without, with RoPE or without.
-
-    Raises:
-        ModelError: if a layer has Mamba2, or positions are of another kind.
-    """
-    kinds, layers = fields["layer_types"], len(layer_range(fields))
-    if kinds is None or (isinstance(kinds, list) and any(kind not in _ATTENTION for kind in kinds)):
-        raise ModelError(
-            "layer_types has layers of Mamba2, which are not supported; take a model in which all layers have "
-            "attention, such as granite-4.0-micro or granite-4.0-1b, without h in the name"
-        )
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise ModelError(f"layer_types is not a list of {layers} kinds of layers")
-    if fields["position_embedding_type"] not in (None, "rope", "nope"):
-        raise ModelError(
-            f"position_embedding_type is {str(fields['position_embedding_type'])[:80]!r}; rope is supported"
-        )
-    still = {} if fields["position_embedding_type"] == "rope" else {"inv_freq": ()}
-    if int_field(fields, "num_local_experts") > 0:
-        return granite_shared(fields) | still
-    return settings.granite(fields) | still | {"intermediate": size_field(fields, "shared_intermediate_size")}

@@ -45,12 +45,6 @@ GRANITE_SHARED_EXPERTS = GRANITE_EXPERTS | {
     "shared.up": _SHARED_MLP + "input_linear.weight[shared.up]",
     "shared.down": _SHARED_MLP + "output_linear.weight",
 }
-GRANITE_HYBRID_FFN = {
-    "norm": GRANITE_EXPERTS["norm"],
-    "gate": _SHARED_MLP + "input_linear.weight[gate]",
-    "up": _SHARED_MLP + "input_linear.weight[up]",
-    "down": _SHARED_MLP + "output_linear.weight",
-}
 _GGUF_CHOICE = {"router.choice": "blk.{i}.exp_probs_b.bias?"}
 _GGUF_POST = {"norm": "blk.{i}.post_attention_norm.weight"}
 GGUF_GLM4_ATTENTION = GGUF_ATTENTION | {name: f"{text}?" for name, text in GGUF_HEAD_NORMS.items()}
@@ -102,13 +96,5 @@ ROUTED = (
         names=llama_names(LLAMA_ATTENTION, {}, GRANITE_SHARED_EXPERTS),
         defaults=defaults.GRANITE_SHARED,
         settings=settings.granite_shared,
-    ),
-    Family(
-        "granitehybrid",
-        architectures=("GraniteMoeHybridForCausalLM",),
-        names=llama_names(LLAMA_ATTENTION, GRANITE_HYBRID_FFN, GRANITE_SHARED_EXPERTS),
-        defaults=defaults.GRANITE_HYBRID,
-        settings=settings.granite_hybrid,
-        flatten=defaults.granite_hybrid,
     ),
 )

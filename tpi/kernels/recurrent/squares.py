@@ -7,18 +7,18 @@ squares from 1e-3 to 400 stay within the range of that scale.
 
 import numpy as np
 
-from tpi.kernels.spec import F32, SpreadNorm
+from tpi.kernels.spec import F32, MambaSpec, RecurrentSpec, SpreadNorm
 from tpi.pack.layout import GROUP
 
 
-def square_rows(tokens: int, hidden: int) -> int:
-    """Return the number of rows that follow those of `tokens` tokens."""
-    return -(-tokens * GROUP // hidden)
+def square_rows(spec: RecurrentSpec, tokens: int) -> int:
+    """Return the number of rows that follow those of `tokens` tokens in a partial result; 0 without a spread norm."""
+    return _rows(tokens, spec.hidden) if isinstance(spec, MambaSpec) and spec.spread else 0
 
 
 def attach(partial: F32, squares: F32, norm: SpreadNorm) -> F32:
     """Return the partial result `[tokens, hidden]` with rows that hold the sums `squares`, `[tokens]`."""
-    rows = np.zeros((square_rows(*partial.shape), partial.shape[1]), np.float32)
+    rows = np.zeros((_rows(*partial.shape), partial.shape[1]), np.float32)
     rows.reshape(-1)[: len(squares) * GROUP] = np.repeat(squares * np.float32(norm.values**-0.5), GROUP)
     return np.concatenate([partial, rows])
 
@@ -28,3 +28,7 @@ def apply_spread(norm: SpreadNorm, total: F32, tokens: int) -> F32:
     squares = total[tokens:].reshape(-1)[: tokens * GROUP : GROUP]
     factor = 1 / np.sqrt(squares * np.float32(norm.values**-0.5) + np.float32(norm.eps))
     return np.asarray(total[:tokens] * factor[:, None], np.float32)
+
+
+def _rows(tokens: int, hidden: int) -> int:
+    return -(-tokens * GROUP // hidden)

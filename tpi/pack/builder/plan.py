@@ -38,6 +38,7 @@ DTYPES: tuple[Dtype, ...] = ("auto", "f32", "bf16", "q8", "q4", "q4s")
 
 _RUNS: Mapping[BlockKind, Mapping[RunName, tuple[str, ...]]] = {
     "delta": {"value": ("v", "gate", "o"), "key": ("q", "k")},
+    "mamba": {"value": ("v", "gate", "o"), "key": ("q", "k")},
     "conv": {"value": ("v", "input", "gate", "o")},
     "ffn": {"neuron": ("gate", "up", "down")},
     "experts": {"shared": ("gate", "up", "down"), "neuron": ("gate", "up", "down")},
@@ -175,10 +176,11 @@ class _Geometry:
         self._query_heads = query_unit_heads(config, not {"query", "query_up"}.isdisjoint(quantised))
         self._kv_heads = kv_unit_heads(config, "kv" in quantised)
         self._widths: dict[RunName, int] = {"value": FFN_UNIT}  # of the runs of blocks with states
-        if (delta := config.delta) is not None:
-            value_heads = fewest_heads(delta.value, GROUP) if "value" in quantised else 1
-            key_heads = fewest_heads(delta.key, TILE_OUTPUTS) if "key" in quantised else 1
-            self._widths = {"value": value_heads * delta.value, "key": key_heads * delta.key}
+        if (heads := config.state_heads) is not None:
+            least = heads.unit_heads * heads.value
+            values = fewest_heads(least, GROUP) if "value" in quantised else 1
+            keys = fewest_heads(heads.key, TILE_OUTPUTS) if "key" in quantised else 1
+            self._widths = {"value": values * least, "key": keys * heads.key}
 
     def at_layer(self, layer: int) -> "_Geometry":
         """Return the builder for the blocks of `layer`, whose heads may differ from those of other layers."""

@@ -30,7 +30,9 @@ F32 = npt.NDArray[np.float32]
 
 SLAB_BYTES = 32 << 20  # size of a slab: the larger of its bytes in the source and in units, all parts together
 STEP_VALUES = 1 << 19  # weights of a part encoded by one task; temporaries take about 40 bytes for each weight
-_MATRICES = frozenset({"router", "a", "b", "conv", "conv.q", "conv.k", "conv.v"})  # stored as vectors, row by row
+_MATRICES = frozenset({  # stored as vectors, row by row
+    "router", "a", "b", "conv", "conv.q", "conv.k", "conv.v", "decay", "skip", "out_norm",
+})  # fmt: skip
 
 
 class BlockWriter:

@@ -1,0 +1,1 @@
+"""Families with Mamba2 layers: Granite 4."""

@@ -5,7 +5,7 @@ from typing import Any
 
 PLAIN: dict[str, Any] = {
     "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
-    "shared_intermediate_size": 40, "mamba_n_heads": 4,
+    "shared_intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 16,
 }  # fmt: skip
 CHOICES: dict[str, tuple[Any, ...]] = {
     "attention_out_bias": (True, False), "residual_dropout": (0.0, 0.5), "use_bias": (True, False),
@@ -13,7 +13,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "moe_layer_start_index": (0, 2), "moe_layer_end_index": (-1, 1, 2), "moe_layer_interval": (1, 2),
     "moe_norm_min": (1e-12, 1e-10), "shared_intermediate_size": (0, 32, 72),
     "position_embedding_type": ("rope", "rope", None), "mamba_n_heads": (2, 8), "mamba_n_groups": (1, 2),
-    "mamba_d_state": (16, 32), "mamba_d_head": ("auto",), "mamba_d_conv": (3, 4), "mamba_expand": (2,),
+    "mamba_d_state": (8, 20), "mamba_d_head": ("auto", "auto", 16), "mamba_d_conv": (3, 4), "mamba_expand": (2,),
     "mamba_chunk_size": (16, 64), "mamba_conv_bias": (True, False), "mamba_proj_bias": (True, False),
     "time_step_limit": ([0.0, 1.0],), "sliding_window_pattern": (1, 2, 3),
 }  # fmt: skip
@@ -23,8 +23,16 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
     """Mostly what is not refused by name."""
     if architecture == "Ernie4_5_MoeForCausalLM" and rng.random() < 0.9:
         found["use_bias"] = False
-    if architecture == "GraniteMoeHybridForCausalLM" and rng.random() < 0.95:
-        found["layer_types"] = [rng.choice(["attention", "full_attention"]) for _ in range(layers)]
+    if architecture == "GraniteMoeHybridForCausalLM" and rng.random() < 0.97:
+        kinds = ("mamba", "linear_attention", "attention", "full_attention")
+        found["layer_types"] = [rng.choice(kinds) for _ in range(layers)]
+        count = found.get("num_hidden_layers")
+        if rng.random() < 0.97:  # one at least must attend
+            found["layer_types"][rng.randrange(count if isinstance(count, int) else layers)] = "attention"
+        if rng.random() < 0.9:
+            found |= {"mamba_proj_bias": False, "hidden_act": "silu"}
+        if found.get("mamba_d_head") == 16 and rng.random() < 0.9:  # else its class raises
+            found["mamba_d_head"] = 2 * (found.get("hidden_size") or 4096) // (found.get("mamba_n_heads") or 128)
         if rng.random() < 0.3:
             found["num_local_experts"] = 0
         if not found.get("shared_intermediate_size", 1):

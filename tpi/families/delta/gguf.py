@@ -58,7 +58,7 @@ def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
     found = adapt(model, {}, {})
     if delta is None:
         return found
-    group, hidden = delta.heads // delta.key_heads, model.config.hidden
+    group = delta.heads // delta.key_heads
     places = [head % group * delta.key_heads + head // group for head in range(delta.heads)]
 
     def order(width: int, before: int = 0) -> HeadOrder:
@@ -71,8 +71,7 @@ def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
     before = 2 * delta.key_heads * delta.key
     parts = {"v": order(delta.value, before), "gate": order(delta.value), "o": order(delta.value)}
     vectors = {
-        "a": order(hidden), "b": order(hidden), "decay": order(1), "decay.bias": order(1),
-        "conv.v": order(delta.value * delta.taps, before * delta.taps),
+        "a": order(1), "b": order(1), "decay": order(1), "decay.bias": order(1), "conv.v": order(delta.value, before),
     }  # fmt: skip
 
     def reordered(name: str, ref: Ref, orders: dict[str, HeadOrder]) -> tuple[str, Ref]:
@@ -94,10 +93,4 @@ def adapt_next_refs(model: Model, has: Callable[[str], bool]) -> Model:
     """Return the references of Qwen3-Next, whose heads keep their order; a and b are interleaved by key head."""
     delta = model.config.delta
     pair = by_key_head({"b": delta.heads // delta.key_heads, "a": delta.heads // delta.key_heads}) if delta else {}
-    widened = {name: _widened(order, model.config.hidden) for name, order in pair.items()}
-    return without_prediction(adapt(model, {}, widened))
-
-
-def _widened(order: HeadOrder, width: int) -> HeadOrder:
-    wide = (at for vector in order.order for at in range(vector * width, (vector + 1) * width))
-    return HeadOrder(order.size * width, tuple(wide))
+    return without_prediction(adapt(model, {}, pair))

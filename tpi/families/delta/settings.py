@@ -89,8 +89,7 @@ def adapt_next_refs(model: Model, fields: Fields) -> Model:
         return adapt(model, {}, {})
     each = delta.heads // delta.key_heads
     ends = {"q": delta.key, "k": delta.key, "v": each * delta.value, "gate": each * delta.value}
-    pair = {"b": each * model.config.hidden, "a": each * model.config.hidden}
-    return adapt(model, by_key_head(ends), by_key_head(pair))
+    return adapt(model, by_key_head(ends), by_key_head({"b": each, "a": each}))
 
 
 def by_key_head(sizes: Mapping[str, int]) -> dict[str, HeadOrder]:

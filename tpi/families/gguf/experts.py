@@ -51,7 +51,7 @@ def granite(fields: Fields) -> dict[str, Any]:
     There may be shared experts too. Granite 4 without experts has this architecture if no layer has Mamba2.
     """
     if not fields.get("expert_count"):
-        return settings.granite(fields)
+        return settings.dense_granite(fields)
     shared = int_field(fields, "expert_shared_feed_forward_length", 0)
     return settings.granite(fields) | {"mixture": mixture(fields, normalised=True, shared=shared)}
 

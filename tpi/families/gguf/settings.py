@@ -115,6 +115,12 @@ def granite(fields: Fields) -> dict[str, Any]:
     }
 
 
+def dense_granite(fields: Fields) -> dict[str, Any]:
+    """Return the fields of Granite without experts. The converter of Granite 4 says that they are shared experts."""
+    shared, _ = int_field(fields, "expert_shared_feed_forward_length", 0), fields.get("feed_forward_length")
+    return granite(fields) | ({"intermediate": shared} if shared else {})
+
+
 def _share(fields: Fields) -> int:
     """Return the hidden size divided by the number of heads."""
     return size_field(fields, "embedding_length") // size_field(fields, "attention.head_count")

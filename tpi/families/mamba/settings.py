@@ -103,7 +103,7 @@ def adapt_refs(model: Model, fields: Fields | Callable[[str], bool]) -> Model:
     def reference(name: str, ref: Ref) -> tuple[str, Ref]:
         if name.startswith("conv."):
             return name, replace(ref, rows=channels[name.removeprefix("conv.").removesuffix(".bias")])
-        return name, replace(ref, rows=rows.get(name))
+        return name, replace(ref, rows=rows.get(name), heads=None)  # none of these is rotated
 
     def block(refs: BlockRefs) -> BlockRefs:
         if refs.kind != "mamba":

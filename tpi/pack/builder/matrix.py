@@ -170,10 +170,11 @@ def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
     Raises:
         ModelError: if the tensor is missing or is not a vector; the message names it.
     """
-    values = read_vector(source, ref.tensor, flat, ref.rows)
+    values, tensor = read_vector(source, ref.tensor, flat, ref.rows), find(source, ref.tensor)
+    width = tensor.columns if len(tensor.shape) > 1 else 1
     values = values[ref.step[0] :: ref.step[1]]
-    if ref.heads and len(values) % ref.heads.size == 0:  # otherwise the caller reports the wrong length
-        values = ref.heads.reorder(values.reshape(-1, 1).view(np.uint8)).view(np.float32).reshape(-1)
+    if ref.heads and len(values) % (ref.heads.size * width) == 0:  # otherwise the caller reports the wrong length
+        values = ref.heads.reorder(values.reshape(-1, width).view(np.uint8)).view(np.float32).reshape(-1)
     return values + np.float32(ref.add) if ref.add else values
 
 

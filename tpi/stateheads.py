@@ -65,15 +65,13 @@ def heads_spec(
         b = cut(vectors["b"], heads, config.hidden).reshape(-1, config.hidden)
         return DeltaSpec(**shared, b=b, out_norm=vectors["out_norm"])
     parts = (("q", key_heads, settings.key), ("k", key_heads, settings.key), ("v", heads, settings.value))
-    biased = "conv.v.bias" in vectors
+    biases = [cut(vectors[f"conv.{name}.bias"], own, width) for name, own, width in parts if "conv.v.bias" in vectors]
     return MambaSpec(
         **shared,
         skip=cut(vectors["skip"], heads, 1),
         least_step=settings.least_step,
         most_step=settings.most_step or np.inf,
-        conv_bias=np.concatenate([cut(vectors[f"conv.{name}.bias"], *part) for name, *part in parts])
-        if biased
-        else None,
+        conv_bias=np.concatenate(biases) if biases else None,
         out_norm=cut(vectors["out_norm"], heads, settings.value),
         out_eps=settings.norm_eps,
         spread=spread_norm(config),

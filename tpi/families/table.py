@@ -12,6 +12,7 @@ from tpi.families.gguf import experts as ggufexperts
 from tpi.families.gguf import settings as ggufsettings
 from tpi.families.huggingface import defaults
 from tpi.families.latent.table import LATENT
+from tpi.families.mamba.table import MAMBA
 from tpi.families.mixtures import MIXTURES
 from tpi.families.names import (
     GEMMA2_ATTENTION,
@@ -37,7 +38,6 @@ from tpi.families.names import (
 )
 from tpi.families.relu.settings import llama_activation
 from tpi.families.relu.table import RELU
-from tpi.families.mamba.table import MAMBA
 from tpi.families.routed.table import ROUTED
 from tpi.families.sharednames import gguf_names, llama_names
 

@@ -47,9 +47,7 @@ def test_quantised_heads_keep_their_values(kind: str, family: str, tiny_model: M
     """With `auto` the codes are kept; the same file in f32 has the same values."""
     model = tiny_model(family)
     kinds = {True: "F32", False: kind}  # rows of 172 values cannot be quantised
-    write_gguf(
-        tmp_path / "m.gguf", model, lambda name: kinds["down" in name], byte_level_vocabulary(model.directory)
-    )
+    write_gguf(tmp_path / "m.gguf", model, lambda name: kinds["down" in name], byte_level_vocabulary(model.directory))
     exact, kept = (logits(tmp_path / "m.gguf", tmp_path / dtype, dtype) for dtype in ("f32", "auto"))
     assert np.abs(kept - exact).max() < 0.05 * np.ptp(exact)
 

@@ -28,7 +28,7 @@ def granite_hybrid(fields: Fields) -> dict[str, Any]:
         raise ModelError(
             f"position_embedding_type is {str(fields['position_embedding_type'])[:80]!r}; rope is supported"
         )
-    found = {} if fields["position_embedding_type"] == "rope" else {"inv_freq": ()}
+    found: dict[str, Any] = {} if fields["position_embedding_type"] == "rope" else {"inv_freq": ()}
     if any(recurrent):
         found |= {"mamba": _granite(fields), "recurrent": recurrent}
     if int_field(fields, "num_local_experts") > 0:
@@ -81,7 +81,7 @@ def _limits(given: object) -> tuple[float, float]:
     Raises:
         ModelError: if they are not two numbers in order.
     """
-    numbers = [_INFINITY.get(str(each), each) for each in given] if isinstance(given, list | tuple) else []
+    numbers: list[Any] = [_INFINITY.get(str(each), each) for each in given] if isinstance(given, list | tuple) else []
     if len(numbers) != 2 or any(isinstance(each, bool) or not isinstance(each, int | float) for each in numbers):
         raise ModelError(f"time_step_limit is {str(given)[:80]}; two numbers are expected")
     least, most = map(float, numbers)

@@ -24,19 +24,7 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
     if architecture == "Ernie4_5_MoeForCausalLM" and rng.random() < 0.9:
         found["use_bias"] = False
     if architecture == "GraniteMoeHybridForCausalLM" and rng.random() < 0.97:
-        kinds = ("mamba", "linear_attention", "attention", "full_attention")
-        found["layer_types"] = [rng.choice(kinds) for _ in range(layers)]
-        count = found.get("num_hidden_layers")
-        if rng.random() < 0.97:  # one at least must attend
-            found["layer_types"][rng.randrange(count if isinstance(count, int) else layers)] = "attention"
-        if rng.random() < 0.9:
-            found |= {"mamba_proj_bias": False, "hidden_act": "silu"}
-        if found.get("mamba_d_head") == 16 and rng.random() < 0.9:  # else its class raises
-            found["mamba_d_head"] = 2 * (found.get("hidden_size") or 4096) // (found.get("mamba_n_heads") or 128)
-        if rng.random() < 0.3:
-            found["num_local_experts"] = 0
-        if not found.get("shared_intermediate_size", 1):
-            found["shared_intermediate_size"] = 40
+        _settle_granite(found, layers, rng)
     if architecture == "Ministral3ForCausalLM":
         for rope in (found.get(name) for name in ("rope_parameters", "rope_scaling")):
             if isinstance(rope, dict) and rng.random() < 0.95:
@@ -47,3 +35,19 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
     if architecture == "Glm4MoeForCausalLM":
         groups = found.get("n_group")
         found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1
+
+
+def _settle_granite(found: dict[str, Any], layers: int, rng: random.Random) -> None:
+    kinds = ("mamba", "linear_attention", "attention", "full_attention")
+    found["layer_types"] = [rng.choice(kinds) for _ in range(layers)]
+    count = found.get("num_hidden_layers")
+    if rng.random() < 0.97:  # one at least must attend
+        found["layer_types"][rng.randrange(count if isinstance(count, int) else layers)] = "attention"
+    if rng.random() < 0.9:
+        found |= {"mamba_proj_bias": False, "hidden_act": "silu"}
+    if found.get("mamba_d_head") == 16 and rng.random() < 0.9:  # else its class raises
+        found["mamba_d_head"] = 2 * (found.get("hidden_size") or 4096) // (found.get("mamba_n_heads") or 128)
+    if rng.random() < 0.3:
+        found["num_local_experts"] = 0
+    if not found.get("shared_intermediate_size", 1):
+        found["shared_intermediate_size"] = 40

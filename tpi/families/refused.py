@@ -6,7 +6,9 @@ _DEEPSEEK4 = f"it needs compressed sparse attention, hyper-connections and exper
 _INKLING = "it needs relative positions in attention, short convolutions and layers used in loops; use Gemma 3"
 _MUSE = "it needs a norm of its embedding and norms with epsilons of their own; use Ministral 3 or Qwen 3"
 _HUNYUAN = "it normalises queries and keys after their rotation; use Qwen 3, which does so before"
+_NEMOTRON = "each of its layers is a single block: Mamba2, attention, a network or experts; use Granite 4.0"
 _REASONS = {
+    "NemotronHForCausalLM": _NEMOTRON,
     "PhimoeForCausalLM": "its router has its own way of selecting experts; use another model with experts",
     "Phi3SmallForCausalLM": "its attention is block-sparse; use Phi-3 mini or medium, or Phi-4",
     "Qwen4ExpForCausalLM": _QWEN4,
@@ -22,6 +24,7 @@ _REASONS = {
 }
 _GGUF_REASONS = {
     "qwen4exp": _QWEN4, "deepseek4": _DEEPSEEK4, "muse-glimmer": _MUSE, "hunyuan-dense": _HUNYUAN,
+    "nemotron_h": _NEMOTRON, "nemotron_h_moe": _NEMOTRON,
 }  # fmt: skip
 
 

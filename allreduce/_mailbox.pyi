@@ -11,22 +11,30 @@ def payload_bytes(wire: int, count: int) -> int:
 def quantise(values: F32, wire: int) -> None:
     """Replace `values` with the numbers that other nodes decode when they receive them in this wire format."""
 
+class Frames:
+    """The frames that all mailboxes of one node send and receive, implemented in native/frames.hpp."""
+
+    def __init__(self, library: str, rank: int, size: int, session: int, epoch: int, spin: float) -> None: ...
+    def connect(self, rank: int, socket: int, name: bytes) -> None: ...
+    @property
+    def dropped(self) -> int: ...
+    def close(self) -> None: ...
+
 class Mailbox:
-    """Numbered messages to and from the other nodes, implemented in native/mailbox.cpp. `wire` is a `Wire.code`."""
+    """Numbered messages to and from the other nodes of a lane, implemented in native/mailbox.cpp.
+
+    `wire` is a `Wire.code`. Ranks are positions in `members`; `late` gets the rank itself.
+    """
 
     def __init__(
         self,
-        library: str,
-        rank: int,
-        size: int,
-        session: int,
-        epoch: int,
-        spin: float,
+        frames: Frames,
+        lane: int,
+        members: Sequence[int],
         segment: int,
         in_flight: int,
         late: Callable[[int, float], float],
     ) -> None: ...
-    def connect(self, rank: int, socket: int, name: bytes) -> None: ...
     def begin(self, step: int) -> None: ...
     def reserve(self, messages: int) -> int: ...
     def send(self, ranks: Sequence[int], number: int, values: F32, wire: int) -> None: ...
@@ -38,8 +46,6 @@ class Mailbox:
     def sent_bytes(self) -> int: ...
     @property
     def received_bytes(self) -> int: ...
-    @property
-    def dropped(self) -> int: ...
     @property
     def failed(self) -> bool: ...
     def close(self) -> None: ...

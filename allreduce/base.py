@@ -20,6 +20,7 @@ from tpi.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
     from allreduce.algorithms.loopback import Board
+    from allreduce.connections import Connections
     from allreduce.deadline import Lateness
     from tpi.net.monitor import Socket
     from tpi.net.sockets import Net
@@ -46,7 +47,7 @@ def idle(parts: int) -> None:
 
 @dataclass(frozen=True)
 class Peer:
-    """A node of the group. Rank 0, the master, does not listen: its `address` is that of shared memory, or empty."""
+    """A node of the deployment. Rank 0, the master, does not listen: its `address` is of shared memory, or empty."""
 
     rank: int
     name: str  # the name by which the user knows the node; errors show it
@@ -56,7 +57,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Settings that the nodes of a group agree on, and the rank of this node.
+    """Settings that the nodes of a group agree on, and the rank of this node in the group: its position in `peers`.
 
     Frames with another `session` (64 bits, random, one per run of a master) or `epoch` (one per plan) are dropped. A
     wait fails after `timeout_s` seconds without progress of the node waited for.
@@ -65,14 +66,16 @@ class GroupSpec:
     rank: int
     session: int
     epoch: int
-    peers: tuple[Peer, ...]  # all nodes in rank order, this node included
+    peers: tuple[Peer, ...]  # the nodes of the group by their rank in the deployment, this node included
     wire: str = "f32"
     timeout_s: float = 10.0
     spin_us: int = 0  # microseconds that a wait polls before it sleeps; 0 if nodes share cores
     payload_values: tuple[int, int] = (4096, 128 * 4096)  # sizes of a decode and a prefill sum, for "auto"
+    lane: int = 0  # of the group's messages on the node's connections
 
     def __post_init__(self) -> None:
-        if [peer.rank for peer in self.peers] != list(range(len(self.peers))):
+        ranks = [peer.rank for peer in self.peers]
+        if ranks != sorted(set(ranks)):
             raise PlanError("the peers of a group must be listed in rank order, each once")
         if not 0 <= self.rank < len(self.peers):
             raise PlanError(f"rank {self.rank} is not a rank of a group of {len(self.peers)} nodes")
@@ -98,6 +101,7 @@ class Endpoints:
     watch: Watch | None = None
     lateness: "Lateness | None" = None  # records every wait
     board: "Board | None" = None
+    connections: "Connections | None" = None  # of the node, if its groups share them
     links_cache: Path | None = None  # file in which the master stores measured links; None: none
 
 

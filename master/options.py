@@ -40,6 +40,7 @@ class RunOptions:
     discover: bool = False  # use the paired workers that are found, if none are named
     busy_workers: tuple[str, ...] = ()  # paired workers that serve another master now and may join when they are free
     split: str | None = None
+    stages: str = "1"
     dtype: str = "auto"
     context: int | None = None
     parallel: int = 1  # requests to plan memory for, if there is enough: each a full context, or `usual`
@@ -184,8 +185,8 @@ def worker_addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 _PLAIN = (
-    "split", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain", "trace",
-    "sparsity", "verify_weights", "keys", "patience", "rebalance", "cache_limit",
+    "split", "stages", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain",
+    "trace", "sparsity", "verify_weights", "keys", "patience", "rebalance", "cache_limit",
 )  # fmt: skip
 
 _PLACEMENT = (
@@ -203,6 +204,13 @@ _PLACEMENT = (
         "--split",
         metavar="3,2,1",
         help="Share of each node, master first; or equal; or auto: the fastest, equal on one machine (default).",
+    ),
+    click.option(
+        "--stages",
+        default="1",
+        show_default=True,
+        metavar="N|LAYOUT",
+        help="Number of stages: groups of nodes that hold different layers, or 0-9:master,10-21:desk+attic.",
     ),
     click.option(
         "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."

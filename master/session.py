@@ -10,6 +10,7 @@ from master.deployment.deploy import MASTER, Deployer, one_process_is_faster, ow
 from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
+from master.deployment.stages import ONE
 from master.generation.defaults import SamplingDefaults
 from master.generation.engine import MOST_RUNNING, Engine
 from master.generation.thread import EngineThread, StillWanted
@@ -218,7 +219,8 @@ class Session:
         if planned is not None:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
-        refuse_too_many(located, placement.dtype, placement.cache, shares)
+        if placement.stages == ONE:
+            refuse_too_many(located, placement.dtype, placement.cache, shares)
         self.placement = placement = _with_local_memory(placement)
         addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
         net, without = Net(self._tap, policy), partial(say_without, warn) if found else None

@@ -11,7 +11,7 @@ from itertools import count
 
 from tpi.config import RECURRENT, ModelConfig
 from tpi.net.fields import DIGEST_BYTES
-from tpi.net.messages import Assign, NodeOptions, PeerAddress, PredictorPlan, VectorPlan
+from tpi.net.messages import Assign, NodeOptions, PeerAddress, PredictorPlan, StagePlan, VectorPlan
 from tpi.pack.layout import BlockKind, RunLayout, RunName, recurrent_shapes
 from tpi.partition import FFN_UNIT, Range, by_expert
 
@@ -109,11 +109,10 @@ class NodeBlock:
 
 @dataclass(frozen=True)
 class NodeLayer:
-    """One layer: its blocks in order of use, and the ranks of the nodes that hold it."""
+    """A layer that the node holds: its number in the model, and its blocks in order of use."""
 
     number: int
     blocks: tuple[NodeBlock, ...]
-    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,7 @@ class NodePlan:
     size: int
     config: ModelConfig
     layers: tuple[NodeLayer, ...]
+    stages: tuple[StagePlan, ...]
     peers: tuple[PeerAddress, ...]
     collective: str
     wire: str
@@ -145,6 +145,16 @@ class NodePlan:
     routing: bytes = b""  # recorded routing of this model, for `tpi.pack.routing.from_bytes`; empty if there is none
     predictors: tuple[PredictorPlan, ...] = ()
     predictor_bytes: int = 0  # memory of `predictors`
+
+    @cached_property
+    def stage(self) -> int | None:
+        """The number of the stage that this node belongs to; None if it holds no layers."""
+        return next((number for number, stage in enumerate(self.stages) if self.rank in stage.ranks), None)
+
+    @cached_property
+    def group(self) -> tuple[int, ...]:
+        """The ranks of the nodes whose partial results are summed with those of this node, in ascending order."""
+        return (self.rank,) if self.stage is None else self.stages[self.stage].ranks
 
     @cached_property
     def blocks(self) -> tuple[NodeBlock, ...]:
@@ -220,9 +230,10 @@ def node_plan(assign: Assign) -> NodePlan:
     numbers, stored = count(), node_blocks(assign)
     layers = [
         NodeLayer(
-            at, tuple(replace(stored[index], number=next(numbers), layer=at) for index in layer.blocks), layer.ranks
+            layer.number,
+            tuple(replace(stored[index], number=next(numbers), layer=layer.number) for index in layer.blocks),
         )
-        for at, layer in enumerate(assign.layers)
+        for layer in assign.layers
     ]
     return NodePlan(
         session=assign.session,
@@ -231,6 +242,7 @@ def node_plan(assign: Assign) -> NodePlan:
         size=assign.size,
         config=assign.config,
         layers=tuple(layers),
+        stages=assign.stages,
         peers=assign.peers,
         collective=assign.collective,
         wire=assign.wire,

@@ -1,7 +1,9 @@
-// Frames to and from the other nodes of a group, over the ZeroMQ sockets that pyzmq made. A frame of the exchange under
-// way, or of a later one, waits in a stash until it is requested. All other frames are dropped and counted.
+// Frames to and from the other nodes of a deployment, over the ZeroMQ sockets that pyzmq made. A frame of the exchange
+// under way, or of a later one, waits in a stash until it is requested. All other frames are dropped and counted. Frames
+// belong to lanes: independent series of messages over the same sockets, each with a step of its own.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -23,7 +25,6 @@ public:
     Frames& operator=(const Frames&) = delete;
 
     uint32_t rank() const { return rank_; }
-    uint32_t nodes() const { return static_cast<uint32_t>(lines_.size()); }
     size_t dropped() const { return dropped_; }
 
     // Uses `socket` for the frames of `rank`. It must stay open until close(). On a ROUTER, which several ranks share,
@@ -33,19 +34,27 @@ public:
         if (!lines_[rank].name.empty()) ranks_[lines_[rank].name] = static_cast<int>(rank);
     }
 
-    // Goes to `step` and drops frames of earlier ones.
-    void begin(uint32_t step) {
-        step_ = step;
-        oldest_ = 0;
-        dropped_ += std::erase_if(stash_, [&](const auto& item) { return item.first.step < step; });
+    // Opens `lane`. Frames of lanes that are not open are dropped.
+    void open(uint32_t lane) {
+        if (lane >= kLanes) throw std::invalid_argument("there is no lane " + std::to_string(lane));
+        lanes_[lane] = Lane{};
     }
 
-    // Treats frames of messages before `number` as stale from now on.
-    void forget_before(uint32_t number) { oldest_ = number; }
+    // Goes to `step` on `lane`, and drops its frames of earlier steps.
+    void begin(uint32_t lane, uint32_t step) {
+        lanes_[lane] = Lane{step, 0};
+        dropped_ += std::erase_if(stash_, [&](const auto& item) {
+            return lane_of(item.first.tag) == lane && item.first.step < step;
+        });
+    }
 
-    // Returns the header of a frame that `rank` sends in this step.
-    Header header(uint32_t rank, uint32_t tag, uint8_t wire, size_t values) const {
-        return {kMagic, kVersion, wire, static_cast<uint16_t>(rank), session_, epoch_, step_, tag,
+    // Treats frames of messages before `number` of `lane` as stale from now on.
+    void forget_before(uint32_t lane, uint32_t number) { lanes_[lane]->oldest = number; }
+
+    // Returns the header of a frame that `rank` sends in this step of `lane`.
+    Header header(uint32_t lane, uint32_t rank, uint32_t number, uint32_t segment, uint8_t wire, size_t values) const {
+        const uint32_t tag = lane << (kNumberBits + kSegmentBits) | number << kSegmentBits | segment;
+        return {kMagic, kVersion, wire, static_cast<uint16_t>(rank), session_, epoch_, lanes_[lane]->step, tag,
                 static_cast<uint32_t>(values)};
     }
 
@@ -128,6 +137,13 @@ private:
         uint32_t rank, step, tag;
         auto operator<=>(const Key&) const = default;
     };
+    struct Lane {
+        uint32_t step = 0;
+        uint32_t oldest = 0;  // number of the first message of the oldest exchange under way
+    };
+
+    static uint32_t lane_of(uint32_t tag) { return tag >> (kNumberBits + kSegmentBits); }
+    static uint32_t number_of(uint32_t tag) { return tag >> kSegmentBits & ((1u << kNumberBits) - 1); }
 
     [[noreturn]] static void fail(const char* what, int error) {
         throw std::runtime_error(std::string("a frame was not ") + what + ": " + std::strerror(error));
@@ -168,7 +184,9 @@ private:
         if (frame.size() >= sizeof header) std::memcpy(&header, frame.data(), sizeof header);
         const bool known = header.magic == kMagic && header.version == kVersion && sender == header.rank &&
                            header.session == session_ && header.epoch == epoch_;
-        const bool early = std::pair(header.step, header.tag >> kSegmentBits) >= std::pair(step_, oldest_);
+        const std::optional<Lane>& lane = lanes_[lane_of(header.tag)];
+        const bool early =
+            lane && std::pair(header.step, number_of(header.tag)) >= std::pair(lane->step, lane->oldest);
         if (sender < 0 || !known || !early || stash_.size() >= kStash)
             ++dropped_;
         else
@@ -183,8 +201,7 @@ private:
     std::vector<Line> lines_;           // by rank
     std::map<std::string, int> ranks_;  // by name
     std::map<Key, Frame> stash_;
-    uint32_t step_ = 0;
-    uint32_t oldest_ = 0;  // number of the first message of the oldest exchange under way
+    std::array<std::optional<Lane>, kLanes> lanes_;
     size_t dropped_ = 0;
 };
 

@@ -17,13 +17,15 @@ struct Header {
     uint64_t session;  // one per run of a master, random
     uint32_t epoch;    // one per plan
     uint32_t step;     // one per forward pass
-    uint32_t tag;      // number of the message in the step << 12, segment of the message
+    uint32_t tag;      // lane, number of the message in the step, segment of the message
     uint32_t values;   // number of values in the payload
 };
 static_assert(sizeof(Header) == 32);
 
 constexpr uint32_t kMagic = 0x61495054;  // "TPIa"
-constexpr uint8_t kVersion = 1;
-constexpr int kSegmentBits = 12;  // low bits of a tag: the segment; the bits above are the message's number in its step
+constexpr uint8_t kVersion = 2;
+constexpr int kLaneBits = 6, kNumberBits = 17, kSegmentBits = 9;  // the parts of a tag, from its highest bit down
+static_assert(kLaneBits + kNumberBits + kSegmentBits == 32);
+constexpr uint32_t kLanes = 1u << kLaneBits;
 
 }  // namespace tpi

@@ -2,12 +2,14 @@
 // numbered in the order in which the algorithm, the same on every node, uses them. A node handles a few hundred
 // messages per token, and between them other code fills the CPU caches. Handling them in Python would delay each block.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <span>
 #include <thread>
 #include <tuple>
@@ -66,34 +68,34 @@ using Message = std::tuple<Ranks, uint32_t, nb::object>;  // target ranks, numbe
 
 class Mailbox {
 public:
+    // The messages of `lane` between the nodes whose ranks are `members`. The methods count ranks within `members`.
     // Messages of more than `segment` values are sent as several frames. At most `in_flight` exchanges are under way at
     // once. While a rank sends or accepts nothing, `late(rank, deadline)` is called repeatedly. `deadline` is 0 at
     // first, then what the last call returned. It raises an exception to end the wait.
-    Mailbox(const std::string& library, uint32_t rank, uint32_t size, uint64_t session, uint32_t epoch, double spin,
-            uint32_t segment, uint32_t in_flight, nb::callable late)
-        : frames_(library, rank, size, session, epoch, spin), segment_(segment), in_flight_(in_flight),
-          late_(std::move(late)) {}
+    Mailbox(std::shared_ptr<Frames> frames, uint32_t lane, Ranks members, uint32_t segment, uint32_t in_flight,
+            nb::callable late)
+        : frames_(std::move(frames)), lane_(lane), members_(std::move(members)), segment_(segment),
+          in_flight_(in_flight), late_(std::move(late)) {
+        frames_->open(lane);
+    }
     Mailbox(const Mailbox&) = delete;
     Mailbox& operator=(const Mailbox&) = delete;
-
-    void connect(uint32_t rank, uintptr_t socket, const nb::bytes& name) {
-        frames_.connect(rank, reinterpret_cast<void*>(socket), {name.c_str(), name.size()});
-    }
 
     // Goes to `step` and drops frames of earlier ones.
     void begin(uint32_t step) {
         number_ = 0;
         under_way_.clear();
-        frames_.begin(step);
+        frames_->begin(lane_, step);
     }
 
     // Begins an exchange of `messages` messages. Returns the number of the first.
     uint32_t reserve(uint32_t messages) {
         const uint32_t first = number_;
         number_ += messages;
+        if (number_ > kNumbers) throw std::length_error("a step has more messages than their numbers can count");
         under_way_.push_back(first);
         if (under_way_.size() > in_flight_) under_way_.pop_front();
-        frames_.forget_before(under_way_.front());
+        frames_->forget_before(lane_, under_way_.front());
         return first;
     }
 
@@ -125,8 +127,8 @@ public:
         if (own.size() != to.size()) throw std::invalid_argument("the sum and the values differ in size");
         nb::gil_scoped_release unlocked;
         each_segment(to.size(), [&](uint32_t segment, size_t first, size_t count) {
-            for (uint32_t rank = 0; rank < frames_.nodes(); ++rank) {
-                if (rank == frames_.rank())
+            for (uint32_t rank = 0; rank < members_.size(); ++rank) {
+                if (members_[rank] == frames_->rank())
                     deliver_own(wire, own.data() + first, count, rank > 0, to.data() + first);
                 else
                     collect(rank, number, segment, wire, count, rank > 0, to.data() + first);
@@ -136,13 +138,11 @@ public:
 
     size_t sent_bytes() const { return sent_; }
     size_t received_bytes() const { return received_; }
-    size_t dropped() const { return frames_.dropped(); }
     bool failed() const { return failed_; }
 
-    // Drops all frames. The sockets may then be closed.
+    // Ends all waits. Frames that arrive are no longer asked for.
     void close() {
         io_.release();
-        frames_.close();
         late_ = nb::callable();
     }
 
@@ -159,6 +159,7 @@ private:
 
     template <class Visit>
     void each_segment(size_t count, Visit visit) const {
+        if (count > size_t{segment_} * kSegments) throw std::length_error("a message has more values than frames can take");
         for (size_t first = 0, segment = 0; first < count; first += segment_, ++segment)
             visit(static_cast<uint32_t>(segment), first, std::min<size_t>(segment_, count - first));
     }
@@ -181,16 +182,16 @@ private:
         const size_t first = size_t{segment} * segment_;
         const size_t count = std::min<size_t>(segment_, outgoing.values.size() - first);
         const size_t payload = payload_bytes(wire, count);
-        const Header header = frames_.header(frames_.rank(), tag(outgoing.number, segment), code(wire), count);
+        const Header header = frames_->header(lane_, frames_->rank(), outgoing.number, segment, code(wire), count);
         auto frame = [&] {
-            Frame made = frames_.make(header, payload);
+            Frame made = frames_->make(header, payload);
             encode(wire, outgoing.values.data() + first, count, made.data() + sizeof header);
             return made;
         };
         std::optional<Frame> shared;
         if (ranks.size() > 1 && payload > kShared) shared = frame();
         for (uint32_t rank : ranks) {
-            if (frames_.offer(rank, shared ? shared->shared() : frame()))
+            if (frames_->offer(members_.at(rank), shared ? shared->shared() : frame()))
                 sent_ += sizeof header + payload;
             else
                 left.push_back({&outgoing, rank, segment});
@@ -202,7 +203,7 @@ private:
     void send_waiting(std::vector<Part>& left, Wire wire) {
         double deadline = 0;
         while (!left.empty()) {
-            frames_.drain();
+            frames_->drain();
             std::vector<Part> again;
             for (const Part& part : left) {
                 auto same = [&](const Part& other) { return other.rank == part.rank; };
@@ -232,11 +233,11 @@ private:
 
     // Receives one segment of `count` values, waiting as long as `late_` allows.
     void collect(uint32_t rank, uint32_t number, uint32_t segment, Wire wire, size_t count, bool add, float* out) {
-        const Header header = frames_.header(rank, tag(number, segment), code(wire), count);
+        const Header header = frames_->header(lane_, members_.at(rank), number, segment, code(wire), count);
         const size_t payload = payload_bytes(wire, count);
         double deadline = 0;
         for (;;) {
-            if (std::optional<Frame> frame = frames_.take(header, payload)) {
+            if (std::optional<Frame> frame = frames_->take(header, payload)) {
                 decode(wire, frame->data() + sizeof header, count, add, out);
                 received_ += sizeof header + payload;
                 return;
@@ -254,18 +255,21 @@ private:
         nb::gil_scoped_acquire locked;
         try {
             if (PyErr_CheckSignals()) throw nb::python_error();
-            return nb::cast<double>(late_(rank, deadline));
+            return nb::cast<double>(late_(members_.at(rank), deadline));
         } catch (...) {
             failed_ = true;
             throw;
         }
     }
 
-    static uint32_t tag(uint32_t number, uint32_t segment) { return number << kSegmentBits | segment; }
+    static constexpr uint32_t kNumbers = 1u << kNumberBits, kSegments = 1u << kSegmentBits;
+
     static uint8_t code(Wire wire) { return static_cast<uint8_t>(wire); }
 
-    Frames frames_;
+    std::shared_ptr<Frames> frames_;
     IoThread io_;
+    uint32_t lane_;
+    Ranks members_;
     uint32_t segment_, in_flight_;
     nb::callable late_;
     uint32_t number_ = 0;               // number of the next message in the step
@@ -279,16 +283,24 @@ private:
 }  // namespace tpi
 
 NB_MODULE(_mailbox, m) {
-    using tpi::Mailbox;
+    using tpi::Frames, tpi::Mailbox;
     m.def("payload_bytes", [](uint8_t wire, size_t count) { return tpi::payload_bytes(tpi::wire_of(wire), count); },
           nb::arg("wire"), nb::arg("count"));
     m.def("quantise", &tpi::quantise, nb::arg("values"), nb::arg("wire"));
+    nb::class_<Frames>(m, "Frames")
+        .def(nb::init<const std::string&, uint32_t, uint32_t, uint64_t, uint32_t, double>(), nb::arg("library"),
+             nb::arg("rank"), nb::arg("size"), nb::arg("session"), nb::arg("epoch"), nb::arg("spin"))
+        .def("connect",
+             [](Frames& frames, uint32_t rank, uintptr_t socket, const nb::bytes& name) {
+                 frames.connect(rank, reinterpret_cast<void*>(socket), {name.c_str(), name.size()});
+             },
+             nb::arg("rank"), nb::arg("socket"), nb::arg("name"))
+        .def_prop_ro("dropped", &Frames::dropped)
+        .def("close", &Frames::close);
     nb::class_<Mailbox>(m, "Mailbox")
-        .def(nb::init<const std::string&, uint32_t, uint32_t, uint64_t, uint32_t, double, uint32_t, uint32_t,
-                      nb::callable>(),
-             nb::arg("library"), nb::arg("rank"), nb::arg("size"), nb::arg("session"), nb::arg("epoch"), nb::arg("spin"),
-             nb::arg("segment"), nb::arg("in_flight"), nb::arg("late"))
-        .def("connect", &Mailbox::connect, nb::arg("rank"), nb::arg("socket"), nb::arg("name"))
+        .def(nb::init<std::shared_ptr<Frames>, uint32_t, std::vector<uint32_t>, uint32_t, uint32_t, nb::callable>(),
+             nb::arg("frames"), nb::arg("lane"), nb::arg("members"), nb::arg("segment"), nb::arg("in_flight"),
+             nb::arg("late"))
         .def("begin", &Mailbox::begin, nb::arg("step"))
         .def("reserve", &Mailbox::reserve, nb::arg("messages"))
         .def("send", &Mailbox::send, nb::arg("ranks"), nb::arg("number"), nb::arg("values"), nb::arg("wire"))
@@ -298,7 +310,6 @@ NB_MODULE(_mailbox, m) {
         .def("sum", &Mailbox::sum, nb::arg("number"), nb::arg("values"), nb::arg("total"), nb::arg("wire"))
         .def_prop_ro("sent_bytes", &Mailbox::sent_bytes)
         .def_prop_ro("received_bytes", &Mailbox::received_bytes)
-        .def_prop_ro("dropped", &Mailbox::dropped)
         .def_prop_ro("failed", &Mailbox::failed)
         .def("close", &Mailbox::close);
 }

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
 from master.deployment.deployment import Workers
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.vocabulary.vocabulary import table_bytes
 from scheduler.model.machine import emulated_node
 from scheduler.storage.disk import DirectDisk
@@ -189,10 +189,10 @@ def batch_node(
 
 def _agreed(pack: Pack, beside: Sequence[AcceleratorSetup], options: dict[str, Any]) -> GroupBatch:
     """Compute the batch settings that all nodes of a group share."""
-    shards = deal_shards(pack.config, units_of(pack), [1] * len(beside))
+    stages = one_stage(pack, [1] * len(beside))
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(beside))]
     node = NodeOptions(CONTEXT, options["pool"], kv_dtype(pack), options["chunk"], memory=options["memory"])
-    plans = assignments(pack, shards, peers, node, session=1, epoch=1, collective="loopback")
+    plans = assignments(pack, stages, peers, node, session=1, epoch=1, collective="loopback")
     return agree(
         [
             GroupMember(f"node {rank}", node_plan(plan), one.machine, one.options, None if rank else table_bytes(pack))

@@ -13,7 +13,7 @@ import numpy as np
 
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.generation.engine import Engine
 from master.generation.request import Request
 from master.profiling.routing import record_routing
@@ -153,11 +153,11 @@ def _with_memory(card: Any, size: int) -> Any:
 
 def _plan(pack: Pack) -> NodePlan:
     """Return the plan of a single node."""
-    shards, options = (
-        deal_shards(pack.config, units_of(pack), [1]),
+    stages, options = (
+        one_stage(pack, [1]),
         NodeOptions(CONTEXT, CONTEXT // PAGE_TOKENS, kv_dtype(pack), CHUNK),
     )
-    (assign,) = assignments(pack, shards, [PeerAddress(0, "node", "")], options, 1, 1, collective="loopback")
+    (assign,) = assignments(pack, stages, [PeerAddress(0, "node", "")], options, 1, 1, collective="loopback")
     return node_plan(assign)
 
 

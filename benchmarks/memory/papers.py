@@ -8,7 +8,7 @@ from benchmarks.result import Result, Row, Table
 from benchmarks.support.machine import MIB
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.vocabulary.vocabulary import table_bytes
 from scheduler.model.sizes import LONGEST_CHUNK
 from tests.support.weights.shapes import LLAMA_1B
@@ -97,9 +97,9 @@ def predicted(pack: Pack, devices: int, window: int) -> tuple[int, int]:
         CONTEXT, pages_for(CONTEXT), kv_dtype(pack), LONGEST_CHUNK, memory=1 << 44, threads=THREADS,
         scheduler="window" if window else "resident", window=window,
     )  # fmt: skip
-    shards = deal_shards(pack.config, units_of(pack), [1.0] * devices)
+    stages = one_stage(pack, [1.0] * devices)
     peers = [PeerAddress(rank, f"node{rank}", f"tcp://node{rank}:1") for rank in range(devices)]
-    nodes = [node_plan(assign) for assign in assignments(pack, shards, peers, options, 1, 1, "star")]
+    nodes = [node_plan(assign) for assign in assignments(pack, stages, peers, options, 1, 1, "star")]
     used = [fit(node, None if node.rank else table_bytes(pack)).used // MIB for node in nodes]
     return BARE[0] + used[0], BARE[1] + max(used[1:])
 

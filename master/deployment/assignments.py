@@ -1,12 +1,24 @@
-"""One `Assign` per rank, made from the planner's shards: which units of which block, with their hashes."""
+"""One `Assign` per rank, made from the stages: which units of which block, with their hashes."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 
+from master.deployment.stages import Stage
 from master.workers.predictors import PredictorSource
 from master.workers.weights import vectors_bytes
 from tpi.errors import ModelError
-from tpi.net.messages import Assign, BlockPlan, LayerPlan, NodeOptions, PeerAddress, RunPlan, VectorPlan
+from tpi.net.messages import (
+    Assign,
+    BlockPlan,
+    LayerPlan,
+    NodeOptions,
+    PeerAddress,
+    PredictorPlan,
+    RunPlan,
+    StagePlan,
+    VectorPlan,
+)
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import WHOLE_RUNS, RunLayout
 from tpi.pack.reader import Pack, PackBlock
@@ -17,7 +29,7 @@ from tpi.progress import warn
 
 def assignments(
     pack: Pack,
-    shards: Sequence[Shard],
+    stages: Sequence[Stage],
     peers: Sequence[PeerAddress],
     options: NodeOptions,
     session: int,
@@ -26,42 +38,65 @@ def assignments(
     wire: str = "f32",
     predictors: PredictorSource | None = None,
 ) -> list[Assign]:
-    """Return one `Assign` per shard, in rank order; rank 0 is the master. None includes embedding, head or final norm.
+    """Return one `Assign` per rank; rank 0 is the master. None includes embedding, head or final norm.
 
-    `predictors` are for nodes that compute only active neurons: each node gets the rows of its own neurons.
+    A node gets the layers of its own stage. `predictors` are for nodes that compute only active neurons: each node gets
+    the rows of its own neurons.
     """
-    experts = pack.config.mixture.experts if pack.config.mixture else 1
-    distinct = list({block.id: block for block in pack.walk()}.values())
-    layouts = list(dict.fromkeys(run for block in distinct for run in block.shape.runs))
-    index = {block.id: number for number, block in enumerate(distinct)}
-    full_heads = {block.id: pack.config.has_full_heads(layer) for layer, own in enumerate(pack.layers) for block in own}
-    of_kind = {full: [shard.at_layer(full) for shard in shards] for full in (False, True)}
-    plans = [_block_plans(block, of_kind[full_heads[block.id]], layouts, experts) for block in distinct]
-    everyone = tuple(range(len(shards)))
-    routing = _routing(pack)
-    layers = tuple(LayerPlan(tuple(index[block.id] for block in blocks), everyone) for blocks in pack.layers)
+    layouts = list(dict.fromkeys(run for block in pack.walk() for run in block.shape.runs))
     sent = predictors or PredictorSource({})
     sent.vectors = {}  # a worker may still be sent the vectors of an earlier plan, from the old dictionary
-    foretold = [sent.plans(shard, len(distinct)) for shard in shards]
+    parts: dict[int, _Part] = {}
+    for stage in stages:
+        parts |= _parts(pack, stage, layouts, sent)
+    routing, idle = _routing(pack), _Part((), (), ())
     return [
         Assign(
             session=session,
             epoch=epoch,
             rank=rank,
-            size=len(shards),
+            size=len(peers),
             config=pack.config.for_context(options.context),
             layouts=tuple(layouts),
-            blocks=(*(plan[rank] for plan in plans), *foretold[rank][0]),
-            layers=layers,
+            blocks=parts.get(rank, idle).blocks,
+            layers=parts.get(rank, idle).layers,
+            stages=tuple(StagePlan(stage.layers.first, stage.layers.last, stage.ranks) for stage in stages),
             peers=tuple(peers),
             collective=collective,
             wire=wire,
             options=options,
             routing=routing,
-            predictors=foretold[rank][1],
+            predictors=parts.get(rank, idle).predictors,
         )
-        for rank, shard in enumerate(shards)
+        for rank in range(len(peers))
     ]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one node holds: its blocks, the layers that refer to them, and the predictors of its neurons."""
+
+    blocks: tuple[BlockPlan, ...]
+    layers: tuple[LayerPlan, ...]
+    predictors: tuple[PredictorPlan, ...]
+
+
+def _parts(pack: Pack, stage: Stage, layouts: Sequence[RunLayout], sent: PredictorSource) -> dict[int, _Part]:
+    """Return the part of each node of `stage`, by rank."""
+    experts = pack.config.mixture.experts if pack.config.mixture else 1
+    numbers = range(stage.layers.first, stage.layers.last)
+    distinct: dict[str, tuple[PackBlock, bool]] = {}  # with whether the block has heads of its own
+    for number in numbers:
+        distinct |= {block.id: (block, pack.config.has_full_heads(number)) for block in pack.layers[number]}
+    index = {identity: at for at, identity in enumerate(distinct)}
+    of_kind = {full: [shard.at_layer(full) for shard in stage.shards] for full in (False, True)}
+    plans = [_block_plans(block, of_kind[full], layouts, experts) for block, full in distinct.values()]
+    layers = tuple(LayerPlan(number, tuple(index[block.id] for block in pack.layers[number])) for number in numbers)
+    foretold = [sent.plans(shard, len(distinct)) for shard in stage.shards]
+    return {
+        rank: _Part((*(plan[at] for plan in plans), *foretold[at][0]), layers, foretold[at][1])
+        for at, rank in enumerate(stage.ranks)
+    }
 
 
 def _routing(pack: Pack) -> bytes:

@@ -10,8 +10,9 @@ from allreduce.algorithms import shared
 from allreduce.algorithms.torchdist import refuse_keys
 from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
-from master.deployment.deployment import Capacity, Concurrency, Deployment, Stage, choose_collective
-from master.deployment.planner import Split, deal_shards, most_that_fit, units_of
+from master.deployment.deployment import Capacity, Concurrency, Deployment, choose_collective
+from master.deployment.planner import Split, most_that_fit
+from master.deployment.stages import Stage, StageNodes, deal_stages, in_rank_order, lay_out, stages_in
 from master.options import RunOptions
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from master.workers.cluster import Cluster
@@ -24,8 +25,7 @@ from tpi.kernels.kv import KvDtype, pages_for
 from tpi.net.fields import Card, UsualRequest
 from tpi.net.messages import Assign, NodeOptions
 from tpi.pack.reader import Pack
-from tpi.partition import Range, Shard
-from tpi.progress import Progress, phase
+from tpi.progress import Progress, phase, warn
 from tpi.system.machine import usable_cores
 from worker.equipment import Equipment
 from worker.node.node import Node
@@ -73,9 +73,10 @@ class Deployer:
             NodeLost, NodeError: if a worker is lost or fails.
             WeightsError: if weights cannot be read or stored.
         """
-        shards = deal_shards(self.pack.config, units_of(self.pack), shares)
+        stages = deal_stages(self.pack, self._layout(shares), shares)
+        self._refuse_with_stages(stages)
         with ExitStack() as stack:
-            at_once, plans = self._plans_that_fit(shards, self._board(stack))
+            at_once, plans = self._plans_that_fit(stages, self._board(stack, stages))
             node, limits = self._load(stack, plans)
             fence = (self.cluster.session, plans[0].epoch)
             with phase("measuring the links"):
@@ -84,20 +85,52 @@ class Deployer:
                 self.pack, node.budget, node.trace, node.window.reads, self.options.verify_weights, self.equipment.host
             )
             stack.enter_context(vocabulary)
-            stages = [Stage(Range(0, self.pack.config.layers), tuple(range(len(shards))), tuple(shards))]
             drafts = plans[0].options.sparsity == "off" and not any(self._cards())
             return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all(), at_once, drafts)
 
-    def _board(self, stack: ExitStack) -> str:
+    def _layout(self, shares: Sequence[float] | Split) -> list[StageNodes]:
+        """Return the layers and nodes of each stage. Without the nodes that `--stages` needs, use those that are there.
+
+        Raises:
+            UsageError: if the first deployment cannot be as `--stages` asks.
+        """
+        asked, layers = self.options.stages, self.pack.config.layers
+        try:
+            return lay_out(asked, [peer.name for peer in self.cluster.peers(MASTER)], layers, shares)
+        except UsageError as error:
+            if not self.cluster.epoch:
+                raise
+            found = in_rank_order(stages_in(asked), layers, shares)
+            warn(f"{error}; going on with {len(found)} stages in the order of the nodes")
+            return found
+
+    def _refuse_with_stages(self, stages: Sequence[Stage]) -> None:
+        """Refuse what several stages cannot do.
+
+        Raises:
+            UsageError: if an option needs all nodes in one stage.
+        """
+        if len(stages) == 1:
+            return
+        unable = {
+            "--sparsity": self.predictors is not None,
+            "--pipeline batch": self.options.devices.offload.pipeline == "batch",
+            "--collective torch": self.options.collective == "torch",
+            "--collective shared": self.options.collective == "shared",
+        }
+        if refused := next((flag for flag, wanted in unable.items() if wanted), None):
+            raise UsageError(f"{refused} needs all nodes in one stage; leave out --stages or {refused}")
+
+    def _board(self, stack: ExitStack, stages: Sequence[Stage]) -> str:
         """Return the address of shared memory for sums between nodes of this machine; empty if they do not use any."""
-        local = len(self.cluster.workers) if self.options.local else 0
+        local = len(self.cluster.workers) if self.options.local and len(stages) == 1 else 0
         asked = (self.options.collective, self.options.wire)
         wanted = asked[0] in (None, "shared") and asked[1] in (None, "f32")  # sums in shared memory are f32
         if not local or not wanted or not shared.available():
             return ""
         return stack.enter_context(shared.BoardMemory(1 + local)).address
 
-    def _plans_that_fit(self, shards: Sequence[Shard], board: str) -> tuple[Concurrency, list[Assign]]:
+    def _plans_that_fit(self, stages: Sequence[Stage], board: str) -> tuple[Concurrency, list[Assign]]:
         """Return plans with room for the requests that were asked for, or for fewer.
 
         Raises:
@@ -105,28 +138,28 @@ class Deployer:
         """
         alone, most = self.options.parallel, self.options.batched
         with suppress(PlanError):  # a lasting refusal is raised again below
-            if aimed := self._fastest(shards, board, most):
-                found, plans = most_that_fit(aimed, lambda batch: self._checked(shards, board, batch, batch))
+            if aimed := self._fastest(stages, board, most):
+                found, plans = most_that_fit(aimed, lambda batch: self._checked(stages, board, batch, batch))
                 return Concurrency(found, aimed, most, batches=True), plans
-        found, plans = most_that_fit(alone, lambda requests: self._checked(shards, board, requests))
+        found, plans = most_that_fit(alone, lambda requests: self._checked(stages, board, requests))
         return Concurrency(found, alone, max(alone, most), batches=plans[0].options.batch is not None), plans
 
-    def _fastest(self, shards: Sequence[Shard], board: str, most: int) -> int:
+    def _fastest(self, stages: Sequence[Stage], board: str, most: int) -> int:
         """Return how many requests at once, at most `most`, are fastest if accelerators batch them; 0 if none does."""
-        if not most or not any(self._cards()):
+        if not most or not any(self._cards()) or len(stages) > 1:
             return 0
         from master.deployment.batching import fastest
 
-        members = self._members(self._plans(shards, board, most))
+        members = self._members(self._plans(stages, board, most))
         return min(most, fastest(members, self.options.devices.offload))  # the context alone may take more pages
 
-    def _checked(self, shards: Sequence[Shard], board: str, requests: int, batch: int = 0) -> list[Assign]:
+    def _checked(self, stages: Sequence[Stage], board: str, requests: int, batch: int = 0) -> list[Assign]:
         """Return plans with room for `requests` requests, computed `batch` at once if that is not 0.
 
         Raises:
             PlanError: if they do not fit.
         """
-        plans = self._batched(self._plans(shards, board, requests), batch)
+        plans = self._batched(self._plans(stages, board, requests), batch)
         self._check_memory(plans)
         return plans
 
@@ -143,7 +176,7 @@ class Deployer:
         prompt = max(1, min(usual.prompt, self.context - 1))
         return UsualRequest(prompt, max(1, min(usual.answer, self.context - prompt)))
 
-    def _plans(self, shards: Sequence[Shard], board: str, requests: int) -> list[Assign]:
+    def _plans(self, stages: Sequence[Stage], board: str, requests: int) -> list[Assign]:
         chosen, cluster = self.options, self.cluster
         if chosen.collective == "torch":
             refuse_keys(cluster.peers(MASTER))
@@ -164,7 +197,7 @@ class Deployer:
         )
         plans = assignments(
             self.pack,
-            shards,
+            stages,
             cluster.peers(MASTER, board),
             options,
             cluster.session,
@@ -178,7 +211,7 @@ class Deployer:
 
     def _batched(self, plans: list[Assign], batch: int) -> list[Assign]:
         """Return the plans with the batch settings that all nodes must share, if they compute in micro-batches."""
-        if not any(self._cards()):
+        if not any(self._cards()) or len(plans[0].stages) > 1:
             return plans
         from master.deployment.batching import batched  # imports more than a run without accelerators needs
 

@@ -4,7 +4,7 @@ Hidden states enter its first stage and leave its last. `master.deployment.deplo
 `master.generation.engine` outlive them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from master.deployment.pages import PagePool
+from master.deployment.stages import Stage
 from master.deployment.states import StatePool
 from master.vocabulary.vocabulary import Vocabulary
 from tpi.kernels.kv import states_for
 from tpi.net.messages import Step, StepEntry
-from tpi.partition import Range, Shard
 from worker.node.node import Node
 
 F32 = npt.NDArray[np.float32]
@@ -29,17 +29,8 @@ TUNING = 0  # number of the step in which the nodes measure their links and choo
 class Workers(Protocol):
     """The other nodes as a deployment needs them; implemented by `master.workers.cluster`."""
 
-    def step(self, step: Step) -> None:
-        """Start a step on every worker."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Consecutive layers that the same nodes hold, each its share of every layer. At present there is one stage."""
-
-    layers: Range
-    ranks: tuple[int, ...]
-    shards: tuple[Shard, ...]  # one for each of `ranks`
+    def step(self, step: Step, later: Container[int] = ()) -> None:
+        """Start a step on every worker. Those whose ranks are in `later` get no hidden states with it."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +102,7 @@ class Deployment:
         self.pages = PagePool(limits.pages, StatePool(states_for(limits.pages)) if recurrent else None)
         self.drafts = drafts and not recurrent and vocabulary.config.mixture is None
         self._workers = workers
+        self._later = frozenset(rank for stage in self.stages[1:] for rank in stage.ranks)
         self._resources = resources or ExitStack()
         self._steps = count(TUNING + 1)
 
@@ -125,9 +117,9 @@ class Deployment:
             NodeLost, NodeError: if a worker is lost or fails.
         """
         step = Step(self.session, self.epoch, next(self._steps), entries, released, x)
-        self._workers.step(step)
+        self._workers.step(step, self._later)
         hidden = self.node.run(step)
-        assert hidden is not None  # rank 0 always gets the last sum
+        assert hidden is not None  # rank 0 always gets the result of the last stage
         return hidden
 
     def close(self) -> None:

@@ -41,6 +41,18 @@ class Split:
         alike = tuple(shares)
         return cls(alike, alike, alike, alike)
 
+    def among(self, ranks: Sequence[int]) -> "Split":
+        """Return the shares of the nodes of these ranks alone."""
+        kinds = (self.heads, self.ffn, self.experts, self.shared)
+        return Split(*(tuple(kind[rank] for rank in ranks) for kind in kinds))
+
+    def weights(self) -> list[float]:
+        """Return each node's part of the heads plus its part of the neurons, a measure of its part of a layer."""
+        return [
+            heads / sum(self.heads) + ffn / (sum(self.ffn) or 1)
+            for heads, ffn in zip(self.heads, self.ffn, strict=True)
+        ]
+
 
 @dataclass(frozen=True)
 class Units:

@@ -8,6 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from master.deployment.stages import ONE
 from master.joining.measured import MeasuredWorkers
 from master.joining.shares import Shares, SharesLater, Sharing
 from master.options import RunOptions
@@ -32,9 +33,9 @@ def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], policy: 
 
 
 def first_split(options: RunOptions, measured: MeasuredWorkers) -> "FirstSplit | None":
-    """Return a split by measured speeds, if all workers are on other machines and the user gave no `--split`."""
+    """Return a split by measured speeds, if all workers are on other machines and the user chose no division."""
     hosts = [split_address(address)[0] for address in options.workers]
-    if options.split is not None or not hosts or not all(map(leaves_machine, hosts)):
+    if _divided_by_user(options) or not hosts or not all(map(leaves_machine, hosts)):
         return None
     from master.joining.split import plan_split
 
@@ -43,8 +44,13 @@ def first_split(options: RunOptions, measured: MeasuredWorkers) -> "FirstSplit |
 
 def shares_later(asked: Shares, options: RunOptions, measured: MeasuredWorkers) -> Sharing:
     """Return the shares that the user asked for. If no worker was found yet, plan them once a worker joins."""
-    alone = options.discover and options.keys and options.split is None and not options.workers
+    alone = options.discover and options.keys and not _divided_by_user(options) and not options.workers
     return SharesLater(partial(_split_later, options, measured)) if alone else asked
+
+
+def _divided_by_user(options: RunOptions) -> bool:
+    """Return True if the user chose how nodes divide the model."""
+    return options.split is not None or options.stages != ONE
 
 
 def _split_later(options: RunOptions, measured: MeasuredWorkers) -> "PlannedSplit":

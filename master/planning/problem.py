@@ -14,7 +14,7 @@ from tpi.config import RECURRENT, ModelConfig
 from tpi.devices.options import OffloadOptions
 from tpi.errors import UsageError
 from tpi.kernels.kv import KvDtype, pages_for
-from tpi.net.messages import NodeOptions, VectorPlan
+from tpi.net.messages import NodeOptions, StagePlan, VectorPlan
 from tpi.pack.blockfile import BlockShape
 from tpi.partition import Range
 from worker.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
@@ -49,6 +49,7 @@ def planning_case(
         size=1,
         config=shape.config,
         layers=tuple(_layers(shape)),
+        stages=(StagePlan(0, shape.config.layers, (0,)),),
         peers=(),
         collective="loopback",
         wire="f32",
@@ -100,7 +101,7 @@ def _layers(shape: ModelShape) -> Iterator[NodeLayer]:
     mixers = {"attention", *RECURRENT}
     starts = [number for number, each in enumerate(shape.blocks) if each.kind in mixers or not number]
     for layer, (first, last) in enumerate(pairwise([*starts, len(blocks)])):
-        yield NodeLayer(layer, tuple(replace(block, layer=layer) for block in blocks[first:last]), (0,))
+        yield NodeLayer(layer, tuple(replace(block, layer=layer) for block in blocks[first:last]))
 
 
 def _block(number: int, shape: BlockShape) -> NodeBlock:

@@ -21,9 +21,12 @@ from tpi.errors import NodeError, UsageError
 from tpi.net.fields import WindowState
 from tpi.net.questions import Stats
 from tpi.pack.reader import Pack
+from tpi.partition import Range, Shard
 from tpi.progress import phase
 from tpi.trace import TRACE_SPANS, Trace
 from worker.service.served import totals
+
+_NO_LAYERS = (Range(0, 0), Shard(Range(0, 0), Range(0, 0), Range(0, 0)))
 
 
 class RunFigures:
@@ -74,10 +77,10 @@ class RunFigures:
         If `begun` is None or of another deployment, count from the start.
         """
         after, config, hidden = self.stats(), self._pack.config, self._pack.config.hidden
-        counted, group = since(begun, after), self._deployment.node.loop.group
+        counted, group, held = since(begun, after), self._deployment.node.loop.group, self._held()
         return LiveFigures(
             [node_report(config, *each) for each in zip(self._shares(), counted, after, strict=True)],
-            [shard.experts for shard in self._deployment.stages[0].shards],
+            [shard.experts for _, shard in (held.get(rank, _NO_LAYERS) for rank in range(len(after)))],
             after, after[0].tokens != counted[0].tokens, whole_model(config), group.algorithm(hidden), group.wire,
             group.links if isinstance(group, Auto) else None,
         )  # fmt: skip
@@ -143,13 +146,21 @@ class RunFigures:
         return _missing(dropped) if dropped else ""
 
     def _shares(self) -> list[NodeShare]:
-        units, (stage,) = units_of(self._pack), self._deployment.stages
+        units, held = units_of(self._pack), self._held()
         names = [peer.name for peer in self._cluster.peers(MASTER)]
         bare = [self._bare, *(hello.profile.process_bytes for hello in self._cluster.hellos)]
         return [
-            NodeShare(name, rank, shard, units.query_heads, units.kv_heads, taken)
-            for name, rank, shard, taken in zip(names, stage.ranks, stage.shards, bare, strict=True)
+            NodeShare(name, rank, *held.get(rank, _NO_LAYERS), units.query_heads, units.kv_heads, taken)
+            for rank, (name, taken) in enumerate(zip(names, bare, strict=True))
         ]
+
+    def _held(self) -> dict[int, tuple[Range, Shard]]:
+        """Return the layers that each node holds, and its shard of them, by rank."""
+        return {
+            rank: (stage.layers, shard)
+            for stage in self._deployment.stages
+            for rank, shard in zip(stage.ranks, stage.shards, strict=True)
+        }
 
     def _waits(self, begun: Sequence[Stats], after: Sequence[Stats]) -> list[OtherWaits]:
         """Return the time per token that each node's exchanges wait for the disks of other nodes."""

@@ -26,6 +26,7 @@ class NodeReport:
 
     name: str
     rank: int
+    layers: list[int]
     heads: list[int]
     kv_heads: list[int]
     neurons: list[int]
@@ -36,6 +37,7 @@ class NodeReport:
     peak_rss_bytes: int  # the most memory that it took in total
     compute_ms_per_token: float
     sync_ms_per_token: float
+    hop_ms_per_token: float  # waiting for the hidden states of other stages
     io_stall_ms_per_token: float
     streamed_bytes_per_token: float
     disk_mb_per_s: float  # during the time with at least one read under way, of the blocks' or of the head's weights
@@ -51,6 +53,7 @@ class NodeShare:
 
     name: str
     rank: int
+    layers: Range
     shard: Shard
     query_heads: int  # query heads in one unit
     kv_heads: int  # KV heads in one unit
@@ -66,6 +69,7 @@ def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stat
     return NodeReport(
         name=node.name,
         rank=node.rank,
+        layers=node.layers.as_list(),
         heads=shard.query.scaled(node.query_heads, config.heads).as_list(),
         kv_heads=shard.kv.scaled(node.kv_heads, config.kv_heads).as_list(),
         neurons=_neurons(config, shard).as_list(),
@@ -76,6 +80,7 @@ def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stat
         peak_rss_bytes=after.peak_rss_bytes,
         compute_ms_per_token=MILLI * (after.compute_s - before.compute_s) / tokens,
         sync_ms_per_token=MILLI * (after.sync_s - before.sync_s) / tokens,
+        hop_ms_per_token=MILLI * (after.hop_s - before.hop_s) / tokens,
         io_stall_ms_per_token=MILLI * (after.stall_s - before.stall_s) / tokens,
         streamed_bytes_per_token=streamed / tokens,
         disk_mb_per_s=streamed / disk_seconds / MEGA if disk_seconds else 0.0,
@@ -121,7 +126,10 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False,
     """
     console = wide_console(stderr)
     if table:
-        console.print(figures_table("node", *_COLUMNS, rows=[(node.name, *_cells(node)) for node in nodes]))
+        staged = any(node.layers != nodes[0].layers for node in nodes)
+        columns = ("layers", *_COLUMNS, "hop\nms") if staged else _COLUMNS
+        rows = [(node.name, *(_staged_cells(node) if staged else _cells(node))) for node in nodes]
+        console.print(figures_table("node", *columns, rows=rows))
     console.say(summary)
     for node in nodes:
         if node.steady is not None:
@@ -208,6 +216,11 @@ def _cells(node: NodeReport) -> list[str]:
         node.received_bytes_per_token / MILLI,
     )
     return [_span(node.heads), _span(node.neurons), *map(_short, figures)]
+
+
+def _staged_cells(node: NodeReport) -> list[str]:
+    """Return one node's figures with its layers before them, and behind them the time of its waits for other stages."""
+    return [_span(node.layers), *_cells(node), _short(node.hop_ms_per_token)]
 
 
 def _short(value: float) -> str:

@@ -6,8 +6,9 @@ One thread uses a cluster. Meanwhile a `Keeper` takes in messages and serves wei
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import zmq
 
@@ -143,8 +144,8 @@ class Cluster:
                 progress(sum(feed.sent for feed in feeds), sum(feed.missing for feed in feeds))
         return [worker.ready for worker in self.workers if worker.ready]
 
-    def step(self, step: Step) -> None:
-        """Start a step on every worker.
+    def step(self, step: Step, later: Container[int] = ()) -> None:
+        """Start a step on every worker. Those whose ranks are in `later` get no hidden states with it.
 
         Raises:
             NodeError: if a worker is lost, or has failed since the last call.
@@ -155,10 +156,11 @@ class Cluster:
         with self._keeper.lock:
             self._need()
             self.poll()
-            frames = encode(step)
+            bare = [rank in later for rank in range(1, 1 + len(self.workers))]
+            frames = {each: encode(replace(step, x=step.x[:0]) if each else step) for each in set(bare)}
             with deferred():  # signals are handled once afterwards, not after every worker
-                for worker in self.workers:
-                    worker.send_frames(frames)
+                for worker, each in zip(self.workers, bare, strict=True):
+                    worker.send_frames(frames[each])
 
     def poll(self) -> None:
         """Process the messages that have arrived, without waiting.

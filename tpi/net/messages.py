@@ -113,12 +113,21 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One layer: its blocks in order of use, and the ranks that hold it.
+    """A layer that the node holds: its number in the model, and its blocks in order of use.
 
     Blocks are indices into Assign.blocks, where identical blocks are listed once.
     """
 
+    number: Count
     blocks: tuple[Count, ...]
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The layers `[first, last)`, and the ranks of the nodes that hold them together, in ascending order."""
+
+    first: Count
+    last: Count
     ranks: tuple[Count, ...]
 
 
@@ -196,6 +205,7 @@ class Assign:
     layouts: tuple[RunLayout, ...]
     blocks: tuple[BlockPlan, ...]
     layers: tuple[LayerPlan, ...]
+    stages: tuple[StagePlan, ...]
     peers: tuple[PeerAddress, ...]
     collective: Name
     wire: Name
@@ -212,8 +222,8 @@ class Assign:
             raise MessageError("a layer names a block that is not in the plan")
         if any(one.block >= len(self.blocks) for one in self.predictors):
             raise MessageError("a predictor is in a block that is not in the plan")
-        if any(rank >= self.size for layer in self.layers for rank in layer.ranks):
-            raise MessageError("a layer names a rank that is not in the plan")
+        if any(rank >= self.size for stage in self.stages for rank in stage.ranks):
+            raise MessageError("a stage names a rank that is not in the plan")
         if not self.rank < self.size:
             raise MessageError(f"rank {self.rank} is not below the number of nodes, {self.size}")
 
@@ -256,7 +266,10 @@ class StepEntry:
 @message
 @dataclass(frozen=True)
 class Step:
-    """One pass over all blocks. `x` is float32 `[tokens, hidden]`, the sequences' rows in order: never token ids."""
+    """One pass over all blocks. `x` is float32 `[tokens, hidden]`, the sequences' rows in order: never token ids.
+
+    It has no rows for nodes outside the first stage.
+    """
 
     session: Id64
     epoch: Count
@@ -266,8 +279,13 @@ class Step:
     x: Hidden
 
     def __post_init__(self) -> None:
-        if sum(entry.count for entry in self.entries) != len(self.x):
+        if len(self.x) not in (0, self.tokens):
             raise MessageError(f"a step has {len(self.x)} rows of hidden states, but its entries have another total")
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all sequences."""
+        return sum(entry.count for entry in self.entries)
 
 
 @message

@@ -117,6 +117,7 @@ class Stats:
     peak_rss_bytes: Bytes
     compute_s: Seconds
     sync_s: Seconds
+    hop_s: Seconds  # waiting for the hidden states of other stages
     stall_s: Seconds
     streamed_bytes: Bytes
     disk_s: Seconds  # time in which at least one read was under way

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from allreduce.base import Endpoints, GroupSpec, Peer, open_group
+from allreduce.connections import Connections
+from allreduce.hops import Hops, sums_lane
 from scheduler.storage.disk import Disk
 from scheduler.weights import Arrangement
 from tpi.block import joining, residual
@@ -79,14 +81,24 @@ def build_node(
     residence = residence_of(case, ((accelerator and accelerator.choose) or choose)(case))
     spec = _group_spec(plan, kernels.threads())
     with ExitStack() as stack:  # after a failure it frees the memory for the next plan
-        group = stack.enter_context(closing(open_group(plan.collective, spec, endpoints)))
+        hops = _hops(stack, plan, spec, endpoints)
+        if hops is not None:
+            endpoints = replace(endpoints, connections=hops.connections)
+        group = stack.enter_context(closing(open_group(plan.collective, _within_stage(plan, spec), endpoints)))
         opened = open_weights(stack, plan, residence, held, devices, trace, progress)
         blocks = _blocks(plan, held, opened.weights.now)
         check = _finite if plan.options.verify_weights else unchecked
         division = opened.link.division if opened.link else _hosted(plan)
         loop = BlockLoop(blocks, opened.weights, group, kernels, trace, check, division)
         return Node(
-            loop, residence, stack.pop_all(), opened.link, opened.fetched, opened.sparse, bool(plan.state_sizes)
+            loop,
+            residence,
+            stack.pop_all(),
+            opened.link,
+            opened.fetched,
+            opened.sparse,
+            any(plan.config.recurrent),
+            hops,
         )
 
 
@@ -143,7 +155,22 @@ def _block(
     return Block(block.number, block.name, after, sums_with_next)
 
 
+def _hops(stack: ExitStack, plan: NodePlan, spec: GroupSpec, endpoints: Endpoints) -> Hops | None:
+    """Return the hops between the stages of the plan, closed with `stack`; None if there is one stage."""
+    if len(plan.stages) == 1:
+        return None
+    connections = stack.enter_context(closing(Connections(spec, endpoints)))
+    return Hops(connections, [stage.ranks for stage in plan.stages], plan.config.hidden, plan.wire)
+
+
+def _within_stage(plan: NodePlan, spec: GroupSpec) -> GroupSpec:
+    """Return the group of this node's stage; `spec` is that of all nodes."""
+    peers = tuple(spec.peers[rank] for rank in plan.group)
+    return replace(spec, rank=plan.group.index(plan.rank), peers=peers, lane=sums_lane(plan.stage or 0))
+
+
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:
+    """Return the group of all nodes of the deployment."""
     peers = tuple(Peer(peer.rank, peer.name, peer.address, peer.key) for peer in plan.peers)
     hidden = plan.config.hidden
     return GroupSpec(
@@ -164,5 +191,5 @@ def _spin_us(plan: NodePlan, threads: int) -> int:
     Spinning pays if all nodes are on one machine and each of their threads has a core. Over sockets it does not: the
     spinning thread would take the core that ZeroMQ's I/O thread needs.
     """
-    alone = plan.collective == "shared" and plan.size * threads <= usable_cores()
+    alone = plan.collective == "shared" and len(plan.group) * threads <= usable_cores()
     return _SPIN_US if alone else 0

@@ -241,6 +241,7 @@ class BlockLoop:
         """
         return (
             len(x) <= STREAM_TOKENS
+            and bool(self.blocks)
             and self.group.trivial
             and self.weights.now.kept is not None
             and not any(

@@ -26,6 +26,7 @@ from worker.plan.residence import Residence
 from worker.service.served import Figures
 
 if TYPE_CHECKING:
+    from allreduce.hops import Hops
     from scheduler.demand.records.stats import RecordStats
     from worker.accelerator.accelerated import Accelerators
     from worker.demand.fetched import DemandExperts
@@ -52,6 +53,7 @@ class Node:
         fetched: "DemandExperts | None" = None,
         sparse: "SparseNode | None" = None,
         recurrent: bool = False,
+        hops: "Hops | None" = None,
     ) -> None:
         """Create a node; `worker.node.build.build_node` is the usual way.
 
@@ -63,11 +65,13 @@ class Node:
             fetched: the experts that are loaded on demand, if any.
             sparse: predicts the active neurons, if the plan has predictors.
             recurrent: True if the model has layers with states.
+            hops: carry hidden states from stage to stage; None if there is one stage.
         """
         self.fetched = fetched
         self.sparse = sparse
         self.link = link
         self.loop = loop
+        self.hops = hops
         self.budget = residence.budget
         self.window = loop.weights.window
         self.streamed = WindowStats()
@@ -122,7 +126,8 @@ class Node:
     def run(self, step: Step) -> F32 | None:
         """Compute one step, and return the last hidden states `[tokens, hidden]` on rank 0, None on other ranks.
 
-        A step without entries computes nothing: it lets the group measure and choose how to sum.
+        A node in a later stage waits for the hidden states of the stage before. A step without entries computes
+        nothing: it lets the group measure and choose how to sum.
         """
         self._tables.release(step.released)
         if not step.entries:
@@ -130,9 +135,14 @@ class Node:
             return None
         batch, clock = self._tables.batch(step.entries), self.loop.clock
         before = clock.total - clock.sync
-        out = self.loop.forward(step.x, batch, step.step)
+        tokens = len(batch.positions)
+        x = step.x if self.hops is None else self.hops.enter(step.step, step.x, tokens)
+        out = self.loop.forward(x, batch, step.step)
+        if self.hops is not None:
+            self.hops.leave(step.step, out)
+            out = self.hops.result(step.step, out, tokens)
         if self.watch is not None:
-            self.watch.note(len(step.x), int(batch.positions[-1]) + 1, clock.total - clock.sync - before)
+            self.watch.note(tokens, int(batch.positions[-1]) + 1, clock.total - clock.sync - before)
         self.streamed += self.window.take()
         return out
 
@@ -168,7 +178,8 @@ class Node:
     def figures(self) -> Figures:
         """Return the totals of steps, times, bytes read, bytes sent and memory since the start."""
         clock, group, streamed = self.loop.clock, self.loop.group.stats, self.streamed
-        wanted = self._wanted()
+        wanted, hops = self._wanted(), self.hops
+        sent, received = hops.traffic if hops else (0, 0)
         stalled = streamed.stall_seconds + wanted.stall_seconds
         stalled += self.link.figures.stall_seconds if self.link else 0.0
         return Figures(
@@ -177,11 +188,12 @@ class Node:
             weight_bytes=self._residence.nbytes,
             compute_s=max(0.0, clock.total - clock.sync - stalled),
             sync_s=clock.sync,
+            hop_s=hops.seconds if hops else 0.0,
             stall_s=stalled,
             streamed_bytes=streamed.read_bytes + wanted.read_bytes,
             disk_s=streamed.read_seconds,
-            sent_bytes=group.sent_bytes,
-            received_bytes=group.received_bytes,
+            sent_bytes=group.sent_bytes + sent,
+            received_bytes=group.received_bytes + received,
             resident_bytes=self.budget.placement.memory_bytes + self.budget.demand_bytes,
             planned_bytes=self.budget.used,
             dropped=group.dropped,

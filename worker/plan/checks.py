@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from allreduce.base import group_names
+from allreduce.hops import MOST_STAGES
 from tpi.config import RECURRENT, BlockKind, ModelConfig
 from tpi.errors import PlanError
 from tpi.net.fields import Card
@@ -66,18 +67,21 @@ def check_assign(assign: Assign, card: Card | None = None) -> None:
     check(node_plan(assign), card=card)
 
 
-def check_step(step: Step, hidden: int, longest: int) -> None:
+def check_step(step: Step, hidden: int, longest: int, first: bool) -> None:
     """Refuse a step whose hidden states have the wrong shape, or that is too long.
 
     Args:
         step: the step that the master sent.
         hidden: the hidden size of the model.
         longest: the largest number of tokens, and of sequences, that this node computes at once.
+        first: True for a node of the first stage, which alone gets hidden states with a step.
 
     Raises:
         PlanError: if the step is refused; names the fault.
     """
-    tokens, width = step.x.shape
+    tokens, (rows, width) = step.tokens, step.x.shape
+    if rows != (tokens if first else 0):
+        raise PlanError(f"a step of {tokens} tokens has {rows} rows of hidden states for this node")
     if tokens > longest or len(step.entries) > longest:
         raise PlanError(
             f"a step has {tokens} tokens in {len(step.entries)} sequences, but this node computes at most {longest}"
@@ -95,7 +99,8 @@ def _faults(assign: Assign) -> Iterator[Fault]:
     yield from _group_faults(assign)
     yield from _block_faults(assign)
     yield from predictor_faults(assign)
-    for number, layer in enumerate(assign.layers):
+    for layer in assign.layers:
+        number = layer.number
         attention = [assign.blocks[index] for index in layer.blocks if assign.blocks[index].kind == "attention"]
         yield _if(
             not all(has_matching_kv_units(assign, number, block) for block in attention),
@@ -146,12 +151,24 @@ def _group_faults(assign: Assign) -> Iterator[Fault]:
     yield _if(not all(peer.address for peer in assign.peers[1:]), "a peer has no address")
     yield _if(assign.collective not in group_names(), f"collective is {assign.collective!r}")
     yield _if(assign.wire not in wire_names(), f"wire is {assign.wire!r}")
+    yield from _stage_faults(assign)
+
+
+def _stage_faults(assign: Assign) -> Iterator[Fault]:
+    """Yield what is wrong with a plan's stages: they hold all layers in order, and no node is in two of them."""
+    stages, ranks = assign.stages, [rank for stage in assign.stages for rank in stage.ranks]
+    yield _outside("the number of stages", len(stages), 1, MOST_STAGES)
+    ends = [0, *(stage.last for stage in stages)]
+    tiled = [stage.first for stage in stages] == ends[:-1] and sorted(set(ends)) == ends
+    yield _if(not tiled or ends[-1] != assign.config.layers, "its stages do not hold every layer once, in order")
+    ordered = all(stage.ranks and list(stage.ranks) == sorted(stage.ranks) for stage in stages)
+    yield _if(not ordered or len(set(ranks)) < len(ranks), "a stage has no node, or a node is in a stage twice")
+    own = [layer for stage in stages if assign.rank in stage.ranks for layer in range(stage.first, stage.last)]
+    yield _if([layer.number for layer in assign.layers] != own, "it lists other layers than those of this node's stage")
 
 
 def _block_faults(assign: Assign) -> Iterator[Fault]:
     config = assign.config
-    count = len(assign.layers)
-    yield _if(count != config.layers, f"it has {count} layers where the model has {config.layers}")
     used = {index for layer in assign.layers for index in layer.blocks}
     used |= {one.block for one in assign.predictors}
     yield _if(sorted(used) != list(range(len(assign.blocks))), "it has blocks that no layer uses")
@@ -169,12 +186,11 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
         halves != {"attention", "ffn"} or not kinds <= runs.keys(),
         f"its blocks are {' and '.join(sorted(kinds))}, not attention and feed-forward",
     )
-    for number, layer in enumerate(assign.layers):
+    for layer in assign.layers:
         blocks = [assign.blocks[index] for index in layer.blocks]
-        own = config.at_layer(number)
+        own = config.at_layer(layer.number)
         runs["attention"] = attention_shapes(own)
         yield from _layer_faults([block.kind for block in blocks], config.parallel_experts)
-        yield _if(list(layer.ranks) != sorted({*layer.ranks, assign.rank}), "a layer does not list this node's rank")
         for block in blocks:
             layouts = [assign.layouts[run.layout] for run in block.runs]
             names = [layout.name for layout in layouts]

@@ -164,7 +164,7 @@ def kernel_room(node: NodePlan) -> CardMemoryNeed:
     vectors = sum(
         block.vectors_bytes for block in node.blocks if block.kind != "experts"
     )  # the host has those of experts
-    vectors += 4 * len(node.config.inv_freq) * node.config.layers
+    vectors += 4 * len(node.config.inv_freq) * len(node.layers)
     runs = [run.layout for block in node.blocks for run in block.runs]
     return card_memory_need(node.config, (node.heads, node.kv_heads, node.neurons), runs, node.options.context, vectors)
 
@@ -175,9 +175,10 @@ def _passing(node: NodePlan) -> int:
     They are in a sum, in messages with x, and between tiles.
 
     The master queues x for each worker until the first sum. A worker has the frame that ZeroMQ received, and a copy.
+    Between stages x is sent, or received, as a copy and as a frame.
     """
     tiled = len(tiles(node)) > len(node.blocks)
-    sums = arrays_to_sum(node.collective, node.size) + tiled
+    sums = arrays_to_sum(node.collective, len(node.group)) + tiled + 2 * (len(node.stages) > 1)
     if node.config.parallel_experts:  # such sums are twice as long, and are put together from two arrays
         sums = 2 * sums + 4
     if spread_norm(node.config) is not None:  # sums of squares follow, and the rows are put together
@@ -191,7 +192,7 @@ def _fixed(node: NodePlan) -> int:
     They are the process, the kernels' slices, vectors, predictors, the shared board, the trace and hashes.
     """
     vectors = sum(block.vectors_bytes for block in node.blocks)
-    board = board_bytes(node.size) if node.collective == "shared" else 0
+    board = board_bytes(len(node.group)) if node.collective == "shared" else 0
     trace = TRACE_BYTES if node.options.trace else 0
     compared = node.options.verify_weights
     hashes = sum(len(run.hashes) for block in node.blocks for run in block.runs) if compared else 0

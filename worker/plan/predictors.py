@@ -88,9 +88,8 @@ def _fault(assign: Assign, one: PredictorPlan) -> str | None:
 
 def _neurons(assign: Assign, layer: int) -> int:
     """Return how many neurons of a layer's dense feed-forward block this node has, without padding; -1 if none."""
-    if not layer < len(assign.layers):
-        return -1
-    for block in (assign.blocks[index] for index in assign.layers[layer].blocks):
+    found = (one.blocks for one in assign.layers if one.number == layer)
+    for block in (assign.blocks[index] for index in next(found, ())):
         if block.kind == "ffn":
             (run,) = block.runs
             bounds = (min(unit * FFN_UNIT, assign.config.intermediate) for unit in (run.first, run.last))

@@ -86,6 +86,7 @@ class Compute:
         self._post = post
         self._hidden = self._longest = 0  # of the running plan: hidden size, tokens of the longest step
         self._others = 0  # number of other nodes in the running plan
+        self._first = True  # whether this node is in the first stage of the running plan
         self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by the compute thread
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._node: ServedNode | None = None
@@ -131,7 +132,7 @@ class Compute:
         if isinstance(job, Step):
             if self._ready != (job.session, job.epoch):
                 return  # the plan failed, and the master was told so
-            check_step(job, self._hidden, self._longest)
+            check_step(job, self._hidden, self._longest, self._first)
         if isinstance(job, Assign | Abort):
             self._clear()
         elif job is not None:
@@ -212,6 +213,7 @@ class Compute:
         self._node = node = self._build(assign, blocks, endpoints, lambda done, total: self._check(done))
         self._hidden, self._longest = assign.config.hidden, node.prefill_tokens
         self._others = assign.size - 1
+        self._first = assign.rank in assign.stages[0].ranks
         self._ready = self._running
         figures = node.figures()
         sizes = (figures.weight_bytes, figures.resident_bytes, fetched)
@@ -243,7 +245,7 @@ class Compute:
         if self._node is None or self._ready != self._running:
             return  # the plan failed, and the master was told so
         self.phase, self.step = "compute", step.step
-        tokens = len(step.x) or self._longest  # a step without tokens measures the links
+        tokens = step.tokens or self._longest  # a step without tokens measures the links
         self._lateness.expect(tokens * self._hidden * _F32_BYTES * self._others)
         self._node.run(step)
 
@@ -304,4 +306,4 @@ def _title(assign: Assign) -> str:
 
 
 def _tokens(job: Job) -> int:
-    return len(job.x) if isinstance(job, Step) else 0
+    return job.tokens if isinstance(job, Step) else 0

@@ -30,6 +30,7 @@ class Figures:
     weight_bytes: int = 0
     compute_s: float = 0.0
     sync_s: float = 0.0
+    hop_s: float = 0.0  # waiting for the hidden states of other stages
     stall_s: float = 0.0
     streamed_bytes: int = 0
     disk_s: float = 0.0
@@ -85,7 +86,7 @@ def totals(session: int, epoch: int, figures: Figures, steady: Steady | None, dr
     return Stats(
         session, epoch, figures.steps, figures.tokens,
         figures.weight_bytes, figures.resident_bytes, figures.planned_bytes, peak_rss(),
-        figures.compute_s, figures.sync_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
+        figures.compute_s, figures.sync_s, figures.hop_s, figures.stall_s, figures.streamed_bytes, figures.disk_s,
         figures.sent_bytes, figures.received_bytes, figures.dropped + dropped, steady, figures.accelerator,
     )  # fmt: skip
 

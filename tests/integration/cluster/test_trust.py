@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.workers.cluster import Cluster
 from master.workers.weights import PackSource
 from tests.support.altered import OPTIONS, PEERS, Where, changed, leaves, put
@@ -62,7 +62,7 @@ OUT_OF_RANGE: list[tuple[Where, Any]] = [
 @pytest.fixture(scope="module")
 def good(tiny_pack: Callable[..., Pack]) -> Assign:
     pack = tiny_pack("llama")
-    plans = assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1, 1]), PEERS, OPTIONS, 1, 1)
+    plans = assignments(pack, one_stage(pack, [1, 1, 1]), PEERS, OPTIONS, 1, 1)
     return plans[1]
 
 
@@ -71,8 +71,8 @@ def test_a_plan_of_this_version_is_taken(tiny_pack: Callable[..., Pack], good: A
     for family in MODELS:
         for dtype in ("f32", "q4") if family == "llama3" else ("f32",):
             pack = tiny_pack(family, dtype)
-            shards = deal_shards(pack.config, units_of(pack), [0, 1, 1])
-            for one in assignments(pack, shards, PEERS, OPTIONS, 1, 1, collective="auto")[1:]:
+            stages = one_stage(pack, [0, 1, 1])
+            for one in assignments(pack, stages, PEERS, OPTIONS, 1, 1, collective="auto")[1:]:
                 check_assign(one)
 
 
@@ -107,7 +107,7 @@ def test_any_field_of_a_plan_is_good_or_refused(good: Assign, data: st.DataObjec
 def test_a_step_beyond_the_plan_is_refused(tokens: int, width: int, counts: tuple[int, ...]) -> None:
     entries = tuple(StepEntry(number, 0, count, 0, (number,)) for number, count in enumerate(counts))
     with pytest.raises(PlanError, match="a step"):
-        check_step(Step(1, 1, 1, entries, (), np.zeros((tokens, width), np.float32)), 96, 16)
+        check_step(Step(1, 1, 1, entries, (), np.zeros((tokens, width), np.float32)), 96, 16, True)
 
 
 def test_tables_are_bounded_by_the_blocks_that_a_node_has() -> None:
@@ -146,9 +146,9 @@ def test_a_real_worker_refuses_by_name_and_serves_on(tiny_pack: Callable[..., Pa
     pack = tiny_pack("llama")
 
     def planned(cluster: Cluster, epoch: int, **options: Any) -> Assign:
-        shards = deal_shards(pack.config, units_of(pack), [0, 1])
+        stages = one_stage(pack, [0, 1])
         chosen = replace(OPTIONS, **options)
-        return assignments(pack, shards, cluster.peers(), chosen, cluster.session, epoch, "star")[1]
+        return assignments(pack, stages, cluster.peers(), chosen, cluster.session, epoch, "star")[1]
 
     def refused(match: str, change: Callable[[Assign], Assign] = lambda assign: assign, **options: Any) -> None:
         with Cluster.connect([address]) as cluster, pytest.raises(NodeError, match=match):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from tests.support.altered import OPTIONS, PEERS, changed, leaves, put
 from tests.support.models import MIXTURES
 from tpi.errors import MessageError, PlanError
@@ -24,7 +24,7 @@ from worker.plan.checks import check_assign
 @pytest.fixture(scope="module")
 def good(tiny_pack: Callable[..., Pack]) -> Assign:
     pack = tiny_pack("qwen2moe")
-    return assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1, 1]), PEERS, OPTIONS, 1, 1)[1]
+    return assignments(pack, one_stage(pack, [1, 1, 1]), PEERS, OPTIONS, 1, 1)[1]
 
 
 def experts_block(assign: Assign) -> int:
@@ -41,7 +41,7 @@ def test_the_plan_itself_is_taken_as_it_comes_over_the_wire(good: Assign) -> Non
 @pytest.mark.parametrize("family", MIXTURES)
 def test_plans_of_all_families_are_taken(family: str, tiny_pack: Callable[..., Pack]) -> None:
     pack = tiny_pack(family)
-    for assign in assignments(pack, deal_shards(pack.config, units_of(pack), [3, 2, 1]), PEERS, OPTIONS, 1, 1)[1:]:
+    for assign in assignments(pack, one_stage(pack, [3, 2, 1]), PEERS, OPTIONS, 1, 1)[1:]:
         check_assign(decode([bytes(frame) for frame in encode(assign)]))
 
 

@@ -16,7 +16,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allreduce import transport
+from allreduce import connections
 from allreduce._mailbox import Mailbox
 from allreduce.base import F32, Endpoints, Group, GroupSpec, Peer, open_group
 from allreduce.networked import Networked
@@ -284,7 +284,7 @@ def send(house: House, frame: bytes) -> None:
     sent = False
     while not sent:
         with suppress(zmq.ZMQError):  # not connected yet
-            router.send_multipart([transport.identity(house.spec(1), 0), frame])
+            router.send_multipart([connections.identity(house.spec(1), 0), frame])
             sent = True
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.generation.engine import Engine
 from master.vocabulary.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import Vocabulary
@@ -167,8 +167,8 @@ def test_vectors_are_always_compared_and_named_by_block(copy: Pack) -> None:
 
 def test_hashes_count_in_the_budget(tiny_pack: Callable[..., Pack]) -> None:
     pack = tiny_pack("llama")
-    shards, options = deal_shards(pack.config, units_of(pack), [1.0]), NodeOptions(64, 4, "f32", 16)
-    (one,) = assignments(pack, shards, [PeerAddress(0, "node", "")], options, 1, 1)
+    stages, options = one_stage(pack, [1.0]), NodeOptions(64, 4, "f32", 16)
+    (one,) = assignments(pack, stages, [PeerAddress(0, "node", "")], options, 1, 1)
     compared = replace(one, options=replace(options, verify_weights=True))
     units = sum(run.units for block in pack.walk() for run in block.shape.runs)
     assert need(node_plan(compared)).fixed == need(node_plan(one)).fixed + 32 * units

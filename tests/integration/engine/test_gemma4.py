@@ -10,6 +10,7 @@ import pytest
 
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.generation.engine import Engine
 from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
@@ -118,7 +119,7 @@ def test_keys_and_values_of_few_bits(
 
 
 def assigned(pack: Pack, rank: int = 1) -> Assign:
-    return assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1, 1]), PEERS, OPTIONS, 1, 1)[rank]
+    return assignments(pack, one_stage(pack, [1, 1, 1]), PEERS, OPTIONS, 1, 1)[rank]
 
 
 def test_nodes_hold_the_kv_heads_of_each_kind_of_layer(tiny_pack: Packs) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.generation.engine import Engine
 from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
@@ -120,7 +120,7 @@ def test_an_emulated_accelerator_answers_as_the_host_does(
 
 
 def worker_plan(pack: Pack) -> Assign:
-    return assignments(pack, deal_shards(pack.config, units_of(pack), [3, 2, 1]), PEERS, OPTIONS, 1, 1)[1]
+    return assignments(pack, one_stage(pack, [3, 2, 1]), PEERS, OPTIONS, 1, 1)[1]
 
 
 def test_a_plan_without_what_its_heads_come_from_is_refused(tiny_pack: Packs) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.generation.engine import Engine
 from master.generation.request import Request
 from master.generation.sequence import Sequence
@@ -151,7 +152,7 @@ def test_a_worker_with_a_card_takes_its_part(family: str, tiny_pack: Packs) -> N
     """Its card is left out, so the master must not refuse the plan for it."""
     pack, peers = tiny_pack(family), [PeerAddress(rank, f"node {rank}", "here:1") for rank in range(2)]
     options = NodeOptions(128, 16, "f32", 16, memory=1 << 30)
-    assigned = assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1]), peers, options, 1, 1)
+    assigned = assignments(pack, one_stage(pack, [1, 1]), peers, options, 1, 1)
     check_assign(assigned[1], Card("card", 8 << 30, "auto", "auto", "auto", 0))
 
 

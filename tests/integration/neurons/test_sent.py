@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.workers.predictors import PredictorSource
 from tests.support.devices.predicted import exact_predictors
 from tests.support.weights.regular import NeuronUse, write_regular
@@ -31,9 +31,9 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 @pytest.fixture(scope="module")
 def plan(pack: Pack) -> Assign:
     options = NodeOptions(64, 4, "f32", 16, sparsity="static")
-    shards = deal_shards(pack.config, units_of(pack), [2.0, 1.0])
+    stages = one_stage(pack, [2.0, 1.0])
     sent = PredictorSource(exact_predictors(pack))
-    return assignments(pack, shards, PEERS, options, 1, 1, predictors=sent)[1]
+    return assignments(pack, stages, PEERS, options, 1, 1, predictors=sent)[1]
 
 
 def test_a_right_plan_is_taken(plan: Assign) -> None:
@@ -74,7 +74,7 @@ def test_of_every_plan_only_the_last_ones_vectors_are_kept(pack: Pack) -> None:
     """Or a master would have all predictors once more with every worker that is lost or joins."""
     sent, options = PredictorSource(exact_predictors(pack)), NodeOptions(64, 4, "f32", 16, sparsity="static")
     for epoch, shares in enumerate([[2.0, 1.0], [1.0, 1.0], [1.0, 2.0]], 1):
-        shards = deal_shards(pack.config, units_of(pack), shares)
-        plans = assignments(pack, shards, PEERS, options, 1, epoch, predictors=sent)
+        stages = one_stage(pack, shares)
+        plans = assignments(pack, stages, PEERS, options, 1, epoch, predictors=sent)
         named = {plan.blocks[one.block].id for plan in plans for one in plan.predictors}
         assert set(sent.vectors) == named

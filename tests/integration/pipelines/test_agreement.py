@@ -8,7 +8,7 @@ import pytest
 
 from master.deployment.assignments import assignments
 from master.deployment.batching import batched, fastest
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.options import RunOptions
 from master.session import Session
 from scheduler.model.machine import LAPTOP, NodeMachine, Rates, emulated_node, laptop_gpu
@@ -31,7 +31,14 @@ LITTLE, MUCH = 3 << 20, 64 << 20
 def plans(pack: Pack, shares: tuple[float, ...]) -> list[Assign]:
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
     options = NodeOptions(128, 64 * 4, "f32", 512, memory=1 << 30)
-    return assignments(pack, deal_shards(pack.config, units_of(pack), shares), peers, options, session=1, epoch=1)
+    return assignments(
+        pack,
+        one_stage(pack, shares),
+        peers,
+        options,
+        session=1,
+        epoch=1,
+    )
 
 
 def members(pack: Pack, *machines: NodeMachine, options: OffloadOptions = BATCH) -> list[GroupMember]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from tests.support.cluster.inprocess import ThreadedWorkers, in_process_deployment
 from tests.support.devices.grouping import BATCH, CASES, SMALL, alone, grouped
 from tests.support.devices.offloading import answers, offloaded, prompts
@@ -126,10 +126,10 @@ def _reuse(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_host_that_reads_from_disk_is_refused(tiny_pack: Callable[..., Pack]) -> None:
     """With less and less memory: first it is told what would do, then that nothing does."""
     pack = tiny_pack("llama", "f32")
-    shards = deal_shards(pack.config, units_of(pack), (1, 2))
+    stages = one_stage(pack, (1, 2))
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(2)]
     options = NodeOptions(64, 96, "f32", 32, scheduler="window", batch=GroupBatch(12, 5, True, 8))
-    plan = node_plan(assignments(pack, shards, peers, options, session=1, epoch=1)[0])
+    plan = node_plan(assignments(pack, stages, peers, options, session=1, epoch=1)[0])
     said = [_refused(replace(plan, options=replace(options, memory=size << 10))) for size in range(7000, 11000, 50)]
     assert said[-1] == ""
     assert any("for every micro-batch of --pipeline batch; give it --memory" in each for each in said)

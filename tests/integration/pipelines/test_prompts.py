@@ -142,11 +142,11 @@ def _full(line: object, fields: object) -> None:
 
 def _member(pack: Pack, memory: int, size: int) -> GroupMember:
     from master.deployment.assignments import assignments
-    from master.deployment.planner import deal_shards, units_of
+    from master.deployment.stages import one_stage
     from tpi.net.messages import NodeOptions, PeerAddress
 
     peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(size)]
     options = NodeOptions(4096, 128 * 400, "f32", 512, memory=memory)
-    shards = deal_shards(pack.config, units_of(pack), [1] * size)
-    plan = node_plan(assignments(pack, shards, peers, options, session=1, epoch=1)[0])
+    stages = one_stage(pack, [1] * size)
+    plan = node_plan(assignments(pack, stages, peers, options, session=1, epoch=1)[0])
     return GroupMember("one", plan, LAPTOP, OffloadOptions(pipeline="batch"))

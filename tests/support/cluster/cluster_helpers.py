@@ -20,6 +20,7 @@ from tpi.net.messages import (
     NodeOptions,
     PeerAddress,
     RunPlan,
+    StagePlan,
     Step,
     StepEntry,
     VectorPlan,
@@ -79,13 +80,14 @@ class MadeUpModel:
         blocks = {identity: self._block(identity, ranges) for identity in self.ids}
         index = {identity: number for number, identity in enumerate(blocks)}
         layers = tuple(
-            LayerPlan((index[self.ids[2 * layer]], index[self.ids[2 * layer + 1]]), tuple(range(len(peers))))
+            LayerPlan(layer, (index[self.ids[2 * layer]], index[self.ids[2 * layer + 1]]))
             for layer in range(self.layers)
         )
+        stages = (StagePlan(0, self.layers, tuple(range(len(peers)))),)
         options = NodeOptions(context=64, pages=4, kv_dtype="f32", prefill_tokens=32, scheduler="window")
         return Assign(
             session, epoch, rank, len(peers), config(self.layers), self.layouts, tuple(blocks.values()), layers,
-            tuple(peers), "star", "f32", options,
+            stages, tuple(peers), "star", "f32", options,
         )  # fmt: skip
 
     def split(self, session: int, epoch: int, peers: Sequence[PeerAddress], cut: int = 4) -> list[Assign]:

@@ -1,7 +1,8 @@
 """A whole group in one process: nodes as threads that meet at a board instead of sockets. For fast tests."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -11,8 +12,8 @@ from allreduce.algorithms.loopback import Board
 from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.deployment import Capacity, Deployment, Stage
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.deployment import Capacity, Deployment
+from master.deployment.stages import ONE, deal_stages, lay_out
 from master.generation.engine import Engine
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from master.workers.predictors import PredictorSource
@@ -21,8 +22,8 @@ from scheduler.storage.disk import Disk
 from tpi.devices.host import HostDevice
 from tpi.kernels.kv import KvDtype, pages_for
 from tpi.net.messages import NodeOptions, PeerAddress, Step
+from tpi.net.sockets import COLLECTIVE, Net
 from tpi.pack.reader import Pack
-from tpi.partition import Range
 from tpi.sparsity.predictor import Predictor
 from worker.equipment import AcceleratorSetup
 from worker.node.build import build_node
@@ -43,9 +44,9 @@ class ThreadedWorkers:
         for thread in self._threads:
             thread.start()
 
-    def step(self, step: Step) -> None:
-        for queue in self._queues:
-            queue.put(step)
+    def step(self, step: Step, later: Container[int] = ()) -> None:
+        for rank, queue in enumerate(self._queues, 1):
+            queue.put(replace(step, x=step.x[:0]) if rank in later else step)
 
     def close(self) -> None:
         for queue in self._queues:
@@ -88,21 +89,29 @@ def in_process_deployment(
     pool: int | None = None,
     predictors: Mapping[int, Predictor] | None = None,
     hosts: Mapping[int, HostDevice] | None = None,
+    stages: str = ONE,
     **more: Any,
 ) -> Deployment:
     """As `in_process_engine`, without the engine; with `pool` pages and `more` node options.
+
+    With several `stages`, as for `--stages` with the names n0, n1 and so on, nodes have sockets.
 
     Rank 0 has `host` and `disk` in place of the real ones. `accelerators` are by rank, and so are `hosts` in place of
     all real ones; `predictors`, by layer, are for `sparsity`.
     """
     pool = pool or 4 * pages_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk, **more)
-    peers = [PeerAddress(rank, f"node {rank}", "") for rank in range(len(shares))]
-    shards = deal_shards(pack.config, units_of(pack), shares)
+    names = [f"n{rank}" for rank in range(len(shares))]
+    dealt = deal_stages(pack, lay_out(stages, names, pack.config.layers, shares), shares)
     sent = PredictorSource(predictors) if predictors is not None else None
-    plans = assignments(pack, shards, peers, options, session=1, epoch=epoch, collective="loopback", predictors=sent)
-    endpoints = Endpoints(board=Board(len(shares)))
     with ExitStack() as stack:
+        endpoints = _endpoints(stack, len(shares), len(dealt) > 1)
+        peers = [
+            PeerAddress(rank, name, address)
+            for rank, (name, (_, address)) in enumerate(zip(names, endpoints, strict=True))
+        ]
+        named = "loopback" if len(dealt) == 1 else "star"
+        plans = assignments(pack, dealt, peers, options, session=1, epoch=epoch, collective=named, predictors=sent)
         nodes = []
         for rank, one in enumerate(plans):
             shard_cache = ShardCache(cache / str(rank))
@@ -112,12 +121,21 @@ def in_process_deployment(
             its: dict[str, Any] = {"host": host, "disk": disk} if rank == 0 else {}
             its["accelerator"] = accelerators.get(rank)
             its |= {"host": hosts[rank]} if hosts else {}
-            nodes.append(build_node(one, held, endpoints, tables=tables, **its))
+            nodes.append(build_node(one, held, endpoints[rank][0], tables=tables, **its))
             stack.callback(nodes[-1].close)
         workers = ThreadedWorkers(nodes[1:])
         stack.callback(workers.close)
         vocabulary = stack.enter_context(Vocabulary(pack, nodes[0].budget))
-        stages = [Stage(Range(0, pack.config.layers), tuple(range(len(shards))), tuple(shards))]
         limits = Capacity(context, min([chunk, *(node.prefill_tokens for node in nodes)]), pool)
         drafts = not accelerators and not predictors
-        return Deployment((1, epoch), stages, nodes[0], workers, vocabulary, limits, stack.pop_all(), drafts=drafts)
+        return Deployment((1, epoch), dealt, nodes[0], workers, vocabulary, limits, stack.pop_all(), drafts=drafts)
+
+
+def _endpoints(stack: ExitStack, size: int, sockets: bool) -> list[tuple[Endpoints, str]]:
+    """Each node's endpoints and address: a board that all share, or a bound socket each."""
+    if not sockets:
+        return [(Endpoints(board=Board(size)), "")] * size
+    net = stack.enter_context(closing(Net()))
+    bound = [net.bind(COLLECTIVE, "127.0.0.1", 0) for _ in range(size - 1)]
+    workers = [(Endpoints(net, router), f"tcp://127.0.0.1:{port}") for router, port in bound]
+    return [(Endpoints(net), ""), *workers]

@@ -12,8 +12,8 @@ from allreduce.base import F32, Endpoints, GroupSpec
 from allreduce.flight import Exchange
 from master.deployment.assignments import assignments
 from master.deployment.deploy import kv_dtype
-from master.deployment.deployment import Capacity, Deployment, Stage
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.deployment import Capacity, Deployment
+from master.deployment.stages import one_stage
 from master.generation.engine import Engine
 from master.vocabulary.sampler import Sampler, Sampling
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
@@ -25,7 +25,6 @@ from tpi.config import default_cache
 from tpi.kernels.kv import pages_for
 from tpi.net.messages import NodeOptions, PeerAddress
 from tpi.pack.reader import Pack
-from tpi.partition import Range
 from tpi.progress import Progress, silent
 from worker.node.build import build_node
 from worker.node.node import Node
@@ -82,8 +81,8 @@ def single_node(
         CONTEXT, pool, kv_dtype(pack), _PREFILL, setting.memory,
         scheduler="window", window=setting.window, retain=setting.retain, verify_weights=setting.verify,
     )  # fmt: skip
-    shards = deal_shards(pack.config, units_of(pack), [1.0])
-    one = assignments(pack, shards, [PeerAddress(0, "node", "")], options, 1, 1, "loopback")[0]
+    stages = one_stage(pack, [1.0])
+    one = assignments(pack, stages, [PeerAddress(0, "node", "")], options, 1, 1, "loopback")[0]
     with ExitStack() as stack:
         shards_cache = ShardCache((cache or default_cache()) / "shards")
         stack.callback(shards_cache.close)
@@ -93,7 +92,6 @@ def single_node(
         if setting.exchange:
             node.loop.group = SlowLoopback(node.loop.group.spec, setting.exchange)
         vocabulary = stack.enter_context(Vocabulary(pack, node.budget, verify=setting.verify))
-        stages = [Stage(Range(0, pack.config.layers), (0,), tuple(shards))]
         limits = Capacity(CONTEXT, node.prefill_tokens, pool)
         yield Engine(Deployment((1, 1), stages, node, ThreadedWorkers([]), vocabulary, limits)), node
 

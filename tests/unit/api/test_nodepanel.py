@@ -20,7 +20,7 @@ from tpi.net.questions import Stats
 from tpi.partition import Range, Shard
 from tpi.topology.links import Link, LinkTable
 
-NONE = Stats(7, 1, 0, 0, 4000, 3000, 9000, 5000, 0.0, 0.0, 0.0, 0, 0.0, 0, 0, 0, None, "")
+NONE = Stats(7, 1, 0, 0, 4000, 3000, 9000, 5000, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, 0, 0, None, "")
 SHARD = Shard(Range(0, 1), Range(0, 1), Range(0, 1), experts=Range(2, 5))
 
 
@@ -39,7 +39,9 @@ class _Nodes:
         if self.lost:
             raise NodeLost("laptop", "laptop is gone; start it again")
         counted = since(begun, [self.now])
-        report = node_report(tiny_config(), NodeShare("laptop", 0, SHARD, 1, 1, 1000), counted[0], self.now)
+        report = node_report(
+            tiny_config(), NodeShare("laptop", 0, Range(0, 2), SHARD, 1, 1, 1000), counted[0], self.now
+        )
         moved = self.now.tokens != counted[0].tokens
         links, whole = LinkTable.uniform(2, Link(0.004, 50e6)), whole_model(tiny_config())
         return LiveFigures([report], [SHARD.experts], [self.now], moved, whole, "star", "f32", links)

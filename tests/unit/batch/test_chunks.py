@@ -59,7 +59,7 @@ def plans(draw: st.DrawFn) -> Drawn:
             NodeBlock(2 * number, number, "attention", 0, query),
             NodeBlock(2 * number + 1, number, "experts", 1, (*shared, *routed)),
         )
-        layers.append(NodeLayer(number, blocks, (0,)))
+        layers.append(NodeLayer(number, blocks))
     chunking = Chunking(draw(st.integers(1, 12)), draw(st.sampled_from([1, 2000])))
     nothing: Any = None
     own_plan: Any = SimpleNamespace(layers=layers)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from master.options import RunOptions
 from master.workers.predictors import predictors_for
 from tests.support.models import SIZES, TOKENS, TinyModel, forward
@@ -243,11 +243,13 @@ def test_what_is_marked_counts_as_hot_where_there_is_no_profile(model: TinyModel
 def frequencies(pack: Pack) -> Iterator[tuple[int, int, dict[int, Any]]]:
     """Of two nodes: which neurons each has, and how often they are active by what the master sends."""
     sent = predictors_for(RunOptions("the model", sparsity="static"), pack)
-    shards = deal_shards(pack.config, units_of(pack), [2, 1])
+    stages = one_stage(pack, [2, 1])
     options = NodeOptions(context=64, pages=2, kv_dtype="f32", prefill_tokens=8, sparsity="static")
     peers = [PeerAddress(rank, "", "") for rank in range(2)]
     for shard, assign in zip(
-        shards, assignments(pack, shards, peers, options, 1, 1, "loopback", predictors=sent), strict=True
+        stages[0].shards,
+        assignments(pack, stages, peers, options, 1, 1, "loopback", predictors=sent),
+        strict=True,
     ):
         assert not any(predictor_faults(assign))
         assert sent is not None

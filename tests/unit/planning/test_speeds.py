@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from scheduler.storage.tune import DiskSpeed
 from tpi.devices.pages import page_buffer
 from tpi.kernels import open_kernels
@@ -24,7 +24,7 @@ def test_the_time_between_tokens_is_the_head_and_reads_in_flight(
 ) -> None:
     pack = tiny_pack("llama", dtype)
     one = assignments(
-        pack, deal_shards(pack.config, units_of(pack), [1.0]), [PeerAddress(0, "node", "")], NodeOptions(64, 4, "f32",
+        pack, one_stage(pack, [1.0]), [PeerAddress(0, "node", "")], NodeOptions(64, 4, "f32",
         16), session=1, epoch=1, collective="loopback",
     )[0]  # fmt: skip
     assert head_bytes(node_plan(one)) == pytest.approx(pack.config.vocab * pack.config.hidden * bytes_per_weight)

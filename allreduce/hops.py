@@ -1,0 +1,118 @@
+"""Hops: hidden states on their way from one stage to the next, and from the last one to the master.
+
+The nodes of a stage sum within the stage. The lowest rank of a stage, its *leader*, has the last sum and sends it to
+every node of the next stage. Each hop has a lane of its own, so that a node can send what leaves a later step while it
+still waits for an earlier one.
+"""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+
+from allreduce._mailbox import Mailbox
+from allreduce.base import F32
+from allreduce.connections import Connections
+from tpi.kernels.constants import STREAM_TOKENS
+from tpi.net.wire import EXACT, Wire, wire_format
+
+MASTER = 0
+MOST_STAGES = 32  # lanes are counted with 6 bits, and a stage has two
+_STEP_MASK = 0xFFFFFFFF
+
+
+def sums_lane(stage: int) -> int:
+    """Return the lane of the sums within stage number `stage`."""
+    return 2 * stage
+
+
+def _leaving_lane(stage: int) -> int:
+    """Return the lane of the hidden states that leave stage number `stage`."""
+    return 2 * stage + 1
+
+
+class Hops:
+    """The hops that one node takes part in. Used by one thread at a time.
+
+    `seconds` is the total time of waits for hidden states.
+    """
+
+    def __init__(self, connections: Connections, stages: Sequence[Sequence[int]], hidden: int, wire: str) -> None:
+        """Connect this node to the stages before and after its own.
+
+        Args:
+            connections: of this node.
+            stages: the ranks of each stage, in ascending order.
+            hidden: the values of a hidden state.
+            wire: the format of partial results. Short steps travel in f32 instead, because then a token has the same
+                bits as on one node; and long ones never in q8, which would cost as much precision as 4-bit weights.
+        """
+        rank, last = connections.spec.rank, len(stages) - 1
+        everyone = range(connections.spec.size)
+        own = next((number for number, ranks in enumerate(stages) if rank in ranks), None)
+        self.connections = connections
+        self._hidden = hidden
+        self._long = wire_format("bf16" if wire == "q8" else wire)
+        self.seconds = 0.0
+        self._before = self._result = MASTER
+        self._entering: Mailbox | None = None
+        self._leaving: Mailbox | None = None
+        self._returning: Mailbox | None = None
+        self._after: tuple[int, ...] = ()
+        if own:
+            self._before = stages[own - 1][0]
+            self._entering = connections.open(_leaving_lane(own - 1), everyone)
+        if own is not None and rank == stages[own][0]:
+            self._after = tuple(stages[own + 1]) if own < last else (MASTER,)
+            self._leaving = connections.open(_leaving_lane(own), everyone) if self._after != (rank,) else None
+        if rank == MASTER and own != last:
+            self._result = stages[last][0]
+            self._returning = connections.open(_leaving_lane(last), everyone)
+        connections.connect({self._before, self._result, *self._after})
+
+    def enter(self, step: int, given: F32, rows: int) -> F32:
+        """Return the hidden states `[rows, hidden]` that enter this node's stage; `given` are those of the first one.
+
+        Raises:
+            NodeLost: if the stage before does not send them in time.
+        """
+        return given if self._entering is None else self._receive(self._entering, step, self._before, rows)
+
+    def leave(self, step: int, x: F32 | None) -> None:
+        """Send the hidden states that leave this node's stage on; `x` is None on nodes other than its leader.
+
+        Raises:
+            NodeLost: if a node does not accept them in time.
+        """
+        if self._leaving is not None and x is not None:
+            self._leaving.begin(step & _STEP_MASK)
+            self._leaving.send(self._after, 0, x, self._format(len(x)).code)
+
+    def result(self, step: int, own: F32 | None, rows: int) -> F32 | None:
+        """Return the hidden states `[rows, hidden]` after the last stage on the master, and None on other nodes.
+
+        `own` are those that left this node's stage.
+
+        Raises:
+            NodeLost: if the last stage does not send them in time.
+        """
+        if self.connections.spec.rank != MASTER:
+            return None
+        return own if self._returning is None else self._receive(self._returning, step, self._result, rows)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """The bytes sent and received."""
+        boxes = [box for box in (self._entering, self._leaving, self._returning) if box is not None]
+        return sum(box.sent_bytes for box in boxes), sum(box.received_bytes for box in boxes)
+
+    def _receive(self, box: Mailbox, step: int, rank: int, rows: int) -> F32:
+        started = perf_counter()
+        out = np.empty((rows, self._hidden), np.float32)
+        box.begin(step & _STEP_MASK)
+        box.receive(rank, 0, out, self._format(rows).code)
+        self.seconds += perf_counter() - started
+        return out
+
+    def _format(self, rows: int) -> Wire:
+        return EXACT if rows <= STREAM_TOKENS else self._long

@@ -1,0 +1,127 @@
+"""Stages: which nodes hold which layers. Nodes of one stage hold each its share of every layer of the stage."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from master.deployment.planner import Split, deal_shards, units_of
+from tpi.errors import PlanError, UsageError
+from tpi.pack.reader import Pack
+from tpi.partition import Range, Shard, deal
+
+ONE = "1"  # the layout of `--stages` if it is not given
+_PART = re.compile(r"(\d+)(?:-(\d+))?:(.+)")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive layers, and the nodes that hold them together, in ascending order of rank.
+
+    Each node holds its part of every one of these layers: `shards` has one for each of `ranks`.
+    """
+
+    layers: Range
+    ranks: tuple[int, ...]
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class StageNodes:
+    """Consecutive layers, and the ranks of the nodes that shall hold them together."""
+
+    layers: Range
+    ranks: tuple[int, ...]
+
+
+def one_stage(pack: Pack, shares: Sequence[float] | Split) -> tuple[Stage, ...]:
+    """Return the stage in which all nodes hold their share of every layer; errors as for `deal_stages`."""
+    nodes = tuple(range(len(Split.of(shares).heads)))
+    return deal_stages(pack, [StageNodes(Range(0, pack.config.layers), nodes)], shares)
+
+
+def deal_stages(pack: Pack, layout: Sequence[StageNodes], shares: Sequence[float] | Split) -> tuple[Stage, ...]:
+    """Deal the units of each stage's layers over its nodes in proportion to `shares`, which has one for each rank.
+
+    Raises:
+        PlanError: if a stage has more nodes with a positive share than units of some kind.
+    """
+    split, units = Split.of(shares), units_of(pack)
+    return tuple(
+        Stage(one.layers, one.ranks, tuple(deal_shards(pack.config, units, split.among(one.ranks)))) for one in layout
+    )
+
+
+def lay_out(asked: str, names: Sequence[str], layers: int, shares: Sequence[float] | Split) -> list[StageNodes]:
+    """Return the layers and nodes of each stage.
+
+    Args:
+        asked: the value of `--stages`: a number of stages, or a layout such as `0-9:master,10-21:desk+attic`.
+        names: the names of the nodes by rank, the master's first.
+        layers: the number of layers of the model.
+        shares: each node's share. Stages get layers in proportion to the shares of their nodes.
+
+    Raises:
+        UsageError: if `asked` cannot be read, names an unknown node or one twice, or lacks a layer.
+        PlanError: if there are more stages than layers.
+    """
+    if asked == ONE:
+        return [StageNodes(Range(0, layers), tuple(range(len(names))))]
+    weights = Split.of(shares).weights()
+    if asked.isdecimal():
+        if not 1 <= int(asked) <= (holders := sum(weight > 0 for weight in weights)):
+            raise UsageError(f"--stages {asked}: give 1 to {holders}, as {holders} nodes have a share")
+        return in_rank_order(int(asked), layers, shares)
+    stages = [_stage(part.strip(), names) for part in asked.split(",")]
+    _check(asked, stages, names, layers, weights)
+    return stages
+
+
+def in_rank_order(count: int, layers: int, shares: Sequence[float] | Split) -> list[StageNodes]:
+    """Return `count` stages of about equally many nodes in rank order; fewer if fewer nodes have a share.
+
+    Raises:
+        PlanError: if there are more stages than layers.
+    """
+    weights = Split.of(shares).weights()
+    holders = [rank for rank, weight in enumerate(weights) if weight > 0]
+    count = max(1, min(count, len(holders)))
+    if count > layers:
+        raise PlanError(f"this model has {layers} layers, too few for {count} stages; give a smaller --stages")
+    groups = [tuple(holders[part.first : part.last]) for part in deal(len(holders), [1.0] * count)]
+    parts = deal(layers, [sum(weights[rank] for rank in group) for group in groups])
+    return [StageNodes(part, group) for part, group in zip(parts, groups, strict=True)]
+
+
+def stages_in(asked: str) -> int:
+    """Return the number of stages that the value of `--stages` asks for."""
+    return int(asked) if asked.isdecimal() else len(asked.split(","))
+
+
+def _stage(part: str, names: Sequence[str]) -> StageNodes:
+    if not (found := _PART.fullmatch(part)):
+        raise UsageError(
+            f"--stages {part!r} is neither a number of stages nor layers and their nodes; write for example "
+            "--stages 2, or --stages 0-9:master,10-21:desk+attic"
+        )
+    first, last = int(found[1]), int(found[2] or found[1])
+    ranks = [_rank(name.strip(), names) for name in found[3].split("+")]
+    return StageNodes(Range(first, last + 1), tuple(sorted(ranks)))
+
+
+def _rank(name: str, names: Sequence[str]) -> int:
+    if name not in names:
+        raise UsageError(f"--stages names the node {name!r}, but the nodes are {', '.join(names)}")
+    return names.index(name)
+
+
+def _check(
+    asked: str, stages: Sequence[StageNodes], names: Sequence[str], layers: int, weights: Sequence[float]
+) -> None:
+    ends = [0, *(stage.layers.last for stage in stages)]
+    if [stage.layers.first for stage in stages] != ends[:-1] or sorted(set(ends)) != ends or ends[-1] != layers:
+        raise UsageError(f"--stages {asked} must name the layers 0 to {layers - 1} in order, each once")
+    ranks = [rank for stage in stages for rank in stage.ranks]
+    if twice := sorted({names[rank] for rank in ranks if ranks.count(rank) > 1}):
+        raise UsageError(f"--stages {asked} names {', '.join(twice)} twice; a node can be in one stage")
+    if idle := [names[rank] for rank in ranks if not weights[rank] > 0]:
+        raise UsageError(f"--stages {asked} names {', '.join(idle)}, whose share is 0; leave it out, or change --split")

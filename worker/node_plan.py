@@ -151,6 +151,11 @@ class NodePlan:
         """The number of the stage that this node belongs to; None if it holds no layers."""
         return next((number for number, stage in enumerate(self.stages) if self.rank in stage.ranks), None)
 
+    @property
+    def whole(self) -> bool:
+        """True if all nodes hold all layers together, in one stage."""
+        return len(self.group) == self.size
+
     @cached_property
     def group(self) -> tuple[int, ...]:
         """The ranks of the nodes whose partial results are summed with those of this node, in ascending order."""

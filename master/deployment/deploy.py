@@ -12,7 +12,7 @@ from allreduce.base import Endpoints
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Concurrency, Deployment, choose_collective
 from master.deployment.planner import Split, most_that_fit
-from master.deployment.stages import Stage, StageNodes, deal_stages, in_rank_order, lay_out, stages_in
+from master.deployment.stages import Stage, StageNodes, deal_stages, in_rank_order, lay_out, stages_in, together
 from master.options import RunOptions
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from master.workers.cluster import Cluster
@@ -110,7 +110,7 @@ class Deployer:
         Raises:
             UsageError: if an option needs all nodes in one stage.
         """
-        if len(stages) == 1:
+        if together(stages, 1 + len(self.cluster.workers)):
             return
         unable = {
             "--sparsity": self.predictors is not None,
@@ -123,7 +123,8 @@ class Deployer:
 
     def _board(self, stack: ExitStack, stages: Sequence[Stage]) -> str:
         """Return the address of shared memory for sums between nodes of this machine; empty if they do not use any."""
-        local = len(self.cluster.workers) if self.options.local and len(stages) == 1 else 0
+        workers = len(self.cluster.workers)
+        local = workers if self.options.local and together(stages, 1 + workers) else 0
         asked = (self.options.collective, self.options.wire)
         wanted = asked[0] in (None, "shared") and asked[1] in (None, "f32")  # sums in shared memory are f32
         if not local or not wanted or not shared.available():
@@ -146,7 +147,7 @@ class Deployer:
 
     def _fastest(self, stages: Sequence[Stage], board: str, most: int) -> int:
         """Return how many requests at once, at most `most`, are fastest if accelerators batch them; 0 if none does."""
-        if not most or not any(self._cards()) or len(stages) > 1:
+        if not most or not any(self._cards()) or not together(stages, 1 + len(self.cluster.workers)):
             return 0
         from master.deployment.batching import fastest
 
@@ -211,7 +212,7 @@ class Deployer:
 
     def _batched(self, plans: list[Assign], batch: int) -> list[Assign]:
         """Return the plans with the batch settings that all nodes must share, if they compute in micro-batches."""
-        if not any(self._cards()) or len(plans[0].stages) > 1:
+        if not any(self._cards()) or len(plans[0].stages[0].ranks) < len(plans):
             return plans
         from master.deployment.batching import batched  # imports more than a run without accelerators needs
 

@@ -51,6 +51,11 @@ def deal_stages(pack: Pack, layout: Sequence[StageNodes], shares: Sequence[float
     )
 
 
+def together(stages: Sequence[Stage], nodes: int) -> bool:
+    """Return True if all of `nodes` nodes are in one stage."""
+    return len(stages[0].ranks) == nodes
+
+
 def lay_out(asked: str, names: Sequence[str], layers: int, shares: Sequence[float] | Split) -> list[StageNodes]:
     """Return the layers and nodes of each stage.
 

@@ -156,8 +156,8 @@ def _block(
 
 
 def _hops(stack: ExitStack, plan: NodePlan, spec: GroupSpec, endpoints: Endpoints) -> Hops | None:
-    """Return the hops between the stages of the plan, closed with `stack`; None if there is one stage."""
-    if len(plan.stages) == 1:
+    """Return the hops between the stages of the plan, closed with `stack`; None if all nodes are in one stage."""
+    if plan.whole:
         return None
     connections = stack.enter_context(closing(Connections(spec, endpoints)))
     return Hops(connections, [stage.ranks for stage in plan.stages], plan.config.hidden, plan.wire)

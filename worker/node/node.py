@@ -65,7 +65,7 @@ class Node:
             fetched: the experts that are loaded on demand, if any.
             sparse: predicts the active neurons, if the plan has predictors.
             recurrent: True if the model has layers with states.
-            hops: carry hidden states from stage to stage; None if there is one stage.
+            hops: carry hidden states from stage to stage; None if all nodes are in one stage.
         """
         self.fetched = fetched
         self.sparse = sparse

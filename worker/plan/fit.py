@@ -178,7 +178,7 @@ def _passing(node: NodePlan) -> int:
     Between stages x is sent, or received, as a copy and as a frame.
     """
     tiled = len(tiles(node)) > len(node.blocks)
-    sums = arrays_to_sum(node.collective, len(node.group)) + tiled + 2 * (len(node.stages) > 1)
+    sums = arrays_to_sum(node.collective, len(node.group)) + tiled + 2 * (not node.whole)
     if node.config.parallel_experts:  # such sums are twice as long, and are put together from two arrays
         sums = 2 * sums + 4
     if spread_norm(node.config) is not None:  # sums of squares follow, and the rows are put together

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from allreduce import transport
+from allreduce import connections
 from allreduce._mailbox import quantise
 from allreduce.base import F32, Endpoints, Group, GroupSpec, GroupStats, Peer, open_group
 from tests.support.cluster.collective_helpers import House, partials_of, run_group
@@ -180,7 +180,7 @@ def test_stats_count_what_travels() -> None:
 
 @pytest.mark.parametrize("name", ["mesh", "two-shot"])
 def test_messages_longer_than_all_queues_do_not_block_each_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "SEGMENT_VALUES", 64)
+    monkeypatch.setattr(connections, "SEGMENT_VALUES", 64)
     partials = partials_of(size=3, count=64 * 400)
     for total in run_group(name, 3, lambda group: group.allreduce(partials[group.rank]).copy()):
         np.testing.assert_array_equal(total, in_rank_order(partials))

@@ -1,44 +1,140 @@
 """Stages: nodes that hold different layers give the tokens, and the bits, of one node that holds them all."""
 
+import random
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from master.generation.engine import Engine
+from master.generation.request import Request, Sampled
 from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment
-from tests.support.generating import generate
+from tests.support.models import MODELS, VOCAB, TinyModel, make_model, reference_logits
+from tests.support.weights.split import F32
+from tpi.net.messages import Step
+from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
-PROMPT = list(range(7, 40))
-LENGTH = 12
+TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
+TOLERANCE = 1e-4
+LENGTH = 20
+LAYERS = 6
 
 
-def greedy(pack: Pack, shares: list[float], cache: Path, stages: str = "1", chunk: int = 16) -> list[int]:
-    """The tokens of a greedy answer."""
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pack]:
+    """Packs of a model with six layers, by the format of the weights."""
+    made: dict[str, Path] = {}
+    model = make_model("llama", tmp_path_factory.mktemp("deep"), layers=LAYERS)
+
+    def pack(dtype: str) -> Pack:
+        if dtype not in made:
+            target = made[dtype] = tmp_path_factory.mktemp("packs") / dtype
+            pack_model(open_source(model.directory), dtype, target)
+        return Pack.open(made[dtype])
+
+    return pack
+
+
+def logits(pack: Pack, shares: list[float], cache: Path, stages: str, chunk: int) -> F32:
     with closing(in_process_deployment(pack, shares, cache, chunk, stages=stages)) as deployment:
+        return Engine(deployment).logits(TOKENS)
+
+
+def answers(pack: Pack, shares: list[float], cache: Path, stages: str, pool: int, memory: int = 0) -> list[list[int]]:
+    """The drawn tokens of several requests of mixed lengths at once, some with a common beginning."""
+    rng = np.random.default_rng(3)
+    prompts = [TOKENS, [*TOKENS[:34], 9], *(rng.integers(3, VOCAB, size).tolist() for size in (1, 5, 70))]
+    said: list[list[int]] = [[] for _ in prompts]
+
+    def request(engine: Engine, number: int, prompt: list[int]) -> Request:
+        def sink(sampled: Sampled) -> bool:
+            said[number].append(sampled.token)
+            return True
+
+        return Request(engine.admit(prompt), Sampler(Sampling(temperature=0.8, seed=number)), LENGTH, sink)
+
+    made = in_process_deployment(
+        pack, shares, cache, 16, stages=stages, pool=pool, memory=memory, scheduler="window" if memory else "resident"
+    )
+    with closing(made) as deployment:
         engine = Engine(deployment)
-        sequence = engine.admit(PROMPT)
-        return [each.token for each in generate(engine, sequence, Sampler(Sampling(temperature=0)), LENGTH)]
+        asked = [request(engine, number, prompt) for number, prompt in enumerate(prompts)]
+        for one in asked:
+            engine.submit(one)
+        while engine.requests:
+            engine.step()
+            for one in [one for one in asked if one not in engine.requests]:
+                engine.release(one.sequence)
+                asked.remove(one)
+        assert deployment.pages.free == pool
+    return said
 
 
-@pytest.mark.parametrize(
-    ("shares", "stages"),
-    [
-        ([1, 1], "2"),
-        ([1, 1, 1], "0:n0,1:n1+n2"),
-        ([1, 1, 2], "0:n0+n2,1:n1"),
-        ([1, 1], "0:n1,1:n0"),
-        ([0, 1, 1], "2"),
-        ([1, 1, 1], "0:n2,1:n1"),
-    ],
-)
-def test_stages_give_the_tokens_of_one_node(
-    shares: list[float], stages: str, tiny_pack: Callable[..., Pack], tmp_path: Path
+@pytest.mark.parametrize("family", MODELS)
+def test_every_family_in_two_stages_has_the_bits_of_one_node(
+    family: str, tiny_model: Callable[[str], TinyModel], tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:
-    pack = tiny_pack("llama")
-    assert greedy(pack, shares, tmp_path, stages) == greedy(pack, [1], tmp_path / "one")
+    pack = tiny_pack(family)
+    alone, staged = (
+        logits(pack, shares, tmp_path / stages, stages, 7) for shares, stages in (([1.0], "1"), ([1.0, 1.0], "2"))
+    )
+    assert np.abs(staged - reference_logits(tiny_model(family), TOKENS)).max() < TOLERANCE
+    assert np.array_equal(alone, staged)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "q8", "q4"])
+def test_stages_of_one_node_each_have_the_bits_of_one_node(
+    dtype: str, deep: Callable[[str], Pack], tmp_path: Path
+) -> None:
+    pack = deep(dtype)
+    alone = logits(pack, [1], tmp_path / "one", "1", 16)
+    assert np.array_equal(logits(pack, [1, 1, 2, 1], tmp_path, "4", 16), alone)
+    assert np.array_equal(logits(pack, [0, 1, 1], tmp_path / "idle", "2", 16), alone)
+    assert np.array_equal(logits(pack, [1, 1, 1], tmp_path / "mixed", "0-1:n2,2:n0,3-5:n1", 16), alone)
+
+
+def drawn_layout(rng: random.Random) -> tuple[list[float], str]:
+    """One to six nodes with shares, and their layout in one to four stages."""
+    shares = [rng.choice([0.0, 1.0, 1.0, 2.0]) for _ in range(rng.randint(1, 6))]
+    if not any(shares):
+        shares[0] = 1.0
+    holders = [rank for rank, share in enumerate(shares) if share]
+    rng.shuffle(holders)
+    count = min(len(holders), rng.randint(1, 4))
+    cuts = sorted(rng.sample(range(1, LAYERS), count - 1))
+    groups: list[list[int]] = [[rank] for rank in holders[:count]]
+    for rank in holders[count:]:
+        if rng.random() < 0.8:  # the others hold no layers
+            rng.choice(groups).append(rank)
+    parts = zip([0, *cuts], [*cuts, LAYERS], groups, strict=True)
+    return shares, ",".join(f"{a}-{b - 1}:{'+'.join(f'n{rank}' for rank in group)}" for a, b, group in parts)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_layouts_give_the_tokens_of_one_node(seed: int, deep: Callable[[str], Pack], tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    shares, layout = drawn_layout(rng)
+    pool, pack = rng.choice([6, 40]), deep("f32")  # six pages: sequences are preempted
+    assert answers(pack, shares, tmp_path, layout, pool) == answers(pack, [1], tmp_path / "one", "1", 40), layout
+
+
+def test_stages_stream_their_own_layers(deep: Callable[[str], Pack], tmp_path: Path) -> None:
+    pack = deep("f32")
+    expected = answers(pack, [1], tmp_path / "one", "1", 40)
+    memory = 40 << 20
+    assert answers(pack, [1, 1, 1], tmp_path, "0-2:n0+n1,3-5:n2", 40, memory) == expected
+
+
+def test_only_the_first_stage_gets_hidden_states(deep: Callable[[str], Pack], tmp_path: Path) -> None:
+    with closing(in_process_deployment(deep("f32"), [1, 1, 1], tmp_path, stages="0-1:n0+n1,2-5:n2")) as deployment:
+        seen: list[tuple[int, Step]] = []
+        for rank, node in enumerate(deployment._workers.nodes, 1):  # type: ignore[attr-defined]
+            run = node.run
+            node.run = lambda step, rank=rank, run=run: seen.append((rank, step)) or run(step)
+        Engine(deployment).logits(TOKENS)
+    assert {len(step.x) == step.tokens for rank, step in seen if rank == 1} == {True}
+    assert {len(step.x) for rank, step in seen if rank == 2} == {0}

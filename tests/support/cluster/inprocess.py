@@ -105,12 +105,12 @@ def in_process_deployment(
     dealt = deal_stages(pack, lay_out(stages, names, pack.config.layers, shares), shares)
     sent = PredictorSource(predictors) if predictors is not None else None
     with ExitStack() as stack:
-        endpoints = _endpoints(stack, len(shares), len(dealt) > 1)
+        endpoints = _endpoints(stack, len(shares), stages != ONE)
         peers = [
             PeerAddress(rank, name, address)
             for rank, (name, (_, address)) in enumerate(zip(names, endpoints, strict=True))
         ]
-        named = "loopback" if len(dealt) == 1 else "star"
+        named = "loopback" if stages == ONE else "star"
         plans = assignments(pack, dealt, peers, options, session=1, epoch=epoch, collective=named, predictors=sent)
         nodes = []
         for rank, one in enumerate(plans):

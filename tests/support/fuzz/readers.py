@@ -84,7 +84,8 @@ def _messages() -> tuple[Parts, ...]:
         Unavailable(bytes(32), "it is not in the plan"), Refuse("0.1.0", 7, "in use", "desk"),
         Hello("0.1.0", 7, "lap", 9991, 9992, profile), Inquiry(7, ("10.0.0.1:9991", "[::1]:9992")),
         Condition(7, "0.1.0", "lap", "desk", 3.5, 1.7e9, 9991, 9992, profile, ("10.0.0.1:9991",)), Echo(7, bytes(64)),
-        AskStats(7, 1, True), Stats(7, 1, 5, 9, 1, 2, 3, 4, 0.5, 0.25, 0.75, 0.125, 1, 0.5, 2, 3, 0, steady, "emu holds all"),
+        AskStats(7, 1, True),
+        Stats(7, 1, 5, 9, 1, 2, 3, 4, 0.5, 0.25, 0.75, 0.125, 1, 0.5, 2, 3, 0, steady, "emu holds all"),
         AskSpans(7, 1, 0, 9), Spans(7, 1, 5, 0, ("step", "read"), np.arange(8, dtype=np.int64).reshape(2, 4)),
     ]  # fmt: skip
     return tuple(tuple(bytes(frame) for frame in encode(message)) for message in messages)

@@ -1,6 +1,6 @@
 """Interface of a collective: a group of nodes that sum one float32 array each; and the table of its implementations.
 
-This module has no socket code. `allreduce.transport` connects nodes and carries messages; each algorithm has a module.
+This module has no socket code. `allreduce.connections` connects nodes; each algorithm has a module.
 """
 
 from abc import ABC, abstractmethod
@@ -99,6 +99,7 @@ class Endpoints:
     net: "Net | None" = None
     router: "Socket | None" = None
     watch: Watch | None = None
+    awaited: Callable[[int], int] | None = None  # the rank that keeps a node waiting in turn; else that node's own
     lateness: "Lateness | None" = None  # records every wait
     board: "Board | None" = None
     connections: "Connections | None" = None  # of the node, if its groups share them

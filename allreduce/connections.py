@@ -50,7 +50,7 @@ class Connections:
         self._net = endpoints.net
         self._dealers: dict[int, Socket] = {}  # by rank
         self._boxes: list[Mailbox] = []
-        self._late = Deadlines(spec, endpoints.watch, endpoints.lateness)
+        self._late = Deadlines(spec, endpoints.watch, endpoints.lateness, endpoints.awaited)
         spin_s = spec.spin_us * 1e-6
         self.frames = Frames(_library(), spec.rank, spec.size, spec.session, spec.epoch, spin_s)
         if endpoints.router is not None:

@@ -3,6 +3,7 @@
 Times are `tpi.system.clocks.since_boot` seconds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from allreduce.base import GroupSpec, Watch
@@ -57,10 +58,18 @@ class Deadlines:
     Times are `since_boot` seconds, without those in which this process was stopped.
     """
 
-    def __init__(self, spec: GroupSpec, watch: Watch | None, lateness: Lateness | None = None) -> None:
+    def __init__(
+        self,
+        spec: GroupSpec,
+        watch: Watch | None,
+        lateness: Lateness | None = None,
+        awaited: Callable[[int], int] | None = None,
+    ) -> None:
+        """Create the deadlines of the nodes of `spec`; the other arguments are as in `Endpoints`."""
         self._spec = spec
         self._watch = watch
         self._lateness = lateness
+        self._awaited = awaited
         self._looked = 0.0
 
     def __call__(self, rank: int, deadline: float) -> float:
@@ -69,10 +78,13 @@ class Deadlines:
         It is called several times a second while nothing is received.
 
         Raises:
-            NodeLost: if the deadline has passed, and `watch` sees no progress of that node.
+            NodeLost: if the deadline has passed, and `watch` sees no progress of that node, or of the one that it
+                waits for itself. The error names the latter.
         """
         if self._lateness:
             self._lateness.look(rank, not deadline, since_boot())
+        if self._awaited:
+            rank = self._awaited(rank)
         paused = since_boot() - self._looked
         progress = self._watch is not None and self._watch(rank)
         self._looked = now = since_boot()

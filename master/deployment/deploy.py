@@ -256,7 +256,13 @@ class Deployer:
             progress = _checked_for_losses(cluster, report)
             held = own_blocks(self.pack, plans[0], cache, progress, self.predictors)
             links = self.options.links_cache
-            endpoints = Endpoints(net=cluster.net, watch=cluster.watch, lateness=cluster.lateness, links_cache=links)
+            endpoints = Endpoints(
+                net=cluster.net,
+                watch=cluster.watch,
+                awaited=cluster.awaited,
+                lateness=cluster.lateness,
+                links_cache=links,
+            )
             node = self.able.build(plans[0], held, endpoints, progress, self._tables(plans[0]))
         stack.callback(node.close)
         with phase("sending weights to the workers") as progress:

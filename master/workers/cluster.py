@@ -14,7 +14,7 @@ import zmq
 
 from allreduce.deadline import Lateness
 from master.workers.keeper import Keeper
-from master.workers.links import APART_S, LinkBrokenError, LinkWatch
+from master.workers.links import APART_S, LinkBrokenError, LinkWatch, last_awaited
 from master.workers.meeting import meeting, tell_apart
 from master.workers.places import WorkerId, WorkerOrder
 from master.workers.recruits import RETRY_S, Recruits
@@ -113,8 +113,8 @@ class Cluster:
     def begin(self, plans: Sequence[Assign], source: UnitSource) -> None:
         """Send every worker its plan (ranks 1 and up); `source` has the units that workers may lack.
 
-        All plans carry this cluster's session and one epoch, higher than the last one. The workers load while the
-        caller does something else; most of the units that they lack are sent in `finish`.
+        All plans carry this cluster's session and one epoch, higher than the last one. Workers load in the background;
+        most of the units that they lack are sent in `finish`.
 
         Raises:
             NodeLost: if a worker is gone.
@@ -134,8 +134,8 @@ class Cluster:
             NodeError: if a worker fails, is lost, or makes no progress for two minutes.
         """
         self._need()
-        for worker in self.workers:
-            worker.heartbeats.advanced = since_boot()
+        for each in self.workers:
+            each.heartbeats.advanced = since_boot()
         while not all(worker.ready for worker in self.workers):
             self._pump(_SLICE_MS)
             self._check_stalls(STALL_S)
@@ -156,11 +156,10 @@ class Cluster:
         with self._keeper.lock:
             self._need()
             self.poll()
-            bare = [rank in later for rank in range(1, 1 + len(self.workers))]
-            frames = {each: encode(replace(step, x=step.x[:0]) if each else step) for each in set(bare)}
+            whole, bare = encode(step), encode(replace(step, x=step.x[:0]))
             with deferred():  # signals are handled once afterwards, not after every worker
-                for worker, each in zip(self.workers, bare, strict=True):
-                    worker.send_frames(frames[each])
+                for rank, worker in enumerate(self.workers, 1):
+                    worker.send_frames(bare if rank in later else whole)
 
     def poll(self) -> None:
         """Process the messages that have arrived, without waiting.
@@ -199,6 +198,10 @@ class Cluster:
         progress, self._watched[rank] = self._watched.get(rank), self.workers[rank - 1].heartbeats.progress
         return progress is not None and progress != self._watched[rank]
 
+    def awaited(self, rank: int) -> int:
+        """Return the rank that keeps the worker of `rank` waiting, or else `rank`; for `Endpoints.awaited`."""
+        return last_awaited(rank, [worker.heartbeats.missed for worker in self.workers])
+
     def stats(self, waits: Sequence[OtherWaits] = ()) -> list[Stats]:
         """Return every worker's totals, rank 1 first; with `waits`, one for each, also `steady`, which takes longer.
 
@@ -224,9 +227,7 @@ class Cluster:
 
     def read_clock(self, worker: RemoteWorker) -> tuple[int, int, int]:
         """Return, in `tpi.trace.clock` nanoseconds, this process's clock, a worker's, and this process's afterwards."""
-        asked = clock()
-        theirs = self.spans(worker, count=0).clock
-        return asked, theirs, clock()
+        return clock(), self.spans(worker, count=0).clock, clock()  # in this order
 
     def abort(self) -> None:
         """Abort the current plan on all workers that still live; they wait for the next one."""
@@ -283,9 +284,7 @@ class Cluster:
                 self.recruits.seek(worker.address, since_boot() + RETRY_S, above=int(enough), key=worker.key)
 
     def seek(self, address: str, key: bytes = b"") -> None:
-        """Call the worker at `address`, or only the owner of `key`, in the background. May be called from any
-        thread.
-        """
+        """Call the worker at `address`, or only the owner of `key`, in the background. For any thread."""
         with self._keeper.lock:
             self.recruits.seek(address, key=key)
 
@@ -398,5 +397,4 @@ class Cluster:
         return None
 
     def _no_stats(self) -> NodeLost:
-        worker = next(worker for worker in self.workers if not worker.stats)
-        return worker.lost("it does not answer with its figures")
+        return next(one for one in self.workers if not one.stats).lost("it does not answer with its figures")

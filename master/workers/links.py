@@ -37,6 +37,18 @@ def broken_link(missed: Sequence[int], done: Sequence[bool]) -> tuple[int, int] 
     return None
 
 
+def last_awaited(rank: int, missed: Sequence[int]) -> int:
+    """Return the rank at the end of the chain of waits that begins at the worker of `rank`: the one that computes.
+
+    `missed` has the rank for which each worker waits, rank 1 first (-1: none). A wait for the master, or in a circle,
+    ends the chain.
+    """
+    path = [rank]
+    while 0 < (after := missed[path[-1] - 1]) <= len(missed) and after not in path:
+        path.append(after)
+    return path[-1]
+
+
 @dataclass
 class LinkWatch:
     """The current pattern of waiting nodes, and since when it has lasted. Times in `since_boot` seconds."""

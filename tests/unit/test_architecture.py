@@ -127,8 +127,8 @@ def test_no_folder_has_under_three_files() -> None:
 
 LAYERS = {
     "allreduce": (
-        "chunks.py flight.py", "base.py predict.py", "cache.py deadline.py", "transport.py", "measure.py networked.py",
-        "algorithms choose.py", "auto.py",
+        "chunks.py flight.py", "base.py predict.py", "cache.py deadline.py", "connections.py",
+        "hops.py transport.py", "measure.py networked.py", "algorithms choose.py", "auto.py",
     ),
     "master": (
         "confined vocabulary", "options.py text", "workers", "deployment", "generation profiling", "reporting",

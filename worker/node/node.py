@@ -136,11 +136,15 @@ class Node:
         batch, clock = self._tables.batch(step.entries), self.loop.clock
         before = clock.total - clock.sync
         tokens = len(batch.positions)
-        x = step.x if self.hops is None else self.hops.enter(step.step, step.x, tokens)
+        x = step.x
+        if self.hops is not None:
+            with self.trace.span("hop", "into the stage"):
+                x = self.hops.enter(step.step, x, tokens)
         out = self.loop.forward(x, batch, step.step)
         if self.hops is not None:
-            self.hops.leave(step.step, out)
-            out = self.hops.result(step.step, out, tokens)
+            with self.trace.span("hop", "out of the stage"):
+                self.hops.leave(step.step, out)
+                out = self.hops.result(step.step, out, tokens)
         if self.watch is not None:
             self.watch.note(tokens, int(batch.positions[-1]) + 1, clock.total - clock.sync - before)
         self.streamed += self.window.take()

@@ -47,7 +47,9 @@ OUT_OF_RANGE: list[tuple[Where, Any]] = [
     (("peers",), ()), (("peers",), PEERS[:2]), (("peers",), PEERS[::-1]), (("peers", 1, "address"), ""),
     (("layers",), ()), (("layers", 0, "blocks"), (1, 0)), (("layers", 1, "blocks"), (2,)),
     (("layers", 0, "blocks"), ()), (("layers", 0, "blocks"), (0, 1, 0)), (("layers", 0, "blocks"), (0, *[1] * 16)),
-    (("layers", 0, "blocks"), (0, 3)), (("layers", 0, "ranks"), (0,)), (("layers", 0, "ranks"), (2, 1, 0)),
+    (("layers", 0, "blocks"), (0, 3)), (("layers", 0, "number"), 1), (("stages", 0, "ranks"), (0,)),
+    (("stages", 0, "ranks"), (2, 1, 0)), (("stages", 0, "ranks"), (0, 1, 1, 2)), (("stages", 0, "ranks"), ()),
+    (("stages", 0, "first"), 1), (("stages", 0, "last"), 1), (("stages",), ()),
     (("blocks", 0, "kind"), "ffn"), (("blocks", 1, "kind"), "table"), (("blocks", 0, "runs"), ()),
     (("blocks", 0, "vectors"), ()), (("blocks", 0, "vectors", 0, "length"), 1),
     (("blocks", 0, "vectors", 0, "name"), "x"),
@@ -78,8 +80,9 @@ def test_a_plan_of_this_version_is_taken(tiny_pack: Callable[..., Pack], good: A
 
 @pytest.mark.parametrize("blocks", [((0, 1, 3), (2,)), ((0,), (2, 1, 1, 3)), ((0, 1, 1), (2, 3)), ((1, 3), (0,), (2,))])
 def test_layers_may_have_any_number_of_blocks(good: Assign, blocks: tuple[tuple[int, ...], ...]) -> None:
-    layers = tuple(replace(good.layers[0], blocks=some) for some in blocks)
-    check_assign(replace(good, layers=layers, config=replace(good.config, layers=len(blocks))))
+    layers = tuple(replace(good.layers[0], number=number, blocks=some) for number, some in enumerate(blocks))
+    stages = (replace(good.stages[0], last=len(blocks)),)
+    check_assign(replace(good, layers=layers, stages=stages, config=replace(good.config, layers=len(blocks))))
 
 
 @pytest.mark.parametrize(("path", "value"), OUT_OF_RANGE, ids=lambda part: str(part)[:40])

@@ -25,7 +25,7 @@ from tpi.errors import NodeLost
 from tpi.net.sockets import COLLECTIVE, Net
 from tpi.net.wire import wire_format
 
-LAYOUT, MAGIC, VERSION = Struct("<4sBBHQIIII"), b"TPIa", 1  # allreduce/native/header.hpp
+LAYOUT, MAGIC, VERSION = Struct("<4sBBHQIIII"), b"TPIa", 2  # allreduce/native/header.hpp
 NETWORKED = ["star", "mesh", "two-shot", "tree", "ring"]
 SIZE = 4
 PARTIALS = partials_of(SIZE, 200)

@@ -129,12 +129,19 @@ def test_stages_stream_their_own_layers(deep: Callable[[str], Pack], tmp_path: P
     assert answers(pack, [1, 1, 1], tmp_path, "0-2:n0+n1,3-5:n2", 40, memory) == expected
 
 
-def test_only_the_first_stage_gets_hidden_states(deep: Callable[[str], Pack], tmp_path: Path) -> None:
+def test_only_the_first_stage_gets_hidden_states(
+    deep: Callable[[str], Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(in_process_deployment(deep("f32"), [1, 1, 1], tmp_path, stages="0-1:n0+n1,2-5:n2")) as deployment:
         seen: list[tuple[int, Step]] = []
         for rank, node in enumerate(deployment._workers.nodes, 1):  # type: ignore[attr-defined]
             run = node.run
-            node.run = lambda step, rank=rank, run=run: seen.append((rank, step)) or run(step)
+
+            def noted(step: Step, rank: int = rank, run: Callable[[Step], F32 | None] = run) -> F32 | None:
+                seen.append((rank, step))
+                return run(step)
+
+            monkeypatch.setattr(node, "run", noted)
         Engine(deployment).logits(TOKENS)
     assert {len(step.x) == step.tokens for rank, step in seen if rank == 1} == {True}
     assert {len(step.x) for rank, step in seen if rank == 2} == {0}

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from allreduce import transport
+from allreduce import connections
 from allreduce._mailbox import Mailbox
 from master.generation.answer import AnswerLimits
 from master.options import RunOptions
@@ -44,7 +44,7 @@ class Wire:
                 super().send_all(messages, wire)
                 sums.extend(bytes(values) for _, _, values in messages)
 
-        monkeypatch.setattr(transport, "Mailbox", Recorder)
+        monkeypatch.setattr(connections, "Mailbox", Recorder)
 
     def tap(self, way: str, frames: Sequence[Buffer]) -> None:
         if way == "sent":

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allreduce.deadline import MISSING_S, Lateness
-from master.workers.links import CONFIRMED_S, LinkWatch, broken_link
+from master.workers.links import CONFIRMED_S, LinkWatch, broken_link, last_awaited
 
 NOBODY = -1
 
@@ -99,3 +99,17 @@ def test_a_pause_of_this_process_is_nobodys_fault() -> None:
     late.look(1, True, 100.0)
     late.look(1, False, 3700.0)
     assert late.rank(3700.0) == NOBODY
+
+
+@pytest.mark.parametrize(
+    ("missed", "last"),
+    [
+        ([NOBODY, NOBODY, NOBODY], 1),
+        ([2, 3, NOBODY], 3),  # a chain of stages
+        ([3, NOBODY, 0], 3),  # that one waits for the master
+        ([2, 1, NOBODY], 2),  # a circle
+        ([9, NOBODY, NOBODY], 1),  # of an earlier plan, with more nodes
+    ],
+)
+def test_the_end_of_a_chain_of_waits_is_found(missed: list[int], last: int) -> None:
+    assert last_awaited(1, missed) == last

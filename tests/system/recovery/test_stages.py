@@ -1,0 +1,99 @@
+"""Stages: a node that is lost in any of them costs no token, and what one stage computes reaches no other node."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from master.deployment import deploy
+from master.options import RunOptions
+from master.session import Session
+from master.workers.remote import RemoteWorker
+from tests.support.house import Laptop, house, speak
+from tests.support.models import make_model
+from tpi.errors import NodeError, UsageError
+from tpi.net.messages import NodeOptions
+
+PROMPT, LENGTH = [5, 6, 7, 8], 30
+LAYOUT = "0-1:master,2-3:a,4:b,5:c"
+GROUPED = "0-2:master+c,3-5:a+b"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("model")
+    make_model("llama", directory, layers=6)
+    return str(directory)
+
+
+@contextmanager
+def staged(
+    tmp_path: Path, model: str, layout: str, prepare: Callable[[Sequence[Laptop]], object] = len
+) -> Iterator[tuple[Session, dict[str, Laptop]]]:
+    """A session over three laptops in this layout."""
+    with house(tmp_path, 3) as laptops:
+        prepare(laptops)
+        addresses = tuple(each.address for each in laptops)
+        options = RunOptions(model, workers=addresses, cache=tmp_path / "master", stages=layout)
+        with Session(options) as session:
+            yield session, {each.name: each for each in laptops}
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("layout", "victim"), [(LAYOUT, "a"), (LAYOUT, "b"), (LAYOUT, "c"), (GROUPED, "b")])
+def test_a_node_lost_in_any_stage_costs_no_token(
+    kind: signal.Signals, layout: str, victim: str, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with staged(tmp_path, model, layout) as (session, laptops):
+        said = list[str]()
+        monkeypatch.setattr(deploy, "warn", said.append)
+        wanted = speak(session, PROMPT, LENGTH).tokens
+        spoken = speak(session, PROMPT, LENGTH, lambda count: laptops[victim].signal(kind) if count == 9 else None)
+        assert spoken.tokens == wanted
+        assert session.names == ("master", *sorted({"a", "b", "c"} - {victim}))
+        assert any(f"names the node '{victim}'" in sentence for sentence in said)
+        assert len(session.engine.deployment.stages) > 1
+
+
+def test_the_node_that_hangs_is_left_out_not_the_one_that_waits_for_it(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "NodeOptions", partial(NodeOptions, timeout_s=6.0))
+
+    def hang(laptops: Sequence[Laptop]) -> None:
+        laptops[0].stop()
+        laptops[0].command = (sys.executable, "-m", "tests.support.processes.hanging_worker")
+        laptops[0].start()
+
+    with staged(tmp_path, model, LAYOUT, hang) as (session, laptops):
+        gone, part = list[str](), session._cluster.part
+
+        def noted(error: NodeError) -> list[RemoteWorker]:
+            gone.append(error.node)
+            return part(error)
+
+        monkeypatch.setattr(session._cluster, "part", noted)
+        wanted = speak(session, PROMPT, LENGTH).tokens
+        stop = laptops["a"].cache / "hang"
+        assert speak(session, PROMPT, LENGTH, lambda count: stop.touch() if count == 9 else None).tokens == wanted
+        assert gone == ["a"]
+
+
+def test_a_layout_with_an_unknown_node_is_refused(tmp_path: Path, model: str) -> None:
+    refused = pytest.raises(UsageError, match="names the node 'd', but the nodes are master, a, b, c")
+    with refused, staged(tmp_path, model, "0-2:master,3-5:d"):
+        raise AssertionError
+
+
+def test_nodes_outside_the_layout_hold_nothing_and_answers_are_the_same(tmp_path: Path, model: str) -> None:
+    with staged(tmp_path, model, "0-2:a,3-5:c") as (session, _):
+        wanted = speak(session, PROMPT, LENGTH).tokens
+        layers = [report.layers for report in session.report()]
+        assert layers == [[0, 0], [0, 3], [0, 0], [3, 6]]
+        assert session._cluster.workers[1].ready.weight_bytes == 0  # type: ignore[union-attr]
+    with Session(RunOptions(model, workers=(), cache=tmp_path / "master")) as alone:
+        assert speak(alone, PROMPT, LENGTH).tokens == wanted

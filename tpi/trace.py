@@ -1,6 +1,6 @@
 """Traces of a node's work, written as Chrome trace JSON (opens in Perfetto).
 
-A trace is a list of spans of compute, allreduce, load and stall. Each node records spans in its own table, by its own
+A trace is a list of spans of compute, allreduce, hop, load and stall. Each node records spans in its own table, by its own
 clock. The master requests the tables page by page, estimates each node's clock offset from the times of an exchange
 (`clock_offset`), and writes all spans on one time axis (`write_chrome`) as they arrive. So no process has more of a
 trace in memory than its own table and one page.
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from tpi.system.private import FILE, private
 
 TransferKind = Literal["weight load", "kv load", "kv save"]
-Kind = Literal["compute", "allreduce", "load", "stall", "accelerator", "attention", TransferKind]
+Kind = Literal["compute", "allreduce", "hop", "load", "stall", "accelerator", "attention", TransferKind]
 Row = tuple[Kind, str, int, int]  # kind, name, begin and end in nanoseconds of the node's clock
 Table = npt.NDArray[np.int64]  # [spans, 4]: kind and name as indices, begin and end
 Laps = npt.NDArray[np.int64]  # [spans]: end of each span, in nanoseconds from the beginning of the first
@@ -42,6 +42,7 @@ PAGE_SPANS = 1 << 13  # most spans in one message
 _KINDS: tuple[Kind, ...] = (
     "compute",
     "allreduce",
+    "hop",
     "load",
     "stall",
     "accelerator",
@@ -51,7 +52,7 @@ _KINDS: tuple[Kind, ...] = (
 _KIND_INDEX = {kind: index for index, kind in enumerate(_KINDS)}
 _ROW = Struct("=4q")
 _LANE_NAMES = (
-    "compute, allreduce, stall", "load", "load of the head", "accelerator", "attention", "weight load", "kv load",
+    "compute, allreduce, hop, stall", "load", "load of the head", "accelerator", "attention", "weight load", "kv load",
     "kv save",
 )  # fmt: skip
 _SAVES_AT_ONCE = 3  # the number of transfer threads

@@ -29,8 +29,8 @@ TUNING = 0  # number of the step in which the nodes measure their links and choo
 class Workers(Protocol):
     """The other nodes as a deployment needs them; implemented by `master.workers.cluster`."""
 
-    def step(self, step: Step, later: Container[int] = ()) -> None:
-        """Start a step on every worker. Those whose ranks are in `later` get no hidden states with it."""
+    def step(self, step: Step, first: Container[int] | None = None) -> None:
+        """Start a step on every worker. Only those whose ranks are in `first` (None: all) get its hidden states."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,6 @@ class Deployment:
         self.pages = PagePool(limits.pages, StatePool(states_for(limits.pages)) if recurrent else None)
         self.drafts = drafts and not recurrent and vocabulary.config.mixture is None
         self._workers = workers
-        self._later = frozenset(rank for stage in self.stages[1:] for rank in stage.ranks)
         self._resources = resources or ExitStack()
         self._steps = count(TUNING + 1)
 
@@ -117,7 +116,7 @@ class Deployment:
             NodeLost, NodeError: if a worker is lost or fails.
         """
         step = Step(self.session, self.epoch, next(self._steps), entries, released, x)
-        self._workers.step(step, self._later)
+        self._workers.step(step, self.stages[0].ranks)
         hidden = self.node.run(step)
         assert hidden is not None  # rank 0 always gets the result of the last stage
         return hidden

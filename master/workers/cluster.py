@@ -144,8 +144,8 @@ class Cluster:
                 progress(sum(feed.sent for feed in feeds), sum(feed.missing for feed in feeds))
         return [worker.ready for worker in self.workers if worker.ready]
 
-    def step(self, step: Step, later: Container[int] = ()) -> None:
-        """Start a step on every worker. Those whose ranks are in `later` get no hidden states with it.
+    def step(self, step: Step, first: Container[int] | None = None) -> None:
+        """Start a step on every worker. Only those whose ranks are in `first` (None: all) get its hidden states.
 
         Raises:
             NodeError: if a worker is lost, or has failed since the last call.
@@ -159,7 +159,7 @@ class Cluster:
             whole, bare = encode(step), encode(replace(step, x=step.x[:0]))
             with deferred():  # signals are handled once afterwards, not after every worker
                 for rank, worker in enumerate(self.workers, 1):
-                    worker.send_frames(bare if rank in later else whole)
+                    worker.send_frames(whole if first is None or rank in first else bare)
 
     def poll(self) -> None:
         """Process the messages that have arrived, without waiting.

@@ -44,9 +44,9 @@ class ThreadedWorkers:
         for thread in self._threads:
             thread.start()
 
-    def step(self, step: Step, later: Container[int] = ()) -> None:
+    def step(self, step: Step, first: Container[int] | None = None) -> None:
         for rank, queue in enumerate(self._queues, 1):
-            queue.put(replace(step, x=step.x[:0]) if rank in later else step)
+            queue.put(step if first is None or rank in first else replace(step, x=step.x[:0]))
 
     def close(self) -> None:
         for queue in self._queues:

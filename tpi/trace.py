@@ -1,7 +1,7 @@
 """Traces of a node's work, written as Chrome trace JSON (opens in Perfetto).
 
-A trace is a list of spans of compute, allreduce, hop, load and stall. Each node records spans in its own table, by its own
-clock. The master requests the tables page by page, estimates each node's clock offset from the times of an exchange
+A trace is a list of spans of compute, allreduce, hop, load and stall. Each node records spans in its own table, by its
+own clock. The master requests the tables page by page, estimates each node's clock offset from the times of an exchange
 (`clock_offset`), and writes all spans on one time axis (`write_chrome`) as they arrive. So no process has more of a
 trace in memory than its own table and one page.
 

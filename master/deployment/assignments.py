@@ -74,7 +74,7 @@ def assignments(
 
 @dataclass(frozen=True)
 class _Part:
-    """What one node holds: its blocks, the layers that refer to them, and the predictors of its neurons."""
+    """A node's blocks, the layers that refer to them, and the predictors of its neurons."""
 
     blocks: tuple[BlockPlan, ...]
     layers: tuple[LayerPlan, ...]

@@ -23,7 +23,7 @@ from allreduce.networked import Networked
 from tests.support.cluster.collective_helpers import SESSION, House, partials_of
 from tpi.errors import NodeLost
 from tpi.net.sockets import COLLECTIVE, Net
-from tpi.net.wire import wire_format
+from tpi.net.wire import EXACT, wire_format
 
 LAYOUT, MAGIC, VERSION = Struct("<4sBBHQIIII"), b"TPIa", 2  # allreduce/native/header.hpp
 NETWORKED = ["star", "mesh", "two-shot", "tree", "ring"]
@@ -361,3 +361,58 @@ def test_a_killed_process_is_named(name: str) -> None:
             process.kill()
             process.join()
             process.close()
+
+
+def test_frames_of_a_lane_that_is_not_open_are_dropped() -> None:
+    """A lane that no group of the node has opened, and a message of the open lane beside it."""
+    with House(2) as house:
+        group = house.join("star", 0)
+        group.begin(5)
+        for lane in (1, 63):
+            send(house, LAYOUT.pack(MAGIC, VERSION, 0, 1, SESSION, 1, 5, lane << 26, 200) + PARTIALS[1].tobytes())
+        send(house, LAYOUT.pack(MAGIC, VERSION, 0, 1, SESSION, 1, 5, 0, 200) + PARTIALS[1].tobytes())
+        np.testing.assert_array_equal(group.allreduce(PARTIALS[0]), PARTIALS[0] + PARTIALS[1])
+        assert group.stats.dropped == 2
+        group.close()
+
+
+def test_lanes_have_steps_of_their_own() -> None:
+    """A node sends on one lane what leaves a later step, while on another lane it still waits for an earlier one."""
+    with House(2) as house, ThreadPoolExecutor(1) as pool:
+        sides = [connections.Connections(house.spec(rank), house.endpoints(rank)) for rank in range(2)]
+        sides[0].connect([1])
+        there, back = ([side.open(lane, (0, 1)) for side in sides] for lane in (3, 5))
+
+        def answer() -> None:
+            for step in (7, 8):
+                values = np.empty(2, np.float32)
+                there[1].begin(step)
+                there[1].receive(0, 0, values, EXACT.code)
+                back[1].begin(step)
+                back[1].send((0,), 0, values * 10, EXACT.code)
+
+        task = pool.submit(answer)
+        for step in (7, 8):
+            there[0].begin(step)
+            there[0].send((1,), 0, np.full(2, step, np.float32), EXACT.code)
+        task.result()
+        for step in (7, 8):
+            values = np.empty(2, np.float32)
+            back[0].begin(step)
+            back[0].receive(1, 0, values, EXACT.code)
+            assert values.tolist() == [10 * step, 10 * step]
+        for side in sides:
+            side.close()
+
+
+def test_a_step_has_only_as_many_messages_as_can_be_numbered() -> None:
+    with House(2) as house:
+        side = connections.Connections(house.spec(0), house.endpoints(0))
+        box = side.open(0, (0, 1))
+        box.begin(1)
+        box.reserve(1 << 17)
+        with pytest.raises(ValueError, match="more messages"):
+            box.reserve(1)
+        with pytest.raises(ValueError, match="no lane 64"):
+            side.open(64, (0, 1))
+        side.close()

@@ -18,7 +18,8 @@ from tpi import __version__
 NODE_FIELDS = {
     "name", "rank", "heads", "kv_heads", "neurons",
     "weight_bytes", "resident_bytes", "bare_rss_bytes", "planned_bytes", "peak_rss_bytes",
-    "compute_ms_per_token", "sync_ms_per_token", "io_stall_ms_per_token", "streamed_bytes_per_token", "disk_mb_per_s",
+    "layers", "compute_ms_per_token", "sync_ms_per_token", "hop_ms_per_token", "io_stall_ms_per_token",
+    "streamed_bytes_per_token", "disk_mb_per_s",
     "sent_bytes_per_token", "received_bytes_per_token", "steady", "accelerator",
 }  # fmt: skip
 RUN_FIELDS = {

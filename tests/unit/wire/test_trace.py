@@ -97,7 +97,7 @@ def test_a_trace_is_read_page_by_page() -> None:
     for number in range(2 * PAGE_SPANS):
         trace.add("stall", f"block {number % 3}", number, number + 1)
     names, table = trace.page(PAGE_SPANS, 2)
-    assert table.tolist() == [[3, (PAGE_SPANS + n) % 3, PAGE_SPANS + n, PAGE_SPANS + n + 1] for n in range(2)]
+    assert table.tolist() == [[4, (PAGE_SPANS + n) % 3, PAGE_SPANS + n, PAGE_SPANS + n + 1] for n in range(2)]
     assert names == ("block 0", "block 1", "block 2")
     assert [row[2] for row in trace.rows] == list(range(2 * PAGE_SPANS))
     assert trace.page(3 * PAGE_SPANS)[1].shape == (0, 4)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from master.deployment.assignments import assignments
-from master.deployment.planner import deal_shards, units_of
+from master.deployment.stages import one_stage
 from tests.support.altered import OPTIONS, PEERS
 from tests.support.models import SIZES
 from tpi.config import ModelConfig
@@ -61,7 +61,7 @@ def test_exaone_rotates_sliding_layers_alone_if_it_has_any(
 
 def test_plans_with_norms_that_no_block_uses_are_refused(tiny_pack: Callable[..., Pack]) -> None:
     pack = tiny_pack("exaone4")
-    good = assignments(pack, deal_shards(pack.config, units_of(pack), [1, 1, 1]), PEERS, OPTIONS, 1, 1)[1]
+    good = assignments(pack, one_stage(pack, [1, 1, 1]), PEERS, OPTIONS, 1, 1)[1]
     check_assign(good)
     block = good.blocks[0]
     further = replace(block.vectors[0], name="norm", length=pack.config.hidden)

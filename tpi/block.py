@@ -87,6 +87,7 @@ def attention_spec(
         query_latent=_query_latent(config, found, vectors, len(query_units)),
         output_gate=config.output_gate,
         v_norm=np.ones(config.head_dim, np.float32) if config.value_norm else None,
+        late_norms=config.late_head_norms,
     )
 
 

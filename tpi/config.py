@@ -164,6 +164,7 @@ class ModelConfig:
     full_heads: FullHeads | None = None  # heads of layers without a window (Gemma 4); None: as in the other layers
     parallel_experts: bool = False  # a dense FFN reads the same input as the experts; both share one sum (Gemma 4)
     value_norm: bool = False  # values are divided by their root mean square, head by head (Gemma 4)
+    late_head_norms: bool = False  # queries and keys are normed after RoPE, not before (Hunyuan)
     input_norm: bool = True  # blocks norm their input; False: they norm their output alone (OLMo 2)
 
     @property

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 DENSE = ("gemma", "arcee", "seedoss", "ernie45", "ministral3")
+HUNYUAN = ("hunyuan", "hunyuanmoe")  # which norm their heads after RoPE
 AFTERNORM = ("olmo2", "olmo3", "exaone4")
 ROUTED = ("glm4moe", "minimaxm2", "ernie45moe", "granitemoeshared", "granitehybrid")
-ENTRIES = (*DENSE, *ROUTED, *AFTERNORM)
-ORDERS = AFTERNORM  # whose norms are elsewhere than Llama's
+ENTRIES = (*DENSE, *ROUTED, *AFTERNORM, *HUNYUAN)
+ORDERS = (*AFTERNORM, *HUNYUAN)  # whose norms are elsewhere than Llama's
 GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.22,
             "attention_multiplier": 0.1}  # fmt: skip
 
@@ -40,6 +41,16 @@ def configs(sizes: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
         ),
         "exaone4": lambda: transformers.Exaone4Config(
             **odd, sliding_window=12, layer_types=["sliding_attention", "full_attention"],
+        ),
+        "hunyuan": lambda: transformers.HunYuanDenseV1Config(
+            **odd, head_dim=32, attention_bias=True, rope_parameters={
+                "rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0,
+            },
+        ),
+        "hunyuanmoe": lambda: transformers.HunYuanMoEV1Config(
+            **odd, head_dim=32, num_experts=5, moe_topk=2, rope_parameters={
+                "rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0,
+            },
         ),
         "glm4moe": lambda: transformers.Glm4MoeConfig(
             **sizes, **half, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=100, n_shared_experts=2,

@@ -5,7 +5,6 @@ _QWEN4 = f"it needs hyper-connections, indexed sparse attention and hashed n-gra
 _DEEPSEEK4 = f"it needs compressed sparse attention, hyper-connections and experts chosen by a hash; {_HYPER}"
 _INKLING = "it needs relative positions in attention, short convolutions and layers used in loops; use Gemma 3"
 _MUSE = "it needs a norm of its embedding and norms with epsilons of their own; use Ministral 3 or Qwen 3"
-_HUNYUAN = "it normalises queries and keys after their rotation; use Qwen 3, which does so before"
 _NEMOTRON = "each of its layers is a single block: Mamba2, attention, a network or experts; use Granite 4.0"
 _REASONS = {
     "NemotronHForCausalLM": _NEMOTRON,
@@ -15,7 +14,6 @@ _REASONS = {
     "Qwen4ExpForConditionalGeneration": _QWEN4,
     "DeepseekV4ForCausalLM": _DEEPSEEK4,
     "MuseGlimmerForConditionalGeneration": _MUSE,
-    "HunYuanDenseV1ForCausalLM": _HUNYUAN,
     **{
         f"Inkling{name}For{kind}": _INKLING
         for name in ("", "2", "2Loop")
@@ -23,7 +21,7 @@ _REASONS = {
     },
 }
 _GGUF_REASONS = {
-    "qwen4exp": _QWEN4, "deepseek4": _DEEPSEEK4, "muse-glimmer": _MUSE, "hunyuan-dense": _HUNYUAN,
+    "qwen4exp": _QWEN4, "deepseek4": _DEEPSEEK4, "muse-glimmer": _MUSE,
     "nemotron_h": _NEMOTRON, "nemotron_h_moe": _NEMOTRON,
 }  # fmt: skip
 

@@ -33,8 +33,9 @@ def refuse_sums(spec: AttentionSpec) -> None:
 
 
 def is_plain(spec: AttentionSpec) -> bool:
-    """Return True if heads need only biases, norms of queries and keys, and RoPE, which all kernels support."""
-    return spec.whole is None and not spec.clip and spec.v_norm is None and not spec.growth
+    """Return True if heads need only biases, norms of queries and keys, then RoPE, which all kernels support."""
+    plain = spec.whole is None and spec.v_norm is None
+    return plain and not (spec.clip or spec.growth or spec.late_norms)
 
 
 def without_norms(spec: AttentionSpec) -> AttentionSpec:
@@ -46,7 +47,15 @@ def without_norms(spec: AttentionSpec) -> AttentionSpec:
     if found is None:
         none = np.empty(0, np.float32)
         found = vars(spec)[_RAW] = replace(
-            spec, q_norm=None, k_norm=None, v_norm=None, inv_freq=none, clip=0.0, growth=0.0, whole=None
+            spec,
+            q_norm=None,
+            k_norm=None,
+            v_norm=None,
+            inv_freq=none,
+            clip=0.0,
+            growth=0.0,
+            whole=None,
+            late_norms=False,
         )
     return found
 
@@ -78,20 +87,27 @@ def apply_norms_and_rope(
         given = squares(spec, projected) if sums is None else sums
         queries = _normed(queries, whole.q, given[:, 0] / np.float32(whole.q_values), spec.norm.eps)
         keys = _normed(keys, whole.k, given[:, GROUP] / np.float32(whole.k_values), spec.norm.eps)
-    if spec.q_norm is not None:
-        queries = rms_norm(queries, spec.q_norm, spec.norm.eps)
-    if spec.k_norm is not None:
-        keys = rms_norm(keys, spec.k_norm, spec.norm.eps)
+    if not spec.late_norms:
+        queries, keys = _head_norms(spec, queries, keys)
     if spec.v_norm is not None:
         values = rms_norm(values, spec.v_norm, spec.norm.eps)
     if spec.clip:
         queries, keys, values = (np.clip(heads, -spec.clip, spec.clip) for heads in (queries, keys, values))
     queries, keys = (rope(spec, heads, positions) for heads in (queries, keys))
+    if spec.late_norms:
+        queries, keys = _head_norms(spec, queries, keys)
     if spec.growth:
         steps = (1 + positions // spec.growth_tokens).astype(np.float32)
         queries = queries * (1 + np.float32(spec.growth) * np.log(steps))[:, None, None]
     queries, keys, values = (np.ascontiguousarray(heads, np.float32) for heads in (queries, keys, values))
     return Projected(queries, keys, values, projected.gate)
+
+
+def _head_norms(spec: AttentionSpec, queries: F32, keys: F32) -> tuple[F32, F32]:
+    """Return queries and keys, `[tokens, heads, head_dim]`, after the norm of each head, if there is one."""
+    eps = spec.norm.eps
+    queries = queries if spec.q_norm is None else rms_norm(queries, spec.q_norm, eps)
+    return queries, keys if spec.k_norm is None else rms_norm(keys, spec.k_norm, eps)
 
 
 def from_latent(spec: AttentionSpec, latent: LatentSpec, latent_data: U8, kv_data: U8, normed: F32) -> tuple[F32, F32]:

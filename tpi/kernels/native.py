@@ -290,6 +290,7 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
                 spec.whole is not None,
                 spec.growth,
                 spec.growth_tokens,
+                spec.late_norms,
             ),
             None if spec.latent is None else latent_fields(spec.latent),
             None if spec.query_latent is None else query_latent_fields(spec.query_latent),

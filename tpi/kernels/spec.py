@@ -49,6 +49,7 @@ class AttentionSpec:
         norm: norm of the input; its eps is also that of `q_norm`, `k_norm` and `v_norm`.
         q_bias: `[heads * head_dim]` or None; k_bias, v_bias: `[kv_heads * head_dim]` or None.
         q_norm, k_norm: `[head_dim]` or None; RMS norm of each head before RoPE (Qwen 3).
+        late_norms: True if `q_norm` and `k_norm` come after RoPE (Hunyuan).
         inv_freq: `[rotary/2]`, rotary frequencies, halves rotated against each other; empty for no RoPE.
         rope_scale: factor of cosine and sine.
         attention_scale: factor of q.k; then softcap: `c * tanh(score / c)`, 0 for none.
@@ -90,6 +91,7 @@ class AttentionSpec:
     v_norm: F32 | None = None
     growth: float = 0.0
     growth_tokens: int = 0
+    late_norms: bool = False
 
     @property
     def hidden(self) -> int:

@@ -13,7 +13,7 @@ from tpi.errors import ModelError
 from tpi.families.table import FAMILIES
 from tpi.pack.builder.build import open_source
 
-DRAWS = 1560
+DRAWS = 1680
 FURTHER = (
     *(f"{name}.bias" for name in ("attn_q", "attn_output", "attn_qkv", "ffn_gate", "ffn_up", "ffn_down")),
     "output.weight", "rope_freqs.weight", "rope_factors_short.weight",

@@ -38,7 +38,7 @@ def compared(
     return found.argmax(-1).tolist(), expected.argmax(-1).tolist(), difference
 
 
-@pytest.mark.parametrize("family", ["llama", "opt", "gemma2", "qwen3", "olmo2", "exaone4"])
+@pytest.mark.parametrize("family", ["llama", "opt", "gemma2", "qwen3", "olmo2", "exaone4", "hunyuan"])
 def test_floats_are_equal_but_for_the_order_of_sums(
     family: str, device: Device, tiny_pack: Callable[..., Pack], tmp_path: Path
 ) -> None:

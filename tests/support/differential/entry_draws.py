@@ -5,7 +5,7 @@ from typing import Any
 
 PLAIN: dict[str, Any] = {
     "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
-    "shared_intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 16,
+    "shared_intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 16, "moe_topk": 2,
 }  # fmt: skip
 CHOICES: dict[str, tuple[Any, ...]] = {
     "attention_out_bias": (True, False), "residual_dropout": (0.0, 0.5), "use_bias": (True, False),
@@ -16,6 +16,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "mamba_d_state": (8, 20), "mamba_d_head": ("auto", "auto", 16), "mamba_d_conv": (3, 4), "mamba_expand": (2,),
     "mamba_chunk_size": (16, 64), "mamba_conv_bias": (True, False), "mamba_proj_bias": (True, False),
     "time_step_limit": ([0.0, 1.0],), "sliding_window_pattern": (1, 2, 3),
+    "moe_topk": (1, 3), "eod_token_id": (0, 3, 30), "sep_token_id": (0, 4, 30),
 }  # fmt: skip
 
 
@@ -30,6 +31,8 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
             if isinstance(rope, dict) and rng.random() < 0.95:
                 rope["llama_4_scaling_beta"] = rng.choice([0.1, 0.5])
                 rope["original_max_position_embeddings"] = rng.choice([4, 8, 16])
+    if architecture.startswith("HunYuan"):
+        _stretch(found, rng)
     if architecture.startswith("Exaone") and found.get("sliding_window", 0) is None and rng.random() < 0.9:
         found["layer_types"] = ["full_attention"] * layers
     if architecture == "Glm4MoeForCausalLM":
@@ -51,3 +54,11 @@ def _settle_granite(found: dict[str, Any], layers: int, rng: random.Random) -> N
         found["num_local_experts"] = 0
     if not found.get("shared_intermediate_size", 1):
         found["shared_intermediate_size"] = 40
+
+
+def _stretch(found: dict[str, Any], rng: random.Random) -> None:
+    """Mostly with an `alpha` that stretches the rotary base."""
+    for rope in (found.get(name) for name in ("rope_parameters", "rope_scaling")):
+        if isinstance(rope, dict) and rng.random() < 0.6:
+            kind = "type" if "type" in rope else "rope_type"
+            rope |= {kind: "dynamic", "alpha": rng.choice([2.0, 50.0, 1000.0])}

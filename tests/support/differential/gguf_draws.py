@@ -14,9 +14,17 @@ from tests.support.weights.gguf_models import Array, decoded, encoded
 # Each is drawn as often as every other.
 NAMES = (
     "llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "smollm3", "granite", "gemma", "arcee", "seed_oss",
-    "ernie4_5", "mistral3", "olmo2", "exaone4", *experts.ARCHITECTURES,
+    "ernie4_5", "mistral3", "olmo2", "exaone4", "hunyuan-dense", *experts.ARCHITECTURES,
 )  # fmt: skip
-_UNSLIDING = ("gemma", "arcee", "seed_oss", "ernie4_5", "mistral3", "exaone4")  # which refuse a sliding window
+_UNSLIDING = (
+    "gemma",
+    "arcee",
+    "seed_oss",
+    "ernie4_5",
+    "mistral3",
+    "exaone4",
+    "hunyuan-dense",
+)  # which refuse a sliding window
 VOCAB = 40
 Random = np.random.Generator
 
@@ -255,7 +263,9 @@ def _norms(architecture: str, hidden: int, query: int, kv: int, size: int) -> di
     names = ["attn_norm", "post_attention_norm" if architecture == "seed_oss" else "ffn_norm"] + (
         ["post_attention_norm", "post_ffw_norm"] if architecture in ("gemma2", "gemma3") else []
     )
-    heads = ["attn_q_norm", "attn_k_norm"] if architecture in ("qwen3", "gemma3") else []
+    heads = (
+        ["attn_q_norm", "attn_k_norm"] if architecture in ("qwen3", "gemma3", "hunyuan-dense", "hunyuan-moe") else []
+    )
     return {**dict.fromkeys(names, (hidden,)), **dict.fromkeys(heads, (size,))}
 
 

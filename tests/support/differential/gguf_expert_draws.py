@@ -7,7 +7,7 @@ import numpy as np
 ARCHITECTURES = {  # by the names of draws
     "mixtral": "llama", "qwen2moe": "qwen2moe", "qwen3moe": "qwen3moe", "olmoe": "olmoe", "dbrx": "dbrx",
     "granitemoe": "granitemoe", "gpt-oss": "gpt-oss", "deepseek2": "deepseek2", "glm4moe": "glm4moe",
-    "minimax-m2": "minimax-m2", "ernie4_5-moe": "ernie4_5-moe",
+    "minimax-m2": "minimax-m2", "ernie4_5-moe": "ernie4_5-moe", "hunyuan-moe": "hunyuan-moe",
 }  # fmt: skip
 Random = np.random.Generator
 Keys = dict[str, Any]
@@ -17,7 +17,7 @@ NORMS = {"gpt-oss": "post_attention_norm", "dbrx": "attn_output_norm", "glm4moe"
 _CLIPS = ("olmoe", "dbrx")
 _SLIDES = ("mixtral", "gpt-oss")
 _EPS, _OTHER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-_SHARED = ("qwen2moe", "deepseek2", "glm4moe", "ernie4_5-moe", "granitemoe")
+_SHARED = ("qwen2moe", "deepseek2", "glm4moe", "ernie4_5-moe", "granitemoe", "hunyuan-moe")
 _CHOICE = ("deepseek2", "glm4moe", "minimax-m2", "ernie4_5-moe")  # whose choice may have a bias
 _DENSE = ("qwen2moe", "qwen3moe", "deepseek2", "glm4moe", "ernie4_5-moe")  # some of whose layers may have no experts
 
@@ -77,6 +77,10 @@ def completed(random: Random, name: str, keys: Keys) -> Keys:
         found |= {"expert_shared_count": 1, "expert_shared_feed_forward_length": _pick(random, 0, 24, 40)}
     if name == "gpt-oss":
         found["attention.sliding_window"] = _pick(random, 0, 3, 7)
+    if name == "hunyuan-moe":
+        width = found["feed_forward_length"]
+        found |= {"expert_shared_count": 1, "expert_shared_feed_forward_length": _pick(random, 0, 24, width)}
+        found |= {"expert_feed_forward_length": width if random.random() < 0.9 else 40}
     if name in ("glm4moe", "ernie4_5-moe", "granitemoe"):
         found |= _mixed(random, name, found["block_count"])
     return _latent(random, found) if name == "deepseek2" else found
@@ -195,7 +199,7 @@ def _routed(name: str, keys: Keys) -> Shapes:
 
 def _shared(name: str, keys: Keys) -> Shapes:
     hidden = keys["embedding_length"]
-    if name == "qwen2moe":
+    if name in ("qwen2moe", "hunyuan-moe"):
         width = keys.get("expert_shared_feed_forward_length") or keys["feed_forward_length"]
     elif name in ("granitemoe", "ernie4_5-moe"):
         width = keys["expert_shared_feed_forward_length"]

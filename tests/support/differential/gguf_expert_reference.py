@@ -19,6 +19,7 @@ _NORMALISED = (
     "gpt-oss",
     "minimax-m2",
     "ernie4_5-moe",
+    "hunyuan-moe",
 )  # if the file does not say
 
 
@@ -106,7 +107,7 @@ class ExpertReference(Reference):
         values = self._normed(values, name) if whole else values
         values = np.clip(values, -self.clip, self.clip) if self.clip else values
         split = values.reshape(len(values), -1, self.size)
-        return split if whole else self._normed(split, name)
+        return split if whole or self.late else self._normed(split, name)
 
 
 class LatentReference(ExpertReference):

@@ -26,6 +26,7 @@ class Reference:
         self.kv_heads = keys.get("attention.head_count_kv", self.heads)
         self.size = keys.get("attention.key_length", self.hidden // self.heads)
         self.eps = keys.get("attention.layer_norm_rms_epsilon") or keys["attention.layer_norm_epsilon"]
+        self.late = name in ("hunyuan-dense", "hunyuan-moe")  # heads are normed after their rotation
         self.hybrid = name == "exaone4" and keys["block_count"] == 64
         self.granite = name in ("granite", "granitemoe")
 
@@ -110,13 +111,18 @@ class Reference:
             self.granite and not self.get("rope.scaling.finetuned", True)
         )
         still |= self.hybrid and not self._window(layer)
-        return [q, k, v] if still else [self._rotated(layer, q), self._rotated(layer, k), v]
+        q, k = (q, k) if still else (self._rotated(layer, q), self._rotated(layer, k))
+        if self.late:
+            q, k = (self._normed(x, f"blk.{layer}.attn_{part}_norm.weight") for part, x in (("q", q), ("k", k)))
+        return [q, k, v]
 
     def _heads(self, layer: int, part: str, values: F64) -> F64:
         """`[tokens, heads, size]`, each head normed if there is a norm; all heads at once in OLMo 2."""
         name = f"blk.{layer}.attn_{part}_norm.weight"
         if self.name == "olmo2":
             return self._normed(values, name).reshape(len(values), -1, self.size)
+        if self.late:
+            return values.reshape(len(values), -1, self.size)
         return self._normed(values.reshape(len(values), -1, self.size), name)
 
     def _scale(self) -> float:

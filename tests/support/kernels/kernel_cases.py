@@ -81,6 +81,7 @@ def attention_case(
     norm: NormKind = "rms",
     bias: bool = False,
     qk_norm: bool = False,
+    late_norms: bool = False,
     rotary: int | None = None,
     softcap: float = 0.0,
     window: int = 0,
@@ -115,6 +116,7 @@ def attention_case(
         attention_scale=head_dim**-0.5,
         softcap=softcap,
         window=window,
+        late_norms=late_norms,
     )
     batch, kv_cache = _batch(random, lengths, kv_heads, head_dim, kv_dtype)
     x = normal(random, len(batch.positions), hidden)

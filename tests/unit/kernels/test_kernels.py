@@ -154,6 +154,13 @@ def test_attention_norms_biases_and_partial_rotation(
     assert_attention_agrees(case, 1e-5)
 
 
+@over_isas(("rotary", "lengths"), [0, 8, 16], [((5, 3),), ((300, 1), (5, 1)), ((0, 40),)])
+def test_attention_norms_after_the_rotation(rotary: int, lengths: tuple[tuple[int, int], ...]) -> None:
+    random = np.random.default_rng(19)
+    case = attention_case(random, rotary=rotary, qk_norm=True, late_norms=True, bias=True, lengths=lengths)
+    assert_attention_agrees(case, 1e-5)
+
+
 @over_isas(("format",), ["f32", "q4"])
 def test_values_that_are_too_many_for_a_copy_per_thread(format: Format) -> None:
     """16 tokens of 640 values are prepared once for all threads, fewer by each for itself."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.models import SIZES
+from tpi.config import Mixture
 from tpi.errors import ModelError
 from tpi.families.base import Model
 from tpi.families.huggingface.reader import from_huggingface
@@ -51,6 +52,20 @@ def test_granite_4_without_experts_is_dense() -> None:
     assert model_of(**HYBRID | {"position_embedding_type": "nope"}).config.inv_freq == ()
 
 
+def test_hunyuan_stretches_its_rotary_base() -> None:
+    scaling = {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "type": "dynamic"}
+    found = model_of(architectures=["HunYuanDenseV1ForCausalLM"], head_dim=128, rope_scaling=scaling)
+    assert found.config.inv_freq[1] == pytest.approx((10000.0 * 1000.0 ** (128 / 126)) ** (-1 / 64))
+    assert (found.config.late_head_norms, found.notes) == (True, ())
+
+
+def test_hunyuan_may_give_its_experts_layer_by_layer() -> None:
+    found = model_of(architectures=["HunYuanMoEV1ForCausalLM"], num_experts=4, moe_topk=[2, 2])
+    assert found.config.mixture == Mixture(
+        4, 2, SIZES["intermediate_size"], SIZES["intermediate_size"], normalised=True
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -67,6 +82,11 @@ def test_granite_4_without_experts_is_dense() -> None:
         (
             {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
             "llama_4",
+        ),
+        ({"architectures": ["HunYuanMoEV1ForCausalLM"], "moe_topk": [1, 2]}, "moe_topk is .1, 2.: layers with"),
+        (
+            {"architectures": ["HunYuanDenseV1ForCausalLM"], "rope_scaling": {"type": "dynamic", "alpha": -1.0}},
+            "alpha of rope_scaling is -1.0",
         ),
         ({"architectures": ["ArceeForCausalLM"], "hidden_act": "tanh"}, "'tanh' is not supported"),
     ],

@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from tpi.families.base import Fields
+from tpi.errors import ModelError
+from tpi.families.base import Fields, float_field
 from tpi.families.huggingface.defaults import COMMON, LLAMA
+from tpi.families.settings import head_size
 
 GEMMA: dict[str, Any] = COMMON | {
     "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
@@ -29,6 +31,8 @@ MINISTRAL3: dict[str, Any] = COMMON | {
     "head_dim": 128, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "sliding_window": None,
     "llama_4_scaling_beta": None,
 }  # fmt: skip
+HUNYUAN: dict[str, Any] = COMMON | {"vocab_size": 290943, "rms_norm_eps": 1e-5, "attention_bias": False}
+_MOST_ALPHA = 1e9
 _MINISTRAL3_ROPE: dict[str, Any] = {
     "type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384,
     "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1,
@@ -47,3 +51,24 @@ def ministral3(fields: Fields) -> dict[str, Any]:
         return dict(fields)
     kept = {key: value for key, value in rope.items() if key not in ("llama_4_scaling_beta", "max_position_embeddings")}
     return {**fields, name: kept, "llama_4_scaling_beta": rope.get("llama_4_scaling_beta")}
+
+
+def hunyuan(fields: Fields) -> dict[str, Any]:
+    """Return the fields with a rotary base that is scaled by `alpha`, in place of an object of the kind `dynamic`.
+
+    The base becomes `rope_theta * alpha ** (d / (d - 2))` with heads of d values, whatever the length of a sequence
+    (NTK-aware scaling, as in Hunyuan's own code).
+
+    Raises:
+        ModelError: if a number is missing or out of range.
+    """
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    rope = fields.get(name)
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) != "dynamic" or not rope.get("alpha"):
+        return dict(fields)
+    size, alpha = head_size(HUNYUAN | dict(fields)), float_field(rope, "alpha")
+    theta = float_field({"rope_theta": rope.get("rope_theta", fields.get("rope_theta"))}, "rope_theta", 10000.0)
+    if size <= 2 or not 0 < alpha < _MOST_ALPHA:
+        raise ModelError(f"alpha of {name} is {alpha} with heads of {size} values, which is not supported")
+    scaled = {"rope_type": "default", "rope_theta": theta * alpha ** (size / (size - 2))}
+    return {key: value for key, value in fields.items() if key != "rope_scaling"} | {"rope_parameters": scaled}

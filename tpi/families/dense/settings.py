@@ -58,6 +58,11 @@ def gguf_ministral3(fields: Fields) -> dict[str, Any]:
     }
 
 
+def hunyuan(fields: Fields) -> dict[str, Any]:
+    """Return Hunyuan's fields, from a config.json or GGUF metadata: queries and keys are normed after RoPE."""
+    return {"late_head_norms": True}
+
+
 def interleaved(model: Model, fields: Fields) -> Model:
     """Return the model, in which the two values of a rotary pair are next to each other in q and k (ERNIE)."""
     order = HeadOrder.from_interleaved(model.config.head_dim)

@@ -5,6 +5,7 @@ from tpi.families.dense import defaults, settings
 from tpi.families.names import (
     GGUF_ATTENTION,
     GGUF_FFN,
+    GGUF_HEAD_NORMS,
     LLAMA_ATTENTION,
     LLAMA_FFN,
     MISTRAL_ATTENTION,
@@ -18,6 +19,10 @@ SEED_ATTENTION = LLAMA_ATTENTION | {"o.bias": "layers.{i}.self_attn.o_proj.bias?
 GGUF_SEED_FFN = GGUF_FFN | {"norm": "blk.{i}.post_attention_norm.weight"}
 ERNIE_ATTENTION = {name: text.replace("?attention_bias", "?use_bias") for name, text in LLAMA_ATTENTION.items()}
 ERNIE_FFN = {name: text.replace("?mlp_bias", "?use_bias") for name, text in LLAMA_FFN.items()}
+HUNYUAN_ATTENTION = LLAMA_ATTENTION | {
+    "q_norm": "layers.{i}.self_attn.query_layernorm.weight",
+    "k_norm": "layers.{i}.self_attn.key_layernorm.weight",
+}
 
 DENSE = (
     Family(
@@ -71,5 +76,16 @@ DENSE = (
         defaults=defaults.ERNIE,
         adapt_refs=settings.interleaved,
         interleaved_rope=True,
+    ),
+    Family(
+        "hunyuan",
+        architectures=("HunYuanDenseV1ForCausalLM",),
+        gguf="hunyuan-dense",
+        names=llama_names(HUNYUAN_ATTENTION, MISTRAL_FFN),
+        gguf_names=gguf_names(GGUF_ATTENTION | GGUF_HEAD_NORMS, GGUF_FFN),
+        defaults=defaults.HUNYUAN,
+        settings=settings.hunyuan,
+        gguf_settings=settings.hunyuan,
+        flatten=defaults.hunyuan,
     ),
 )

@@ -74,7 +74,7 @@ HARMLESS = frozenset({
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path",
     "_commit_hash", "auto_map", "task_specific_params", "tokenizer_class", "prefix", "finetuning_task", "id2label",
     "label2id", "num_labels", "problem_type", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
-    "unk_token_id", "initializer_range", "init_std", "attention_dropout", "dropout", "hidden_dropout",
+    "eod_token_id", "unk_token_id", "initializer_range", "init_std", "attention_dropout", "dropout", "hidden_dropout",
     "residual_dropout", "layerdrop", "embd_pdrop", "resid_pdrop", "gradient_checkpointing",
     "pretraining_tp", "use_cache", "cache_implementation", "output_attentions", "output_hidden_states", "return_dict",
     "chunk_size_feed_forward", "torchscript",

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from tpi.errors import ModelError
 from tpi.families.base import Fields
+from tpi.families.dense import defaults as dense
 from tpi.families.dense.defaults import ERNIE as DENSE_ERNIE
 from tpi.families.huggingface.defaults import COMMON
 from tpi.families.huggingface.expertdefaults import GRANITE, num_local_experts, renamed
@@ -29,6 +31,7 @@ ERNIE: dict[str, Any] = DENSE_ERNIE | {
     "moe_norm_min": 1e-12,
 }  # fmt: skip
 GRANITE_SHARED: dict[str, Any] = GRANITE | {"shared_intermediate_size": 0}
+HUNYUAN: dict[str, Any] = dense.HUNYUAN | {"num_experts": 1, "moe_topk": 1}
 
 
 def glm4(fields: Fields) -> dict[str, Any]:
@@ -61,3 +64,19 @@ def ernie(fields: Fields) -> dict[str, Any]:
         ModelError: if a field is present under both names with different values.
     """
     return renamed(renamed(fields, "num_experts", "moe_num_experts"), "num_experts_per_tok", "moe_k")
+
+
+def hunyuan(fields: Fields) -> dict[str, Any]:
+    """Return the fields with one name for the experts, with one number for all layers, and a scaled rotary base.
+
+    Raises:
+        ModelError: if a field is present under two names with different values, or layers differ in their experts.
+    """
+    found = renamed(renamed(fields, "num_experts_per_tok", "moe_topk"), "num_local_experts", "num_experts")
+    for name in ("moe_topk", "num_experts"):
+        listed = found.get(name)
+        if isinstance(listed, list) and listed:
+            if any(value != listed[0] for value in listed):
+                raise ModelError(f"{name} is {str(listed)[:80]}: layers with different numbers are not supported")
+            found[name] = listed[0]
+    return dense.hunyuan(found)

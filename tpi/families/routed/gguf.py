@@ -42,3 +42,17 @@ def ernie(fields: Fields) -> dict[str, Any]:
         fields.get(key)  # mark as read: the tensors say which layers have experts
     shared = int_field(fields, "expert_shared_feed_forward_length", 0)
     return {"mixture": mixture(fields, normalised=True, shared=shared)}
+
+
+def hunyuan(fields: Fields) -> dict[str, Any]:
+    """Return the fields of Hunyuan with experts: softmax over all experts, a shared expert, late norms of heads.
+
+    Raises:
+        ModelError: if the experts have another size than llama.cpp assumes.
+    """
+    width = size_field(fields, "feed_forward_length")
+    if (given := int_field(fields, "expert_feed_forward_length", width)) != width:
+        raise ModelError(f"expert_feed_forward_length is {given}, but feed_forward_length is {width}")
+    fields.get("expert_shared_count")  # mark as read: there is one, which has all neurons
+    shared = int_field(fields, "expert_shared_feed_forward_length", 0) or width
+    return {"late_head_norms": True, "mixture": mixture(fields, normalised=True, shared=shared)}

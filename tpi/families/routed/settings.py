@@ -121,3 +121,10 @@ def granite_shared(fields: Fields) -> dict[str, Any]:
         normalised=True,
     )
     return settings.granite(fields) | {"mixture": mixture}
+
+
+def hunyuan(fields: Fields) -> dict[str, Any]:
+    """Return the fields of Hunyuan with experts: softmax scores, a shared expert, and norms of heads after RoPE."""
+    width = size_field(fields, "intermediate_size")
+    experts, used = size_field(fields, "num_experts"), size_field(fields, "moe_topk")
+    return {"late_head_norms": True, "mixture": Mixture(experts, used, width, shared=width, normalised=True)}

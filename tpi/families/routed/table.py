@@ -1,7 +1,7 @@
 """The table of the families of this folder, and their tensor names."""
 
 from tpi.families.base import Family
-from tpi.families.dense.table import ERNIE_ATTENTION, ERNIE_FFN
+from tpi.families.dense.table import ERNIE_ATTENTION, ERNIE_FFN, HUNYUAN_ATTENTION
 from tpi.families.expertnames import (
     GGUF_EXPERTS,
     GGUF_OLMOE_ATTENTION,
@@ -38,6 +38,11 @@ ERNIE_EXPERTS = (
     QWEN_EXPERTS
     | {f"shared.{part}": f"layers.{{i}}.mlp.shared_experts.{part}_proj.weight" for part in _PARTS}
     | {"router.choice": "layers.{i}.mlp.moe_statics.e_score_correction_bias"}
+)
+HUNYUAN_EXPERTS = (
+    QWEN_EXPERTS
+    | {f"shared.{part}": f"layers.{{i}}.mlp.shared_mlp.{part}_proj.weight" for part in _PARTS}
+    | {"router": "layers.{i}.mlp.gate.wg.weight"}
 )
 _SHARED_MLP = "layers.{i}.shared_mlp."
 GRANITE_SHARED_EXPERTS = GRANITE_EXPERTS | {
@@ -96,5 +101,16 @@ ROUTED = (
         names=llama_names(LLAMA_ATTENTION, {}, GRANITE_SHARED_EXPERTS),
         defaults=defaults.GRANITE_SHARED,
         settings=settings.granite_shared,
+    ),
+    Family(
+        "hunyuanmoe",
+        architectures=("HunYuanMoEV1ForCausalLM",),
+        names=llama_names(HUNYUAN_ATTENTION, {}, HUNYUAN_EXPERTS),
+        gguf="hunyuan-moe",
+        gguf_names=gguf_names(GGUF_ATTENTION | GGUF_HEAD_NORMS, {}, experts=GGUF_EXPERTS | GGUF_SHARED),
+        gguf_settings=gguf.hunyuan,
+        defaults=defaults.HUNYUAN,
+        settings=settings.hunyuan,
+        flatten=defaults.hunyuan,
     ),
 )

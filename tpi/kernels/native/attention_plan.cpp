@@ -50,7 +50,8 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
       clip_(field<float>(numbers, 4)),
       whole_norms_(field<bool>(numbers, 5)),
       growth_(field<float>(numbers, 6)),
-      growth_tokens_(field<int32_t>(numbers, 7)) {
+      growth_tokens_(field<int32_t>(numbers, 7)),
+      late_norms_(field<bool>(numbers, 8)) {
     if (growth_ != 0 && growth_tokens_ < 1) throw KernelError("growth_tokens must be positive");
     Array index(kv_index, "kv_index", "i", {length(heads_)});
     check_indices(index, "KV head", kv_heads_);
@@ -60,6 +61,7 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
     sinks_ = keep_vector(vectors[6], "sinks", heads_);
     v_norm_ = keep_vector(vectors[7], "v_norm", head_dim_);
     if (whole_norms_ && !v_norm_.empty()) throw KernelError("norms of all heads cannot be combined with v_norm");
+    if (whole_norms_ && late_norms_) throw KernelError("norms of all heads come before RoPE");
     if (2 * inv_freq_.size() > head_dim_) throw KernelError("inv_freq is longer than half a head");
     if (!latent.is_none()) latent_.emplace(nb::cast<nb::tuple>(latent), kv_.hidden());
     if (!query_latent.is_none()) query_latent_.emplace(nb::cast<nb::tuple>(query_latent));
@@ -127,6 +129,7 @@ AttentionCall AttentionPlan::call(const uint8_t* data) const {
     call.clip = clip_;
     call.growth = growth_;
     call.growth_tokens = growth_tokens_;
+    call.late_norms = late_norms_;
     call.sinks = or_null(sinks_);
     call.whole_norms = whole_norms_;
     return call;

@@ -120,7 +120,11 @@ inline float inverse_of_all(const AttentionCall& call, const float* values, cons
     return 1.0f / std::sqrt(sum / static_cast<float>(width) + call.norm.eps);
 }
 
-// Bias, norm, clipping and rotation of one head.
+inline void norm_head(const AttentionCall& call, const float* weight, float* head) {
+    normalise(Norm{true, call.norm.eps, weight, nullptr}, head, call.head_dim, head);
+}
+
+// Bias, norm, clipping and rotation of one head; or the norm last.
 inline void finish_head(const Projection& job, const Heads& heads, size_t token, size_t number, float* head) {
     const AttentionCall& call = job.call;
     const float* all = heads.values + token * heads.stride;
@@ -129,13 +133,14 @@ inline void finish_head(const Projection& job, const Heads& heads, size_t token,
     if (heads.norm && call.whole_norms) {
         float scale = inverse_of_all(call, all, heads);
         for (size_t d = 0; d < call.head_dim; ++d) head[d] *= scale * heads.norm[first + d];
-    } else if (heads.norm) {
-        normalise(Norm{true, call.norm.eps, heads.norm, nullptr}, head, call.head_dim, head);
+    } else if (heads.norm && !call.late_norms) {
+        norm_head(call, heads.norm, head);
     }
     for (size_t d = 0; call.clip > 0 && d < call.head_dim; ++d)
         head[d] = head[d] > call.clip ? call.clip : head[d] < -call.clip ? -call.clip : head[d];
     size_t at = token * call.half_rotary;
     if (heads.turn && call.half_rotary) rotate(head, job.cosine + at, job.sine + at, call.half_rotary);
+    if (heads.norm && call.late_norms) norm_head(call, heads.norm, head);
 }
 
 inline void query_head(const Projection& job, size_t token, size_t head, float* to) {

@@ -147,6 +147,7 @@ private:
     bool whole_norms_;
     float growth_;
     int32_t growth_tokens_;
+    bool late_norms_;
     RowForms forms_{};
 };
 

@@ -49,6 +49,7 @@ class Coding:
         return np.array(self.table or np.arange(1 << sum(self.planes)) - self.offset, np.float32)
 
 
+NVFP4_UNIT = 2.0**-7  # scales of halves are 64 to 127 units, so an f16 scale stays in the range of full precision
 _DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _IQ3 = (-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62)
@@ -65,6 +66,7 @@ CODINGS: dict[Format, Coding] = {
     "iq3": Coding((4,), "scale", table=_IQ3),
     "iq2": Coding((2, 1), "halves", table=(-43, -25, -8, 8, 25, 43, 0, 0), unit=0.125),
     "iq1": Coding((2, 1), "halves", table=(-9, -7, -1, 1, 7, 9, 0, 0), unit=0.125),
+    "nvfp4": Coding((4,), "halves", table=_DOUBLED_E2M1, unit=NVFP4_UNIT),
 }  # q8 has codes of whole bytes, which are int8
 
 CODE_BYTES: dict[Format, int] = {name: 4 * sum(coding.planes) for name, coding in CODINGS.items()}
@@ -218,7 +220,8 @@ def _quantise_mxfp4(groups: F32) -> U8:
 def _quantise_numbers(coding: Coding, groups: F32) -> U8:
     """Quantise groups to the nearest numbers of a coding with a scale for each group or half; try several scales."""
     parts = groups.reshape(*groups.shape[:-1], 2 if coding.factors == "halves" else 1, -1)
-    numbers = coding.numbers[:-2] if coding.table and len(coding.table) == 8 else coding.numbers
+    known = coding.numbers[:-2] if coding.table and len(coding.table) == 8 else coding.numbers
+    numbers, codes_of = np.unique(known, return_index=True)
     extreme = _extreme(parts)
     best = scale = np.zeros_like(extreme)
     for end in (numbers[0], numbers[-1]):
@@ -235,7 +238,7 @@ def _quantise_numbers(coding: Coding, groups: F32) -> U8:
         each = np.clip(np.rint(scale * _inverse(whole * unit)), -127, 127)
         factors = np.concatenate([_f16_bytes(whole[..., 0, :]), each[..., 0].astype(np.int8).view(np.uint8)], axis=-1)
         scale = whole * unit * each
-    codes = _nearest(numbers, parts, scale).reshape(groups.shape)
+    codes = codes_of.astype(np.uint8)[_nearest(numbers, parts, scale)].reshape(groups.shape)
     return np.concatenate([factors, pack_codes(coding.planes, codes)], axis=-1)
 
 

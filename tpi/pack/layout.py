@@ -37,6 +37,7 @@ GROUP_BYTES: dict[Format, int] = {
     "iq3": 16 + 2,  # the same with another table
     "iq2": 12 + 4,  # 3-bit codes into a table of 6 values; scale and factors as in q6
     "iq1": 12 + 4,  # the same with another table
+    "nvfp4": 16 + 4,  # e2m1 values; scale and factors as in q6
 }
 RECORDS: tuple[Format, ...] = ("f32", "bf16", "f16", "q8", "q4", "q4s")  # formats that the record layout supports
 

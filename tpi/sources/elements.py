@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from tpi.config import Format
 from tpi.errors import ModelError
+from tpi.sources.quantised.groups import DEQUANTISED, FORMATS, decode_groups
 
 # GGML type number to (name, values in a group, bytes of a group). From the GGUF specification and ggml's type table.
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
@@ -25,11 +26,15 @@ _NEAREST: dict[str, Format] = {
     "TQ2_0": "q2", "IQ4_NL": "iq4", "IQ4_XS": "iq4", "IQ3_S": "iq3s", "IQ3_XXS": "iq3", "IQ2_XXS": "iq2",
     "IQ2_XS": "iq2", "IQ2_S": "iq2", "IQ1_S": "iq1", "IQ1_M": "iq1", "FP8": "q8",
 }  # fmt: skip
+_NEAREST |= FORMATS
 
 
 @dataclass(frozen=True)
 class Element:
-    """A coding of values in groups. Its name is that of safetensors or GGML, such as BF16 or Q4_0."""
+    """A coding of values in groups.
+
+    Its name is that of safetensors or GGML, such as BF16 or Q4_0, or a kind of `tpi.sources.quantised.groups`.
+    """
 
     name: str
     group: int  # values in a group; 1 if each value stands alone
@@ -42,12 +47,19 @@ class Element:
     @property
     def nearest(self) -> Format:
         """The pack format for `--dtype auto`, which keeps the codes; f32 for a coding that is not supported."""
+        if self.name.endswith(DEQUANTISED):
+            return "q8"
         return _NEAREST.get(self.name, "f32")
 
     @property
     def quantised(self) -> bool:
         """True if values are stored in groups with scales."""
         return self.group > 1
+
+    @property
+    def rounded(self) -> bool:
+        """True if values were rounded to fewer bits than those of floats, in groups or not."""
+        return self.quantised or self.name == "FP8" or self.name.endswith(DEQUANTISED)
 
 
 def decode(element: Element, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
@@ -56,7 +68,7 @@ def decode(element: Element, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float
     Raises:
         ModelError: if weights in this coding are not supported, for example I64 or F64.
     """
-    if element.name in ("F32", "FP8"):
+    if element.name in ("F32", "FP8") or element.name.endswith(DEQUANTISED):
         return raw.view("<f4").astype(np.float32, copy=False)
     if element.name == "F16":
         return raw.view("<f2").astype(np.float32)
@@ -66,6 +78,8 @@ def decode(element: Element, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float
         return np.zeros((len(raw), raw.shape[1] // element.group_bytes * element.group), np.float32)
     if not element.quantised:
         raise ModelError(f"weights of type {element.name} are not supported; convert them to F32, F16 or BF16")
+    if element.name in FORMATS:
+        return decode_groups(element.name, raw)
     from gguf import GGMLQuantizationType, quants
 
     values: npt.NDArray[np.float32] = quants.dequantize(raw, GGMLQuantizationType[element.name])

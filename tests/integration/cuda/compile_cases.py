@@ -42,7 +42,7 @@ SHARED = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}  # KiB that a block may have
 CASES: list[tuple[Any, Constants]] = [
     *((few.few_grouped, {**each, "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 16}) for each in GROUPED),
     *((few.few_grouped, {**quantised(each, TILED=True, INDEXED=False), "TOKENS": 1, "OUTPUTS": 8, "GROUPS": 16})
-      for each in ("q6", "q5", "q2", "iq4", "iq2", "mxfp4")),
+      for each in ("q6", "q5", "q2", "iq4", "iq2", "mxfp4", "nvfp4")),
     *((many.many_grouped, {**quantised(each, TILED=True, INDEXED=False), "TOKENS": 32, "OUTPUTS": 64, "INT8": True})
       for each in ("q6", "iq4")),
     (few.few_grouped, {**GROUPED[2], "TOKENS": 16, "OUTPUTS": 8, "GROUPS": 2}),

@@ -192,7 +192,7 @@ int main() {
             if (is_quantised(format)) check(*isa, format, true);
         }
         for (Format format : {Format::mxfp4, Format::q6, Format::q5, Format::q3, Format::q2, Format::iq4, Format::iq3s,
-                              Format::iq3, Format::iq2, Format::iq1})
+                              Format::iq3, Format::iq2, Format::iq1, Format::nvfp4})
             check(*isa, format, true);
     }
     return failures ? 1 : 0;

@@ -65,7 +65,7 @@ def test_planes_hold_every_code(planes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("format", "error"),
     [("q6", 0.02), ("q5", 0.04), ("q3", 0.16), ("q2", 0.35), ("iq4", 0.09), ("iq3s", 0.1), ("iq3", 0.1),
-     ("iq2", 0.25), ("iq1", 0.35)],
+     ("iq2", 0.25), ("iq1", 0.35), ("nvfp4", 0.12)],
 )  # fmt: skip
 def test_floats_are_quantised_closely(format: str, error: float) -> None:
     values = np.random.default_rng(3).normal(size=(8, 256)).astype(np.float32)
@@ -80,5 +80,5 @@ def test_floats_are_quantised_closely(format: str, error: float) -> None:
 def test_a_block_is_its_factors_and_codes() -> None:
     assert {name: GROUP_BYTES[name] - size for name, size in CODE_BYTES.items()} == {
         "q8": 2, "q4": 4, "q4s": 2, "mxfp4": 1, "q6": 4, "q5": 4, "q3": 4, "q2": 6, "iq4": 2, "iq3s": 2, "iq3": 2,
-        "iq2": 4, "iq1": 4,
+        "iq2": 4, "iq1": 4, "nvfp4": 4,
     }  # fmt: skip

@@ -11,7 +11,7 @@ namespace {
 const Kernels* chosen = nullptr;
 
 constexpr const char* kFormats[] = {"f32", "bf16", "f16", "q8", "q4", "q4s", "mxfp4", "q6", "q5", "q3", "q2", "iq4",
-                                    "iq3s", "iq3", "iq2", "iq1"};  // in the order of `Format`
+                                    "iq3s", "iq3", "iq2", "iq1", "nvfp4"};  // in the order of `Format`
 
 Format format_of(const std::string& name) {
     for (size_t i = 0; i < std::size(kFormats); ++i)

@@ -255,6 +255,7 @@ template <class Work> inline void with_tile_format(Format format, const Work& wo
         case Format::iq3: return work.template operator()<Format::iq3>();
         case Format::iq2: return work.template operator()<Format::iq2>();
         case Format::iq1: return work.template operator()<Format::iq1>();
+        case Format::nvfp4: return work.template operator()<Format::nvfp4>();
         default: return work.template operator()<Format::q4s>();
     }
 }

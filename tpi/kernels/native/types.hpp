@@ -17,7 +17,7 @@ constexpr size_t kMostThreads = 1024;
 // Number of slices in which so many threads sum a short step's columns.
 constexpr size_t slices_of(size_t threads) { return threads == 1 ? 1 : threads * (threads <= 4 ? 4 : 2); }
 
-enum class Format : uint8_t { f32, bf16, f16, q8, q4, q4s, mxfp4, q6, q5, q3, q2, iq4, iq3s, iq3, iq2, iq1 };
+enum class Format : uint8_t { f32, bf16, f16, q8, q4, q4s, mxfp4, q6, q5, q3, q2, iq4, iq3s, iq3, iq2, iq1, nvfp4 };
 enum class Activation : uint8_t { silu, gelu, gelu_tanh, relu, relu2, fatrelu, drelu, swiglu_clamped };
 enum class KvFormat : uint8_t { f32, f16, q8, q4 };
 
@@ -56,6 +56,7 @@ static constexpr Coding coding_of(Format format) {
         case Format::iq3: return {4, 0, Factors::scale, 0, kIq3, 1.0f};
         case Format::iq2: return {2, 1, Factors::halves, 0, kIq2, 0.125f};
         case Format::iq1: return {2, 1, Factors::halves, 0, kIq1, 0.125f};
+        case Format::nvfp4: return {4, 0, Factors::halves, 0, kE2m1, 0.0078125f};
         default: return {4, 0, Factors::scale, 8, nullptr, 1.0f};
     }
 }

@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import Format
+from tpi.pack.builder.recode import recode
 from tpi.pack.groups import CODINGS, pack_codes
 from tpi.pack.layout import GROUP, GROUP_BYTES
 from tpi.sources.elements import Element, decode
+from tpi.sources.quantised.groups import FORMATS
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -23,7 +25,9 @@ _SHIFTS = np.arange(8, dtype=np.uint8)
 
 
 def transcode(element: Element, raw: U8) -> U8:
-    """Convert GGUF blocks to groups of `element.nearest`: `[rows, bytes]` to `[rows, groups * group bytes]`."""
+    """Convert blocks of the source to groups of `element.nearest`: `[rows, bytes]` to `[rows, groups * group bytes]`."""
+    if element.name in FORMATS:
+        return recode(element, raw)
     convert, format = _CONVERSIONS.get(element.name), element.nearest
     if convert is None or not raw.size:
         return raw if convert is None else _empty(element, format, raw)

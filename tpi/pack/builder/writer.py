@@ -117,7 +117,7 @@ class BlockWriter:
         pairs = list(zip(run.parts, slabs, strict=True))
         units = assemble(run, {part.name: self._part(part, run, slab, *bounds) for part, slab in pairs})
         for part, slab in pairs:
-            if is_quantised(part.format) and slab.element.quantised and not _keeps_codes(part, run, slab):
+            if is_quantised(part.format) and slab.element.rounded and not _keeps_codes(part, run, slab):
                 self.losses.add((slab.element.name, part.format), slab.values(*bounds), decode_part(part, run, units))
         return units, b"".join(sha256(unit.data).digest() for unit in units)
 

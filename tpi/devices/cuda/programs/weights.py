@@ -133,11 +133,13 @@ def planes_at(data, begin, outputs, within, known, FORMAT: tl.constexpr, CODES: 
         offset = tl.load(data + (at + 1), mask=known, other=0).to(tl.int32) >> (within // 16 * 4) & 15
         low = factor(data, begin, outputs, 1, known, CODES, True)
         return values * (scale * each.to(tl.float32)) - low * offset.to(tl.float32)
-    elif FORMAT == "q6" or FORMAT == "q3" or FORMAT == "iq2" or FORMAT == "iq1":
+    elif FORMAT == "q6" or FORMAT == "q3" or FORMAT == "iq2" or FORMAT == "iq1" or FORMAT == "nvfp4":
         at = begin + 8 * CODES + 16 + outputs % 8 * 2 + within // 16
         each = tl.load(data + at, mask=known, other=0).to(tl.int8, bitcast=True)
         if FORMAT == "iq2" or FORMAT == "iq1":
             scale = scale * 0.125
+        elif FORMAT == "nvfp4":
+            scale = scale * 0.0078125
         return values * (scale * each.to(tl.float32))
     else:
         return values * scale
@@ -155,7 +157,7 @@ def plane_at(plane, outputs, within, known, BITS: tl.constexpr):
 @triton.jit
 def numbers(codes, FORMAT: tl.constexpr):
     """Return the numbers, int32, that codes of a format stand for."""
-    if FORMAT == "mxfp4":
+    if FORMAT == "mxfp4" or FORMAT == "nvfp4":
         return byte_of(codes, 866949542568919296, -794609369730842880)
     elif FORMAT == "iq4":
         return byte_of(codes, -654466911485192063, 8167635493787864321)

@@ -21,7 +21,7 @@
 #define HIGH 0
 #endif
 
-#if defined(Q6) || defined(Q3) || defined(IQ2) || defined(IQ1)
+#if defined(Q6) || defined(Q3) || defined(IQ2) || defined(IQ1) || defined(NVFP4)
 #define HALVES  // a scale for each half of a group
 #define FACTOR_BYTES 4
 #elif defined(Q2)
@@ -36,7 +36,7 @@
 #define FACTOR_BYTES 2
 #endif
 
-#if defined(MXFP4)
+#if defined(MXFP4) || defined(NVFP4)
 #define TABLE 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12  // doubled
 #elif defined(IQ4)
 #define TABLE -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
@@ -58,6 +58,14 @@
 #define OFFSET 0
 #endif
 
+#if defined(IQ2) || defined(IQ1)
+#define UNIT 0.125f
+#elif defined(NVFP4)
+#define UNIT 0.0078125f
+#else
+#define UNIT 1.0f
+#endif
+
 #define SQUARE (8 * (4 * (LOW + HIGH) + FACTOR_BYTES))  // bytes
 
 #if defined(TABLE)
@@ -76,10 +84,8 @@ static inline float scale_of(Bytes square, int output, int second) {
     return as_float(max((int)factors[output] - 1, 1) << 23);  // half of the power, as numbers are doubled
 #elif defined(MINIMA)
     return half_at(factors, output) * (factors[32 + 2 * output] >> 4 * second & 15);
-#elif defined(IQ2) || defined(IQ1)
-    return half_at(factors, output) * 0.125f * (char)factors[16 + 2 * output + second];
 #elif defined(HALVES)
-    return half_at(factors, output) * (char)factors[16 + 2 * output + second];
+    return half_at(factors, output) * UNIT * (char)factors[16 + 2 * output + second];
 #else
     return half_at(factors, output);
 #endif

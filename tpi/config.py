@@ -22,7 +22,22 @@ RECURRENT: frozenset[BlockKind] = frozenset(
 )  # kinds with a state in place of keys and values
 Scores = Literal["softmax", "sigmoid"]
 Format = Literal[
-    "f32", "bf16", "f16", "q8", "q4", "q4s", "mxfp4", "q6", "q5", "q3", "q2", "iq4", "iq3s", "iq3", "iq2", "iq1",
+    "f32",
+    "bf16",
+    "f16",
+    "q8",
+    "q4",
+    "q4s",
+    "mxfp4",
+    "q6",
+    "q5",
+    "q3",
+    "q2",
+    "iq4",
+    "iq3s",
+    "iq3",
+    "iq2",
+    "iq1",
     "nvfp4",
 ]
 

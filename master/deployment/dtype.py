@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 
+from tpi.families.huggingface.directory import read_config
 from tpi.pack.layout import GROUP, GROUP_BYTES
 from tpi.pack.library.locate import Located
-from tpi.sources.files import read_json
-from tpi.sources.fp8 import fp8_scales
+from tpi.sources.quantised.method import Method, Scheme
+from tpi.sources.quantised.source import method_of
 
 _ROOM = 0.9  # share of the memory for weights; the rest is for the KV cache and activations
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_Q8 = GROUP_BYTES["q8"] / GROUP  # bytes of a weight
+_Q8, _Q4 = GROUP_BYTES["q8"] / GROUP, GROUP_BYTES["q4"] / GROUP  # bytes of a weight
+_COLUMNS = 1 << 12  # of a matrix; layouts do not depend on the actual number
+_USUAL = ("model.layers.9.mlp.experts.0.down_proj", "model.layers.9.mlp.down_proj")  # most weights are in such modules
 
 
 def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Sequence[float]) -> str:
@@ -26,16 +29,24 @@ def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Se
         return asked
     packed, values = _source(located)
     room = _ROOM * min(size / share for size, share in zip(memory, shares, strict=True) if share) * sum(shares)
-    formats = {"auto": packed, "bf16": 2.0, "q8": _Q8}
-    return next((name for name, size in formats.items() if values * size <= room), "q4")
+    formats = {"auto": packed, "bf16": 2.0, "q8": _Q8, "q4": _Q4}
+    smallest = min(formats, key=formats.__getitem__)
+    return next((name for name, size in formats.items() if values * size <= room), smallest)
 
 
 def _source(located: Located) -> tuple[float, int]:
     """Return the bytes of a packed weight and the number of weights of a Hugging Face directory."""
-    config = read_json(located.path, "config.json")
+    config = read_config(located.path)
     size = sum(file.stat().st_size for file in located.path.glob("*.safetensors"))
-    if fp8_scales(config.get("quantization_config")):
-        return _Q8, size
+    if (method := method_of(config)) is not None:
+        scheme = _usual(method)
+        return GROUP_BYTES[scheme.element(_COLUMNS).nearest] / GROUP, size * 8 // scheme.bits
     element = config.get("dtype") or config.get("torch_dtype")
     each = _ELEMENT_BYTES.get(element, 4) if isinstance(element, str) else 4
     return each, size // each
+
+
+def _usual(method: Method) -> Scheme:
+    """Return the scheme of most weights; one of 8 bits if it is not known."""
+    found = [scheme for name in _USUAL if (scheme := method.scheme(name))]
+    return found[0] if found else Scheme("FP8", 8)

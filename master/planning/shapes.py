@@ -9,7 +9,7 @@ from tpi.config import ModelConfig
 from tpi.families.base import Fields, Model
 from tpi.families.gguf.reader import from_gguf
 from tpi.families.huggingface.configonly import from_config
-from tpi.families.huggingface.reader import from_huggingface
+from tpi.families.huggingface.directory import open_directory, read_config
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.builder.plan import PackPlan, plan_pack
 from tpi.pack.library.locate import locate
@@ -18,9 +18,7 @@ from tpi.pack.manifest import MANIFEST, Manifest
 from tpi.pack.routing import NAME, load_routing
 from tpi.paths import user_path
 from tpi.sources.base import Source
-from tpi.sources.files import read_json
 from tpi.sources.gguf import open_gguf
-from tpi.sources.safetensors import open_safetensors
 
 _CONFIG = "config.json"
 _ROOM = 0.9  # of the memory, for weights; the rest is for keys, values and activations
@@ -90,19 +88,21 @@ def _of_directory(directory: Path, config: str, dtype: str, room: int) -> ModelS
     with _opened(directory, config) as (model, source):
         if dtype != "auto":
             return _planned(name, dtype, model, source)
-        shapes = (_planned(name, each, model, source) for each in _FLOAT_FORMATS)
-        return next(shape for shape in shapes if weight_bytes(shape) <= _ROOM * room or shape.dtype == "q4")
+        shapes = [_planned(name, each, model, source) for each in _FLOAT_FORMATS]
+        fitting = (shape for shape in shapes if weight_bytes(shape) <= _ROOM * room)
+        return next(fitting, min(shapes, key=weight_bytes))
 
 
 @contextmanager
 def _opened(directory: Path, config: str) -> Iterator[tuple[Model, Source]]:
     """Yield the model of a directory, with or without its weights."""
-    fields = read_json(directory, config)
+    fields = read_config(directory, config)
     if not any(directory.glob("*.safetensors")):
         yield from_config(fields, str(directory / config))
         return
-    with closing(open_safetensors(directory)) as source:
-        yield from_huggingface(fields, source.tensors.__contains__, str(directory)), source
+    model, source = open_directory(directory, fields)
+    with closing(source):
+        yield model, source
 
 
 def _planned(name: str, dtype: str, model: Model, source: Source) -> ModelShape:

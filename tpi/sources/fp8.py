@@ -8,7 +8,6 @@ out: TPI rounds activations in its own way.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from tpi.sources.elements import Element, decode
 
 FP8 = Element("FP8", 1, 4)  # decoded to float32 when it is read
 _SCALES = ("_scale_inv", "_scale")
-_ACTIVATIONS = (".input_scale", ".activation_scale", ".k_scale", ".v_scale")
+ACTIVATIONS = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".input_global_scale", ".input_zero_point")
 F32 = npt.NDArray[np.float32]
 
 
@@ -29,33 +28,18 @@ class Fp8Scales:
 
     block: tuple[int, int] = (0, 0)
 
+    @classmethod
+    def of_block(cls, block: object = None) -> "Fp8Scales":
+        """Return the layout for a block of a configuration, a list of two sizes; None: there are no blocks.
 
-def fp8_scales(quantised: object) -> Fp8Scales | None:
-    """Return how FP8 weights are scaled according to a `quantization_config`; None if it describes other weights."""
-    if not isinstance(quantised, dict):
-        return None
-    if quantised.get("quant_method") == "fp8" and quantised.get("fmt", "e4m3") == "e4m3":
-        return _scales(quantised.get("weight_block_size"))
-    groups = quantised.get("config_groups")
-    if quantised.get("quant_method") != "compressed-tensors" or not isinstance(groups, dict):
-        return None
-    weights: list[Any] = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
-    if quantised.get("format") != "float-quantized" or not weights or not all(map(_is_fp8, weights)):
-        return None
-    blocks = {str(each["block_structure"]): each["block_structure"] for each in weights if each.get("block_structure")}
-    return _scales(*blocks.values()) if len(blocks) <= 1 else None
-
-
-def _is_fp8(weights: Any) -> bool:
-    return isinstance(weights, dict) and (weights.get("type"), weights.get("num_bits")) == ("float", 8)
-
-
-def _scales(block: object = None) -> Fp8Scales | None:
-    if block is None:
-        return Fp8Scales()
-    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
-        return None
-    return Fp8Scales((block[0], block[1]))
+        Raises:
+            ModelError: if it is something else.
+        """
+        if block is None:
+            return cls()
+        if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+            raise ModelError(f"its FP8 weights have blocks of {str(block)[:80]}; two sizes are expected")
+        return cls((block[0], block[1]))
 
 
 def apply_scales(source: Source, scales: Fp8Scales) -> Source:
@@ -103,7 +87,7 @@ class _Fp8Source:
         self.tensors: Mapping[str, SourceTensor] = {
             name: replace(tensor, element=FP8) if name in scales else tensor
             for name, tensor in source.tensors.items()
-            if name not in used and not name.endswith(_ACTIVATIONS)
+            if name not in used and not name.endswith(ACTIVATIONS)
         }
         self._source, self._scales, self._layout = source, scales, layout
 
@@ -112,7 +96,7 @@ class _Fp8Source:
         if tensor.name not in self._scales:
             return self._source.read(tensor, rows, columns)
         codes = self._source.read(self._source.tensors[tensor.name], rows, columns)
-        return np.ascontiguousarray(_E4M3[codes] * self._factors(tensor, rows, columns)).view(np.uint8)
+        return np.ascontiguousarray(E4M3[codes] * self._factors(tensor, rows, columns)).view(np.uint8)
 
     def close(self) -> None:
         """Close the source that this one wraps."""
@@ -144,4 +128,4 @@ def _e4m3() -> F32:
     return np.where(codes < 128, values, -values).astype(np.float32)
 
 
-_E4M3 = _e4m3()
+E4M3 = _e4m3()

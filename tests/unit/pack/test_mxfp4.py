@@ -1,6 +1,7 @@
 """MXFP4 in packs: the codes of the source as they are, from safetensors and from GGUF, or another format if asked."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,13 +139,27 @@ def test_scales_that_do_not_fit_are_refused(microscaled: tuple[Path, Path]) -> N
     name = "model.layers.0.mlp.experts.down_proj_scales"
     tensors[name] = np.ascontiguousarray(tensors[name][:, :-1])
     save_file(tensors, coded / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelError, match=r"down_proj_blocks has shape .* which does not fit"):
+    with pytest.raises(ModelError, match=r"down_proj_blocks has shape .* but its quantised weights ask for"):
         open_source(coded)
 
 
-def test_other_families_in_mxfp4_are_refused_by_name(microscaled: tuple[Path, Path]) -> None:
-    coded, _ = microscaled
-    fields = json.loads((coded / "config.json").read_text())
-    (coded / "config.json").write_text(json.dumps(fields | {"architectures": ["MixtralForCausalLM"]}))
-    with pytest.raises(ModelError, match="quantization_config is"):
-        open_source(coded)
+def test_other_families_may_have_experts_in_mxfp4(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    source = tiny_model("qwen35moe").directory
+    fields = json.loads((source / "config.json").read_text()) | {"moe_intermediate_size": WIDTH}
+    tensors = {name: held for name, held in load_file(source / "model.safetensors").items() if ".experts." not in name}
+    coded, plain = dict(tensors), dict(tensors)
+    shapes = {"gate_up_proj": (5, 2 * WIDTH, HIDDEN), "down_proj": (5, HIDDEN, WIDTH)}
+    for layer in range(2):
+        for part_name, shape in shapes.items():
+            name = f"model.layers.{layer}.mlp.experts.{part_name}"
+            wanted = np.random.default_rng(layer).standard_normal(shape).astype(np.float32)
+            coded[f"{name}_blocks"], coded[f"{name}_scales"], plain[name] = blocked(wanted)
+    for kind, held in (("coded", coded), ("plain", plain)):
+        shutil.copytree(source, tmp_path / kind)
+        save_file(held, tmp_path / kind / "model.safetensors", {"format": "pt"})
+        extra = {"quantization_config": {"quant_method": "mxfp4"}} if kind == "coded" else {}
+        (tmp_path / kind / "config.json").write_text(json.dumps(fields | extra))
+    found, expected = (packed(tmp_path / kind, "f32", tmp_path / f"{kind}.pack") for kind in ("coded", "plain"))
+    assert found.manifest.layers == expected.manifest.layers
+    kept = packed(tmp_path / "coded", "auto", tmp_path / "kept")
+    assert {item.format for item in kept.layers[0][1].run("neuron").parts} == {"mxfp4"}

@@ -7,8 +7,8 @@ from tpi.families.base import Fields, Model, Ref
 from tpi.families.huggingface.reader import from_huggingface
 from tpi.sources.base import FileSource, SourceTensor
 from tpi.sources.elements import Element
-from tpi.sources.fp8 import FP8, fp8_scales
-from tpi.sources.microscaled import BLOCKS, MXFP4
+from tpi.sources.quantised.method import Method
+from tpi.sources.quantised.source import method_of
 
 _ELEMENTS = {
     "float32": Element("F32", 1, 4),
@@ -34,23 +34,29 @@ def from_config(fields: Fields, where: str) -> tuple[Model, FileSource]:
     model = from_huggingface(fields, lambda name: not name.endswith("lm_head.weight"), where)
     kind = str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
     element = _ELEMENTS.get(kind, _ELEMENTS["float32"])
-    projections = FP8 if fp8_scales(fields.get("quantization_config")) else element
-    return model, FileSource(where, _tensors(model, element, projections, where))
+    return model, FileSource(where, _tensors(model, element, method_of(fields), where))
 
 
-def _tensors(model: Model, element: Element, projections: Element, where: str) -> Mapping[str, SourceTensor]:
+def _tensors(model: Model, element: Element, method: Method | None, where: str) -> Mapping[str, SourceTensor]:
     rows: dict[str, int] = {}
     for ref in _refs(model):
         rows[ref.tensor] = max(rows.get(ref.tensor, 1), ref.rows[1] if ref.rows else 1)
     if model.positions:
         rows[model.positions.tensor] = model.config.context + model.config.position_offset
     columns = model.config.hidden
-    elements = {
-        name: MXFP4 if name.endswith(BLOCKS) else projections if name.endswith("_proj.weight") else element
-        for name in rows
-    }
+    elements = dict.fromkeys(rows, element)
+    for name in _matrices(model) if method else ():
+        scheme = method.scheme(name.removesuffix(".weight")) if method else None
+        elements[name] = scheme.element(columns) if scheme else element
     nowhere = Path(where)
     return {name: SourceTensor(name, (count, columns), elements[name], nowhere, 0) for name, count in rows.items()}
+
+
+def _matrices(model: Model) -> Iterable[str]:
+    """Yield the names of the tensors of matrices that may be quantised."""
+    for block in (half for layer in model.layers for half in layer):
+        yield from (ref.tensor for _, ref in (*block.parts, *(part for expert in block.experts for part in expert)))
+    yield from (ref.tensor for ref in (model.embedding, model.head) if ref)
 
 
 def _refs(model: Model) -> Iterable[Ref]:

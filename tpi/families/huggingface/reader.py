@@ -14,7 +14,7 @@ from tpi.families.huggingface.wrappers import VISION_TENSORS, has_other_parts, u
 from tpi.families.refused import why_unsupported
 from tpi.families.settings import head_size
 from tpi.families.table import FAMILIES
-from tpi.sources.fp8 import fp8_scales
+from tpi.sources.quantised.source import MLX, method_of, without_quantisation
 
 
 def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> Model:
@@ -28,8 +28,10 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     Raises:
         ModelError: if the architecture or a setting is not supported, or the configuration is inconsistent.
     """
-    fields = _without_quantisation(fields, where)
+    mlx = MLX in fields
     try:
+        method = method_of(fields)
+        fields = without_quantisation(fields, method)
         text, names = unwrap(fields)
         family = _family(names)
         text = text if family.flatten is None else family.flatten(text)
@@ -39,38 +41,14 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
         raise ModelError(f"{where}: {error}") from error
     check_config(config, where)
     assert family.names is not None
-    model = map_tensors(
-        config, family.names, has, family.norm_offset, fields=read, dense_layers=family.dense_layers(read)
-    )
+    offset = 0.0 if mlx and config.delta else family.norm_offset  # MLX stores 1 + w for these models
+    model = map_tensors(config, family.names, has, offset, fields=read, dense_layers=family.dense_layers(read))
     model = family.adapt_refs(model, read)
-    notes = _notes(text, family)
+    notes = (*_notes(text, family), *(method.notes if method else ()))
     if not has_other_parts(fields):
         return replace(model, notes=notes)
     left = "images are not supported: the model's text part is used, its vision part is left out"
     return replace(model, notes=(*notes, left), ignored_tensors=(*model.ignored_tensors, *VISION_TENSORS))
-
-
-def _without_quantisation(fields: Fields, where: str) -> Fields:
-    """Return `fields` without a `quantization_config` that the source of weights resolves.
-
-    MXFP4 is left in: families other than gpt-oss refuse it later.
-
-    Raises:
-        ModelError: if weights are quantised in a way that is not supported; the message names it.
-    """
-    quantised = fields.get("quantization_config")
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-    if not quantised or method == "mxfp4":
-        return fields
-    if fp8_scales(quantised):
-        return {name: value for name, value in fields.items() if name != "quantization_config"}
-    words = (
-        [str(quantised.get(name))[:40] for name in ("quant_method", "format") if quantised.get(name)] if method else []
-    )
-    raise ModelError(
-        f"{where} is quantised in a way that is not supported ({', '.join(words) or 'of no name'}); give the original, "
-        "one in FP8, or a GGUF of it"
-    )
 
 
 def _family(wanted: list[str]) -> Family:

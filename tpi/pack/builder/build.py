@@ -10,7 +10,7 @@ from typing import Any
 from tpi.errors import WeightsError
 from tpi.families.base import Model
 from tpi.families.gguf.reader import from_gguf
-from tpi.families.huggingface.reader import from_huggingface
+from tpi.families.huggingface.directory import open_directory, read_config
 from tpi.pack.builder import tokens
 from tpi.pack.builder.ggufvocab import check_vocabulary
 from tpi.pack.builder.plan import BlockRecipe, PackPlan, plan_pack
@@ -20,12 +20,8 @@ from tpi.pack.manifest import MANIFEST, Manifest
 from tpi.pack.reader import is_pack
 from tpi.progress import Phase, phase
 from tpi.sources.base import Source
-from tpi.sources.files import read_json
-from tpi.sources.fp8 import apply_scales, fp8_scales
 from tpi.sources.gguf import open_gguf
 from tpi.sources.ggufparts import gguf_name
-from tpi.sources.microscaled import join_scales
-from tpi.sources.safetensors import open_safetensors
 
 _SPARE = 64 << 20  # bytes of disk to leave free
 Room = Callable[[int], None]
@@ -48,11 +44,8 @@ def open_source(path: Path) -> OpenedSource:
         ModelError: if it is damaged, or its architecture is not supported.
     """
     if path.is_dir():
-        fields = read_json(path, "config.json")
-        tensors = join_scales(open_safetensors(path))
-        if scales := fp8_scales(fields.get("quantization_config")):
-            tensors = apply_scales(tensors, scales)
-        model = from_huggingface(fields, tensors.tensors.__contains__, str(path))
+        fields = read_config(path)
+        model, tensors = open_directory(path, fields)
         vocab = model.config.vocab
         return OpenedSource(
             path.resolve().name, model, tensors, lambda out: tokens.from_directory(path, fields, vocab, out)

@@ -25,7 +25,7 @@ _SHIFTS = np.arange(8, dtype=np.uint8)
 
 
 def transcode(element: Element, raw: U8) -> U8:
-    """Convert blocks of the source to groups of `element.nearest`: `[rows, bytes]` to `[rows, groups * group bytes]`."""
+    """Convert the source's blocks to groups of `element.nearest`: `[rows, bytes]` to `[rows, groups * group bytes]`."""
     if element.name in FORMATS:
         return recode(element, raw)
     convert, format = _CONVERSIONS.get(element.name), element.nearest

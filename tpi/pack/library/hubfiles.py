@@ -22,7 +22,15 @@ _AT = rf"(/(tree|blob|resolve)/(?P<revision>[\w.-]{{1,200}})(/{_CHOICE})?)?"
 _PAGE = re.compile(rf"{_SITE}{_REPOSITORY}{_AT}/?(\?.*)?", re.ASCII)
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
 _SMALL = (
-    *("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *(
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "hf_quant_config.json",
+        "quantize_config.json",
+    ),
     *_TOKENIZERS,
     *("merges.txt", "vocab.txt", "chat_template.json", "*.jinja", "additional_chat_templates/*.jinja"),
 )

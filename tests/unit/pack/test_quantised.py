@@ -1,6 +1,7 @@
 """Quantised safetensors: exact values with f32, codes kept with auto, and sizes near those of the files."""
 
 import json
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -12,12 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from master.deployment.dtype import choose_dtype
+from master.planning.shapes import ModelShape, model_shape
 from tests.support.models import TOKENS, TinyModel, forward
 from tests.support.weights import quantised
 from tests.support.weights.packs import part
 from tpi.errors import ModelError
 from tpi.families.huggingface.configonly import from_config
 from tpi.pack.builder.build import open_source, pack_model
+from tpi.pack.library.locate import Located
 from tpi.pack.reader import Pack
 
 Config = dict[str, Any]
@@ -161,12 +165,25 @@ def test_stacks_of_mlx_are_experts(tiny_model: Callable[[str], TinyModel], tmp_p
     coded, plain = quantised.write_quantised(
         apart(tiny_model("qwen3moe").directory, tmp_path), tmp_path, writer, fields
     )
-    tensors = load_file(coded / "model.safetensors")
+    stack_experts(coded)
+    assert packed(coded, "f32").manifest.layers == packed(plain, "f32").manifest.layers
+
+
+def test_stacks_of_mlx_may_be_floats(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    writer, fields, _ = CASES["mlx, 4 bits"]
+    chosen = lambda name: "self_attn" in name and name.endswith("_proj.weight")  # noqa: E731
+    coded, plain = quantised.write_quantised(tiny_model("qwen3moe").directory, tmp_path, writer, fields, chosen)
+    stack_experts(coded)
+    assert packed(coded, "f32").manifest.layers == packed(plain, "f32").manifest.layers
+
+
+def stack_experts(model: Path) -> None:
+    """Replace the tensors of experts by stacks, as MLX does."""
+    tensors = load_file(model / "model.safetensors")
     stacks: dict[str, list[torch.Tensor]] = {}
     for name in sorted(name for name in tensors if ".experts." in name):
         stacks.setdefault(re.sub(r"experts[.]\d+[.]", "switch_mlp.", name), []).append(tensors.pop(name))
-    save_file(tensors | {name: torch.stack(each) for name, each in stacks.items()}, coded / "model.safetensors")
-    assert packed(coded, "f32").manifest.layers == packed(plain, "f32").manifest.layers
+    save_file(tensors | {name: torch.stack(each) for name, each in stacks.items()}, model / "model.safetensors")
 
 
 @pytest.mark.parametrize("case", ["gptq, reordered", "awq", "int8 with zeros", "mlx, 4 bits", "nvfp4", "mxfp4"])
@@ -310,7 +327,7 @@ GROUP = compressed("pack-quantized", 4, 32)["quantization_config"]
         (compressed("pack-quantized", 4, 32, surprise=1), "has the field 'surprise'"),
         ({"quantization_config": GROUP | {"transform_config": {"config_groups": {"a": 1}}}}, "config_groups"),
         ({"quantization_config": GROUP | {"sparsity_config": {"format": "sparse-24-bitmask"}}}, "format is 'sparse-24"),
-        ({"quantization_config": GROUP | {"config_groups": {"a": {"targets": ["Embedding"]}}}}, "target Embedding"),
+        ({"quantization_config": GROUP | {"config_groups": {"a": {"targets": ["Embedding"]}}}}, "'Embedding'"),
         ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp8"}}, "mode is 'mxfp8'"),
         ({"quantization": {"bits": 4, "group_size": 32, "surprise": 1}}, "has the field 'surprise'"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}, "modelopt, W4A8_AWQ"),
@@ -325,3 +342,148 @@ def test_unknown_settings_are_refused_by_name(
     with pytest.raises(ModelError, match=re.escape(message)) as refusal:
         from_config(config | fields, "m")
     assert "in a way that is not supported" in str(refusal.value)
+
+
+def test_modules_may_have_schemes_of_their_own(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    writers = {"q_proj": quantised.nvfp4(True), "k_proj": quantised.compressed(8, 32, True), "down_proj": fp8}
+    four = quantised.compressed(4, 32, True)
+    formats = {
+        "nvfp4": ("nvfp4-pack-quantized", 4, 16, "re:.*q_proj$"), "int8": ("pack-quantized", 8, 32, "re:.*k_proj$"),
+        "fp8": ("float-quantized", 8, None, "re:.*down_proj$"), "int4": ("pack-quantized", 4, 32, "Linear"),
+    }  # fmt: skip
+    groups = {
+        name: {
+            "targets": [target], "format": format, "input_activations": {"num_bits": 8},
+            "weights": {"num_bits": bits, "type": "int" if "int" in name else "float", "group_size": group,
+                        "strategy": "group" if group == 32 else "tensor_group" if group else "channel"},
+        } for name, (format, bits, group, target) in formats.items()
+    }  # fmt: skip
+    config = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
+    coded, plain = quantised.write_quantised(
+        tiny_model("llama").directory, tmp_path,
+        lambda module, weights: writers.get(module.rpartition(".")[2], four)(module, weights),
+        {"quantization_config": config},
+    )  # fmt: skip
+    assert packed(coded, "f32").manifest.layers == packed(plain, "f32").manifest.layers
+    query = packed(coded, "auto").layers[0][0].run("query")
+    assert {item.name: item.format for item in query.parts} == {"q": "nvfp4", "o": "q4s"}
+
+
+def fp8(module: str, weights: quantised.F32) -> tuple[quantised.Tensors, quantised.F32]:
+    """Return the FP8 tensors of a module with a scale for each row, and the exact values."""
+    values = torch.from_numpy(weights)
+    scales = values.abs().amax(1, keepdim=True) / 448
+    codes = (values / scales).to(torch.float8_e4m3fn)
+    return {f"{module}.weight": codes, f"{module}.weight_scale": scales}, (codes.float() * scales).numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plans_know_formats_from_config_alone(
+    tiny_model: Callable[[str], TinyModel], tmp_path: Path, case: str
+) -> None:
+    writer, fields, _ = CASES[case]
+    coded, _ = quantised.write_quantised(tiny_model("llama").directory, tmp_path, writer, fields)
+    with_weights = shape_of(coded)
+    (coded / "model.safetensors").unlink()
+    assert [block.runs for block in with_weights.blocks] == [block.runs for block in shape_of(coded).blocks]
+
+
+def shape_of(model: Path) -> ModelShape:
+    """Return the shape that a plan with plenty of memory uses."""
+    return model_shape(str(model), "auto", model.parent / "cache", 1 << 40)
+
+
+def test_little_memory_does_not_enlarge_a_pack(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    writer, fields, _ = CASES["gptq, 4 bits"]
+    coded, _ = quantised.write_quantised(tiny_model("llama").directory, tmp_path, writer, fields)
+    located = Located("directory", coded, "coded")
+    assert choose_dtype("auto", located, [1], [1]) == "auto"
+    everything = quantised.mlx(4, 32)
+    config = {"quantization": {"bits": 4, "group_size": 32}}
+    coded, _ = quantised.write_quantised(
+        tiny_model("llama").directory, tmp_path / "all", everything, config, lambda name: "norm" not in name
+    )
+    assert model_shape(str(coded), "auto", tmp_path, 1).dtype == "auto"
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("quantize_config.json", gptq(4, 32, True)["quantization_config"]),
+     ("hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {
+         "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"], "kv_cache_quant_algo": "FP8"}})],
+)  # fmt: skip
+def test_settings_may_be_in_a_file_of_their_own(
+    tiny_model: Callable[[str], TinyModel], tmp_path: Path, name: str, config: Config
+) -> None:
+    writer, _, _ = CASES["gptq, 4 bits" if name.startswith("quantize") else "nvfp4 of modelopt"]
+    coded, plain = quantised.write_quantised(tiny_model("llama").directory, tmp_path, writer, {})
+    (coded / name).write_text(json.dumps(config))
+    assert packed(coded, "f32").manifest.layers == packed(plain, "f32").manifest.layers
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_settings_are_equal_or_refused(
+    tiny_model: Callable[[str], TinyModel], tmp_path: Path, seed: int
+) -> None:
+    draw = random.Random(seed)
+    method = draw.choice(["gptq", "compressed", "mlx", "awq"])
+    bits, group, symmetric = draw.choice([2, 3, 4, 8]), draw.choice([16, 32, 96, -1]), draw.random() < 0.5
+    reordered = draw.random() < 0.3
+    if method == "gptq":
+        version = draw.choice([1, 2])
+        writer = quantised.gptq(bits, group, symmetric, version, reordered)
+        fields = gptq(bits, group, symmetric, desc_act=reordered, checkpoint_format=["gptq", "gptq_v2"][version - 1])
+    elif method == "compressed":
+        int8 = draw.random() < 0.3
+        writer = quantised.compressed(bits, group, symmetric, int8, reordered)
+        settings = {"actorder": "group"} if reordered else {}
+        format = "int-quantized" if int8 else "pack-quantized"
+        fields = compressed(format, bits, None if group == -1 else group, symmetric, **settings)
+    elif method == "mlx":
+        group = abs(group) if group != -1 else 32
+        writer, fields = quantised.mlx(bits, group), mlx(bits, group)
+    else:
+        writer, fields = quantised.awq(group), awq(group)
+    chosen = lambda name: "self_attn" in name and name.endswith("_proj.weight")  # noqa: E731
+    wrong = draw.choice([None, None, "bits", "group_size"])
+    if wrong and method in ("gptq", "mlx"):
+        settings = fields["quantization_config"]
+        settings[wrong] = draw.choice([each for each in (2, 4, 8, 16, 32, 48) if each != settings[wrong]])
+    coded, plain = quantised.write_quantised(tiny_model("llama").directory, tmp_path, writer, fields, chosen)
+    try:
+        found = packed(coded, "f32")
+    except ModelError as error:
+        if not wrong or method not in ("gptq", "mlx"):
+            raise AssertionError(f"{method} of {bits} bits is refused") from error
+        return
+    assert found.manifest.layers == packed(plain, "f32").manifest.layers
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_files_of_the_library_compressed_tensors(
+    tiny_model: Callable[[str], TinyModel], tmp_path: Path, bits: int, symmetric: bool
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    args = QuantizationArgs(num_bits=bits, symmetric=symmetric, strategy="group", group_size=32)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+
+    def write(module: str, weights: quantised.F32) -> tuple[quantised.Tensors, quantised.F32]:
+        parts = torch.from_numpy(weights).unflatten(1, (-1, 32))
+        scale, zero = calculate_qparams(parts.amin(2), parts.amax(2), args)
+        held = {"weight": torch.from_numpy(weights), "weight_scale": scale, "weight_zero_point": zero}
+        made = compressor.compress(held, scheme)
+        values = compressor.decompress(made, scheme)["weight"].float().numpy()
+        return {f"{module}.{name}": tensor for name, tensor in made.items()}, values
+
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme}, format="pack-quantized", quantization_status="compressed", ignore=["lm_head"]
+    )
+    fields = {"quantization_config": json.loads(config.model_dump_json())}
+    coded, plain = quantised.write_quantised(tiny_model("llama").directory, tmp_path, write, fields)
+    assert packed(coded, "f32").manifest.layers == packed(plain, "f32").manifest.layers

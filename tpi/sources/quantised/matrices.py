@@ -143,6 +143,21 @@ class Mxfp4:
 
 
 @dataclass(frozen=True)
+class Plain:
+    """A matrix or a stack of matrices that is not quantised."""
+
+    tensor: SourceTensor
+
+    def read(self, source: Source, rows: Range, columns: Range) -> Bytes:
+        """Return the bytes of a rectangle, uint8 `[rows, bytes]`.
+
+        Raises:
+            ModelError: if the file cannot be read.
+        """
+        return source.read(self.tensor, rows, columns)
+
+
+@dataclass(frozen=True)
 class Slice:
     """One matrix of a stack, under a name of its own."""
 

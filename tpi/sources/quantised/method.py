@@ -11,6 +11,7 @@ from tpi.errors import ModelError
 from tpi.sources.base import Source, SourceTensor
 from tpi.sources.elements import Element
 from tpi.sources.fp8 import FP8, Fp8Scales
+from tpi.sources.quantised.groups import NVFP4
 from tpi.sources.quantised.matrices import MXFP4, Joined, element_of
 
 _LONGEST = 300  # characters of a pattern
@@ -46,7 +47,8 @@ class Scheme:
         """Return the coding of a matrix whose rows have `columns` values."""
         if self.kind in ("FP8", "MXFP4"):
             return FP8 if self.kind == "FP8" else MXFP4
-        return element_of(self.kind, columns, self.group or columns, self.reordered)
+        group = self.group if self.group and self.kind != NVFP4 else columns  # a group of NVFP4 is half of 32
+        return element_of(self.kind, columns, group, self.reordered)
 
 
 class Method(Protocol):

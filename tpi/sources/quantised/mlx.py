@@ -14,7 +14,7 @@ from tpi.sources.base import Source, SourceTensor
 from tpi.sources.fp8 import Fp8Scales
 from tpi.sources.quantised.compressed import mxfp4, nvfp4
 from tpi.sources.quantised.fields import Factors, Packed
-from tpi.sources.quantised.matrices import Integers, Joined, slices
+from tpi.sources.quantised.matrices import Integers, Joined, Plain, slices
 from tpi.sources.quantised.method import Config, Scheme, group_size, misfit, one_of, tensor_of, unsupported
 
 _SETTINGS = ("group_size", "bits", "mode")
@@ -51,6 +51,10 @@ class Mlx:
             names = _experts(module, words) if len(words.shape) == 3 else [f"{module}.weight"]
             made = slices(matrix, names) if len(words.shape) == 3 else [matrix]
             yield made, (words.name, scales.name, f"{module}.biases")
+        for stack in [tensor for name, tensor in source.tensors.items() if any(part in name for part in _STACKS)]:
+            module = stack.name.removesuffix(".weight")
+            if module != stack.name and f"{module}.scales" not in source.tensors and len(stack.shape) == 3:
+                yield slices(Plain(stack), _experts(module, stack)), (stack.name,)
 
 
 def _experts(module: str, words: SourceTensor) -> list[str]:

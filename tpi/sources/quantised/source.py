@@ -73,11 +73,10 @@ def join_quantised(source: Source, method: Method) -> tuple[Source, tuple[str, .
 
 def _losses(joined: Mapping[str, Joined]) -> tuple[str, ...]:
     """Return a sentence about matrices whose codes cannot be kept, if there are any."""
-    kinds = {matrix.tensor.element.name for matrix in joined.values() if not matrix.tensor.element.quantised}
+    kinds = [name for matrix in joined.values() if (name := matrix.tensor.element.name).endswith(DEQUANTISED)]
     if not kinds:
         return ()
-    count = sum(not matrix.tensor.element.quantised for matrix in joined.values())
-    shown = ", ".join(sorted(kind.removesuffix(DEQUANTISED) for kind in kinds))
+    count, shown = len(kinds), ", ".join(sorted({kind.removesuffix(DEQUANTISED) for kind in kinds}))
     return (
         f"no format keeps the codes of {count} of its {len(joined)} quantised matrices ({shown}: 8 bits with minima, "
         "groups that are not multiples of 32, or reordered columns); they are rounded anew, to q8 with --dtype auto",

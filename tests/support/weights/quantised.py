@@ -156,7 +156,7 @@ def mlx(bits: int, group: int) -> Writer:
 def _e2m1(weights: F32, scales: F32) -> U8:
     """Return the codes of the e2m1 numbers that are closest to weights `[rows, groups, n]` over their scales."""
     wanted = weights / np.where(scales > 0, scales, 1)[..., None]
-    return np.abs(wanted[..., None] - E2M1).argmin(axis=-1).astype(np.uint8)
+    return np.asarray(np.abs(wanted[..., None] - E2M1).argmin(axis=-1), np.uint8)
 
 
 def nvfp4(

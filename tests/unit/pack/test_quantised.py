@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from master.deployment.dtype import choose_dtype
 from master.planning.shapes import ModelShape, model_shape
 from tests.support.models import TOKENS, TinyModel, forward
+from tests.support.paths import ROOT
 from tests.support.weights import quantised
 from tests.support.weights.packs import part
 from tpi.errors import ModelError
@@ -23,6 +25,9 @@ from tpi.families.huggingface.configonly import from_config
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.library.locate import Located
 from tpi.pack.reader import Pack
+from tpi.sources.elements import decode
+from tpi.sources.quantised.source import join_quantised, method_of
+from tpi.sources.safetensors import open_safetensors
 
 Config = dict[str, Any]
 WIDTH = 96  # neurons of an expert
@@ -459,31 +464,33 @@ def test_random_settings_are_equal_or_refused(
     assert found.manifest.layers == packed(plain, "f32").manifest.layers
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_files_of_the_library_compressed_tensors(
-    tiny_model: Callable[[str], TinyModel], tmp_path: Path, bits: int, symmetric: bool
-) -> None:
-    pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
+LIBRARIES: dict[str, Config] = {
+    "int4": compressed("pack-quantized", 4, 32), "int4 with zeros": compressed("pack-quantized", 4, 32, False),
+    "int3": compressed("pack-quantized", 3, 32), "int8": compressed("int-quantized", 8, 32),
+    "int8 with zeros": compressed("int-quantized", 8, 32, False),
+    "nvfp4": compressed("nvfp4-pack-quantized", 4, 16, strategy="tensor_group"),
+    "mxfp4": compressed("mxfp4-pack-quantized", 4, 32), "awq": awq(32),
+    **{f"gptq, {bits} bits": gptq(bits, 32, False) for bits in (2, 3, 4, 8)},
+    **{f"mlx, {bits} bits": mlx(bits, 32) for bits in (2, 3, 4, 5, 6, 8)},
+}  # fmt: skip
 
-    args = QuantizationArgs(num_bits=bits, symmetric=symmetric, strategy="group", group_size=32)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
 
-    def write(module: str, weights: quantised.F32) -> tuple[quantised.Tensors, quantised.F32]:
-        parts = torch.from_numpy(weights).unflatten(1, (-1, 32))
-        scale, zero = calculate_qparams(parts.amin(2), parts.amax(2), args)
-        held = {"weight": torch.from_numpy(weights), "weight_scale": scale, "weight_zero_point": zero}
-        made = compressor.compress(held, scheme)
-        values = compressor.decompress(made, scheme)["weight"].float().numpy()
-        return {f"{module}.{name}": tensor for name, tensor in made.items()}, values
-
-    config = QuantizationConfig(
-        config_groups={"group_0": scheme}, format="pack-quantized", quantization_status="compressed", ignore=["lm_head"]
-    )
-    fields = {"quantization_config": json.loads(config.model_dump_json())}
-    coded, plain = quantised.write_quantised(tiny_model("llama").directory, tmp_path, write, fields)
-    assert packed(coded, "f32").manifest.layers == packed(plain, "f32").manifest.layers
+@pytest.mark.parametrize("case", LIBRARIES)
+def test_values_are_those_of_the_library_that_wrote_them(tmp_path: Path, case: str) -> None:
+    """The file has tensors that compressed-tensors 0.20, AutoGPTQ 0.7, AutoAWQ 0.2.9 and MLX 0.32 wrote and decoded."""
+    recorded = load_file(ROOT / "tests/support/data/quantised.safetensors")
+    held = {name.removeprefix(f"{case}."): tensor for name, tensor in recorded.items() if name.startswith(f"{case}.")}
+    expected = held.pop("values").numpy()
+    save_file(held, tmp_path / "model.safetensors")
+    method = method_of(LIBRARIES[case])
+    assert method is not None
+    with closing(open_safetensors(tmp_path)) as stored:
+        source, _ = join_quantised(stored, method)
+        tensor = source.tensors["m.weight"]
+        assert tensor.shape == expected.shape
+        found = decode(tensor.element, source.read(tensor, (0, tensor.rows), (0, tensor.columns)))
+        tolerance = 2.0**-8 if case == "nvfp4" else 0  # this one is decoded to bfloat16
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=0)
+        columns = (32, 64) if tensor.element.quantised else (7, 39)
+        part = decode(tensor.element, source.read(tensor, (3, 9), columns))
+        np.testing.assert_array_equal(part, found[3:9, slice(*columns)])

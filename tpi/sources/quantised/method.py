@@ -1,4 +1,4 @@
-"""What a configuration says about quantised weights: the scheme of each module, and how its tensors are joined."""
+"""Schemes of quantised modules, as a configuration describes them, and how a module's tensors are joined."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping

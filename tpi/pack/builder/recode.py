@@ -13,7 +13,7 @@ from tpi.sources.quantised.groups import NVFP4, split_groups
 
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
-_FACTORS = np.arange(64, 128, dtype=np.float32)
+_FACTORS = np.arange(64, 128, 8, dtype=np.float32)
 
 
 def recode(element: Element, raw: U8) -> U8:
@@ -44,9 +44,9 @@ def _factors(element: Element, scale: F32, offset: F32) -> U8:
 def _nvfp4(first: F32, second: F32) -> U8:
     """Return an f16 scale and the factors of both halves, `[rows, groups, 4]`.
 
-    The factor of the larger scale is the number from 64 to 127 for which the other one is closest to a whole number.
-    Scales have 4 significant bits, so it is a whole number for one of them unless the other scale is below 1/8 of the
-    larger one. Then its error is at most half a unit: 1 in 128 of the larger one.
+    The factor of the larger scale is the multiple of 8, from 64 to 120, for which the other one is closest to a whole
+    number. Scales have 4 significant bits, so it is a whole number for one of them unless the other scale is below 1/8
+    of the larger one. Then its error is at most half a unit: 1 in 128 of the larger one.
     """
     scales = np.concatenate([first, second], axis=-1)
     largest = np.abs(scales).max(axis=-1, keepdims=True)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from worker.pipelines.group.agree import GroupMember
 
 MASTER = "master"
+_LEAST_CHUNK = 32  # tokens of a step with part of a prompt; with fewer, a token would take longer
 _IN_MEMORY = 1.5  # times the size of the weights: memory that surely holds a model and its working memory
 
 
@@ -270,6 +271,7 @@ class Deployer:
         if cache.completed or any(worker.feeder and worker.feeder.stats.sent for worker in cluster.workers):
             self.make_room()
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
+        chunk = max(min(chunk, _LEAST_CHUNK), chunk // len(plans[0].stages))  # so that prompts fill all stages
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))
 
 

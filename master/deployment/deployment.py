@@ -4,6 +4,7 @@ Hidden states enter its first stage and leave its last. `master.deployment.deplo
 `master.generation.engine` outlive them.
 """
 
+from collections import deque
 from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from worker.node.node import Node
 
 F32 = npt.NDArray[np.float32]
 
+MASTER_RANK = 0
 TUNING = 0  # number of the step in which the nodes measure their links and choose a collective
 
 
@@ -104,20 +106,39 @@ class Deployment:
         self._workers = workers
         self._resources = resources or ExitStack()
         self._steps = count(TUNING + 1)
+        self._leads = all(MASTER_RANK not in stage.ranks for stage in self.stages[1:])
+        self._in_flight = deque[tuple[Step, F32 | None]]()
 
-    def forward(self, entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32) -> F32:
-        """Return hidden states `[tokens, hidden]` after the last block; `x` are those before the first.
+    @property
+    def most_in_flight(self) -> int:
+        """The most steps that may be in flight at once: one in each stage."""
+        return len(self.stages)
+
+    def start(self, entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32) -> None:
+        """Start a step on every node; `finish` returns its result. At most `most_in_flight` may be in flight.
 
         Args:
             entries: which tokens of which sequences the rows are.
             released: ids of sequences that ended since the last step.
+            x: the hidden states `[tokens, hidden]` before the first block.
 
         Raises:
             NodeLost, NodeError: if a worker is lost or fails.
         """
         step = Step(self.session, self.epoch, next(self._steps), entries, released, x)
         self._workers.step(step, self.stages[0].ranks)
-        hidden = self.node.run(step)
+        # in a later stage this node would wait here for the stage before, which may have several steps to compute
+        own = self.node.compute(step) if self._leads else None
+        self._in_flight.append((step, own))
+
+    def finish(self) -> F32:
+        """Return the hidden states `[tokens, hidden]` after the last block of the step that was started first.
+
+        Raises:
+            NodeLost, NodeError: if a worker is lost or fails.
+        """
+        step, own = self._in_flight.popleft()
+        hidden = self.node.result(step, own if self._leads else self.node.compute(step))
         assert hidden is not None  # rank 0 always gets the result of the last stage
         return hidden
 

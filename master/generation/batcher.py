@@ -53,6 +53,12 @@ class Work:
     read: int | None = None
     write: int | None = None
     drafted: tuple[int, ...] = ()
+    life: int = 0  # of the sequence when the step was started
+
+    @property
+    def counts(self) -> bool:
+        """True if the sequence has not dropped these tokens since the step was started."""
+        return self.life == self.sequence.life
 
     @property
     def known(self) -> int:
@@ -62,7 +68,7 @@ class Work:
     @property
     def completes(self) -> bool:
         """True if the last known token is part of this step, so that the next one can be sampled."""
-        return self.position + self.known == len(self.sequence.tokens)
+        return self.counts and self.position + self.known == len(self.sequence.tokens)
 
     @property
     def tokens(self) -> list[int]:
@@ -98,11 +104,18 @@ class Batcher:
         work = [self._work(sequence, count) for sequence, count in self._counts(sequences) if count]
         return [self._with_draft(item, drafts, len(sequences)) if item.sequence.id in drafts else item for item in work]
 
+    def start(self, work: SequenceOf[Work]) -> None:
+        """Record that the step has been sent to every node: the nodes know the pages, and the tokens are in flight."""
+        for item in work:
+            item.sequence.announced = len(item.sequence.table)
+            item.sequence.sent = item.position + item.known
+
     def commit(self, work: SequenceOf[Work]) -> None:
         """Record that the step has run on every node: pages that became full can now be found by their contents."""
         for item in work:
+            if not item.counts:
+                continue
             sequence = item.sequence
-            sequence.announced = len(sequence.table)
             self._computed(sequence, item.position + item.known)
             if self.pages.states is not None:
                 sequence.advance(self.pages.states, item.count)
@@ -111,6 +124,7 @@ class Batcher:
         """Record that the first `right` drafted tokens of `item`, by now the sequence's own, were computed."""
         if right:
             self._computed(item.sequence, item.position + item.known + right)
+            item.sequence.sent = item.sequence.computed
 
     def _computed(self, sequence: Sequence, tokens: int) -> None:
         sequence.computed = tokens
@@ -146,8 +160,8 @@ class Batcher:
 
     def _to_page(self, sequence: Sequence, count: int) -> int:
         """Return how many of `count` tokens end with a page, so that the state there can be kept; all if none does."""
-        end = (sequence.computed + count) // PAGE_TOKENS * PAGE_TOKENS
-        return end - sequence.computed if end > sequence.computed and count < sequence.pending else count
+        end = (sequence.sent + count) // PAGE_TOKENS * PAGE_TOKENS
+        return end - sequence.sent if end > sequence.sent and count < sequence.pending else count
 
     def _ready(self, sequences: list[Sequence]) -> list[Sequence]:
         """Choose which of the sequences that lack one token run: those that ran longest ago come first."""
@@ -163,15 +177,16 @@ class Batcher:
 
     def _sooner(self, sequence: Sequence, count: int) -> int:
         """Return how many tokens at the sequence's position take as long as `count` tokens at position 0."""
-        return max(min(count, _LEAST), count * self.even // (self.even + sequence.computed))
+        return max(min(count, _LEAST), count * self.even // (self.even + sequence.sent))
 
     def _work(self, sequence: Sequence, count: int) -> Work:
-        self.pages.append(sequence.table, sequence.computed + count)
+        self.pages.append(sequence.table, sequence.sent + count)
         kept = min(sequence.announced, len(sequence.table))
         if self.pages.states is not None:
             self._choose_state(sequence, self.pages.states)
         appended = tuple(sequence.table[kept:])
-        return Work(sequence, sequence.computed, count, kept, appended, sequence.state, sequence.writing)
+        states = (sequence.state, sequence.writing)
+        return Work(sequence, sequence.sent, count, kept, appended, *states, life=sequence.life)
 
     def _choose_state(self, sequence: Sequence, states: StatePool) -> None:
         """Choose the slot that the step writes: the one that it reads, unless another sequence may read it too."""

@@ -1,7 +1,10 @@
 """The step loop: from requests to tokens. A step runs on every node; complete sequences then get their next token."""
 
 from array import array
+from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from itertools import accumulate, count
 from time import perf_counter
 
@@ -14,7 +17,7 @@ from master.generation.batcher import EVEN, Batcher, Work
 from master.generation.client import Client
 from master.generation.request import Request
 from master.generation.sequence import Sequence
-from master.generation.speculation.speculation import Speculation
+from master.generation.speculation.speculation import Draft, Speculation
 from tpi.errors import UsageError
 from tpi.finite import require_finite
 from tpi.net.messages import StepEntry
@@ -96,7 +99,10 @@ class Engine:
         self.admission.withdraw(request)
 
     def step(self) -> None:
-        """Run one step of all requests. Each request whose known tokens are all computed gets its next token.
+        """Start steps until one is in flight in each stage, and finish the one that was started first.
+
+        Each request in it whose known tokens are all computed gets its next token. With one stage, every step has all
+        requests.
 
         Raises:
             NodeLost, NodeError: if a worker is lost or fails. Requests stay as they were before the step.
@@ -104,18 +110,44 @@ class Engine:
         """
         self.admission.admit(perf_counter())
         self.admission.make_room()
-        running = self.admission.running
-        if not running:
-            return
-        began = perf_counter()
-        drafts = self.speculation.choose(running, self.context) if self.drafts and self.deployment.drafts else {}
-        work = self._batcher.pick([request.sequence for request in running], drafts)
-        rows = self._forward(work)
+        while len(self._in_flight) < self.deployment.most_in_flight and (started := self._start_next()):
+            self._in_flight.append(started)
+        if self._in_flight:
+            self._finish(self._in_flight.popleft())
+
+    def _start_next(self) -> "_Started | None":
+        """Start a step with the requests that have tokens to run; return None if none has."""
+        running, alone = self.admission.running, not self._in_flight
+        turn = self._in_turn(running)
+        if not turn:
+            return None
+        speculates = self.drafts and self.deployment.drafts and alone and len(turn) == len(running)
+        drafts = self.speculation.choose(turn, self.context) if speculates else {}
+        began, work = perf_counter(), self._batcher.pick([request.sequence for request in turn], drafts)
+        self._start(work)
+        return _Started(work, drafts, began, alone)
+
+    def _in_turn(self, running: list[Request]) -> list[Request]:
+        """Return the requests for the next step: so many that the others fill the other stages.
+
+        Those with no tokens in flight come first. A state of recurrent layers passes from step to step on the master's
+        word, so such a sequence has one step in flight.
+        """
+        stateful = self.deployment.pages.states is not None
+        ready = [each for each in running if each.sequence.pending and not (stateful and each.sequence.in_flight)]
+        ready.sort(key=lambda each: each.sequence.in_flight)
+        return ready[: -(-len(running) // self.deployment.most_in_flight)]
+
+    def _finish(self, started: "_Started") -> None:
+        """Wait for the result of a step, and give its requests their tokens or hidden states."""
+        running, work = self.admission.running, started.work
+        rows = self._result(work)
         for request in running:
             if request.rows is not None:
                 self._deliver_rows(request, work, rows)
         right = self._draw(work, rows)
-        self.speculation.learn(work, drafts, right, perf_counter() - began)
+        if started.alone and not self._in_flight:
+            self.speculation.learn(work, started.drafts, right, perf_counter() - started.began)
         for request in running:
             if request.finished:
                 self.speculation.keep(request)
@@ -126,7 +158,9 @@ class Engine:
         sequence = self.admit(tokens)  # without reuse, so that every row is computed
         rows = []
         while sequence.pending:
-            rows.append(self.deployment.vocabulary.head(self._forward(self._batcher.pick([sequence]))))
+            work = self._batcher.pick([sequence])
+            self._start(work)
+            rows.append(self.deployment.vocabulary.head(self._result(work)))
         self.release(sequence)
         return np.concatenate(rows)
 
@@ -137,13 +171,14 @@ class Engine:
 
     def _deploy(self, deployment: Deployment) -> None:
         self.deployment = deployment
+        self._in_flight = deque[_Started]()
         even = EVEN * deployment.vocabulary.config.hidden
         self.speculation.forget_times()
         self._batcher = Batcher(deployment.pages, deployment.limits.chunk, even)
         self.admission.deploy(deployment)
 
-    def _forward(self, work: SequenceOf[Work]) -> F32:
-        """Return hidden states `[tokens, hidden]` after the last block for the tokens of `work`, in its order."""
+    def _start(self, work: SequenceOf[Work]) -> None:
+        """Start a step with the tokens of `work`."""
         tokens = [token for item in work for token in item.tokens]
         positions = [position for item in work for position in range(item.position, item.position + item.count)]
         entries = tuple(map(_entry, work))
@@ -151,7 +186,12 @@ class Engine:
         self.admission.released.clear()
         x = self.deployment.vocabulary.embedding(tokens, positions)
         require_finite(x, "a row of the embedding", "the model is damaged; make the pack again from its source")
-        hidden = self.deployment.forward(entries, released, x)
+        self.deployment.start(entries, released, x)
+        self._batcher.start(work)
+
+    def _result(self, work: SequenceOf[Work]) -> F32:
+        """Return hidden states `[tokens, hidden]` after the last block for `work`, the oldest step in flight."""
+        hidden = self.deployment.finish()
         require_finite(hidden, "the sum after the last block")
         self._batcher.commit(work)
         return hidden
@@ -160,7 +200,7 @@ class Engine:
         """Pass a request its part of the hidden states `rows`, if it asks for them."""
         starts = accumulate((item.count for item in work), initial=0)
         for start, item in zip(starts, work, strict=False):
-            if item.sequence is request.sequence:
+            if item.sequence is request.sequence and item.counts:
                 request.take_rows(rows[start : start + item.count], item.completes)
 
     def _draw(self, work: SequenceOf[Work], rows: F32) -> dict[int, int]:
@@ -182,6 +222,16 @@ class Engine:
             right[id_] = requests[id_].take(own, item.drafted, at, self.context)
             self._batcher.accept(item, right[id_])
         return right
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A step in flight: its work and drafts, when it began (`perf_counter` seconds), and if no other was in flight."""
+
+    work: SequenceOf[Work]
+    drafts: Mapping[int, Draft]
+    began: float
+    alone: bool
 
 
 def _entry(work: Work) -> StepEntry:

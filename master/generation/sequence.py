@@ -14,15 +14,18 @@ from tpi.kernels.spec import PAGE_TOKENS
 class Sequence:
     """A growing list of token ids with its page table.
 
-    Tokens `[0, computed)` have keys and values on every node; the rest are still to be run. The nodes know of the first
-    `announced` pages of `table`; `keys` are the keys of its full pages. With `reuse`, it may begin with pages that have
-    the same tokens already, written for the same salt. `cached` counts the tokens that were found in this way at the
-    first attempt.
+    Tokens `[0, computed)` have keys and values on every node; those of `[computed, sent)` are in steps in flight, and
+    the rest are still to be run. `life` grows when tokens are dropped or forgotten: results of earlier steps then do
+    not count. The nodes know of the first `announced` pages of `table`; `keys` are the keys of its full pages. With
+    `reuse`, it may begin with pages that have the same tokens already, written for the same salt. `cached` counts the
+    tokens that were found in this way at the first attempt.
     """
 
     id: int
     tokens: MutableSequence[int]  # an array if many may wait: four bytes each
     computed: int = 0
+    sent: int = 0
+    life: int = 0
     announced: int = 0
     table: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
@@ -36,8 +39,13 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Number of tokens that are known but not computed yet."""
-        return len(self.tokens) - self.computed
+        """Number of tokens that are known, but not computed or in flight yet."""
+        return len(self.tokens) - self.sent
+
+    @property
+    def in_flight(self) -> bool:
+        """True if a step with some of its tokens is in flight."""
+        return self.sent > self.computed
 
     def begin(self, pages: PagePool) -> None:
         """Take over pages with its first tokens, if `reuse` is set and it has no pages yet."""
@@ -47,6 +55,7 @@ class Sequence:
         self.table, self.keys, self.computed = found.table, found.keys, found.tokens
         if pages.states is not None:
             self._return_to_state(pages, pages.states)
+        self.sent = self.computed
         self.cached = self.computed if self.cached is None else self.cached
 
     def truncate(self, pages: PagePool, tokens: int) -> None:
@@ -59,6 +68,7 @@ class Sequence:
         del self.keys[self.computed // PAGE_TOKENS :]
         if pages.states is not None and behind:
             self._return_to_state(pages, pages.states)
+        self.sent, self.life = self.computed, self.life + 1
 
     def advance(self, states: StatePool, tokens: int) -> None:
         """Take over the state that a step of `tokens` tokens wrote; keep it if the sequence now ends with a page.
@@ -107,4 +117,5 @@ class Sequence:
         """Mark all tokens as not computed. Pages are not given back: they were already, or their deployment is gone."""
         self.table, self.keys = [], []
         self.state = self.writing = self.mark = None
-        self.computed = self.announced = 0
+        self.computed = self.sent = self.announced = 0
+        self.life += 1

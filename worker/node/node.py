@@ -126,8 +126,15 @@ class Node:
     def run(self, step: Step) -> F32 | None:
         """Compute one step, and return the last hidden states `[tokens, hidden]` on rank 0, None on other ranks.
 
-        A node in a later stage waits for the hidden states of the stage before. A step without entries computes
-        nothing: it lets the group measure and choose how to sum.
+        A step without entries computes nothing: it lets the group measure and choose how to sum.
+        """
+        return self.result(step, self.compute(step))
+
+    def compute(self, step: Step) -> F32 | None:
+        """Compute the layers of this node; return what leaves its stage on the stage's lowest rank, else None.
+
+        A node in a later stage waits for the hidden states of the stage before. On rank 0, `result` must follow, for
+        one step after the other; meanwhile other steps may be computed.
         """
         self._tables.release(step.released)
         if not step.entries:
@@ -142,13 +149,18 @@ class Node:
                 x = self.hops.enter(step.step, x, tokens)
         out = self.loop.forward(x, batch, step.step)
         if self.hops is not None:
-            with self.trace.span("hop", "out of the stage"):
-                self.hops.leave(step.step, out)
-                out = self.hops.result(step.step, out, tokens)
+            self.hops.leave(step.step, out)
         if self.watch is not None:
             self.watch.note(tokens, int(batch.positions[-1]) + 1, clock.total - clock.sync - before)
         self.streamed += self.window.take()
         return out
+
+    def result(self, step: Step, own: F32 | None) -> F32 | None:
+        """Return the hidden states after the last layer on rank 0, None on other ranks; `own` is from `compute`."""
+        if self.hops is None or not step.entries:
+            return own
+        with self.trace.span("hop", "out of the last stage"):
+            return self.hops.result(step.step, own, step.tokens)
 
     def _rehearsal(self) -> Work:
         """Return a function that computes one block of a prefill step of zeros; it overwrites the pages from 0 on.

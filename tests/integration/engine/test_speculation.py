@@ -122,7 +122,8 @@ def test_a_token_has_the_same_bits_in_a_step_of_several(
         sequence, found = engine.admit(tokens), []
         while sequence.pending:
             work = engine._batcher._work(sequence, min(rows, sequence.pending))
-            found.append(engine.deployment.vocabulary.head(engine._forward([work])))
+            engine._start([work])
+            found.append(engine.deployment.vocabulary.head(engine._result([work])))
         engine.release(sequence)
         return np.concatenate(found)
 

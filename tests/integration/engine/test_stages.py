@@ -14,7 +14,7 @@ from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment
 from tests.support.models import MODELS, VOCAB, TinyModel, make_model, reference_logits
 from tests.support.weights.split import F32
-from tpi.net.messages import Step
+from tpi.net.messages import Step, StepEntry
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
@@ -44,34 +44,49 @@ def logits(pack: Pack, shares: list[float], cache: Path, stages: str, chunk: int
         return Engine(deployment).logits(TOKENS)
 
 
-def answers(pack: Pack, shares: list[float], cache: Path, stages: str, pool: int, memory: int = 0) -> list[list[int]]:
-    """The drawn tokens of several requests of mixed lengths at once, some with a common beginning."""
-    rng = np.random.default_rng(3)
-    prompts = [TOKENS, [*TOKENS[:34], 9], *(rng.integers(3, VOCAB, size).tolist() for size in (1, 5, 70))]
-    said: list[list[int]] = [[] for _ in prompts]
+class Answers:
+    """Requests of mixed lengths at once, some with a common beginning, and the tokens that were drawn for them."""
 
-    def request(engine: Engine, number: int, prompt: list[int]) -> Request:
+    def __init__(self, engine: Engine) -> None:
+        rng = np.random.default_rng(3)
+        prompts = [TOKENS, [*TOKENS[:34], 9], *(rng.integers(3, VOCAB, size).tolist() for size in (1, 5, 70))]
+        self.said: list[list[int]] = [[] for _ in prompts]
+        self.engine = engine
+        self.left = {number: self._request(number, prompt) for number, prompt in enumerate(prompts)}
+        for request in self.left.values():
+            engine.submit(request)
+
+    def _request(self, number: int, prompt: list[int]) -> Request:
         def sink(sampled: Sampled) -> bool:
-            said[number].append(sampled.token)
+            self.said[number].append(sampled.token)
             return True
 
-        return Request(engine.admit(prompt), Sampler(Sampling(temperature=0.8, seed=number)), LENGTH, sink)
+        sampler = Sampler(Sampling(temperature=0.8, seed=number))
+        return Request(self.engine.admit(prompt, reuse=True), sampler, LENGTH, sink)
 
-    made = in_process_deployment(
-        pack, shares, cache, 16, stages=stages, pool=pool, memory=memory, scheduler="window" if memory else "resident"
-    )
+    def step(self) -> None:
+        """Run a step, and release the requests that it finished."""
+        self.engine.step()
+        for number, request in list(self.left.items()):
+            if request.finished:
+                self.engine.release(self.left.pop(number).sequence)
+
+    def cancel(self, number: int) -> None:
+        """Withdraw a request, as when its client goes away."""
+        request = self.left.pop(number)
+        self.engine.withdraw(request)
+        self.engine.release(request.sequence)
+
+
+def answers(pack: Pack, shares: list[float], cache: Path, stages: str, pool: int, memory: int = 0) -> list[list[int]]:
+    scheduler = "window" if memory else "resident"
+    made = in_process_deployment(pack, shares, cache, 16, stages=stages, pool=pool, memory=memory, scheduler=scheduler)
     with closing(made) as deployment:
-        engine = Engine(deployment)
-        asked = [request(engine, number, prompt) for number, prompt in enumerate(prompts)]
-        for one in asked:
-            engine.submit(one)
-        while engine.requests:
-            engine.step()
-            for one in [one for one in asked if one not in engine.requests]:
-                engine.release(one.sequence)
-                asked.remove(one)
+        asked = Answers(Engine(deployment))
+        while asked.left:
+            asked.step()
         assert deployment.pages.free == pool
-    return said
+    return asked.said
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -120,6 +135,71 @@ def test_random_layouts_give_the_tokens_of_one_node(seed: int, deep: Callable[[s
     shares, layout = drawn_layout(rng)
     pool, pack = rng.choice([6, 40]), deep("f32")  # six pages: sequences are preempted
     assert answers(pack, shares, tmp_path, layout, pool) == answers(pack, [1], tmp_path / "one", "1", 40), layout
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_leave_while_their_steps_are_in_flight_change_no_other(
+    seed: int, deep: Callable[[str], Pack], tmp_path: Path
+) -> None:
+    rng, pack = random.Random(seed), deep("f32")
+    expected = answers(pack, [1], tmp_path / "one", "1", 40)
+    with closing(in_process_deployment(pack, [1, 1, 1], tmp_path, 16, stages="3", pool=9)) as deployment:
+        asked = Answers(Engine(deployment))
+        while asked.left:
+            asked.step()
+            if len(asked.left) > 2 and rng.random() < 0.1:
+                asked.cancel(rng.choice(list(asked.left)))
+        assert deployment.pages.free == 9
+    for said, whole in zip(asked.said, expected, strict=True):
+        assert said == whole[: len(said)]
+    assert sum(len(said) == LENGTH for said in asked.said) >= 2
+
+
+def test_a_deployment_is_replaced_while_steps_are_in_flight(deep: Callable[[str], Pack], tmp_path: Path) -> None:
+    pack = deep("f32")
+    expected = answers(pack, [1], tmp_path / "one", "1", 40)
+    with closing(in_process_deployment(pack, [1, 1, 1], tmp_path, 16, stages="3", pool=40)) as first:
+        asked = Answers(Engine(first))
+        for _ in range(11):
+            asked.step()
+        assert asked.engine._in_flight
+    with closing(in_process_deployment(pack, [1, 1], tmp_path / "two", 16, stages="2", epoch=2)) as second:
+        asked.engine.replace(second)
+        while asked.left:
+            asked.step()
+    assert asked.said == expected
+
+
+@pytest.mark.parametrize("layout", ["3", "0-1:n1,2-3:n0,4-5:n2"])
+def test_streams_and_the_chunks_of_a_prompt_fill_the_stages(
+    layout: str, deep: Callable[[str], Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(in_process_deployment(deep("f32"), [1, 1, 1], tmp_path, 16, stages=layout)) as deployment:
+        engine, started = Engine(deployment), list[tuple[int, list[int]]]()
+        start = deployment.start
+
+        def noted(entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32) -> None:
+            started.append((len(engine._in_flight), [entry.count for entry in entries]))
+            start(entries, released, x)
+
+        monkeypatch.setattr(deployment, "start", noted)
+        sequence = engine.admit([5] * 40)
+        engine.submit(Request(sequence, Sampler(Sampling(temperature=0)), 1, lambda _: True))
+        engine.step()
+        assert started == [(0, [16]), (1, [16]), (2, [8])]
+        while engine.requests:
+            engine.step()
+        engine.release(sequence)
+        asked = Answers(engine)
+        while not all(said for number, said in enumerate(asked.said) if number in asked.left):
+            asked.step()
+        started.clear()
+        for _ in range(9):
+            asked.step()
+        assert {out for out, _ in started} == {2}  # each new step goes out while two others are in flight
+        assert {len(counts) for _, counts in started} <= {1, 2}  # five requests over three stages
+        while asked.left:
+            asked.step()
 
 
 def test_stages_stream_their_own_layers(deep: Callable[[str], Pack], tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
+import pytest
+
 from master.generation.request import Sampled
 from master.generation.thread import EngineRequest, Ticket
 from master.options import RunOptions
@@ -37,12 +39,14 @@ class Stream:
         self.over.set()
 
 
+@pytest.mark.parametrize("stages", ["1", "2"])
 def test_eight_streams_lose_no_token_when_workers_are_killed(
-    tmp_path: Path, tiny_model: Callable[[str], TinyModel]
+    stages: str, tmp_path: Path, tiny_model: Callable[[str], TinyModel]
 ) -> None:
     model = str(tiny_model("llama").directory)
     with house(tmp_path, 3) as laptops:
-        options = RunOptions(model, workers=tuple(one.address for one in laptops), cache=tmp_path / "m")
+        addresses = tuple(one.address for one in laptops)
+        options = RunOptions(model, workers=addresses, cache=tmp_path / "m", stages=stages)
         with Session(options) as session:
             wanted = [speak(session, prompt, LENGTH).tokens for prompt in PROMPTS]
             with session.answering() as engine:

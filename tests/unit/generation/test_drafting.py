@@ -115,7 +115,7 @@ def test_drafts_take_only_pages_that_no_sequence_needs(pages: int, drafts: int) 
     for number in range(2):
         sequence = Sequence(number, array("i", [number] * PAGE_TOKENS))
         pool.append(sequence.table, PAGE_TOKENS)
-        sequence.computed, sequence.announced = PAGE_TOKENS, 1
+        sequence.computed, sequence.sent, sequence.announced = PAGE_TOKENS, PAGE_TOKENS, 1
         sequence.tokens.append(7)
         sequences.append(sequence)
     long = Draft(tuple(np.arange(PAGE_TOKENS).tolist()), ("lookup", 8))
@@ -126,6 +126,7 @@ def test_drafts_take_only_pages_that_no_sequence_needs(pages: int, drafts: int) 
     for item in work:
         assert item.count <= PAGE_TOKENS * (len(item.sequence.table) - 1)
         assert item.tokens == [7, *item.drafted]
+    batcher.start(work)
     batcher.commit(work)
     assert [each.computed for each in sequences] == [PAGE_TOKENS + 1] * 2
     sequences[0].tokens.extend([0, 1, 5])

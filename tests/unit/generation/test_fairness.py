@@ -129,7 +129,7 @@ def test_equal_requests_do_not_preempt_each_other() -> None:
 def sequences(client: str, count: int, pending: int) -> list[Sequence]:
     made = [Sequence(1000 * ord(client) + number, [1] * 40, client=Client(client)) for number in range(count)]
     for each in made:
-        each.computed = len(each.tokens) - pending
+        each.computed = each.sent = len(each.tokens) - pending
     return made
 
 

@@ -60,6 +60,7 @@ class PrefixPages(RuleBasedStateMachine):
             assert self.node.batch([entry]).tables.tolist() == [item.sequence.table]
             for position in range(item.position, item.position + item.count):
                 self._write(item.sequence, position)
+        self.batcher.start(work)
         self.batcher.commit(work)
 
     @rule(sequence=sequences, token=st.integers(1, 2))
@@ -129,7 +130,8 @@ def test_the_beginning_of_what_was_left_first_goes_last() -> None:
     pool = PagePool(4)
     batcher = Batcher(pool, 200)
     first = Sequence(0, [1] * 97)
-    batcher.commit(batcher.pick([first]))
+    batcher.start(work := batcher.pick([first]))
+    batcher.commit(work)
     first.release_pages(pool)
     table = pool.append([], 33)  # two of four pages go to another sequence
     assert len(table) == 2
@@ -142,10 +144,12 @@ def test_equal_requests_share_pages_without_writing_them() -> None:
     pool = PagePool(10)
     batcher = Batcher(pool, 200)
     first, second = Sequence(0, [1] * 80), Sequence(1, [1] * 80, reuse=True)
-    batcher.commit(batcher.pick([first]))
+    batcher.start(work := batcher.pick([first]))
+    batcher.commit(work)
     second.begin(pool)
     assert second.table == first.table[:2]
     assert second.computed == 2 * PAGE_TOKENS
-    batcher.commit(batcher.pick([second]))
+    batcher.start(work := batcher.pick([second]))
+    batcher.commit(work)
     assert second.table[2] != first.table[2]
     assert pool.free == 10 - 4

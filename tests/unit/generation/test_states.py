@@ -45,6 +45,7 @@ class States(RuleBasedStateMachine):
         for item in work:
             assert item.write is not None
             self.contents[item.write] = list(item.sequence.tokens[: item.position + item.count])
+        self.batcher.start(work)
         self.batcher.commit(work)
         for item in work:
             if item.completes:
@@ -80,7 +81,8 @@ def test_all_slots_come_back() -> None:
     assert pages.states is not None
     batcher, sequence = Batcher(pages, 32), Sequence(0, list(range(80)))
     while sequence.pending:
-        batcher.commit(batcher.pick([sequence]))
+        batcher.start(work := batcher.pick([sequence]))
+        batcher.commit(work)
     assert pages.states.find(sequence.keys) == (2, 1)
     pages.states.release(1)
     sequence.release_pages(pages)

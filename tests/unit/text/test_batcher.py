@@ -27,6 +27,7 @@ def test_a_prompt_is_run_once_in_order_in_chunks(tokens: int, chunk: int) -> Non
         announced += work.appended
         assert len(announced) * PAGE_TOKENS >= len(seen)
         assert work.completes == (len(seen) == tokens)
+        batcher.start([work])
         batcher.commit([work])
     assert seen == sequence.tokens
     assert announced == sequence.table
@@ -58,6 +59,7 @@ def test_answers_wait_about_as_long_at_the_end_of_a_long_prompt(chunk: int, answ
         assert all(work[other.id].count == 1 for other in others)
         costs.append(work[0].count * (1 + work[0].position / even))
         assert work[0].count <= max(chunk // 4, PAGE_TOKENS) < 2 * chunk
+        batcher.start([work[0]])
         batcher.commit([work[0]])
     least = PAGE_TOKENS * (1 + 4000 / even)  # shorter pieces would only make the prompt slower
     assert max(costs) <= max(costs[0], least) + 1e-9  # the sums are rounded

@@ -261,7 +261,7 @@ def frequencies(pack: Pack) -> Iterator[tuple[int, int, dict[int, Any]]]:
 def test_marks_of_another_model_are_refused(tmp_path: Path) -> None:
     assert load_marks(tmp_path / "marks", 2, 40) is None
     save_marks(tmp_path / "marks", np.ones((2, 40), np.bool_))
-    with pytest.raises(ModelError, match="not of a model with 2 layers"):
+    with pytest.raises(ModelError, match="this one has 2 layers"):
         load_marks(tmp_path / "marks", 2, 48)
     (tmp_path / "marks").write_bytes(b"PK")
     with pytest.raises(ModelError, match=str(tmp_path / "marks")):

@@ -56,9 +56,10 @@ def test_a_visit_that_breaks_off_gives_everything_back() -> None:
         with weights.hold(1, [0, 1]) as segments:
             next(segments)
         seen(weights, 1, [0, 1])  # nothing is being read any more
-        disk.faults = 2
+        disk.faults = 4  # both units are read at the same time, and each again after a fault
         with pytest.raises(WeightsError, match=r"block1\.shard"):
             seen(weights, 1, [2, 4])
+        disk.faults = 0
         assert not cache.shelf.table.pins.any()
         assert [name for name, _ in seen(weights, 1, [2, 4])] == ["shared", "unit 2 unit 4"]
 

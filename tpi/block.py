@@ -16,6 +16,7 @@ from tpi.kernels.spec import (
     FfnSpec,
     LatentSpec,
     NormSpec,
+    PerLayerSpec,
     QueryLatentSpec,
     RecurrentSpec,
     Residual,
@@ -23,7 +24,7 @@ from tpi.kernels.spec import (
     StackedNorms,
     WholeNorms,
 )
-from tpi.pack.layout import STACKED_NORMS, BlockKind, RunLayout, RunName
+from tpi.pack.layout import STACKED_NORMS, BlockKind, Part, RunLayout, RunName
 from tpi.partition import FFN_UNIT, Range, by_expert
 from tpi.stateheads import heads_spec, spread_norm
 
@@ -50,6 +51,7 @@ def attention_spec(
 ) -> AttentionSpec:
     """Return the spec of the units `query_units` and `kv_units` of the attention block of `layer`.
 
+    If the layer reads the keys of another, `kv` and `kv_units` are those of that layer.
     `query`, `kv` and `latents` are the layouts of the whole block; `latents` are the runs before the query run, in
     their order. `kv_units` must hold every KV head that a head of `query_units` attends to. A node that has heads has
     all units of the runs `latent` and `query_latent`.
@@ -62,7 +64,7 @@ def attention_spec(
     inv_freq, rope_scale = config.rope(layer)
     return AttentionSpec(
         query=replace(query, units=len(query_units)),
-        kv=replace(kv, units=len(kv_units)),
+        kv=replace(kv, units=0 if config.shared_kv else len(kv_units)),
         heads=len(heads),
         kv_heads=len(kv_heads),
         head_dim=config.head_dim,
@@ -88,6 +90,7 @@ def attention_spec(
         output_gate=config.output_gate,
         v_norm=np.ones(config.head_dim, np.float32) if config.value_norm else None,
         late_norms=config.late_head_norms,
+        shared=bool(config.shared_kv),
     )
 
 
@@ -228,8 +231,8 @@ def _of_pieces(bias: F32 | None, mixture: Mixture, each: int, pieces: Sequence[t
     return np.concatenate([units[part.first : part.last].reshape(-1) for _, part in pieces] or [units[:0, 0]])
 
 
-def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual:
-    """Return the operations after the sum of a block of this kind: its bias and its norm."""
+def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors, layer: int = 0) -> Residual:
+    """Return the operations after the sum of a block of this kind in `layer`: its bias, its norm, and so on."""
     bias = "o.bias" if kind == "attention" or kind in RECURRENT else "down.bias"
     weight = vectors.get("post_norm")
     norm = None if weight is None else NormSpec("rms", config.norm_eps, weight)
@@ -237,7 +240,23 @@ def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors) -> Residual
     if config.parallel_experts and kind == "experts":
         stacked = StackedNorms(*(NormSpec("rms", config.norm_eps, vectors[name]) for name in STACKED_NORMS))
     spread = spread_norm(config) if kind == "mamba" else None
-    return Residual(vectors.get(bias), norm, float(vectors.get("layer_scale", _ONE)[0]), stacked, spread)
+    scale = float(vectors.get("layer_scale", _ONE)[0])
+    if "per_layer.gate" in vectors:
+        return Residual(vectors.get(bias), norm, 1.0, stacked, spread, _per_layer(config, vectors, layer, scale))
+    return Residual(vectors.get(bias), norm, scale, stacked, spread)
+
+
+def _per_layer(config: ModelConfig, vectors: Vectors, layer: int, scale: float) -> PerLayerSpec:
+    """Return what the embeddings of `layer` add at its end."""
+    run = RunLayout("row", "record", (Part("row", "f32", "row"),), 1, config.hidden, config.per_layer)
+    return PerLayerSpec(
+        gate=vectors["per_layer.gate"].reshape(config.per_layer, config.hidden),
+        projection=vectors["per_layer.projection"].reshape(config.hidden, config.per_layer),
+        norm=NormSpec("rms", config.norm_eps, vectors["per_layer.norm"]),
+        activate=_neurons(replace(config, gated=False), run, Range(0, run.units), NormSpec("none", 0.0, _NO_WEIGHT)),
+        first=layer * config.per_layer,
+        scale=scale,
+    )
 
 
 def joining(config: ModelConfig, kind: BlockKind) -> Joining:

@@ -179,6 +179,9 @@ class ModelConfig:
     recurrent: tuple[int, ...] = ()  # per layer 1: its first block is of a kind in `RECURRENT`; empty: none is
     full_heads: FullHeads | None = None  # heads of layers without a window (Gemma 4); None: as in the other layers
     parallel_experts: bool = False  # a dense FFN reads the same input as the experts; both share one sum (Gemma 4)
+    shared_kv: int = 0  # so many last layers read the keys and values of an earlier layer (Gemma 4 E2B), see `kv_layer`
+    wide_ffn: bool = False  # layers that read the keys of another have twice as many neurons
+    per_layer: int = 0  # values of a token's embedding for each layer, which the layer adds at its end; 0: none
     value_norm: bool = False  # values are divided by their root mean square, head by head (Gemma 4)
     late_head_norms: bool = False  # queries and keys are normed after RoPE, not before (Hunyuan)
     input_norm: bool = True  # blocks norm their input; False: they norm their output alone (OLMo 2)
@@ -230,10 +233,35 @@ class ModelConfig:
         return self.full_heads is not None and not self.window(layer)
 
     def at_layer(self, layer: int) -> "ModelConfig":
-        """Return the configuration with the `kv_heads` and the `head_dim` of `layer`."""
-        if self.full_heads is None or self.window(layer):
-            return self
-        return replace(self, kv_heads=self.full_heads.kv_heads, head_dim=self.full_heads.head_dim, full_heads=None)
+        """Return the configuration with the `kv_heads`, the `head_dim` and the `intermediate` of `layer`.
+
+        Its `shared_kv` is 1 if the layer has no keys and values of its own, else 0.
+        """
+        found = self
+        if self.full_heads is not None and not self.window(layer):
+            heads = self.full_heads
+            found = replace(self, kv_heads=heads.kv_heads, head_dim=heads.head_dim, full_heads=None)
+        if not self.shared_kv:
+            return found
+        shared = self.kv_layer(layer) != layer
+        wide = (2 if shared and self.wide_ffn else 1) * self.intermediate
+        return replace(found, shared_kv=int(shared), wide_ffn=False, intermediate=wide)
+
+    def kv_layer(self, layer: int) -> int:
+        """Return the layer whose keys and values `layer` attends to: itself, or the last of its kind that has any."""
+        own = self.layers - self.shared_kv
+        if layer < own:
+            return layer
+        return max(at for at in range(own) if bool(self.window(at)) == bool(self.window(layer)))
+
+    def has_wide_ffn(self, layer: int) -> bool:
+        """Return True if `layer` has twice the neurons of the first layers."""
+        return self.wide_ffn and self.kv_layer(layer) != layer
+
+    @property
+    def per_layer_values(self) -> int:
+        """Values of the embeddings of one token for all layers together."""
+        return self.layers * self.per_layer
 
     def is_recurrent(self, layer: int) -> bool:
         """Return True if `layer` has a state in place of keys and values."""
@@ -244,6 +272,8 @@ class ModelConfig:
         """The part of the model that only the CPU computes, for messages; empty if accelerators compute all of it."""
         if any(self.recurrent):
             return "recurrent layers"
+        if self.per_layer or self.shared_kv:
+            return "embeddings of each layer" if self.per_layer else "shared keys and values"
         return "normed values" if self.value_norm else ""
 
     @property

@@ -46,9 +46,13 @@ class Shard:
     key: Range = Range(0, 0)  # key heads of recurrent layers
     full_kv: Range = Range(0, 0)  # KV units of layers with heads of their own (`ModelConfig.full_heads`)
 
-    def at_layer(self, full_heads: bool) -> "Shard":
-        """Return the shard with the KV units of a layer in `kv`; `full_heads` is `ModelConfig.has_full_heads`."""
-        return replace(self, kv=self.full_kv) if full_heads else self
+    def at_layer(self, full_heads: bool, wide: bool = False) -> "Shard":
+        """Return the shard with the KV units of a layer in `kv`, and its neurons in `ffn`.
+
+        `full_heads` is `ModelConfig.has_full_heads`, and `wide` is `ModelConfig.has_wide_ffn`.
+        """
+        found = replace(self, kv=self.full_kv) if full_heads else self
+        return replace(found, ffn=Range(2 * self.ffn.first, 2 * self.ffn.last)) if wide else found
 
 
 def deal(units: int, shares: Sequence[float]) -> list[Range]:

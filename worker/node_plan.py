@@ -117,7 +117,10 @@ class NodeLayer:
 
 @dataclass(frozen=True)
 class LayerHeads:
-    """A node's numbers of query heads and of KV heads in one layer, and the number of values of a head."""
+    """A node's numbers of query heads and of KV heads in one layer, and the number of values of a head.
+
+    A layer that reads the keys and values of another has no KV heads.
+    """
 
     heads: int
     kv_heads: int
@@ -175,6 +178,14 @@ class NodePlan:
         """The numbers and the size of this node's heads, by layer with attention."""
         return {block.layer: _heads(self.config, block) for block in self.blocks if block.kind == "attention"}
 
+    def kv_source(self, block: NodeBlock) -> tuple[RunLayout, Range] | None:
+        """Return the run `kv` of the layer whose keys and values an attention block reads; None if it has its own."""
+        layer = self.config.kv_layer(block.layer)
+        if block.kind != "attention" or layer == block.layer:
+            return None
+        run = next(one.blocks[0].run("kv") for one in self.layers if one.number == layer)
+        return run.layout, run.units
+
     @property
     def heads(self) -> int:
         """The largest number of query heads that this node has in one block."""
@@ -203,7 +214,7 @@ class NodePlan:
     def _neurons(self, block: NodeBlock) -> int:
         mixture = self.config.mixture
         if block.kind != "experts" or mixture is None:
-            return min(_width(block.runs), self.config.intermediate)
+            return min(_width(block.runs), self.config.at_layer(block.layer).intermediate)
         routed = [run for run in block.runs if run.name == "neuron"]
         slices = [
             len(part) * run.layout.width
@@ -214,8 +225,11 @@ class NodePlan:
 
 
 def _heads(config: ModelConfig, block: NodeBlock) -> LayerHeads:
-    config, query, kv = config.at_layer(block.layer), block.run("query"), block.run("kv")
+    config, query = config.at_layer(block.layer), block.run("query")
     heads = query.units.scaled(query.layout.width // config.head_dim, config.heads)
+    if config.shared_kv:
+        return LayerHeads(len(heads), 0, config.head_dim)
+    kv = block.run("kv")
     kv_heads = kv.units.scaled(kv.layout.width // config.kv_width, config.kv_heads)
     return LayerHeads(len(heads), len(kv_heads), config.head_dim)
 

@@ -7,7 +7,8 @@ from hashlib import sha256
 from master.deployment.stages import Stage
 from master.workers.predictors import PredictorSource
 from master.workers.weights import vectors_bytes
-from tpi.errors import ModelError
+from tpi.config import ModelConfig
+from tpi.errors import ModelError, PlanError
 from tpi.net.messages import (
     Assign,
     BlockPlan,
@@ -85,18 +86,29 @@ def _parts(pack: Pack, stage: Stage, layouts: Sequence[RunLayout], sent: Predict
     """Return the part of each node of `stage`, by rank."""
     experts = pack.config.mixture.experts if pack.config.mixture else 1
     numbers = range(stage.layers.first, stage.layers.last)
-    distinct: dict[str, tuple[PackBlock, bool]] = {}  # with whether the block has heads of its own
+    distinct: dict[str, tuple[PackBlock, int]] = {}  # with the layer of the block
     for number in numbers:
-        distinct |= {block.id: (block, pack.config.has_full_heads(number)) for block in pack.layers[number]}
+        if pack.config.kv_layer(number) < stage.layers.first:
+            raise PlanError(
+                f"layer {number} uses the keys and values of layer {pack.config.kv_layer(number)}, which is in another "
+                "stage; give --stages 1, or stages of which one has both"
+            )
+        distinct |= {block.id: (block, number) for block in pack.layers[number]}
     index = {identity: at for at, identity in enumerate(distinct)}
-    of_kind = {full: [shard.at_layer(full) for shard in stage.shards] for full in (False, True)}
-    plans = [_block_plans(block, of_kind[full], layouts, experts) for block, full in distinct.values()]
+    plans = [
+        _block_plans(block, [_at_layer(pack.config, shard, layer) for shard in stage.shards], layouts, experts)
+        for block, layer in distinct.values()
+    ]
     layers = tuple(LayerPlan(number, tuple(index[block.id] for block in pack.layers[number])) for number in numbers)
     foretold = [sent.plans(shard, len(distinct)) for shard in stage.shards]
     return {
         rank: _Part((*(plan[at] for plan in plans), *foretold[at][0]), layers, foretold[at][1])
         for at, rank in enumerate(stage.ranks)
     }
+
+
+def _at_layer(config: ModelConfig, shard: Shard, layer: int) -> Shard:
+    return shard.at_layer(config.has_full_heads(layer), config.has_wide_ffn(layer))
 
 
 def _routing(pack: Pack) -> bytes:

@@ -81,7 +81,7 @@ def longest_step(member: GroupMember) -> int:
     memory = plan.options.memory or member.machine.memory
     most = min(plan.options.pages * PAGE_TOKENS, memory // _STEP_SHARE // passing_bytes(plan))
     if plan.size > 1:
-        most = min(most, MAX_STEP_BYTES // (_F32 * plan.config.hidden))
+        most = min(most, MAX_STEP_BYTES // (_F32 * max(plan.config.hidden, plan.config.per_layer_values)))
     return max(LONGEST_CHUNK, most)
 
 

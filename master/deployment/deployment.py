@@ -114,18 +114,21 @@ class Deployment:
         """The most steps that may be in flight at once: one in each stage."""
         return len(self.stages)
 
-    def start(self, entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32) -> None:
+    def start(
+        self, entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32, per_layer: F32 | None = None
+    ) -> None:
         """Start a step on every node; `finish` returns its result. At most `most_in_flight` may be in flight.
 
         Args:
             entries: which tokens of which sequences the rows are.
             released: ids of sequences that ended since the last step.
             x: the hidden states `[tokens, hidden]` before the first block.
+            per_layer: the embeddings of the tokens for all layers, `[tokens, values]`; None if the model has none.
 
         Raises:
             NodeLost, NodeError: if a worker is lost or fails.
         """
-        step = Step(self.session, self.epoch, next(self._steps), entries, released, x)
+        step = Step(self.session, self.epoch, next(self._steps), entries, released, x, _given(per_layer, x))
         self._workers.step(step, self.stages[0].ranks)
         # in a later stage this node would wait here for the stage before, which may have several steps to compute
         own = self.node.compute(step) if self._leads else None
@@ -145,6 +148,10 @@ class Deployment:
     def close(self) -> None:
         """Stop the node of this process and free its memory. Workers stay connected. Idempotent."""
         self._resources.close()
+
+
+def _given(per_layer: F32 | None, x: F32) -> F32:
+    return np.empty((len(x), 0), np.float32) if per_layer is None else per_layer
 
 
 def choose_collective(fence: tuple[int, int], node: Node, workers: Workers, hidden: int) -> None:

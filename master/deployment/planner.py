@@ -74,15 +74,15 @@ class Units:
     def of(cls, config: ModelConfig, layers: Iterable[Iterable[BlockShape]]) -> "Units":
         """Count the units of each kind in the blocks of all layers.
 
-        Every layer has equally many of a kind. KV units of layers with heads of their own (`full_heads`) are not
-        counted; they are as many heads as the others.
+        Every layer has equally many of a kind, or twice the neurons (`wide_ffn`). KV units of layers with heads of
+        their own (`full_heads`) are not counted; they are as many heads as the others.
         """
         runs = {
             (block.kind, run.name): run
             for number, layer in enumerate(layers)
             for block in layer
             for run in block.runs
-            if block.kind != "attention" or not config.has_full_heads(number)
+            if not (config.has_full_heads(number) if block.kind == "attention" else config.has_wide_ffn(number))
         }
         query, kv = runs["attention", "query"], runs["attention", "kv"]
         value, key, heads = _of_recurrent(runs, "value"), _of_recurrent(runs, "key"), config.state_heads

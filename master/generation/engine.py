@@ -186,7 +186,8 @@ class Engine:
         self.admission.released.clear()
         x = self.deployment.vocabulary.embedding(tokens, positions)
         require_finite(x, "a row of the embedding", "the model is damaged; make the pack again from its source")
-        self.deployment.start(entries, released, x)
+        made = self.deployment.vocabulary.per_layer
+        self.deployment.start(entries, released, x, None if made is None else made(tokens, x))
         self._batcher.start(work)
 
     def _result(self, work: SequenceOf[Work]) -> F32:

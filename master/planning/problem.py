@@ -19,7 +19,7 @@ from tpi.pack.blockfile import BlockShape
 from tpi.partition import Range
 from worker.node_plan import NodeBlock, NodeLayer, NodePlan, RunUnits
 from worker.plan.case import Case
-from worker.plan.fit import Tables
+from worker.plan.fit import Tables, per_layer_bytes
 from worker.plan.segments import NodeSegment, tile_size
 
 _MOST_SEGMENTS = 256  # for so many, plans are made in a fraction of a second
@@ -61,7 +61,11 @@ def planning_case(
         plan,
         machine,
         options or OffloadOptions(),
-        Tables(head, 0 if shape.config.tied else embedding),
+        Tables(
+            head,
+            0 if shape.config.tied else embedding,
+            per_layer=per_layer_bytes(*shape.per_layer) if shape.per_layer else 0,
+        ),
         request=request,
         coarse=coarse_pieces(plan),
     )

@@ -39,6 +39,7 @@ class ModelShape:
     embedding: BlockShape
     head: BlockShape
     routing: bytes = b""
+    per_layer: tuple[BlockShape, ...] = ()  # the table of the embeddings of layers, and their projection
 
 
 def model_shape(spec: str, dtype: str, cache: Path, room: int, machines: int = 1) -> ModelShape:
@@ -80,7 +81,10 @@ def _of_pack(path: Path) -> ModelShape:
     blocks = tuple(manifest.blocks[name] for layer in manifest.layers for name in layer)
     tables = (manifest.blocks[manifest.embedding], manifest.blocks[manifest.head])
     routing = load_routing(path / NAME).to_bytes() if (path / NAME).exists() else b""
-    return ModelShape(manifest.source or path.name, manifest.dtype, manifest.config, blocks, *tables, routing)
+    per_layer = tuple(manifest.blocks[name] for name in manifest.per_layer)
+    return ModelShape(
+        manifest.source or path.name, manifest.dtype, manifest.config, blocks, *tables, routing, per_layer
+    )
 
 
 def _of_directory(directory: Path, config: str, dtype: str, room: int) -> ModelShape:
@@ -108,10 +112,11 @@ def _opened(directory: Path, config: str) -> Iterator[tuple[Model, Source]]:
 def _planned(name: str, dtype: str, model: Model, source: Source) -> ModelShape:
     plan: PackPlan = plan_pack(model, source, dtype)
     blocks = tuple(block.shape for layer in plan.layers for block in layer)
-    return ModelShape(name, dtype, model.config, blocks, plan.embedding.shape, plan.head.shape)
+    per_layer = tuple(recipe.shape for recipe in plan.per_layer)
+    return ModelShape(name, dtype, model.config, blocks, plan.embedding.shape, plan.head.shape, per_layer=per_layer)
 
 
 def weight_bytes(shape: ModelShape) -> int:
-    """Return the bytes of the units of all blocks and tables; tied tables count once."""
-    tables = (shape.head,) if shape.config.tied else (shape.embedding, shape.head)
+    """Return the bytes of the units of all blocks and tables that need memory; tied tables count once."""
+    tables = ((shape.head,) if shape.config.tied else (shape.embedding, shape.head)) + shape.per_layer[1:]
     return sum(run.units * run.unit_bytes for block in (*shape.blocks, *tables) for run in block.runs)

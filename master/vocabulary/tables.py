@@ -71,6 +71,29 @@ class Embedding:
         return x
 
 
+class PerLayerEmbeddings:
+    """The embeddings of tokens for each layer (Gemma 4 E2B and E4B), which the layers get with the hidden states.
+
+    An embedding is a scaled row of a table plus a normed projection of the token's first hidden state, divided by the
+    root of 2.
+    """
+
+    def __init__(self, config: ModelConfig, table: Rows, projection: Table, norm: NormSpec, kernels: Kernels) -> None:
+        self._config, self._table, self._projection = config, table, projection
+        self._norm, self._kernels = norm, kernels
+
+    def __call__(self, tokens: Sequence[int], x: F32) -> F32:
+        """Return the embeddings of `tokens`, `[len(tokens), layers * values]`, layer after layer.
+
+        `x` is their first hidden states, `[len(tokens), hidden]`.
+        """
+        values = self._config.per_layer
+        rows = self._table.gather(tokens) * np.float32(values**0.5)
+        projected = self._projection.logits(x)[:, : rows.shape[1]] * np.float32(self._config.hidden**-0.5)
+        normed = self._kernels.norm(self._norm, np.ascontiguousarray(projected).reshape(-1, values))
+        return np.asarray((rows + normed.reshape(rows.shape)) * np.float32(0.5**0.5), np.float32)
+
+
 class Head:
     """The layer that turns hidden states into logits: final norm, LM head, soft cap."""
 

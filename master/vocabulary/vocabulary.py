@@ -3,8 +3,11 @@
 from contextlib import ExitStack
 from types import TracebackType
 
+import numpy as np
+import numpy.typing as npt
+
 from master.vocabulary.streamed import RowTable, StreamedTable
-from master.vocabulary.tables import Embedding, Head, ResidentTable, Table
+from master.vocabulary.tables import Embedding, Head, PerLayerEmbeddings, ResidentTable, Table
 from scheduler.budget import Budget
 from scheduler.slots.stats import ReadClock
 from scheduler.storage.extent import Extent
@@ -15,7 +18,7 @@ from tpi.devices.host import HostDevice, open_host
 from tpi.kernels.spec import NormSpec
 from tpi.pack.reader import Pack, PackBlock
 from tpi.trace import OFF, NoTrace
-from worker.plan.fit import Tables
+from worker.plan.fit import Tables, per_layer_bytes
 
 
 class Vocabulary:
@@ -51,6 +54,7 @@ class Vocabulary:
             positions = self._resident(pack.positions) if pack.positions else None
             self.config = config
             self.embedding = Embedding(config, embedding, positions)
+            self.per_layer = self._per_layer(pack, final["per_layer.first_norm"]) if pack.per_layer else None
             norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
             self.head = Head(config, head, norm, self._kernels, trace)
             self._stack = self._stack.pop_all()
@@ -89,11 +93,20 @@ class Vocabulary:
     def _embedding_table(self, block: PackBlock, budget: Budget) -> "ResidentTable | RowTable":
         if table_block_bytes(block) <= budget.embedding_bytes:
             return self._resident(block)
+        return self._on_disk(block)
+
+    def _on_disk(self, block: PackBlock) -> RowTable:
         table = RowTable(
             block.run("row"), _extent(block), self._kernels, trace=self._trace, verify=self._verifier(block)
         )
         self._rows.append(table)
         return table
+
+    def _per_layer(self, pack: Pack, weight: npt.NDArray[np.float32]) -> PerLayerEmbeddings:
+        """Open the embeddings of layers. Their table is often larger than all layers, so it is left on disk."""
+        table, projection = pack.per_layer
+        norm = NormSpec("rms", pack.config.norm_eps, weight)
+        return PerLayerEmbeddings(pack.config, self._on_disk(table), self._resident(projection), norm, self._kernels)
 
     def _resident(self, block: PackBlock) -> ResidentTable:
         (data,) = Resident([_extent(block)], verify=self._verifier(block)).kept
@@ -106,7 +119,12 @@ class Vocabulary:
 def table_bytes(pack: Pack) -> Tables:
     """Return the bytes of the tables for which the master needs room."""
     tied = pack.head is pack.embedding
-    return Tables(table_block_bytes(pack.head), 0 if tied else table_block_bytes(pack.embedding))
+    shapes = [block.shape for block in pack.per_layer]
+    return Tables(
+        table_block_bytes(pack.head),
+        0 if tied else table_block_bytes(pack.embedding),
+        per_layer=per_layer_bytes(*shapes) if shapes else 0,
+    )
 
 
 def table_block_bytes(block: PackBlock) -> int:

@@ -70,6 +70,7 @@ class Model:
     head: Ref | None  # None: tied to the embedding
     positions: Ref | None
     final: BlockRefs
+    per_layer: tuple[Ref, ...] = ()  # the table of the embeddings of layers, and their projection
     notes: tuple[str, ...] = ()  # sentences to show to the user
     predictors: tuple["PredictorRefs", ...] = ()  # from PowerInfer's files
     gpu_marks_file: Path | None = None  # a GGUF file that marks the neurons PowerInfer puts on a GPU; may be the source
@@ -89,6 +90,7 @@ class Names:
     prefixes: tuple[str, ...] = ("",)  # common prefixes; the first for which the embedding exists is used
     ignored_tensors: tuple[str, ...] = ()  # fnmatch patterns of whole names of tensors that may go unused
     experts: Mapping[str, str] | None = None  # replaces `ffn` in layers with experts; `shared.` marks shared experts
+    per_layer: tuple[str, ...] = ()  # the table of the embeddings of layers, and their projection
     recurrent: Mapping[str, str] = field(default_factory=dict)  # replaces `attention` in recurrent layers
 
 
@@ -186,6 +188,7 @@ def map_tensors(
         head=None if config.tied else Ref(head or names.head),
         positions=Ref(prefix + names.positions) if names.positions else None,
         final=resolve.block("vectors", names.final, 0),
+        per_layer=tuple(Ref(prefix + name) for name in names.per_layer) if config.per_layer else (),
         ignored_tensors=names.ignored_tensors,
     )
 

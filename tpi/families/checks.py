@@ -5,6 +5,7 @@ from typing import get_args
 
 from tpi.config import Activation, Delta, Latent, Mamba, Mixture, ModelConfig, Norm, Scores
 from tpi.errors import ModelError
+from tpi.partition import FFN_UNIT
 
 _LIMITS = {
     "hidden": 1 << 17,
@@ -70,6 +71,7 @@ def check_heads(config: ModelConfig, where: str) -> None:
             raise ModelError(f"{where}: {config.heads} query heads are not a multiple of {full.kv_heads} KV heads")
         if not any(config.windows) or all(config.windows) or config.latent is not None:
             raise ModelError(f"{where}: heads of full layers of their own need layers of both kinds, and no latent")
+    _check_shared(config, where)
     if len(config.rope_kinds) not in (0, config.layers) or any(kind not in (0, 1, 2) for kind in config.rope_kinds):
         raise ModelError(f"{where}: kinds of rotary embedding must be 0, 1 or 2 for each layer")
     kinds = config.rope_kinds or (1,) * config.layers
@@ -78,6 +80,20 @@ def check_heads(config: ModelConfig, where: str) -> None:
         tables = ((), (config.inv_freq, config.long_inv_freq), (config.local_inv_freq,))[kind]
         if any(2 * len(table) > size for table in tables):
             raise ModelError(f"{where}: rotary embedding is wider than a head of {size}")
+
+
+def _check_shared(config: ModelConfig, where: str) -> None:
+    """Check the layers that use the keys and values of others, and the embeddings of layers."""
+    own = config.layers - config.shared_kv
+    if type(config.shared_kv) is not int or not 0 < own <= config.layers:
+        raise ModelError(f"{where}: {config.shared_kv!r} of its layers use the keys and values of others")
+    windows = [bool(config.window(layer)) for layer in range(config.layers)]
+    if config.shared_kv and (config.latent is not None or config.recurrent or not {*windows} <= {*windows[:own]}):
+        raise ModelError(f"{where}: layers use the keys and values of others, but none of their kind has any")
+    if config.wide_ffn and (not config.shared_kv or config.intermediate % FFN_UNIT):
+        raise ModelError(f"{where}: twice as many neurons as {config.intermediate} cannot be divided")
+    if type(config.per_layer) is not int or not 0 <= config.per_layer_values <= 1 << 24:
+        raise ModelError(f"{where}: the embeddings of its layers have {config.per_layer!r} values")
 
 
 def _check_activation(config: ModelConfig, where: str) -> None:

@@ -50,7 +50,7 @@ class AttentionPlan:
         shape: tuple[int, int, int],
         kv_index: I32,
         vectors: AttentionVectors,
-        numbers: tuple[float, float, float, int, float, bool, float, int, bool],
+        numbers: tuple[float, float, float, int, float, bool, float, int, bool, bool],
         latent: LatentFields | None = None,
         query_latent: QueryLatentFields | None = None,
     ) -> None: ...

@@ -291,6 +291,7 @@ def _plan_attention(spec: AttentionSpec) -> _native.AttentionPlan:
                 spec.growth,
                 spec.growth_tokens,
                 spec.late_norms,
+                spec.shared,
             ),
             None if spec.latent is None else latent_fields(spec.latent),
             None if spec.query_latent is None else query_latent_fields(spec.query_latent),

@@ -61,6 +61,7 @@ class AttentionSpec:
         latent: source of keys and values in place of the block's input, or None.
         query_latent: source of queries in place of the block's input, or None; not without `latent`.
         v_norm: `[head_dim]` or None; RMS norm of each value, with the weights 1 in Gemma 4.
+        shared: True if the keys and values in the pages are those of an earlier layer; `kv` is then empty.
         output_gate: True if the query run has a part `gate` (rows) beside q: the sigmoid of its product with the input
             multiplies what a head attends to, before o.
     """
@@ -92,6 +93,7 @@ class AttentionSpec:
     growth: float = 0.0
     growth_tokens: int = 0
     late_norms: bool = False
+    shared: bool = False
 
     @property
     def hidden(self) -> int:
@@ -261,6 +263,29 @@ class StackedNorms:
 
 
 @dataclass(frozen=True, eq=False)
+class PerLayerSpec:
+    """The end of a layer that adds the embedding of each token for this layer to the hidden states (Gemma 4 E2B).
+
+    `x` becomes `x + norm(projection(act(gate(x)) * embedding))`. Every node computes it, without a sum.
+
+    Attributes:
+        gate: `[values, hidden]`.
+        projection: `[hidden, values]`.
+        norm: norm of the result.
+        activate: settings of the activation of the gate.
+        first: number of the first value of this layer in `Batch.per_layer`.
+        scale: multiplies the hidden states at last.
+    """
+
+    gate: F32
+    projection: F32
+    norm: NormSpec
+    activate: FfnSpec
+    first: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
 class Residual:
     """The end of a block on every node, after the allreduce: bias, optional norm (Gemma 2) and residual connection.
 
@@ -271,6 +296,7 @@ class Residual:
         scale: multiplies the hidden states after the addition (Gemma 4, in the last block of a layer).
         spread: the norm of the results of all nodes' heads, or None; with it, rows with their sums of squares follow
             those of the sum (`tpi.kernels.recurrent.squares`).
+        per_layer: what the token's embedding for this layer adds after the addition, or None.
     """
 
     bias: F32 | None = None
@@ -278,6 +304,7 @@ class Residual:
     scale: float = 1.0
     stacked: StackedNorms | None = None
     spread: SpreadNorm | None = None
+    per_layer: PerLayerSpec | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,12 +336,15 @@ class Batch:
             that a sequence's new tokens are written to may not occur in another row.
         states: `[sequences, 2]` int32, for models with recurrent layers: the state that each sequence continues from
             (-1: zeros), and the state that the step writes, which no other row may read or write.
+        per_layer: `[tokens, values]` float32, the embedding of each token for each layer, layer after layer; None for
+            models without such embeddings.
     """
 
     positions: I32
     sequence: I32
     tables: I32
     states: I32 | None = None
+    per_layer: F32 | None = None
 
     def cut(self, tokens: slice) -> "Batch":
         """Return the batch of some of its tokens; earlier tokens of their sequences must have been computed."""
@@ -322,7 +352,8 @@ class Batch:
         if states is not None:
             begun = np.isin(np.arange(len(states)), self.sequence[: tokens.start or 0])
             states = np.where(begun[:, None], states[:, 1:], states)
-        return Batch(self.positions[tokens], self.sequence[tokens], self.tables, states)
+        own = None if self.per_layer is None else self.per_layer[tokens]
+        return Batch(self.positions[tokens], self.sequence[tokens], self.tables, states, own)
 
 
 NO_TOKENS = Batch(np.empty(0, np.int32), np.empty(0, np.int32), np.empty((0, 0), np.int32))

@@ -8,8 +8,10 @@ master -> worker: Inquiry, Echo, Join, Assign, Step, Abort, AskStats, AskSpans, 
 worker -> master: Condition, Echo, Hello, Refuse, Ready, Heartbeat, Stats, Spans, Failure, Bye
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
+
+import numpy as np
 
 from tpi.config import ModelConfig
 from tpi.errors import MessageError
@@ -268,7 +270,8 @@ class StepEntry:
 class Step:
     """One pass over all blocks. `x` is float32 `[tokens, hidden]`, the sequences' rows in order: never token ids.
 
-    It has no rows for nodes outside the first stage.
+    It has no rows for nodes outside the first stage. `per_layer`, `[tokens, values]`, has the embeddings of the tokens
+    for all layers, layer after layer; models without them have no values.
     """
 
     session: Id64
@@ -277,6 +280,7 @@ class Step:
     entries: tuple[StepEntry, ...]
     released: tuple[Id64, ...]  # sequences that ended since the last step
     x: Hidden
+    per_layer: Hidden = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
     def __post_init__(self) -> None:
         if len(self.x) not in (0, self.tokens):

@@ -159,7 +159,7 @@ def attention_shapes(config: ModelConfig) -> dict[RunName, RunShape]:
     own = RunShape(config.heads * config.head_dim, config.head_dim, config.hidden)
     kv = RunShape(config.kv_heads * config.kv_width, config.kv_width, config.kv_hidden)
     if config.latent is None:
-        return {"query": own, "kv": kv}
+        return {"query": own} if config.shared_kv else {"query": own, "kv": kv}
     latent = RunShape(config.latent_values, FFN_UNIT, config.hidden)
     if not config.query_rank:
         return {"latent": latent, "query": own, "kv": kv}
@@ -185,6 +185,14 @@ def attention_parts(config: ModelConfig) -> dict[RunName, tuple[str, ...]]:
 
 STACKED_NORMS = ("dense_norm", "layer_norm")
 """Vectors of experts that share their sum with a dense FFN: norms of its result, and of both results together."""
+
+
+def per_layer_vectors(config: ModelConfig) -> dict[str, int]:
+    """Return the length of each vector, by name, that the last block of a layer has for the embeddings of the layer."""
+    matrix = config.per_layer * config.hidden
+    if not matrix:
+        return {}
+    return {"per_layer.gate": matrix, "per_layer.projection": matrix, "per_layer.norm": config.hidden}
 
 
 def recurrent_shapes(config: ModelConfig) -> dict[BlockKind, dict[RunName, RunShape]]:

@@ -11,7 +11,15 @@ from tpi.config import ModelConfig
 from tpi.errors import ModelError
 from tpi.families.checks import check_config
 from tpi.pack.blockfile import BlockShape
-from tpi.pack.layout import BlockKind, RunName, RunShape, attention_shapes, ffn_units, recurrent_shapes
+from tpi.pack.layout import (
+    BlockKind,
+    RunName,
+    RunShape,
+    attention_shapes,
+    ffn_units,
+    per_layer_vectors,
+    recurrent_shapes,
+)
 from tpi.partition import FFN_UNIT
 from tpi.sources.files import parse_json
 
@@ -35,6 +43,7 @@ class Manifest:
     final: str
     tokenizer: dict[str, Any] = field(default_factory=dict)
     source: str = ""  # the source model's name, for display only
+    per_layer: tuple[str, ...] = ()  # the table of the embeddings of layers, and their projection
 
     def to_json(self) -> str:
         """Return the text of manifest.json."""
@@ -49,6 +58,7 @@ class Manifest:
             "head": self.head,
             "positions": self.positions,
             "final": self.final,
+            "per_layer": self.per_layer,
             "blocks": {name: shape.to_dict() for name, shape in self.blocks.items()},
         }
         return json.dumps(fields, indent=1)
@@ -85,6 +95,7 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
     manifest = Manifest(
         config, str(fields["dtype"]), blocks, layers, fields["embedding"], fields["head"], fields["positions"],
         fields["final"], dict(fields["tokenizer"]), str(fields["source"]),
+        tuple(fields.get("per_layer", ())),
     )  # fmt: skip
     _check_blocks(manifest)
     return manifest
@@ -93,15 +104,15 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 def _check_blocks(manifest: Manifest) -> None:
     """Check that each named block exists, has the right kind, and has the runs and sizes that the model needs."""
     config, blocks = manifest.config, manifest.blocks
-    neurons = RunShape(config.intermediate, 1, config.hidden)
     runs: dict[BlockKind, dict[RunName, RunShape]]
-    runs = {"attention": {}, "ffn": {"neuron": neurons}, **recurrent_shapes(config)}
+    runs = {"attention": {}, "ffn": {}, **recurrent_shapes(config)}
     if (mixture := config.mixture) is not None:
         shared: dict[RunName, RunShape] = {"shared": RunShape(mixture.shared, 1, config.hidden)}
         routed = RunShape(mixture.experts * ffn_units(mixture.width) * FFN_UNIT, 1, config.hidden)
         runs["experts"] = (shared if mixture.shared else {}) | {"neuron": routed}
     for layer, names in enumerate(manifest.layers):
-        runs["attention"] = attention_shapes(config.at_layer(layer))
+        own = config.at_layer(layer)
+        runs |= {"attention": attention_shapes(own), "ffn": {"neuron": RunShape(own.intermediate, 1, own.hidden)}}
         if not names:
             raise ValueError("a layer has no blocks")
         if config.parallel_experts and [blocks[name].kind for name in names[1:]] != ["ffn", "experts"]:
@@ -115,10 +126,27 @@ def _check_blocks(manifest: Manifest) -> None:
                 _check_router(blocks[name], mixture.experts * config.hidden)
     for table in (manifest.embedding, manifest.head):
         _check(blocks[table], "table", {"row": RunShape(config.vocab, 1, config.hidden)})
+    _check_per_layer(manifest)
     if manifest.positions is not None:
         _check(blocks[manifest.positions], "table", {"row": RunShape(None, 1, config.hidden)})
     if blocks[manifest.final].kind != "vectors" or "norm" not in dict(blocks[manifest.final].vectors):
         raise ValueError("the final norm is missing")
+
+
+def _check_per_layer(manifest: Manifest) -> None:
+    """Check the tables, vectors and norms of the embeddings of layers, or that there are none."""
+    config, blocks = manifest.config, manifest.blocks
+    if len(manifest.per_layer) != (2 if config.per_layer else 0):
+        raise ValueError("the embeddings of layers are missing, or the model has none")
+    if not config.per_layer:
+        return
+    table, projection = manifest.per_layer
+    _check(blocks[table], "table", {"row": RunShape(config.vocab, 1, config.per_layer_values)})
+    _check(blocks[projection], "table", {"row": RunShape(config.per_layer_values, 1, config.hidden)})
+    if ("per_layer.first_norm", config.per_layer) not in blocks[manifest.final].vectors:
+        raise ValueError("the norm of the embeddings of layers is missing")
+    if any(not per_layer_vectors(config).items() <= set(blocks[names[-1]].vectors) for names in manifest.layers):
+        raise ValueError("a layer lacks what its embeddings are multiplied with")
 
 
 def _check_router(shape: BlockShape, values: int) -> None:

@@ -182,6 +182,7 @@ class Pack:
         self.embedding = blocks[manifest.embedding]  # run `row`; zero rows pad the vocabulary to whole units
         self.head = blocks[manifest.head]  # the same block as `embedding` if the model's embeddings are tied
         self.positions = blocks[manifest.positions] if manifest.positions else None  # run `row` (OPT)
+        self.per_layer = tuple(blocks[name] for name in manifest.per_layer)  # run `row`: a table, and its projection
         self.final = blocks[manifest.final]  # vectors norm and, for LayerNorm, norm.bias
 
     @classmethod
@@ -243,7 +244,7 @@ class Pack:
     @property
     def weight_bytes(self) -> int:
         """Size in bytes of all weights. A block that several layers share counts once for each of them."""
-        used = [block for layer in self.layers for block in layer] + [self.embedding, self.final]
+        used = [block for layer in self.layers for block in layer] + [self.embedding, self.final, *self.per_layer]
         used += [block for block in (None if self.head is self.embedding else self.head, self.positions) if block]
         return sum(block.shape.nbytes for block in used)
 

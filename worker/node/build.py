@@ -133,7 +133,7 @@ def _block(
     following: RoutedBlock | None,
 ) -> Block:
     sums_with_next = joining(plan.config, block.kind)
-    after = residual(plan.config, block.kind, held[block.source].vectors)
+    after = residual(plan.config, block.kind, held[block.source].vectors, block.layer)
     if block.number in arrangement.demanded:
         if plan.predictors:
             from worker.demand.records.blocks import DemandBlock

@@ -245,8 +245,8 @@ class BlockLoop:
             and self.group.trivial
             and self.weights.now.kept is not None
             and not any(
-                block.sums_with_next for block in self.blocks
-            )  # a chain adds each block's residual before the next
+                block.sums_with_next or block.residual.per_layer for block in self.blocks
+            )  # a chain adds each block's residual before the next, and has no embeddings of layers
         )
 
     def _run_chain(self, x: F32, batch: Batch) -> F32:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from tpi.devices.base import Device, Finished, Pending, wait_all
 from tpi.kernels import Kernels
+from tpi.kernels.perlayer import add_per_layer
 from tpi.kernels.spec import Batch, BlockSpec, Input, Prepared, Residual, RouterSpec, Routing
 
 F32 = npt.NDArray[np.float32]
@@ -96,6 +97,8 @@ class MicroBatch:
         """
         if total is not None:
             self.x = host.add_residual(residual, self.x, total)
+            if residual.per_layer is not None:
+                self.x = add_per_layer(host, residual.per_layer, self.x, self.batch.per_layer)
         self._partial = None
         self._ready.clear()
         self._routing = None

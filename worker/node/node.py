@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -141,6 +142,8 @@ class Node:
             self.loop.group.tune(self._rehearsal())
             return None
         batch, clock = self._tables.batch(step.entries), self.loop.clock
+        if step.per_layer.size:
+            batch = replace(batch, per_layer=step.per_layer)
         before = clock.total - clock.sync
         tokens = len(batch.positions)
         x = step.x

@@ -41,8 +41,12 @@ class PageTables:
         longest = max(map(len, tables), default=0)
         padded = [table + [0] * (longest - len(table)) for table in tables]
         states = [(entry.read - 1, entry.write - 1) for entry in entries] if self._states else None
-        given = (positions, rows, padded) if states is None else (positions, rows, padded, states)
-        return Batch(*(np.array(values, np.int32) for values in given))
+        return Batch(
+            np.array(positions, np.int32),
+            np.array(rows, np.int32),
+            np.array(padded, np.int32),
+            None if states is None else np.array(states, np.int32),
+        )
 
     def release(self, sequences: Iterable[int]) -> None:
         """Delete the tables of `sequences`, whose pages the master has freed."""

@@ -94,7 +94,7 @@ class HeldPages(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class AttentionSegment:
-    """Query heads of a layer and the KV heads that they attend to, with the KV pages of the layer."""
+    """Query heads of a layer and the KV heads that they attend to, with the KV pages of `layer`, which has the keys."""
 
     device: Device
     launch: Launch
@@ -251,6 +251,7 @@ def open_segment(
     pages: HeldPages,
     launch: Launch | None = None,
     states: F32 | None = None,
+    source: tuple[RunLayout, Range] | None = None,
 ) -> Segment:
     """Create the segment that computes the units `runs` of a block of `layer` on `device`.
 
@@ -263,6 +264,7 @@ def open_segment(
         pages: the KV pages, for attention.
         launch: starts the segment's computations; `device.start` by default.
         states: the states of the layer, `[slots, values]`, if it is recurrent.
+        source: the run `kv` of the layer whose keys and values the layer reads, if it has none of its own.
     """
     launch = launch or device.start
     if "router" in vectors:
@@ -277,10 +279,10 @@ def open_segment(
         spec = recurrent_spec(config, runs, vectors)
         assert states is not None  # a recurrent layer has states
         return RecurrentSegment(device, launch, spec, states)
-    *latents, (query, query_units), (kv, kv_units) = runs
+    *latents, (query, query_units), (kv, kv_units) = runs if source is None else (*runs, source)
     before = [layout for layout, _ in latents]
     attends = attention_spec(config, layer, query, kv, vectors, query_units, kv_units, before)
-    return AttentionSegment(device, launch, attends, layer, pages)
+    return AttentionSegment(device, launch, attends, config.kv_layer(layer), pages)
 
 
 def _nothing(part: MicroBatch, further: int = 0) -> Pending[F32]:

@@ -36,6 +36,14 @@ def has_matching_kv_units(assign: Assign, layer: int, attention: BlockPlan) -> b
     """
     config = assign.config.at_layer(layer)
     runs = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in attention.runs}
+    if config.shared_kv:
+        found = [one for one in assign.layers if one.number == assign.config.kv_layer(layer)]
+        if not found:
+            return False
+        first = assign.blocks[found[0].blocks[0]]
+        source = {assign.layouts[run.layout].name: (assign.layouts[run.layout], run) for run in first.runs}
+        mine, theirs = ((layout.width, run.first, run.last) for layout, run in (runs["query"], source["query"]))
+        return mine == theirs
     (query, wanted), (kv, held) = runs["query"], runs["kv"]
     heads, kv_heads = query.width // config.head_dim, kv.width // config.kv_width
     own = Range(wanted.first, wanted.last)

@@ -23,6 +23,7 @@ from tpi.pack.layout import (
     RunShape,
     attention_parts,
     attention_shapes,
+    per_layer_vectors,
     recurrent_shapes,
     recurrent_vectors,
 )
@@ -67,7 +68,7 @@ def check_assign(assign: Assign, card: Card | None = None) -> None:
     check(node_plan(assign), card=card)
 
 
-def check_step(step: Step, hidden: int, longest: int, first: bool) -> None:
+def check_step(step: Step, hidden: int, longest: int, first: bool, per_layer: int = 0) -> None:
     """Refuse a step whose hidden states have the wrong shape, or that is too long.
 
     Args:
@@ -75,6 +76,7 @@ def check_step(step: Step, hidden: int, longest: int, first: bool) -> None:
         hidden: the hidden size of the model.
         longest: the largest number of tokens, and of sequences, that this node computes at once.
         first: True for a node of the first stage, which alone gets hidden states with a step.
+        per_layer: the number of values that the embeddings of all layers have together.
 
     Raises:
         PlanError: if the step is refused; names the fault.
@@ -88,6 +90,11 @@ def check_step(step: Step, hidden: int, longest: int, first: bool) -> None:
         )
     if width != hidden:
         raise PlanError(f"a step has hidden states of {width} values, but the plan says {hidden}")
+    size, found = step.per_layer.size, len(step.per_layer)
+    if size != tokens * per_layer or (size and found != tokens):
+        raise PlanError(
+            f"a step has embeddings of layers of the shape {step.per_layer.shape}, not {(tokens, per_layer)}"
+        )
     if any(entry.count < 1 for entry in step.entries):
         raise PlanError("a step names a sequence of which it has no tokens")
 
@@ -173,9 +180,8 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     used |= {one.block for one in assign.predictors}
     yield _if(sorted(used) != list(range(len(assign.blocks))), "it has blocks that no layer uses")
     yield _if(len({block.id for block in assign.blocks}) < len(assign.blocks), "it has a block twice")
-    neurons = RunShape(config.intermediate, FFN_UNIT, config.hidden)
     runs: dict[BlockKind, Mapping[RunName, RunShape]]
-    runs = {"attention": {}, "ffn": {"neuron": neurons}, **expert_runs(config), **recurrent_shapes(config)}
+    runs = {"attention": {}, "ffn": {}, **expert_runs(config), **recurrent_shapes(config)}
     gated = "gate up down" if config.gated else "up down"
     attention = {name: " ".join(names) for name, names in attention_parts(config).items()}
     parts = {**attention, "value": "v gate o" if config.state_heads else "v input gate o", "key": "q k",
@@ -189,8 +195,13 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
     for layer in assign.layers:
         blocks = [assign.blocks[index] for index in layer.blocks]
         own = config.at_layer(layer.number)
-        runs["attention"] = attention_shapes(own)
+        runs |= {
+            "attention": attention_shapes(own),
+            "ffn": {"neuron": RunShape(own.intermediate, FFN_UNIT, own.hidden)},
+        }
         yield from _layer_faults([block.kind for block in blocks], config.parallel_experts)
+        ends = {vector.name for vector in blocks[-1].vectors}
+        yield _if(not per_layer_vectors(config).keys() <= ends, "a layer lacks what its embeddings are multiplied with")
         for block in blocks:
             layouts = [assign.layouts[run.layout] for run in block.runs]
             names = [layout.name for layout in layouts]
@@ -237,6 +248,7 @@ def _vector_faults(block: BlockPlan, config: ModelConfig) -> Iterator[Fault]:
         "norm": config.hidden, "norm.bias": config.hidden, "post_norm": config.hidden, "down.bias": config.hidden,
         "gate.bias": config.intermediate, "up.bias": config.intermediate, "layer_scale": 1,
     }  # fmt: skip
+    lengths |= per_layer_vectors(config)
     if block.kind == "experts":
         lengths |= expert_vectors(config)
     wanted = recurrent_vectors(config, block.kind)

@@ -9,9 +9,11 @@ from scheduler.budget import PROCESS, Budget, MemoryNeed, plan_budget
 from scheduler.free import default_budget
 from scheduler.model.placement import Speeds
 from tpi.config import ModelConfig
+from tpi.devices.pages import PAGE
 from tpi.errors import PlanError
 from tpi.kernels.kv import LEAST_STATES, PAGES_PER_STATE, page_bytes
 from tpi.kernels.memory import CardMemoryNeed, buffer_bytes, card_memory_need, slice_bytes
+from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import GROUP, BlockKind
 from tpi.stateheads import spread_norm
 from tpi.system.machine import usable_cores
@@ -30,6 +32,12 @@ class Tables:
     head: int = 0
     embedding: int = 0  # 0 if it shares the head's table
     predictor_bytes: int = 0  # predictors of other nodes' neurons
+    per_layer: int = 0  # what the embeddings of layers are made with; their table stays on disk
+
+
+def per_layer_bytes(table: BlockShape, projection: BlockShape) -> int:
+    """Return the bytes of memory that embeddings of layers take: the projection, and one unit of the table."""
+    return projection.run("row").nbytes + table.run("row").unit_bytes + 4 * PAGE
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,7 @@ def need(node: NodePlan, tables: Tables | None = None, hosted: HostShare | None 
         + chunk
         + hosted.staging_bytes
         + tables.predictor_bytes
+        + tables.per_layer
         + (4 * _SAMPLING * config.vocab if tables.head else 0),
         head=tables.head,
         embedding=tables.embedding,
@@ -156,7 +165,9 @@ def token_bytes(config: ModelConfig, heads: int, kv_heads: int, neurons: int, pa
         neurons: feed-forward neurons of the node that a token passes.
         passing: number of arrays in transit between tiles and nodes.
     """
-    return 4 * config.hidden * (5 + passing) + buffer_bytes(config, heads, kv_heads, neurons)
+    # a message, its frame and the part of a micro-batch have the embeddings of all layers
+    embeddings = 4 * 3 * config.per_layer_values
+    return 4 * config.hidden * (5 + passing) + embeddings + buffer_bytes(config, heads, kv_heads, neurons)
 
 
 def kernel_room(node: NodePlan) -> CardMemoryNeed:

@@ -156,7 +156,7 @@ def _tiled(blocks: Sequence[NodeBlock]) -> Iterator[NodeSegment]:
     for block in blocks:
         if block.kind == "experts":
             yield from (NodeSegment(block, tuple(runs)) for runs in _tiled_experts(block, tile_size(smallest)))
-        elif len(block.runs) == 1:
+        elif len(block.runs) == 1 and block.kind != "attention":
             parts = cut_units(block, tile_size(smallest))
             yield from (NodeSegment(block, (block.runs[0].cut(part),)) for part in parts)
         else:

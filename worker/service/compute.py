@@ -84,7 +84,7 @@ class Compute:
         self._lateness = Lateness()
         self._build, self._check_plan = build, check
         self._post = post
-        self._hidden = self._longest = 0  # of the running plan: hidden size, tokens of the longest step
+        self._hidden = self._longest = self._per_layer = 0  # of the running plan: sizes of a token, tokens of a step
         self._others = 0  # number of other nodes in the running plan
         self._first = True  # whether this node is in the first stage of the running plan
         self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by the compute thread
@@ -132,7 +132,7 @@ class Compute:
         if isinstance(job, Step):
             if self._ready != (job.session, job.epoch):
                 return  # the plan failed, and the master was told so
-            check_step(job, self._hidden, self._longest, self._first)
+            check_step(job, self._hidden, self._longest, self._first, self._per_layer)
         if isinstance(job, Assign | Abort):
             self._clear()
         elif job is not None:
@@ -212,6 +212,7 @@ class Compute:
         endpoints = replace(self._endpoints, lateness=self._lateness)
         self._node = node = self._build(assign, blocks, endpoints, lambda done, total: self._check(done))
         self._hidden, self._longest = assign.config.hidden, node.prefill_tokens
+        self._per_layer = assign.config.per_layer_values
         self._others = assign.size - 1
         self._first = assign.rank in assign.stages[0].ranks
         self._ready = self._running

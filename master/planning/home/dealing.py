@@ -89,7 +89,7 @@ class HomeModel:
         config, blocks = self.shape.config, self.shape.blocks
         if heads := [block for block in blocks if block.kind == "attention"]:
             kv_dtype = self.kv_dtype or default_kv(self.shape)
-            layers = [config.at_layer(layer) for layer in config.attention_layers]
+            layers = [config.at_layer(layer) for layer in config.attention_layers if config.kv_layer(layer) == layer]
             # bytes of keys and values, all layers
             token = sum(2 * vector_bytes(layer.head_dim, kv_dtype) * layer.kv_heads for layer in layers)
             recurrent = [block for block in blocks if block.kind in RECURRENT]  # dealt by the same shares

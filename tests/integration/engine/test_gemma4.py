@@ -10,7 +10,7 @@ import pytest
 
 from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
-from master.deployment.stages import one_stage
+from master.deployment.stages import Stage, one_stage
 from master.generation.engine import Engine
 from master.vocabulary.sampler import Sampler, Sampling
 from scheduler.storage.disk import DirectDisk
@@ -23,19 +23,19 @@ from tpi.config import FullHeads
 from tpi.errors import PlanError
 from tpi.kernels.kv import KvDtype, page_bytes
 from tpi.net.fields import GroupBatch
-from tpi.net.messages import Assign
+from tpi.net.messages import Assign, Step, StepEntry
 from tpi.pack.reader import Pack
 from tpi.partition import Range
 from worker.node_plan import node_plan
 from worker.plan.case import Case
-from worker.plan.checks import check_assign
+from worker.plan.checks import check_assign, check_step
 from worker.plan.choose import allowed_modes
 from worker.plan.fit import need
 
 TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
 LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 GREEDY = Sampler(Sampling(temperature=0))
-FAMILIES = ("gemma4", "gemma4moe")
+FAMILIES = ("gemma4", "gemma4moe", "gemma4e")
 STAGING = 48 << 10  # bytes: what a reader of small slices reads them through
 Packs = Callable[..., Pack]
 Models = Callable[[str], TinyModel]
@@ -134,6 +134,28 @@ def test_nodes_hold_the_kv_heads_of_each_kind_of_layer(tiny_pack: Packs) -> None
         (2, 2, 32),
     ]
     assert need(plan).page_bytes == page_bytes(1, 1, 16, "f32") + page_bytes(1, 2, 32, "f32")
+
+
+def test_layers_with_the_keys_of_others_take_no_pages(tiny_pack: Packs) -> None:
+    plan = node_plan(assigned(tiny_pack("gemma4e")))
+    assert [each.kv_heads for each in plan.layer_heads.values()] == [1, 1, 0, 0, 0]
+    assert need(plan).page_bytes == page_bytes(1, 1, 16, "f32") + page_bytes(1, 1, 32, "f32")
+
+
+def test_steps_without_the_embeddings_of_layers_are_refused(tiny_pack: Packs) -> None:
+    entries, values = (StepEntry(1, 0, 2, 0, (0,)),), tiny_pack("gemma4e").config.per_layer_values
+    step = Step(1, 1, 1, entries, (), np.zeros((2, 96), np.float32), np.zeros((2, values), np.float32))
+    check_step(step, 96, 16, True, values)
+    with pytest.raises(PlanError, match="embeddings of layers"):
+        check_step(replace(step, per_layer=step.per_layer[:, 1:]), 96, 16, True, values)
+
+
+def test_layers_that_share_keys_are_in_one_stage(tiny_pack: Packs) -> None:
+    pack = tiny_pack("gemma4e")
+    shards = deal_shards(pack.config, units_of(pack), [1])
+    stages = [Stage(Range(0, 4), (0,), tuple(shards)), Stage(Range(4, 5), (1,), tuple(shards))]
+    with pytest.raises(PlanError, match="layer 4 uses the keys and values of layer 1, which is in another stage"):
+        assignments(pack, stages, PEERS[:2], OPTIONS, 1, 1)
 
 
 def test_plans_whose_heads_do_not_fit_their_layers_are_refused(tiny_pack: Packs) -> None:

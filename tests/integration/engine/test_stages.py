@@ -178,9 +178,9 @@ def test_streams_and_the_chunks_of_a_prompt_fill_the_stages(
         engine, started = Engine(deployment), list[tuple[int, list[int]]]()
         start = deployment.start
 
-        def noted(entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32) -> None:
+        def noted(entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32, per_layer: F32 | None) -> None:
             started.append((len(engine._in_flight), [entry.count for entry in entries]))
-            start(entries, released, x)
+            start(entries, released, x, per_layer)
 
         monkeypatch.setattr(deployment, "start", noted)
         sequence = engine.admit([5] * 40)

@@ -9,8 +9,8 @@ ARCHITECTURES = ("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM")
 
 PLAIN: dict[str, Any] = {"hidden_size_per_layer_input": 0}
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "hidden_size_per_layer_input": (0,) * 20 + (8,), "vocab_size_per_layer_input": (40, 1),
-    "attention_k_eq_v": (True, False), "num_kv_shared_layers": (0,) * 20 + (1,), "use_double_wide_mlp": (True, False),
+    "hidden_size_per_layer_input": (0, 8, 24), "vocab_size_per_layer_input": (40, 1),
+    "attention_k_eq_v": (True, False), "num_kv_shared_layers": (0, 0, 1), "use_double_wide_mlp": (True, False),
     "enable_moe_block": (False, True), "top_k_experts": (1, 2),
 }  # fmt: skip
 
@@ -26,6 +26,7 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
         found["sliding_window"] = 5
     if found.get("num_key_value_heads", 4) is None and rng.random() < 0.9:
         found["num_key_value_heads"] = 2
+    _settle_embeddings(found, layers, rng)
     if found.get("enable_moe_block"):
         found |= {name: value for name, value in _EXPERTS.items() if found.get(name) is None}
     if rng.random() < 0.95:
@@ -40,6 +41,16 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
         _name_layers(found, rng)
     if found.get("rope_parameters"):
         found["rope_parameters"] = _ropes(rng)
+
+
+def _settle_embeddings(found: dict[str, Any], layers: int, rng: random.Random) -> None:
+    """Embeddings of layers, which models with shared keys and values have."""
+    if found.get("num_kv_shared_layers"):  # transformers cannot run one without the other
+        found["hidden_size_per_layer_input"] = found.get("hidden_size_per_layer_input") or 8
+    if found.get("hidden_size_per_layer_input"):
+        found.setdefault("num_hidden_layers", layers)  # 30 random ones are chaotic: f32 and f64 differ in transformers
+    if found.get("hidden_size_per_layer_input") and rng.random() < 0.9:
+        found["vocab_size_per_layer_input"] = found.get("vocab_size", 40)
 
 
 def _name_layers(found: dict[str, Any], rng: random.Random) -> None:

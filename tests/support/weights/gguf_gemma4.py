@@ -29,6 +29,12 @@ _NAMES = {
     "router.per_expert_scale": "ffn_down_exps.scale",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
+    "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+    "per_layer_input_gate.weight": "inp_gate.weight",
+    "per_layer_projection.weight": "proj.weight",
+    "post_per_layer_input_norm.weight": "post_norm.weight",
 } | {f"self_attn.{part}_proj.weight": f"attn_{part}.weight" for part in "qkv"} | {
     f"mlp.{part}_proj.weight": f"ffn_{part}.weight" for part in ("gate", "up", "down")
 }  # fmt: skip
@@ -61,6 +67,8 @@ def gguf_keys(config: Any) -> dict[str, Any]:
     each, ropes = [config.per_layer_config[layer] for layer in range(len(sliding))], config.rope_parameters
     kv_heads, sizes = ([getattr(own, name) for own in each] for name in ("num_key_value_heads", "head_dim"))
     full, slides = sizes[-1], sizes[sliding.index(True)] if any(sliding) else sizes[-1]
+    width, shared = config.intermediate_size, config.num_kv_shared_layers
+    own, wide = len(sliding) - shared, shared and config.use_double_wide_mlp
     experts = {
         "expert_count": config.num_experts, "expert_used_count": config.top_k_experts,
         "expert_feed_forward_length": config.moe_intermediate_size,
@@ -68,12 +76,14 @@ def gguf_keys(config: Any) -> dict[str, Any]:
     return experts | {
         "attention.head_count_kv": kv_heads if len({*kv_heads}) > 1 else kv_heads[0],
         "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": [*[width] * own, *[2 * width] * shared] if wide else width,
         "attention.head_count": config.num_attention_heads, "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "attention.key_length": full, "attention.value_length": full,
         "attention.key_length_swa": slides, "attention.value_length_swa": slides,
         "attention.sliding_window": config.sliding_window, "attention.sliding_window_pattern": sliding,
-        "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0,
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
         "rope.freq_base": float(ropes["full_attention"]["rope_theta"]),
         "rope.freq_base_swa": float(ropes["sliding_attention"]["rope_theta"]),
         "rope.dimension_count": full, "rope.dimension_count_swa": slides,

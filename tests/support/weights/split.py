@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from master.deployment.assignments import held_units
 from master.deployment.planner import deal_shards, units_of
-from tpi.block import Joining, join, joining, recurrent_spec, residual
+from tests.support.weights.layerends import end_block, layer_embeddings
+from tpi.block import Joining, join, joining, recurrent_spec
 from tpi.config import RECURRENT, ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
@@ -15,7 +16,7 @@ from tpi.kernels.kv import KvPages, pages_for
 from tpi.kernels.spec import Batch, NormSpec
 from tpi.pack.layout import RunLayout
 from tpi.pack.reader import Pack, PackBlock
-from tpi.partition import Shard
+from tpi.partition import Range, Shard
 from worker.node.microbatch import MicroBatch
 from worker.node.order import COMPUTE, Phase
 from worker.node.segment import AttentionSegment, Segment, open_segment
@@ -42,8 +43,9 @@ def _step(pack: Pack, nodes: "Sequence[_Node]", kernels: Kernels, tokens: Sequen
     x = kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)) * np.float32(config.embed_scale)
     if pack.positions:
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
+    embeddings = layer_embeddings(pack, tokens, x, kernels)
     before: tuple[Joining, F32] | None = None
-    for number, block in enumerate(pack.walk()):
+    for number, (layer, block) in enumerate((layer, block) for layer, own in enumerate(pack.layers) for block in own):
         partials = _partials(nodes, number, np.ascontiguousarray(x), positions)
         total = np.asarray(np.sum(partials, axis=0), np.float32)
         if how := joining(config, block.kind):
@@ -51,7 +53,7 @@ def _step(pack: Pack, nodes: "Sequence[_Node]", kernels: Kernels, tokens: Sequen
             continue
         if before is not None:
             total, before = join(before[0], before[1], total), None
-        x = kernels.add_residual(residual(config, block.kind, block.vectors()), x, total)
+        x = end_block(pack, block, layer, kernels, x, total, embeddings)
     final = pack.final.vectors()
     norm = NormSpec(config.norm, config.norm_eps, final["norm"], final.get("norm.bias"))
     logits: F32 = kernels.logits(*_table(pack.head), kernels.norm(norm, x))[:, : config.vocab]
@@ -80,11 +82,14 @@ class _Node:
     def __init__(self, pack: Pack, config: ModelConfig, shard: Shard, tokens: int, kernels: Kernels) -> None:
         pages = pages_for(tokens)
         self._pages = np.arange(pages, dtype=np.int32)[None]
-        shards = [shard.at_layer(config.has_full_heads(layer)) for layer in range(config.layers)]
-        heads = {layer: _kv_heads(pack, config, layer, shards[layer]) for layer in config.attention_layers}
+        shards = [
+            shard.at_layer(config.has_full_heads(layer), config.has_wide_ffn(layer)) for layer in range(config.layers)
+        ]
+        own = [layer for layer in config.attention_layers if config.kv_layer(layer) == layer]
+        heads = {layer: _kv_heads(pack, config, layer, shards[layer]) for layer in own}
         kv = KvPages.of_layers(heads, pages, "f32")
         self._segments = [
-            _segment(kernels, config, layer, block, shards[layer], kv)
+            _segment(kernels, config, layer, block, shards[layer], kv, _source(pack, layer, block, shards[layer]))
             for layer, blocks in enumerate(pack.layers)
             for block in blocks
         ]
@@ -117,15 +122,28 @@ def _kv_heads(pack: Pack, config: ModelConfig, layer: int, shard: Shard) -> tupl
 
 
 def _segment(
-    kernels: Kernels, config: ModelConfig, layer: int, block: PackBlock, shard: Shard, kv: KvPages
+    kernels: Kernels,
+    config: ModelConfig,
+    layer: int,
+    block: PackBlock,
+    shard: Shard,
+    kv: KvPages,
+    source: tuple[RunLayout, Range] | None,
 ) -> tuple[Segment, Bytes]:
     runs = list(held_units(block.shape, shard, config.mixture.experts if config.mixture else 1))
     data = [block.read_units(run.name, part.first, part.last).reshape(-1) for run, part in runs]
     states = None
     if block.kind in RECURRENT:
         states = np.zeros((1, recurrent_spec(config, runs, block.vectors()).state_values), np.float32)
-    segment = open_segment(HostDevice(kernels), config, layer, runs, block.vectors(), kv, states=states)
+    vectors = block.vectors()
+    segment = open_segment(HostDevice(kernels), config, layer, runs, vectors, kv, states=states, source=source)
     return segment, np.concatenate(data)
+
+
+def _source(pack: Pack, layer: int, block: PackBlock, shard: Shard) -> tuple[RunLayout, Range] | None:
+    """The keys and values that an attention block reads, if it has none."""
+    at = pack.config.kv_layer(layer)
+    return None if block.kind != "attention" or at == layer else (pack.layers[at][0].run("kv"), shard.kv)
 
 
 def _table(block: PackBlock) -> tuple[RunLayout, Bytes]:

@@ -7,6 +7,7 @@ from tpi.config import FullHeads
 from tpi.errors import ModelError
 from tpi.families import rope
 from tpi.families.base import Fields, Model, float_field, int_field, size_field
+from tpi.families.gemma4.shared import shared_settings, without_keys
 from tpi.families.gguf.experts import mixture
 from tpi.families.gguf.rope import FREQS
 from tpi.families.gguf.settings import sliding_pattern, softcap
@@ -18,21 +19,14 @@ def gemma4(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if a setting is not supported.
     """
-    for name, what in (
-        ("attention.shared_kv_layers", "layers that use the keys and values of others"),
-        ("embedding_length_per_layer_input", "embeddings of each layer"),
-    ):
-        if value := int_field(fields, name, 0):
-            raise ModelError(
-                f"{name} is {value}: {what} (Gemma 4 E2B and E4B) are not supported; use Gemma 4 12B, 26B-A4B or 31B"
-            )
     sliding, window = sliding_pattern(fields, 6), size_field(fields, "attention.sliding_window")
     sizes = _head_sizes(fields)
     kv_heads = {slides: _alike(fields, "attention.head_count_kv", sliding, slides) for slides in {*sliding}}
     found: dict[str, Any] = {
         "kv_heads": kv_heads.get(True, kv_heads.get(False)),
         "head_dim": sizes[True in kv_heads],
-        "intermediate": _same(fields, "feed_forward_length"),
+        **_neurons(fields, sliding),
+        "per_layer": int_field(fields, "embedding_length_per_layer_input", 0),
         "activation": "gelu_tanh",
         "attention_scale": 1.0,
         "logit_softcap": softcap(fields, "final_logit_softcapping", 0.0),
@@ -50,11 +44,15 @@ def gemma4(fields: Fields) -> dict[str, Any]:
     return found
 
 
-def check_factors(model: Model, has: Callable[[str], bool]) -> Model:
-    """Return the model; raise ModelError if it lacks the rotary factors that say which values full layers rotate."""
+def adapt_refs(model: Model, has: Callable[[str], bool]) -> Model:
+    """Return the model, in which layers that read the keys and values of others have none.
+
+    Raises:
+        ModelError: if it lacks the rotary factors that say which values full layers rotate, or embeddings of layers.
+    """
     if 1 in model.config.rope_kinds and not has(FREQS):
         raise ModelError(f"{FREQS} is missing, which tells the values that full layers rotate; convert the model again")
-    return model
+    return without_keys(model, "blk.{i}.attn_{part}*")
 
 
 def _head_sizes(fields: Fields) -> dict[bool, int]:
@@ -100,7 +98,21 @@ def _alike(fields: Fields, key: str, sliding: list[bool], slides: bool) -> int:
     return size_field({key: values.pop()}, key)
 
 
-def _same(fields: Fields, key: str) -> int:
-    given = fields.get(key)
-    layers = [False] * len(given) if isinstance(given, list) else []
-    return _alike(fields, key, layers, False)
+def _neurons(fields: Fields, sliding: list[bool]) -> dict[str, Any]:
+    """Return the ModelConfig fields of neurons, and of layers that read the keys and values of others.
+
+    Raises:
+        ModelError: if layers have other numbers of neurons than twice as many in those that read the keys of others.
+    """
+    shared, given = int_field(fields, "attention.shared_kv_layers", 0), fields.get("feed_forward_length")
+    own = len(sliding) - shared
+    if shared and list(sliding[own - 2 : own]) != [True, False]:
+        raise ModelError(
+            f"attention.shared_kv_layers is {shared}, but the layers before do not end with a sliding and a full one, "
+            "which is not supported"
+        )
+    each = given if isinstance(given, list) else [given] * len(sliding)
+    first, last = (size_field({"feed_forward_length": each[at]}, "feed_forward_length") for at in (0, -1))
+    if each != [first] * own + [last] * shared or last not in (first, 2 * first):
+        raise ModelError("feed_forward_length differs between layers of one kind, which is not supported")
+    return {"intermediate": first} | shared_settings(shared, last != first, sliding, first)

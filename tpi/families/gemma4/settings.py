@@ -12,6 +12,7 @@ from tpi.config import FullHeads, Mixture
 from tpi.errors import ModelError
 from tpi.families.base import BlockRefs, Fields, Model, Ref, activation, float_field, int_field, size_field
 from tpi.families.gemma4.defaults import LAYERS
+from tpi.families.gemma4.shared import shared_settings, without_keys
 from tpi.families.huggingface.rope import of_kind
 from tpi.families.rope import Rope
 from tpi.families.settings import bool_field, head_size, layer_range, sliding_layers
@@ -46,17 +47,6 @@ def gemma4(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if a setting is not supported.
     """
-    if int_field(fields, "num_kv_shared_layers"):
-        raise ModelError(
-            f"num_kv_shared_layers is {fields['num_kv_shared_layers']}: layers that use the keys and values of others "
-            "(Gemma 4 E2B and E4B) are not supported; use Gemma 4 12B, 26B-A4B or 31B"
-        )
-    if size := int_field({"size": fields.get("hidden_size_per_layer_input")}, "size", 0):
-        raise ModelError(
-            f"hidden_size_per_layer_input is {size}: embeddings of each layer (Gemma 4 E2B and E4B) are not supported; "
-            "use Gemma 4 12B, 26B-A4B or 31B"
-        )
-    bool_field(fields, "use_double_wide_mlp")  # it concerns only layers that use the keys and values of others
     sliding, window = _sliding(fields), size_field(fields, "sliding_window")
     heads, kinds = _heads(fields, sliding), ["sliding_attention" if slides else "full_attention" for slides in sliding]
     sizes = {"sliding_attention": heads["head_dim"], "full_attention": heads["head_dim"]}
@@ -67,6 +57,13 @@ def gemma4(fields: Fields) -> dict[str, Any]:
     return (
         heads
         | _experts(fields)
+        | _embeddings(fields)
+        | shared_settings(
+            int_field(fields, "num_kv_shared_layers", 0),
+            bool_field(fields, "use_double_wide_mlp"),
+            sliding,
+            size_field(fields, "intermediate_size"),
+        )
         | {
             "activation": activation(fields["hidden_activation"]),
             "attention_scale": 1.0,
@@ -83,6 +80,21 @@ def gemma4(fields: Fields) -> dict[str, Any]:
     )
 
 
+def _embeddings(fields: Fields) -> dict[str, Any]:
+    """Return the ModelConfig field of embeddings of each layer, if there are any.
+
+    Raises:
+        ModelError: if they are of another vocabulary.
+    """
+    if not fields.get("hidden_size_per_layer_input"):
+        return {}
+    values = size_field(fields, "hidden_size_per_layer_input")
+    own, vocab = size_field(fields, "vocab_size_per_layer_input"), size_field(fields, "vocab_size")
+    if own != vocab:
+        raise ModelError(f"vocab_size_per_layer_input is {own}, not {vocab} as vocab_size, which is not supported")
+    return {"per_layer": values}
+
+
 def _experts(fields: Fields) -> dict[str, Any]:
     """Return the ModelConfig fields of experts, if layers have them besides their dense feed-forward block."""
     if not fields.get("enable_moe_block"):
@@ -94,7 +106,11 @@ def _experts(fields: Fields) -> dict[str, Any]:
 
 
 def adapt_refs(model: Model, fields: Fields) -> Model:
-    """Return the references in which the values of full layers come from their keys, if `attention_k_eq_v` is true."""
+    """Return the references in which the values of full layers come from their keys, if `attention_k_eq_v` is true.
+
+    Layers that read the keys and values of others have none.
+    """
+    model = without_keys(model, "*.layers.{i}.self_attn.{part}_*")
     if not bool_field(fields, "attention_k_eq_v"):
         return model
 
@@ -103,7 +119,7 @@ def adapt_refs(model: Model, fields: Fields) -> Model:
         return tuple((name, found[f"k{suffix}"] if name == f"v{suffix}" else ref) for name, ref in items)
 
     def block(layer: int, refs: BlockRefs) -> BlockRefs:
-        if refs.kind != "attention" or model.config.window(layer):
+        if refs.kind != "attention" or model.config.window(layer) or model.config.kv_layer(layer) != layer:
             return refs
         return replace(refs, parts=shared(refs.parts, ""), vectors=shared(refs.vectors, ".bias"))
 

@@ -63,4 +63,4 @@ def _refs(model: Model) -> Iterable[Ref]:
     for block in (*(half for layer in model.layers for half in layer), model.final):
         experts = (part for expert in block.experts for part in expert)
         yield from (ref for _, ref in (*block.parts, *block.vectors, *experts))
-    yield from (ref for ref in (model.embedding, model.head, model.positions) if ref)
+    yield from (ref for ref in (model.embedding, model.head, model.positions, *model.per_layer) if ref)

@@ -75,7 +75,7 @@ inline void place_kv(const Attending& job, float* head, size_t token, size_t kv_
 inline void place(const Attending& job, float* scratch, Team& team) {
     each_head(job.call, team, [&](size_t token, size_t head) {
         if (head < job.call.heads) place_query(job, token, head, job.query_of(token, head));
-        else place_kv(job, scratch, token, head - job.call.heads);
+        else if (!job.call.shared) place_kv(job, scratch, token, head - job.call.heads);
     });
 }
 
@@ -131,7 +131,7 @@ inline void attend_task(const Attending& job, const Piece& piece, size_t kv_head
     float* values = keys + kPageTokens * job.padded;
     float* queries = values + kPageTokens * job.padded;
     auto* rows = reinterpret_cast<Row*>(queries + (job.direct ? call.heads * job.padded : 0));
-    if (job.direct && piece.end == job.chunks_of(run.first)) place_kv(job, queries, run.first, kv_head);
+    if (job.direct && !call.shared && piece.end == job.chunks_of(run.first)) place_kv(job, queries, run.first, kv_head);
     size_t count = gather_rows(job, run, kv_head, queries, rows);
     if (!count) return;
     auto sequence = static_cast<size_t>(call.sequence[run.first]);

@@ -51,7 +51,8 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
       whole_norms_(field<bool>(numbers, 5)),
       growth_(field<float>(numbers, 6)),
       growth_tokens_(field<int32_t>(numbers, 7)),
-      late_norms_(field<bool>(numbers, 8)) {
+      late_norms_(field<bool>(numbers, 8)),
+      shared_(field<bool>(numbers, 9)) {
     if (growth_ != 0 && growth_tokens_ < 1) throw KernelError("growth_tokens must be positive");
     Array index(kv_index, "kv_index", "i", {length(heads_)});
     check_indices(index, "KV head", kv_heads_);
@@ -67,9 +68,11 @@ AttentionPlan::AttentionPlan(nb::tuple query, nb::tuple kv, nb::tuple norm, nb::
     if (!query_latent.is_none()) query_latent_.emplace(nb::cast<nb::tuple>(query_latent));
     check_latent();
     if (query_.vectors() < heads_ * head_dim_ || q_run().vectors() != query_.vectors() ||
-        kv_.vectors() < kv_heads_ * kv_width())
+        (!shared_ && kv_.vectors() < kv_heads_ * kv_width()))
         throw KernelError("the runs hold fewer vectors than the heads need");
     AttentionCall all = call(nullptr);  // throws unless all parts are there
+    if (shared_ && (latent_ || whole_norms_ || kv_.units()))
+        throw KernelError("heads that read the keys of another layer have none of their own");
     if (gated() && latent_) throw KernelError("an output gate cannot be combined with a latent vector");
     const Matrix& of_input = query_latent_ ? all.query_latent.matrix : all.q;
     forms_ = latent_ ? RowForms{&of_input, &all.latent.matrix} : RowForms{&all.q, &all.k, &all.v};
@@ -131,6 +134,7 @@ AttentionCall AttentionPlan::call(const uint8_t* data) const {
     call.growth_tokens = growth_tokens_;
     call.late_norms = late_norms_;
     call.sinks = or_null(sinks_);
+    call.shared = shared_;
     call.whole_norms = whole_norms_;
     return call;
 }

@@ -207,6 +207,7 @@ inline void finish_heads(const Projection& job, Team& team) {
     each_head(call, team, [&](size_t token, size_t head) {
         size_t dim = call.head_dim;
         if (head < call.heads) return query_head(job, token, head, head_of(to.queries, token, head, call.heads, dim));
+        if (call.shared) return;
         head -= call.heads;
         key_head(job, token, head, head_of(to.keys, token, head, call.kv_heads, dim));
         value_head(job, token, head, head_of(to.values, token, head, call.kv_heads, dim));

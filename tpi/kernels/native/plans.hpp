@@ -148,6 +148,7 @@ private:
     float growth_;
     int32_t growth_tokens_;
     bool late_norms_;
+    bool shared_;
     RowForms forms_{};
 };
 

@@ -222,6 +222,7 @@ struct AttentionCall {
     const int32_t* kv_index;                                    // [heads]
     const float *q_bias, *k_bias, *v_bias, *q_norm, *k_norm;    // or null; norms: [head_dim], or of all heads
     const float* v_norm;                                        // [head_dim], or null
+    bool shared;                                                // an earlier layer has appended the keys and values
     bool whole_norms;                                           // q_norm and k_norm are over all heads at once
     bool late_norms;                                            // q_norm and k_norm come after RoPE
     float growth;           // queries are multiplied by 1 + growth * ln(1 + position / growth_tokens)

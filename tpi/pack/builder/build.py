@@ -134,6 +134,7 @@ def _named(manifest: Manifest, plan: PackPlan) -> Iterator[tuple[str, BlockRecip
     yield from ((manifest.embedding, plan.embedding), (manifest.head, plan.head), (manifest.final, plan.final))
     if manifest.positions and plan.positions:
         yield manifest.positions, plan.positions
+    yield from zip(manifest.per_layer, plan.per_layer, strict=True)
 
 
 def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, progress: Phase) -> None:
@@ -151,6 +152,7 @@ def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, pro
         layers = tuple(tuple(map(writer.write, blocks)) for blocks in plan.layers)
         embedding, head, final = writer.write(plan.embedding), writer.write(plan.head), writer.write(plan.final)
         positions = writer.write(plan.positions) if plan.positions else None
+        per_layer = tuple(map(writer.write, plan.per_layer))
     if loss := writer.losses.report():
         sys.stderr.write(f"tpi: {opened.name}: {loss}\n")
     with progress(f"converting the tokenizer of {opened.name}"):
@@ -160,5 +162,7 @@ def _fill(opened: OpenedSource, plan: PackPlan, dtype: str, directory: Path, pro
 
         write_sparsity_data(opened.model, opened.source, directory)
     config, shapes = opened.model.config, writer.shapes
-    manifest = Manifest(config, dtype, shapes, layers, embedding, head, positions, final, metadata, opened.name)
+    manifest = Manifest(
+        config, dtype, shapes, layers, embedding, head, positions, final, metadata, opened.name, per_layer
+    )
     write_synced(directory / MANIFEST, manifest.to_json().encode())

@@ -37,7 +37,7 @@ def references(model: Model) -> Iterator[Ref]:
         yield from (ref for _, ref in (*block.parts, *block.vectors))
         yield from (ref for expert in block.experts for _, ref in expert)
     yield model.embedding
-    yield from (ref for ref in (model.head, model.positions) if ref)
+    yield from (ref for ref in (model.head, model.positions, *model.per_layer) if ref)
 
 
 def _left(tensor: SourceTensor, claims: dict[str, list[Ref]], ignored_tensors: tuple[str, ...]) -> list[str]:

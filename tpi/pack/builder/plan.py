@@ -25,6 +25,7 @@ from tpi.pack.layout import (
     ffn_units,
     is_quantised,
     kv_unit_heads,
+    per_layer_vectors,
     query_unit_heads,
     recurrent_shapes,
     recurrent_vectors,
@@ -84,11 +85,13 @@ class PackPlan:
     head: BlockRecipe
     positions: BlockRecipe | None
     final: BlockRecipe
+    per_layer: tuple[BlockRecipe, ...] = ()  # the table of the embeddings of layers, and their projection
 
     @property
     def distinct_blocks(self) -> list[BlockRecipe]:
         """Blocks to write, without duplicates."""
         blocks = [block for layer in self.layers for block in layer] + [self.embedding, self.head, self.final]
+        blocks += self.per_layer
         return list(dict.fromkeys(blocks + ([self.positions] if self.positions else [])))
 
     @property
@@ -126,7 +129,25 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     head = geometry.table(model.head, formats.one(model.head, "table"), model.config.vocab) if model.head else embedding
     rows = find(source, model.positions.tensor).rows if model.positions else 0
     positions = geometry.table(model.positions, "f32", rows) if model.positions else None
-    return PackPlan(planned, embedding, head, positions, geometry.final(model.final))
+    return PackPlan(
+        planned, embedding, head, positions, geometry.final(model.final), _per_layer(model, formats, geometry)
+    )
+
+
+def _per_layer(model: Model, formats: "_Formats", geometry: "_Geometry") -> tuple[BlockRecipe, ...]:
+    """Return the recipes of the table of the embeddings of layers and of their projection; () if there are none.
+
+    The table has units of few rows, since one unit is read from disk for each token.
+    """
+    if not model.per_layer:
+        return ()
+    config, (table, projection) = model.config, model.per_layer
+    values = config.per_layer_values
+    format = formats.one(table, "table", hidden=values)
+    return (
+        geometry.table(table, format, config.vocab, TILE_OUTPUTS, values),
+        geometry.table(projection, formats.one(projection, "table"), values),
+    )
 
 
 class _Formats:
@@ -153,8 +174,8 @@ class _Formats:
         quantised = [is_quantised(format) for format in found.values()]
         return dict.fromkeys(found, "f32") if any(quantised) and not all(quantised) else found
 
-    def one(self, ref: Ref, kind: BlockKind, name: str = "row") -> Format:
-        """Return the format of one matrix."""
+    def one(self, ref: Ref, kind: BlockKind, name: str = "row", hidden: int = 0) -> Format:
+        """Return the format of one matrix. `hidden` is the length of a table's rows if it is not the hidden size."""
         element = find(self._source, ref.tensor).element
         nearest = _in_records(element) if self._records and kind in ("ffn", "experts") else element.nearest
         if self._dtype in ("auto", nearest):
@@ -162,7 +183,7 @@ class _Formats:
         if self._dtype not in ("q4", "q4s"):
             return cast(Format, self._dtype)
         if kind == "table":
-            return "q8" if self._config.hidden % GROUP == 0 else "f32"
+            return "q8" if (hidden or self._config.hidden) % GROUP == 0 else "f32"
         several = self._config.heads >= 2 * self._config.kv_heads or self._config.latent is not None
         shared = kind == "attention" and name in ("k", "v", "latent", "q_latent") and several
         return "q8" if shared else cast(Format, self._dtype)
@@ -243,10 +264,15 @@ class _Geometry:
         assert run.layout.units == len(run.pieces) * ffn_units(vectors)
         return run
 
-    def table(self, ref: Ref, format: Format, rows: int) -> BlockRecipe:
-        """Return the recipe of a table: the embedding, the head, or learned positions. Its one run is called `row`."""
+    def table(
+        self, ref: Ref, format: Format, rows: int, width: int = FFN_UNIT, hidden: int | None = None
+    ) -> BlockRecipe:
+        """Return the recipe of a table: the embedding, the head, or learned positions. Its one run is called `row`.
+
+        A unit has `width` rows of `hidden` values, by default those of hidden states.
+        """
         refs = BlockRefs("table", (("row", ref),), ())
-        return BlockRecipe("table", (self._run("row", refs, {"row": format}, FFN_UNIT, rows),), ())
+        return BlockRecipe("table", (self._run("row", refs, {"row": format}, width, rows, hidden=hidden),), ())
 
     def final(self, refs: BlockRefs) -> BlockRecipe:
         """Return the recipe of the block that holds the vectors of the final norm."""
@@ -282,6 +308,7 @@ class _Geometry:
                 "router.factors": experts, "layer_scale": 1,
                 "gate.biases": experts * width, "up.biases": experts * width, "down.biases": experts * config.hidden,
             }  # fmt: skip
+        lengths |= per_layer_vectors(config) | {"per_layer.first_norm": config.per_layer}
         return tuple((name, ref, lengths.get(name, config.hidden)) for name, ref in refs.vectors)
 
 

@@ -32,6 +32,7 @@ SLAB_BYTES = 32 << 20  # size of a slab: the larger of its bytes in the source a
 STEP_VALUES = 1 << 19  # weights of a part encoded by one task; temporaries take about 40 bytes for each weight
 _MATRICES = frozenset({  # stored as vectors, row by row
     "router", "a", "b", "conv", "conv.q", "conv.k", "conv.v", "decay", "skip", "out_norm",
+    "per_layer.gate", "per_layer.projection",
 })  # fmt: skip
 
 

@@ -178,7 +178,8 @@ class _Opening:
         launch = traced(device, self._trace, name) if segment.device and self._trace is not OFF else None
         vectors, pages = self._held[block.source].vectors, self._pages(segment.device, block.layer)
         states = self._states.layers.get(block.layer)
-        opened = open_segment(device, self._plan.config, block.layer, runs, vectors, pages, launch, states)
+        source = self._plan.kv_source(block)
+        opened = open_segment(device, self._plan.config, block.layer, runs, vectors, pages, launch, states, source)
         if self.sparse is not None and not segment.device:
             return self.sparse.adapt_segment(opened, block.layer, segment.neurons_before)
         if self._link is None:

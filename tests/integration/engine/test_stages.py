@@ -101,6 +101,19 @@ def test_every_family_in_two_stages_has_the_bits_of_one_node(
     assert np.array_equal(alone, staged)
 
 
+def test_embeddings_of_layers_reach_every_stage(
+    tiny_model: Callable[[str], TinyModel], tiny_pack: Callable[..., Pack], tmp_path: Path
+) -> None:
+    pack, model = tiny_pack("gemma4staged"), tiny_model("gemma4staged")
+    layout = "0:n1,1-5:n0"  # layers 3 to 5 use the keys and values of 1 and 2
+    alone, staged = logits(pack, [1], tmp_path / "one", "1", 7), logits(pack, [1, 1], tmp_path, layout, 7)
+    assert np.abs(staged - reference_logits(model, TOKENS)).max() < TOLERANCE
+    assert np.array_equal(alone, staged)
+    expected = answers(pack, [1], tmp_path / "one", "1", 40)
+    assert answers(pack, [1], tmp_path / "one", "1", 6) == expected  # six pages: sequences are preempted
+    assert answers(pack, [1, 1], tmp_path, layout, 6) == expected
+
+
 @pytest.mark.parametrize("dtype", ["f32", "q8", "q4"])
 def test_stages_of_one_node_each_have_the_bits_of_one_node(
     dtype: str, deep: Callable[[str], Pack], tmp_path: Path

@@ -57,7 +57,7 @@ class Wire:
         yield from self.sums
 
 
-@pytest.fixture(scope="module", params=["llama", "opt"])
+@pytest.fixture(scope="module", params=["llama", "opt", "gemma4e"])
 def talk(
     request: pytest.FixtureRequest, tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Wire, Pack, list[int], str, Path]]:
@@ -101,13 +101,14 @@ def test_steps_carry_hidden_states_and_counts_only(talk: tuple[Wire, Pack, list[
     assert len(steps) > 2
     for step in steps:
         assert step.x.shape == (sum(entry.count for entry in step.entries), pack.config.hidden)
+        assert step.per_layer.shape == (len(step.x), pack.config.per_layer_values)
         numbers = [number for entry in step.entries for number in (entry.sequence, entry.position, *entry.appended)]
         assert numbers != tokens[: len(numbers)]
 
 
 def test_no_embedding_or_head(talk: tuple[Wire, Pack, list[int], str, Path]) -> None:
     wire, pack, _, _, cache = talk
-    tables = [block for block in (pack.embedding, pack.head, pack.positions) if block is not None]
+    tables = [block for block in (pack.embedding, pack.head, pack.positions, *pack.per_layer) if block is not None]
     layers = {bytes.fromhex(block.id) for block in pack.walk()}
     sent = [message for frames in wire.messages if isinstance(message := decode(frames), UnitData)]
     assert {units.block for units in sent} <= layers

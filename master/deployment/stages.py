@@ -73,8 +73,8 @@ def lay_out(asked: str, names: Sequence[str], layers: int, shares: Sequence[floa
         return [StageNodes(Range(0, layers), tuple(range(len(names))))]
     weights = Split.of(shares).weights()
     if asked.isdecimal():
-        if not 1 <= int(asked) <= (holders := sum(weight > 0 for weight in weights)):
-            raise UsageError(f"--stages {asked}: give 1 to {holders}, as {holders} nodes have a share")
+        if not 1 <= int(asked) <= sum(weight > 0 for weight in weights):
+            raise UsageError(f"--stages {asked}: give at least 1, and at most as many as there are nodes with a share")
         return in_rank_order(int(asked), layers, shares)
     stages = [_stage(part.strip(), names) for part in asked.split(",")]
     _check(asked, stages, names, layers, weights)

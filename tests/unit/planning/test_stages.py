@@ -1,0 +1,80 @@
+"""What `--stages` may say, and which layers and nodes it means."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from master.deployment.stages import in_rank_order, lay_out, stages_in
+from tpi.errors import PlanError, UsageError
+
+NAMES = ["master", "desk", "attic", "10.0.0.7:9990"]
+
+
+def laid_out(asked: str, shares: list[float], layers: int = 22) -> list[tuple[int, int, tuple[int, ...]]]:
+    return [(one.layers.first, one.layers.last, one.ranks) for one in lay_out(asked, NAMES, layers, shares)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "shares", "stages"),
+    [
+        ("1", [1, 0, 1, 1], [(0, 22, (0, 1, 2, 3))]),
+        ("2", [1, 1, 1, 1], [(0, 11, (0, 1)), (11, 22, (2, 3))]),
+        ("2", [0, 1, 1, 2], [(0, 11, (1, 2)), (11, 22, (3,))]),
+        ("4", [8, 1, 1, 1], [(0, 16, (0,)), (16, 18, (1,)), (18, 20, (2,)), (20, 22, (3,))]),
+        ("0-9:attic, 10-21:master+desk", [1, 1, 1, 1], [(0, 10, (2,)), (10, 22, (0, 1))]),
+        ("0:10.0.0.7:9990,1-21:desk", [1, 1, 1, 1], [(0, 1, (3,)), (1, 22, (1,))]),
+    ],
+)
+def test_stages_are_laid_out(asked: str, shares: list[float], stages: list[tuple[int, int, tuple[int, ...]]]) -> None:
+    assert laid_out(asked, shares) == stages
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("0", "give at least 1"),
+        ("5", "at most as many as there are nodes"),
+        ("-1", "neither a number of stages nor layers"),
+        ("", "neither a number of stages nor layers"),
+        ("0-9:", "neither a number of stages nor layers"),
+        ("0-9:cellar,10-21:desk", "the node 'cellar', but the nodes are master, desk, attic"),
+        ("0-9:master,11-21:desk", "the layers 0 to 21 in order, each once"),
+        ("0-9:master,9-21:desk", "the layers 0 to 21 in order, each once"),
+        ("0-9:master,10-30:desk", "the layers 0 to 21 in order, each once"),
+        ("10-21:master,0-9:desk", "the layers 0 to 21 in order, each once"),
+        ("5-3:master,4-21:desk", "the layers 0 to 21 in order, each once"),
+        ("0-9:master,10-21:desk+master", "names master twice"),
+        ("0-9:desk+desk,10-21:master", "names desk twice"),
+        ("0-9:master,10-21:attic", "attic, whose share is 0"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused_by_name(asked: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        laid_out(asked, [1, 1, 0, 1])
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(PlanError, match="2 layers, too few for 3 stages"):
+        laid_out("3", [1, 1, 1, 1], layers=2)
+
+
+@given(
+    st.lists(st.just(0.0) | st.floats(0.01, 9), min_size=1, max_size=12).filter(any),
+    st.integers(1, 40),
+    st.integers(12, 99),
+)
+def test_stages_in_rank_order_hold_every_layer_once_and_every_node_with_a_share(
+    shares: list[float], count: int, layers: int
+) -> None:
+    stages = in_rank_order(count, layers, shares)
+    holders = [rank for rank, share in enumerate(shares) if share > 0]
+    assert [rank for stage in stages for rank in stage.ranks] == holders
+    assert len(stages) == min(count, len(holders))
+    ends = [0, *(stage.layers.last for stage in stages)]
+    assert [stage.layers.first for stage in stages] == ends[:-1]
+    assert ends[-1] == layers
+    assert all(len(stage.layers) for stage in stages)
+
+
+def test_the_number_of_stages_is_read_from_numbers_and_layouts() -> None:
+    assert [stages_in("3"), stages_in("0-4:master,5-9:desk")] == [3, 2]

@@ -19,7 +19,7 @@ from master.workers.cluster import Cluster
 from master.workers.predictors import PredictorSource, predictors_for
 from master.workers.weights import PackSource, own_blocks
 from scheduler.free import default_budget
-from scheduler.model.sizes import LONGEST_CHUNK
+from scheduler.model.sizes import LONGEST_CHUNK, STAGE_CHUNK
 from tpi.errors import PlanError, UsageError
 from tpi.kernels.kv import KvDtype, pages_for
 from tpi.net.fields import Card, UsualRequest
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from worker.pipelines.group.agree import GroupMember
 
 MASTER = "master"
-_LEAST_CHUNK = 32  # tokens of a step with part of a prompt; with fewer, a token would take longer
 _IN_MEMORY = 1.5  # times the size of the weights: memory that surely holds a model and its working memory
 
 
@@ -271,7 +270,7 @@ class Deployer:
         if cache.completed or any(worker.feeder and worker.feeder.stats.sent for worker in cluster.workers):
             self.make_room()
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
-        chunk = max(min(chunk, _LEAST_CHUNK), chunk // len(plans[0].stages))  # so that prompts fill all stages
+        chunk = max(min(chunk, STAGE_CHUNK), chunk // len(plans[0].stages))  # so that prompts fill all stages
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))
 
 

@@ -91,7 +91,7 @@ inline void attention_job(const AttentionJob& job, Team& team) {
 inline void attention(const AttentionCall& call, Pool& pool) {
     Projection projection = take_projection(call, pool);
     Attending attending = take_attending(call, &projection, pool);
-    size_t attend = attending_bytes(attending), multiply = thread_bytes(call.o);
+    size_t attend = attending_bytes(attending), multiply = kThreadBytes;
     AttentionJob job{projection, attending, take_output(call, pool),
                      take_scratch(pool, attend > multiply ? attend : multiply)};
     run_on(pool, attention_job, job);
@@ -105,7 +105,7 @@ struct ProjectJob {
 };
 
 inline void project(const AttentionCall& call, Pool& pool) {
-    ProjectJob job{take_projection(call, pool), take_scratch(pool, kPanelBytes)};
+    ProjectJob job{take_projection(call, pool), take_scratch(pool, kThreadBytes)};
     run_on<ProjectJob>(pool,
         [](const ProjectJob& j, Team& team) {
             multiply_heads(j.projection, j.scratch.of(team), team);
@@ -143,7 +143,7 @@ struct MultiplyJob {
 };
 
 inline void output(const AttentionCall& call, Pool& pool) {
-    MultiplyJob job{take_output(call, pool), take_scratch(pool, thread_bytes(call.o))};
+    MultiplyJob job{take_output(call, pool), take_scratch(pool, kThreadBytes)};
     run_on<MultiplyJob>(pool,
         [](const MultiplyJob& j, Team& team) {
             const AttentionCall& c = j.output.call;

@@ -119,7 +119,7 @@ inline void conv(const ConvCall& call, Pool& pool) {
                 arena.take<float>(call.tokens * call.gate.vectors()),
                 arena.take<float>(call.tokens * call.channels),
                 take_output(out, pool),
-                take_scratch(pool, thread_bytes(call.o))};
+                take_scratch(pool, kThreadBytes)};
     run_on(pool, conv_job, job);
 }
 

@@ -200,7 +200,6 @@ inline DeltaJob take_job(const DeltaCall& call, const AttentionCall& out, Pool& 
     const Matrix* rows[] = {&call.q, &call.k, &call.v, &call.gate};
     size_t tokens = call.tokens, keys = tokens * call.key_heads * call.key, values = tokens * call.heads * call.value;
     size_t chunked = tokens < kLeastChunked ? 0 : sizeof(float) * chunked_values(call.key, call.value);
-    size_t multiply = thread_bytes(call.o);
     return {call,
             take_input(pool, tokens, call.hidden, rows, 4, call.prepared),
             arena.take<float>(tokens * call.q.vectors()),
@@ -214,7 +213,7 @@ inline DeltaJob take_job(const DeltaCall& call, const AttentionCall& out, Pool& 
             arena.take<float>(tokens * call.heads),
             arena.take<float>(tokens * call.heads),
             take_output(out, pool),
-            take_scratch(pool, chunked > multiply ? chunked : multiply)};
+            take_scratch(pool, chunked > kThreadBytes ? chunked : kThreadBytes)};
 }
 
 inline void delta(const DeltaCall& call, Pool& pool) {

@@ -128,10 +128,13 @@ inline void round_group(float* x, const Rounded& to, size_t token, size_t group,
     F8 inverse = splat(most > 0 ? 127.0f / most : 0.0f);
     float scale = most / 127.0f;
     size_t at = token * to.width + group * kGroup;
+    F8 fine_sum = splat(0.0f);
     if (to.fine && !keep) {
         for (size_t i = 0; i < kGroup; i += 8) {
             F8 value = load(x + i) * inverse;
-            store_int8(to.fine + at + i, (value - round(value)) * splat(kFine));
+            F8 fine = round((value - round(value)) * splat(kFine));
+            fine_sum = fine_sum + fine;
+            store_int8(to.fine + at + i, fine);
         }
     }
     a = round(a * inverse);
@@ -152,9 +155,12 @@ inline void round_group(float* x, const Rounded& to, size_t token, size_t group,
     store_int8(codes + 16, c);
     store_int8(codes + 24, d);
     to.scale[token * to.groups() + group] = scale;
-    F8 half = a + b;
-    to.sum[token * to.groups() + group] = scale * sum(half + (c + d));
-    to.half[token * to.groups() + group] = scale * sum(half);
+    float first = sum(a + b), second = sum(c + d);
+    to.sum[token * to.groups() + group] = scale * (first + second);
+    to.half[token * to.groups() + group] = scale * first;
+    if (to.whole)
+        to.whole[token * to.groups() + group] = {static_cast<int16_t>(first), static_cast<int16_t>(second),
+                                                 static_cast<int16_t>(sum(fine_sum))};
 }
 
 inline void round_vector(float* x, const Rounded& to, size_t token) {

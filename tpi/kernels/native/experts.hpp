@@ -20,6 +20,7 @@ inline Prepared take_pairs(const ExpertsCall& call, Arena& arena) {
     if (!from.rounded.codes) return to;
     to.rounded.codes = arena.take<int8_t>(values);
     to.rounded.fine = from.rounded.fine ? arena.take<int8_t>(values) : nullptr;
+    to.rounded.whole = from.rounded.whole ? arena.take<CodeSums>(groups) : nullptr;
     to.rounded.scale = arena.take<float>(groups);
     to.rounded.sum = arena.take<float>(groups);
     to.rounded.half = arena.take<float>(groups);
@@ -39,6 +40,7 @@ inline void copy_pair(const ExpertsCall& call, const Prepared& to, size_t pair) 
     if (!from.rounded.codes) return;
     copy_row(to.rounded.codes, pair, from.rounded.codes, token, width);
     copy_row(to.rounded.fine, pair, from.rounded.fine, token, width);
+    copy_row(to.rounded.whole, pair, from.rounded.whole, token, groups);
     copy_row(to.rounded.scale, pair, from.rounded.scale, token, groups);
     copy_row(to.rounded.sum, pair, from.rounded.sum, token, groups);
     copy_row(to.rounded.half, pair, from.rounded.half, token, groups);
@@ -54,8 +56,8 @@ inline Prepared inputs_of(const ExpertsCall& call, const Prepared& pairs, const 
     some.tokens = part.call.tokens;
     some.x = from(pairs.x, width);
     some.kept = from(pairs.kept, width);
-    some.rounded = {from(all.codes, width), from(all.fine, width), from(all.scale, groups), from(all.sum, groups),
-                    from(all.half, groups), all.width};
+    some.rounded = {from(all.codes, width), from(all.fine, width), from(all.whole, groups), from(all.scale, groups),
+                    from(all.sum, groups), from(all.half, groups), all.width};
     return some;
 }
 

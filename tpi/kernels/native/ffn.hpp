@@ -75,6 +75,7 @@ struct UnitScratch {
         rounded.half = rounded.sum + tokens * width / kGroup;
         rounded.codes = reinterpret_cast<int8_t*>(rounded.half + tokens * width / kGroup);
         rounded.fine = fine ? rounded.codes + tokens * width : nullptr;
+        rounded.whole = nullptr;
         rounded.width = width;
     }
     static size_t bytes(size_t width, size_t tokens) { return tokens * width * 11 + 64; }
@@ -165,14 +166,14 @@ inline void ffn_stream_job(const FfnJob& job, Team& team) {
 // gate, up and activation of one tiled unit for all tokens, rounded into job.inner.
 inline void tiled_unit_block(const FfnJob& job, const Prepared& in, size_t unit, uint8_t* bytes) {
     const FfnCall& call = job.call;
-    constexpr size_t kTokens = 64;
     size_t width = call.up.width;
     auto* gate = reinterpret_cast<float*>(bytes);
-    float* up = gate + kTokens * width;
-    for (size_t from = 0; from < call.tokens; from += kTokens) {
-        size_t to = call.tokens - from < kTokens ? call.tokens : from + kTokens;
-        if (call.gate.data) tiled_rows(call.gate, unit * width, width, in.rounded, from, to, gate, width);
-        tiled_rows(call.up, unit * width, width, in.rounded, from, to, up, width);
+    float* up = gate + kBlockTokens * width;
+    auto* panels = reinterpret_cast<uint8_t*>(up + kBlockTokens * width);
+    for (size_t from = 0; from < call.tokens; from += kBlockTokens) {
+        size_t to = call.tokens - from < kBlockTokens ? call.tokens : from + kBlockTokens;
+        if (call.gate.data) tiled_rows_block(call.gate, unit * width, width, in.rounded, from, to, panels, gate, width);
+        tiled_rows_block(call.up, unit * width, width, in.rounded, from, to, panels, up, width);
         for (size_t t = from; t < to; ++t) {
             float* value = up + (t - from) * width;
             activate_neurons(call, call.gate.data ? gate + (t - from) * width : nullptr, value, unit * width, width);
@@ -186,10 +187,9 @@ inline void tiled_unit_block(const FfnJob& job, const Prepared& in, size_t unit,
 inline void record_gate_up(const FfnJob& job, const Prepared& in, uint8_t* scratch, Team& team) {
     const FfnCall& call = job.call;
     size_t tasks = row_tasks(call.up, in), neurons = job.inner.width;
-    auto* panels = reinterpret_cast<float*>(scratch);
     team.each(call.gate.data ? 2 * tasks : tasks, [&](size_t task) {
-        if (task < tasks) row_task(call.up, in, task, panels, job.inner.values, neurons);
-        else row_task(call.gate, in, task - tasks, panels, job.gate, neurons);
+        if (task < tasks) row_task(call.up, in, task, scratch, job.inner.values, neurons);
+        else row_task(call.gate, in, task - tasks, scratch, job.gate, neurons);
     });
     team.sync();
     team.each(call.tokens, [&](size_t t) {
@@ -229,8 +229,8 @@ inline void ffn_stream(const FfnCall& call, Pool& pool) {
 inline void ffn_block(const FfnCall& call, Pool& pool) {
     Arena& arena = pool.arena();
     const Matrix* rows[] = {&call.up, &call.gate};
-    size_t scratch = thread_bytes(call.down), unit = 2 * 64 * call.up.width * sizeof(float);
-    scratch = round_up(scratch > unit ? scratch : unit, 64);
+    size_t unit = call.up.tiled ? round_up(2 * kBlockTokens * call.up.width * sizeof(float), 64) : 0;
+    size_t scratch = unit + kThreadBytes;
     bool gate = call.gate.data && !call.up.tiled;
     FfnJob job{call,
                take_input(pool, call.tokens, call.hidden, rows, call.gate.data ? 2 : 1, call.prepared),

@@ -55,7 +55,7 @@ inline void multiply_rows(const Matrix* const (&parts)[Parts], float* const (&ou
     team.each(all, [&](size_t task) {
         size_t p = 0;
         while (task >= tasks[p]) task -= tasks[p++];
-        row_task(*parts[p], in, task, reinterpret_cast<float*>(scratch), outs[p], parts[p]->vectors());
+        row_task(*parts[p], in, task, scratch, outs[p], parts[p]->vectors());
     });
 }
 

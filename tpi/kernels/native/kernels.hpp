@@ -18,17 +18,17 @@ struct RowsJob {
 
 inline void rows_job(const RowsJob& job, Team& team) {
     const RowsCall& call = job.call;
-    auto* panels = reinterpret_cast<float*>(job.scratch + team.index() * kPanelBytes);
+    uint8_t* scratch = job.scratch + team.index() * kThreadBytes;
     const Prepared& in = prepare(job.in, Norm{}, call.x, call.matrix.hidden, team);
     team.each(row_tasks(call.matrix, in), [&](size_t task) {
-        row_task(call.matrix, in, task, panels, call.out, call.matrix.vectors());
+        row_task(call.matrix, in, task, scratch, call.out, call.matrix.vectors());
     });
 }
 
 inline void rows(const RowsCall& call, Pool& pool) {
     const Matrix* matrices[] = {&call.matrix};
     RowsJob job{call, take_input(pool, call.tokens, call.matrix.hidden, matrices, 1, call.prepared),
-                pool.arena().take<uint8_t>(kPanelBytes * pool.size())};
+                pool.arena().take<uint8_t>(kThreadBytes * pool.size())};
     run_on(pool, rows_job, job);
 }
 

@@ -20,9 +20,12 @@ const Prepared& PreparedInput::take(size_t tokens, size_t hidden, const Forms& f
     auto* scale = memory_.take<float>(forms.rounded ? groups : 0);
     auto* sum = memory_.take<float>(forms.rounded ? groups : 0);
     auto* half = memory_.take<float>(forms.rounded ? groups : 0);
+    bool many = tokens > kStreamTokens;
+    auto* whole = memory_.take<CodeSums>(forms.rounded && many ? groups : 0);
     auto* fine = memory_.take<int8_t>(forms.fine ? values : 0);
     auto* kept = memory_.take<float>(forms.kept ? values : 0);
-    if (forms.rounded) all.rounded = {codes, forms.fine ? fine : nullptr, scale, sum, half, all.stride};
+    if (forms.rounded) 
+        all.rounded = {codes, forms.fine ? fine : nullptr, many ? whole : nullptr, scale, sum, half, all.stride};
     if (forms.kept) all.kept = kept;
     hidden_ = hidden;
     return prepared_ = all;

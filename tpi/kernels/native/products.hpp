@@ -1,20 +1,23 @@
 // Row and column products of a whole matrix, cut into tasks for the team, for any layout and number of tokens.
 #pragma once
 
+#include "blocks.hpp"
 #include "panels.hpp"
 #include "pool.hpp"
 #include "records.hpp"
-#include "tiles.hpp"
 
 namespace tpi {
 namespace {
+
+// Bytes of scratch that each thread needs for products.
+constexpr size_t kThreadBytes = kPanelBytes > kBlockBytes ? kPanelBytes : kBlockBytes;
 
 inline bool streams(size_t tokens) { return tokens <= kStreamTokens; }
 
 inline Rounded take_rounded(Arena& arena, size_t tokens, size_t width, bool fine) {
     size_t values = tokens * width;
     return {arena.take<int8_t>(values), fine ? arena.take<int8_t>(values) : nullptr,
-            arena.take<float>(values / kGroup), arena.take<float>(values / kGroup),
+            streams(tokens) ? nullptr : arena.take<CodeSums>(values / kGroup), arena.take<float>(values / kGroup), arena.take<float>(values / kGroup),
             arena.take<float>(values / kGroup), width};
 }
 
@@ -73,6 +76,7 @@ inline Prepared some_of(const Prepared& all, size_t first, size_t count) {
     if (!all.rounded.codes) return part;
     part.rounded.codes += first * all.stride;
     if (all.rounded.fine) part.rounded.fine += first * all.stride;
+    part.rounded.whole = nullptr;
     part.rounded.scale += first * all.rounded.groups();
     part.rounded.sum += first * all.rounded.groups();
     part.rounded.half += first * all.rounded.groups();
@@ -123,7 +127,7 @@ inline void prepare_all(const PrepareCall& call, Pool& pool) {
 
 // Rows of one task. If streaming: about 64 KiB of weights, in whole tiles, but at least two tasks per thread.
 inline size_t rows_per_task(const Matrix& matrix, const Prepared& in) {
-    if (!streams(in.tokens)) return matrix.tiled ? 16 : kStrip;
+    if (!streams(in.tokens)) return matrix.tiled ? 32 : kStrip;
     size_t rows = 65536 / vector_bytes(matrix.format, matrix.hidden), share = matrix.vectors() / (2 * in.threads);
     if (rows > share) rows = share;
     return rows < kTileOutputs ? kTileOutputs : rows / kTileOutputs * kTileOutputs;
@@ -134,21 +138,22 @@ inline size_t row_tasks(const Matrix& matrix, const Prepared& in) {
     return (matrix.vectors() + rows - 1) / rows;
 }
 
-// Set out[t * stride + r] for the rows of one task. `panels` is this thread's, kPanelBytes.
-inline void row_task(const Matrix& matrix, const Prepared& in, size_t task, float* panels, float* out, size_t stride) {
+// Set out[t * stride + r] for the rows of one task. `scratch` is this thread's, kThreadBytes.
+inline void row_task(const Matrix& matrix, const Prepared& in, size_t task, uint8_t* scratch, float* out, size_t stride) {
     size_t rows = rows_per_task(matrix, in), first = task * rows;
     size_t count = matrix.vectors() - first < rows ? matrix.vectors() - first : rows;
-    if (matrix.tiled) {
-        constexpr size_t kTokens = 64;  // their activations stay in cache while all rows of the task pass
-        for (size_t from = 0; from < in.tokens; from += kTokens) {
-            size_t to = in.tokens - from < kTokens ? in.tokens : from + kTokens;
-            tiled_rows(matrix, first, count, in.rounded, from, to, out + from * stride + first, stride);
+    if (matrix.tiled && streams(in.tokens)) {
+        tiled_rows(matrix, first, count, in.rounded, 0, in.tokens, out + first, stride);
+    } else if (matrix.tiled) {
+        for (size_t from = 0; from < in.tokens; from += kBlockTokens) {
+            size_t to = in.tokens - from < kBlockTokens ? in.tokens : from + kBlockTokens;
+            tiled_rows_block(matrix, first, count, in.rounded, from, to, scratch, out + from * stride + first, stride);
         }
     } else if (streams(in.tokens)) {
         record_rows(matrix, first, count, {in.x, in.stride, in.rounded}, in.tokens, out + first, stride);
     } else {
         const float* x = is_four_bit(matrix.format) ? in.kept : in.x;
-        record_strip(matrix, false, task, x, in.stride, in.tokens, panels, out, stride);
+        record_strip(matrix, false, task, x, in.stride, in.tokens, reinterpret_cast<float*>(scratch), out, stride);
     }
 }
 
@@ -199,20 +204,14 @@ inline Inner take_inner(Arena& arena, const Matrix& matrix, size_t tokens) {
     return inner;
 }
 
-// Bytes of scratch that each thread needs for these matrices.
-inline size_t thread_bytes(const Matrix& column) {
-    size_t tiles = column.tiled ? column.vectors() / kGroup * kTileOutputs * group_bytes(column.format) : 0;
-    return round_up(tiles > kPanelBytes ? tiles : kPanelBytes, 64);
-}
-
 // out[tokens, hidden] = matrix * inner; inner must be complete. Ends without a sync.
 inline void multiply_columns(const Matrix& matrix, const Inner& inner, size_t tokens, const Slices& slices,
                              uint8_t* scratch, Team& team, float* out) {
     size_t hidden = matrix.hidden;
     if (!streams(tokens)) {
         if (matrix.tiled)
-            team.each(hidden / kTileOutputs, [&](size_t tile) {
-                tiled_columns_block(matrix, tile, inner.rounded, tokens, scratch, out, hidden);
+            team.each((hidden + kPanelOutputs - 1) / kPanelOutputs, [&](size_t panel) {
+                tiled_columns_block(matrix, panel, inner.rounded, tokens, scratch, out, hidden);
             });
         else
             team.each((hidden + kStrip - 1) / kStrip, [&](size_t strip) {

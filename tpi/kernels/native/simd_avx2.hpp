@@ -184,6 +184,30 @@ inline I8 dot_signed(I8 total, B32 values, const int8_t* x) {
     return {dot_quads(total.v, _mm256_abs_epi8(values.v), _mm256_sign_epi8(splat_quad(x), values.v))};
 }
 inline I8 no_dots() { return {_mm256_setzero_si256()}; }
+inline I8 splat_int(int32_t value) { return {_mm256_set1_epi32(value)}; }
+
+#if !defined(TPI_VNNI)
+
+constexpr int kMostSpread = 129;  // 16 bits hold the sum of two products
+
+template <int Most, int N> TPI_INLINE void add_words(const uint8_t* codes, const int8_t* x, size_t stride, I8 (*out)[1]) {
+    constexpr int kRun = Most == 0 || Most > 64 ? 1 : Most > 32 ? 2 : 4;  // words whose products 16 bits can sum
+    _Pragma("GCC unroll 1")  // GCC would reorder the additions and keep all terms in memory
+    for (int word = 0; word < 4; word += kRun)
+        TPI_UNROLL for (int t = 0; t < N; ++t) {
+            const int8_t* from = x + t * stride + 4 * word;
+            __m256i total;
+            TPI_UNROLL for (int i = 0; i < kRun; ++i) {
+                __m256i some = load32(codes + 32 * (word + i)), quad = splat_quad(from + 4 * i);
+                __m256i pairs = Most ? _mm256_maddubs_epi16(some, quad)
+                                     : _mm256_maddubs_epi16(_mm256_abs_epi8(some), _mm256_sign_epi8(quad, some));
+                total = i ? _mm256_add_epi16(total, pairs) : pairs;
+            }
+            out[t][0].v = _mm256_add_epi32(out[t][0].v, pairs_to_quads(total));
+        }
+}
+
+#endif
 
 // the 32 codes of a group in record order, one per byte
 inline __m256i spread_codes(const uint8_t* codes) {

@@ -186,6 +186,21 @@ inline I8 dot_signed(I8 total, B32 values, const int8_t* x) {
 }
 inline I8 dot_codes(I8 total, B32 codes, const int8_t* x) { return dot_signed(total, codes, x); }
 inline I8 no_dots() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
+inline I8 splat_int(int32_t value) { return {vdupq_n_s32(value), vdupq_n_s32(value)}; }
+
+constexpr int kMostSpread = 0;
+
+template <int Most, int N> TPI_INLINE void add_words(const uint8_t* codes, const int8_t* x, size_t stride, I8 (*out)[1]) {
+    int8x16_t word[8];
+    TPI_UNROLL for (int i = 0; i < 8; ++i) word[i] = vreinterpretq_s8_u8(vld1q_u8(codes + 16 * i));
+    TPI_UNROLL for (int t = 0; t < N; ++t) {
+        int8x16_t inputs = vld1q_s8(x + t * stride);
+        dot_word<0>(out[t][0], word[0], word[1], inputs);
+        dot_word<1>(out[t][0], word[2], word[3], inputs);
+        dot_word<2>(out[t][0], word[4], word[5], inputs);
+        dot_word<3>(out[t][0], word[6], word[7], inputs);
+    }
+}
 
 inline I8 group_q4(const uint8_t* codes, const int8_t* x) {
     uint8x16_t both = vld1q_u8(codes);

@@ -168,6 +168,18 @@ inline I8 dot_signed(I8 total, B32 values, const int8_t* x) {
 }
 inline I8 dot_codes(I8 total, B32 codes, const int8_t* x) { return dot_signed(total, codes, x); }
 inline I8 no_dots() { return I8{}; }
+inline I8 splat_int(int32_t value) { I8 r; TPI_LANES r.lane[i] = value; return r; }
+
+// The largest range of the numbers of a code book that become codes without a sign.
+constexpr int kMostSpread = 0;
+
+// out[t] += products of 16 inputs: codes, four words of 4 bytes for each of 8 outputs, and x[t * stride]. The largest
+// code is `Most`; 0: they have a sign.
+template <int Most, int N> TPI_INLINE void add_words(const uint8_t* codes, const int8_t* x, size_t stride, I8 (*out)[1]) {
+    for (size_t word = 0; word < 4; ++word)
+        for (size_t t = 0; t < N; ++t)
+            out[t][0] = dot_signed(out[t][0], load_b32(codes + 32 * word), x + t * stride + 4 * word);
+}
 
 // Sum over a tile's 32 inputs of code * x, for each of its 8 outputs and N tokens.
 template <int N> inline void tile_q4(const uint8_t* codes, const int8_t* const* x, I8* out) {

@@ -72,10 +72,6 @@ template <Format F, int Word> inline void tile_codes(const uint8_t* tile, B32& f
         first = first | shifted<kHighAt>(high, kMask);
         second = second | shifted<kHighAt + 4>(high, kMask);
     }
-    if constexpr (coding.table != nullptr) {
-        first = look_up(coding.table, first);
-        second = look_up(coding.table, second);
-    }
 }
 
 // Sum over a tile's 32 inputs of number * x, for N tokens. If the halves have scales of their own, N more sums are of
@@ -86,8 +82,13 @@ template <Format F, int N> inline void tile_dots(const uint8_t* tile, const int8
     auto add = [&]<int Word>() {
         B32 first, second;
         tile_codes<F, Word>(tile, first, second);
+        constexpr const int8_t* table = coding_of(F).table;
+        if constexpr (table != nullptr) {
+            first = look_up(table, first);
+            second = look_up(table, second);
+        }
         for (int t = 0; t < N; ++t) {
-            if constexpr (coding_of(F).table != nullptr) {
+            if constexpr (table != nullptr) {
                 out[t] = dot_signed(out[t], first, x[t] + 4 * Word);
                 out[kSecond + t] = dot_signed(out[kSecond + t], second, x[t] + 16 + 4 * Word);
             } else {
@@ -286,18 +287,6 @@ inline void tiled_columns_stream(const Matrix& matrix, size_t first, size_t last
             if (unit + 1 < matrix.units) prefetch_bytes(part + matrix.unit_bytes + skipped, kAhead);
             add_unit_tokens<F>(part, groups, unit * groups, first, last, x, tokens, Rows{out, stride});
         }
-    });
-}
-
-// Column part, many tokens: out = all units * x for one output tile. Its tiles are gathered in `packed` first, since
-// units lie far apart; it holds units * width / 32 tiles.
-inline void tiled_columns_block(const Matrix& matrix, size_t output, const Rounded& x, size_t tokens, uint8_t* packed,
-                                float* out, size_t stride) {
-    with_tile_format(matrix.format, [&]<Format F>() {
-        size_t groups = matrix.width / kGroup, piece = groups * kTileOutputs * group_bytes(F);
-        for (size_t unit = 0; unit < matrix.units; ++unit)
-            std::memcpy(packed + unit * piece, matrix.data + unit * matrix.unit_bytes + output * piece, piece);
-        tile_row<F>({packed, matrix.units * groups}, x, 0, tokens, out + output * kTileOutputs, stride);
     });
 }
 

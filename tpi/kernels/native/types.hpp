@@ -5,6 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+// Small loops whose arrays belong in registers; compilers call and loop too soon by themselves.
+#define TPI_INLINED __attribute__((always_inline))
+#define TPI_INLINE inline TPI_INLINED
+#define TPI_UNROLL _Pragma("GCC unroll 8")
+
 namespace tpi {
 
 constexpr size_t kGroup = 32;        // values that share a scale, of weights, activations, keys and values
@@ -132,9 +137,14 @@ struct Norm {
 
 // Activations of several tokens for the integer products. 8-bit weights need more than 8 bits of the activations: then
 // each code has a second one, `fine`, with the remainder in 1/128 of its unit.
+struct CodeSums {
+    int16_t first, second, fine;  // of the first 16 codes of a group, of the others, and of the fine codes
+};
+
 struct Rounded {
-    int8_t* codes;  // [tokens, width]
-    int8_t* fine;   // the same; null if no weights have 8 bits
+    int8_t* codes;    // [tokens, width]
+    int8_t* fine;     // the same; null if no weights have 8 bits
+    CodeSums* whole;  // [tokens, width / 32]; null for a few tokens
     float* scale;   // [tokens, width / 32]
     float* sum;     // [tokens, width / 32]: scale * sum of the group's codes
     float* half;    // [tokens, width / 32]: the same of the first 16 of them

@@ -9,8 +9,12 @@ namespace {
 #if defined(TPI_VNNI)
 
 struct Wide { __m512 v; };
-constexpr size_t kWide = 16;  // lanes
+struct WideInt { __m512i v; };
+constexpr size_t kWide = 16;      // lanes
+constexpr int kVectors = 2;       // of outputs, which share each load of activations
+constexpr int kMostSpread = 255;  // numbers of a code book with at most this range can become codes without a sign
 
+inline Wide operator+(Wide a, Wide b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Wide operator*(Wide a, Wide b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Wide fma(Wide a, Wide b, Wide c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Wide wide(float s) { return {_mm512_set1_ps(s)}; }
@@ -25,11 +29,30 @@ inline Wide wide_half(const void* p) {
 inline void store(float* p, Wide a) { _mm512_storeu_ps(p, a.v); }
 // half as many lanes with the same sum
 inline F8 fold(Wide a) { return {_mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1))}; }
+inline Wide to_float(WideInt a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline WideInt wide_int(int32_t value) { return {_mm512_set1_epi32(value)}; }
+
+// out[t] += products of 16 inputs: codes without a sign, four words of 4 bytes for each output, and x[t * stride].
+template <int Most, int N>
+TPI_INLINE void add_words(const uint8_t* codes, const int8_t* x, size_t stride, WideInt (*out)[kVectors]) {
+    static_assert(Most > 0);
+    TPI_UNROLL for (int word = 0; word < 4; ++word)
+        TPI_UNROLL for (int t = 0; t < N; ++t) {
+            int32_t quad;
+            std::memcpy(&quad, x + t * stride + 4 * word, 4);
+            TPI_UNROLL for (int v = 0; v < kVectors; ++v) {
+                __m512i some = _mm512_load_si512(codes + (word * kVectors + v) * sizeof(__m512i));
+                out[t][v].v = _mm512_dpbusd_epi32(out[t][v].v, some, _mm512_set1_epi32(quad));
+            }
+        }
+}
 
 #else
 
 using Wide = F8;
+using WideInt = I8;
 constexpr size_t kWide = 8;
+constexpr int kVectors = 1;
 
 inline Wide wide(float s) { return splat(s); }
 inline Wide wide_floats(const void* p) { return load_bytes(static_cast<const uint8_t*>(p)); }
@@ -37,6 +60,7 @@ inline Wide wide_halves(const void* p) { return load_half(p); }
 inline Wide wide_int8(const void* p) { return load_int8(p); }
 inline Wide wide_half(const void* p) { return splat_half(p); }
 inline F8 fold(Wide a) { return a; }
+inline WideInt wide_int(int32_t value) { return splat_int(value); }
 
 #endif
 

@@ -26,9 +26,10 @@ from tpi.config import Activation, Format
 from tpi.kernels.kv import KvDtype
 from tpi.kernels.normspec import NormKind
 from tpi.kernels.spec import F32, NormSpec
-from tpi.pack.layout import RECORDS, Layout, Part
+from tpi.pack.layout import RECORDS, Layout, Part, is_quantised
 
 pytestmark = pytest.mark.usefixtures("isa")
+QUANTISED = [format for format in FORMATS if is_quantised(format)]
 RECORD_TOLERANCE = 1.5e-2  # 4-bit columns in records: the inner activations are rounded to int8 over 8 neurons
 
 
@@ -191,6 +192,16 @@ def test_logits(packed: tuple[Format, Layout], tokens: int, hidden: int) -> None
     run, data = pack(random, "row", layout, [Part("row", format, "row")], 32, hidden, 5)
     x = normal(random, tokens, hidden)
     assert_close(native.logits(run, data, x), reference.logits(run, data, x), tolerance(format))
+
+
+@over_isas(("format", "tokens"), QUANTISED, [17, 64, 70])
+def test_logits_of_many_tokens_have_the_bits_of_few(format: Format, tokens: int) -> None:
+    random = np.random.default_rng(17)
+    run, data = pack(random, "row", "tiled", [Part("row", format, "row")], 32, 544, 3)
+    x = normal(random, tokens, 544)
+    few = [native.logits(run, data, x[first : first + 16]) for first in range(0, tokens, 16)]
+    assert np.abs(few[-1]).max() > 0
+    np.testing.assert_array_equal(native.logits(run, data, x), np.concatenate(few))
 
 
 @over_isas(("packed",), PACKS)

@@ -254,6 +254,8 @@ inline void tiled_rows_block(const Matrix& matrix, size_t first, size_t count, c
                              uint8_t* scratch, float* out, size_t stride) {
     with_tile_format(matrix.format, [&]<Format F>() {
         static_assert(sizeof(PanelScratch<F>) <= kBlockBytes);
+        if constexpr (F == Format::q8 && shift_of<F>() == 0)  // bytes already, which a panel would only copy
+            return tiled_rows(matrix, first, count, x, from, to, out, stride);
         constexpr size_t tile_bytes = kTileOutputs * group_bytes(F);
         size_t groups = matrix.hidden / kGroup;
         for (size_t done = 0; done < count; done += kPanelOutputs) {

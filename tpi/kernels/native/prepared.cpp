@@ -24,7 +24,7 @@ const Prepared& PreparedInput::take(size_t tokens, size_t hidden, const Forms& f
     auto* whole = memory_.take<CodeSums>(forms.rounded && many ? groups : 0);
     auto* fine = memory_.take<int8_t>(forms.fine ? values : 0);
     auto* kept = memory_.take<float>(forms.kept ? values : 0);
-    if (forms.rounded) 
+    if (forms.rounded)
         all.rounded = {codes, forms.fine ? fine : nullptr, many ? whole : nullptr, scale, sum, half, all.stride};
     if (forms.kept) all.kept = kept;
     hidden_ = hidden;

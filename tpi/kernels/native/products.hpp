@@ -15,10 +15,14 @@ constexpr size_t kThreadBytes = kPanelBytes > kBlockBytes ? kPanelBytes : kBlock
 inline bool streams(size_t tokens) { return tokens <= kStreamTokens; }
 
 inline Rounded take_rounded(Arena& arena, size_t tokens, size_t width, bool fine) {
-    size_t values = tokens * width;
-    return {arena.take<int8_t>(values), fine ? arena.take<int8_t>(values) : nullptr,
-            streams(tokens) ? nullptr : arena.take<CodeSums>(values / kGroup), arena.take<float>(values / kGroup), arena.take<float>(values / kGroup),
-            arena.take<float>(values / kGroup), width};
+    size_t values = tokens * width, groups = values / kGroup;
+    return {arena.take<int8_t>(values),
+            fine ? arena.take<int8_t>(values) : nullptr,
+            streams(tokens) ? nullptr : arena.take<CodeSums>(groups),
+            arena.take<float>(groups),
+            arena.take<float>(groups),
+            arena.take<float>(groups),
+            width};
 }
 
 // Up to so many values, a thread computes them for itself rather than wait for another thread.

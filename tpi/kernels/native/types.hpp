@@ -135,19 +135,20 @@ struct Norm {
     const float* bias;    // [hidden] or null
 };
 
-// Activations of several tokens for the integer products. 8-bit weights need more than 8 bits of the activations: then
-// each code has a second one, `fine`, with the remainder in 1/128 of its unit.
+// Sums of the codes of a group.
 struct CodeSums {
-    int16_t first, second, fine;  // of the first 16 codes of a group, of the others, and of the fine codes
+    int16_t first, second, fine;  // the first 16 codes, the others, and the fine codes
 };
 
+// Activations of several tokens for the integer products. 8-bit weights need more than 8 bits of the activations: then
+// each code has a second one, `fine`, with the remainder in 1/128 of its unit.
 struct Rounded {
     int8_t* codes;    // [tokens, width]
     int8_t* fine;     // the same; null if no weights have 8 bits
     CodeSums* whole;  // [tokens, width / 32]; null for a few tokens
-    float* scale;   // [tokens, width / 32]
-    float* sum;     // [tokens, width / 32]: scale * sum of the group's codes
-    float* half;    // [tokens, width / 32]: the same of the first 16 of them
+    float* scale;     // [tokens, width / 32]
+    float* sum;       // [tokens, width / 32]: scale * sum of the group's codes
+    float* half;      // [tokens, width / 32]: the same of the first 16 of them
     size_t width;
 
     size_t groups() const { return width / kGroup; }

@@ -45,6 +45,7 @@ class UnwrittenPack(Pack):
         )
         self.embedding = UnwrittenBlock("embedding", plan.embedding.shape)
         self.head = UnwrittenBlock("head", plan.head.shape)
+        self.per_layer = ()
 
     @property
     def config(self) -> ModelConfig:

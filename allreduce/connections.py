@@ -15,6 +15,7 @@ from tpi.errors import PlanError
 from tpi.net.monitor import Socket
 from tpi.net.sockets import COLLECTIVE, split_address
 
+STEP_MASK = 0xFFFFFFFF  # frames carry the low 32 bits of a step's number
 SEGMENT_VALUES = 1 << 16  # most values in a frame; longer messages are split, so that a slow link shows progress
 _SLICE_MS = 100  # longest single attempt to receive
 _LINGER_MS = 500  # time for the last messages of a closing node to be sent

@@ -12,13 +12,12 @@ import numpy as np
 
 from allreduce._mailbox import Mailbox
 from allreduce.base import F32
-from allreduce.connections import Connections
+from allreduce.connections import STEP_MASK, Connections
 from tpi.kernels.constants import STREAM_TOKENS
 from tpi.net.wire import EXACT, Wire, wire_format
 
-MASTER = 0
+MASTER_RANK = 0
 MOST_STAGES = 32  # lanes are counted with 6 bits, and a stage has two
-_STEP_MASK = 0xFFFFFFFF
 
 
 def sums_lane(stage: int) -> int:
@@ -54,7 +53,7 @@ class Hops:
         self._hidden = hidden
         self._long = wire_format("bf16" if wire == "q8" else wire)
         self.seconds = 0.0
-        self._before = self._result = MASTER
+        self._before = self._result = MASTER_RANK
         self._entering: Mailbox | None = None
         self._leaving: Mailbox | None = None
         self._returning: Mailbox | None = None
@@ -63,9 +62,9 @@ class Hops:
             self._before = stages[own - 1][0]
             self._entering = connections.open(_leaving_lane(own - 1), everyone)
         if own is not None and rank == stages[own][0]:
-            self._after = tuple(stages[own + 1]) if own < last else (MASTER,)
+            self._after = tuple(stages[own + 1]) if own < last else (MASTER_RANK,)
             self._leaving = connections.open(_leaving_lane(own), everyone) if self._after != (rank,) else None
-        if rank == MASTER and own != last:
+        if rank == MASTER_RANK and own != last:
             self._result = stages[last][0]
             self._returning = connections.open(_leaving_lane(last), everyone)
         connections.connect({self._before, self._result, *self._after})
@@ -85,7 +84,7 @@ class Hops:
             NodeLost: if a node does not accept them in time.
         """
         if self._leaving is not None and x is not None:
-            self._leaving.begin(step & _STEP_MASK)
+            self._leaving.begin(step & STEP_MASK)
             self._leaving.send(self._after, 0, x, self._format(len(x)).code)
 
     def result(self, step: int, own: F32 | None, rows: int) -> F32 | None:
@@ -96,7 +95,7 @@ class Hops:
         Raises:
             NodeLost: if the last stage does not send them in time.
         """
-        if self.connections.spec.rank != MASTER:
+        if self.connections.spec.rank != MASTER_RANK:
             return None
         return own if self._returning is None else self._receive(self._returning, step, self._result, rows)
 
@@ -109,7 +108,7 @@ class Hops:
     def _receive(self, box: Mailbox, step: int, rank: int, rows: int) -> F32:
         started = perf_counter()
         out = np.empty((rows, self._hidden), np.float32)
-        box.begin(step & _STEP_MASK)
+        box.begin(step & STEP_MASK)
         box.receive(rank, 0, out, self._format(rows).code)
         self.seconds += perf_counter() - started
         return out

@@ -8,9 +8,7 @@ algorithm.
 from collections.abc import Iterable
 
 from allreduce.base import Endpoints, GroupSpec, GroupStats
-from allreduce.connections import Connections
-
-_STEP_MASK = 0xFFFFFFFF
+from allreduce.connections import STEP_MASK, Connections
 
 
 class Transport:
@@ -34,7 +32,7 @@ class Transport:
 
     def begin(self, step: int) -> None:
         """Begin step number `step`, and drop messages of earlier steps."""
-        self.box.begin(step & _STEP_MASK)
+        self.box.begin(step & STEP_MASK)
 
     def with_traffic(self, stats: GroupStats) -> GroupStats:
         """Fill in the bytes sent and received and the dropped frames of `stats`, and return it."""

@@ -210,7 +210,7 @@ _PLACEMENT = (
         default="1",
         show_default=True,
         metavar="N|LAYOUT",
-        help="Number of stages: groups of nodes that hold different layers, or 0-9:master,10-21:desk+attic.",
+        help="Number of groups of nodes that hold different layers; or layers and nodes: 0-9:master,10-21:desk+attic.",
     ),
     click.option(
         "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."

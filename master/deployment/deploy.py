@@ -100,8 +100,9 @@ class Deployer:
         except UsageError as error:
             if not self.cluster.epoch:
                 raise
-            found = in_rank_order(stages_in(asked), layers, shares)
-            warn(f"{error}; going on with {len(found)} stages in the order of the nodes")
+            # layers that share keys and values cannot be cut anywhere, so they get one stage
+            found = in_rank_order(1 if self.pack.config.shared_kv else stages_in(asked), layers, shares)
+            warn(f"{error}; going on with {len(found)} of {stages_in(asked)} stages, in the order of the nodes")
             return found
 
     def _refuse_with_stages(self, stages: Sequence[Stage]) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from allreduce.hops import MASTER_RANK
 from master.deployment.pages import PagePool
 from master.deployment.stages import Stage
 from master.deployment.states import StatePool
@@ -24,7 +25,6 @@ from worker.node.node import Node
 
 F32 = npt.NDArray[np.float32]
 
-MASTER_RANK = 0
 TUNING = 0  # number of the step in which the nodes measure their links and choose a collective
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from allreduce.hops import MOST_STAGES
 from master.deployment.planner import Split, deal_shards, units_of
 from tpi.errors import PlanError, UsageError
 from tpi.pack.reader import Pack
@@ -69,6 +70,8 @@ def lay_out(asked: str, names: Sequence[str], layers: int, shares: Sequence[floa
         UsageError: if `asked` cannot be read, names an unknown node or one twice, or lacks a layer.
         PlanError: if there are more stages than layers.
     """
+    if (count := stages_in(asked)) > MOST_STAGES:
+        raise UsageError(f"--stages {asked} asks for {count} stages; give at most {MOST_STAGES}")
     if asked == ONE:
         return [StageNodes(Range(0, layers), tuple(range(len(names))))]
     weights = Split.of(shares).weights()

@@ -20,6 +20,8 @@ TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
 LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 TOLERANCE = 1e-4
 GREEDY = Sampler(Sampling(temperature=0))
+GEMMA4 = ("gemma4", "gemma4moe", "gemma4e")
+STATEFUL = ("qwen35", "lfm2", "granite4hmoe")  # with states of each kind
 Packs = Callable[..., Pack]
 
 
@@ -57,7 +59,7 @@ def test_three_nodes_that_stream_every_block(
     assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("family", ORDERS)
+@pytest.mark.parametrize("family", [*ORDERS, *GEMMA4])
 def test_sequences_of_mixed_lengths(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     prompts = [LONG[:21], LONG[21:26], LONG[26:60], LONG[60:61]]
 
@@ -68,7 +70,7 @@ def test_sequences_of_mixed_lengths(family: str, tiny_pack: Packs, tmp_path: Pat
     assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
 
 
-@pytest.mark.parametrize("family", ORDERS)
+@pytest.mark.parametrize("family", [*ORDERS, *GEMMA4])
 def test_a_prompt_reuses_pages_and_survives_a_lost_worker(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     pack = tiny_pack(family)
     with in_process_engine(pack, [1], tmp_path) as engine:
@@ -82,7 +84,7 @@ def test_a_prompt_reuses_pages_and_survives_a_lost_worker(family: str, tiny_pack
         assert [*begun, *(sampled.token for sampled in generate(engine, sequence, GREEDY, 6))] == expected
 
 
-@pytest.mark.parametrize("family", ORDERS)
+@pytest.mark.parametrize("family", [*ORDERS, *STATEFUL])
 def test_preempted_requests_end_as_if_they_were_alone(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     """There are too few pages for both, so one of them is computed again."""
     prompts = [LONG[:40], LONG[40:80]]

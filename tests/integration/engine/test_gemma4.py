@@ -17,7 +17,7 @@ from scheduler.storage.disk import DirectDisk
 from tests.support.altered import OPTIONS, PEERS
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.cluster.single import Setting, single_node
-from tests.support.generating import generate, together
+from tests.support.generating import generate
 from tests.support.models import VOCAB, TinyModel, reference_logits
 from tpi.config import FullHeads
 from tpi.errors import PlanError
@@ -81,31 +81,6 @@ def test_experts_that_are_fetched_give_the_same_tokens(dtype: str, tiny_pack: Pa
         assert node.fetched is not None
         assert answer(engine, LONG[:30], 8)[0] == expected
         assert node.fetched.cache.stats().misses > 0
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sequences_of_mixed_lengths(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
-    prompts = [LONG[:21], LONG[21:26], LONG[26:60], LONG[60:61]]
-
-    def greedy(step: list[list[int]]) -> list[list[int]]:
-        with in_process_engine(tiny_pack(family), [1, 2], tmp_path, pool=100) as engine:
-            return together(engine, step, 70)
-
-    assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_reuses_pages_and_survives_a_lost_worker(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
-    pack = tiny_pack(family)
-    with in_process_engine(pack, [1], tmp_path) as engine:
-        expected = answer(engine, LONG[:80], 10)[0]
-    with in_process_engine(pack, [2, 1], tmp_path) as engine, in_process_engine(pack, [1], tmp_path) as other:
-        answer(engine, LONG[:70], 2)
-        assert answer(engine, LONG[:80], 10) == (expected, 70)
-        sequence = engine.admit(LONG[:80])
-        begun = [sampled.token for sampled in generate(engine, sequence, GREEDY, 4)]
-        engine.replace(other.deployment)
-        assert [*begun, *(sampled.token for sampled in generate(engine, sequence, GREEDY, 6))] == expected
 
 
 @pytest.mark.parametrize(("kv_dtype", "limit"), [("f16", 5e-3), ("q8", 5e-2), ("q4", 0.6)])

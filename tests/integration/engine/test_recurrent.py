@@ -11,7 +11,6 @@ from master.deployment.assignments import assignments
 from master.deployment.planner import deal_shards, units_of
 from master.deployment.stages import one_stage
 from master.generation.engine import Engine
-from master.generation.request import Request
 from master.generation.sequence import Sequence
 from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
@@ -90,27 +89,6 @@ def test_a_prompt_in_chunks_keeps_the_states_between_them(tiny_pack: Packs, tmp_
         assert second.cached == 64
     with in_process_engine(tiny_pack("qwen3next"), [1], tmp_path, pool=100, chunk=40) as engine:
         assert answer(engine, [*LONG[:80], 5, 6, 7], 6)[0] == found
-
-
-@SEVERAL
-def test_preempted_requests_end_as_if_they_were_alone(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
-    """There are too few pages for both, so one of them is computed again."""
-    prompts = [LONG[:40], LONG[40:80]]
-    with in_process_engine(tiny_pack(family), [1, 1], tmp_path, pool=4, chunk=64) as engine:
-        sequences = [engine.admit(prompt) for prompt in prompts]
-        requests = [Request(sequence, GREEDY, 40, lambda sampled: True) for sequence in sequences]
-        for request in requests:
-            engine.submit(request)
-        while engine.requests:
-            engine.step()
-            for request in requests:
-                if request.finished:
-                    engine.release(request.sequence)
-        assert engine.admission.preempted
-        found = [list(sequence.tokens) for sequence in sequences]
-    for prompt, tokens in zip(prompts, found, strict=True):
-        with in_process_engine(tiny_pack(family), [1, 1], tmp_path, pool=4, chunk=64) as engine:
-            assert tokens == [*prompt, *answer(engine, prompt, 40)[0]]
 
 
 @SEVERAL

@@ -33,6 +33,8 @@ def test_stages_are_laid_out(asked: str, shares: list[float], stages: list[tuple
     ("asked", "says"),
     [
         ("0", "give at least 1"),
+        ("33", "asks for 33 stages; give at most 32"),
+        (",".join(f"{layer}:desk" for layer in range(33)), "asks for 33 stages; give at most 32"),
         ("5", "at most as many as there are nodes"),
         ("-1", "neither a number of stages nor layers"),
         ("", "neither a number of stages nor layers"),

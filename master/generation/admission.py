@@ -50,7 +50,7 @@ class Admission:
 
     def admit(self, now: float) -> None:
         """Admit waiting requests, in turn, as long as there is room. `now` is in `perf_counter` seconds."""
-        while any(self._try(request, now) for request in self._candidates(now)):
+        while any(self._admit_one(request, now) for request in self._candidates(now)):
             pass
 
     def make_room(self) -> None:
@@ -91,7 +91,7 @@ class Admission:
             if held.within(request, fair, part, counted=not late):
                 return
 
-    def _try(self, request: Request, now: float) -> bool:
+    def _admit_one(self, request: Request, now: float) -> bool:
         """Admit `request` if there is room or preempting others makes enough; return True if it now runs."""
         sequence = request.sequence
         sequence.begin(self._pages)

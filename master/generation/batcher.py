@@ -152,13 +152,13 @@ class Batcher:
             share = -(-room // (len(clients) - index))
             for number, each in enumerate(sorted(prompts, key=lambda each: each.pending)):
                 part = -(-share // (len(prompts) - number))
-                count = min(each.pending, self._sooner(each, part) if ready else part)
+                count = min(each.pending, self._in_time(each, part) if ready else part)
                 if self.pages.states is not None:
-                    count = self._to_page(each, count)
+                    count = self._up_to_page(each, count)
                 share, room = share - count, room - count
                 yield each, count
 
-    def _to_page(self, sequence: Sequence, count: int) -> int:
+    def _up_to_page(self, sequence: Sequence, count: int) -> int:
         """Return how many of `count` tokens end with a page, so that the state there can be kept; all if none does."""
         end = (sequence.sent + count) // PAGE_TOKENS * PAGE_TOKENS
         return end - sequence.sent if end > sequence.sent and count < sequence.pending else count
@@ -175,7 +175,7 @@ class Batcher:
             each.turn = self._turn
         return found
 
-    def _sooner(self, sequence: Sequence, count: int) -> int:
+    def _in_time(self, sequence: Sequence, count: int) -> int:
         """Return how many tokens at the sequence's position take as long as `count` tokens at position 0."""
         return max(min(count, _LEAST), count * self.even // (self.even + sequence.sent))
 

@@ -36,7 +36,7 @@ class Ref:
     rows: tuple[int, int] | None = None  # its rows in a fused tensor; None: all
     add: float = 0.0  # added to each value when it is read
     transposed: bool = False  # the tensor is the transpose of the matrix
-    step: tuple[int, int] = (0, 1)  # (first, step) of its vectors among those of the tensor
+    stride: tuple[int, int] = (0, 1)  # (first, distance) of its vectors among those of the tensor
     heads: HeadOrder | None = None  # the vectors that it takes from each head, in its order; None: all
 
 

@@ -97,7 +97,7 @@ def _differ(one: Bytes, other: Bytes) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TableExperts(BatchExperts):
-    """Experts that lie in several places, which `table` gives while it is held."""
+    """The experts of a block whose pieces lie in several places; `table` knows the places during a hold."""
 
     table: ChunkTable
 

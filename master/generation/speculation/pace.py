@@ -22,13 +22,13 @@ _OFF = 256  # tokens for which nothing is drafted after a loss
 
 @dataclass
 class StepTimes:
-    """Seconds of a step by its number of rows, 1 to `ROWS`, as forgetting means."""
+    """The mean seconds of a step by its number of rows, 1 to `ROWS`; each new measurement weighs `_FORGET`."""
 
     _seconds: dict[int, float] = field(default_factory=dict)
     _counts: dict[int, int] = field(default_factory=dict)
 
     def learn(self, rows: int, seconds: float) -> None:
-        """Take a measurement in."""
+        """Add the measurement of one step to the mean."""
         count = self._counts[rows] = self._counts.get(rows, 0) + 1
         mean = self._seconds.get(rows, seconds)
         weight = max(_FORGET, 1 / count)
@@ -65,7 +65,7 @@ class Chance:
         return min(1.0, self.right / self.tried)
 
     def learn(self, right: bool) -> None:
-        """Take in whether one drafted token was right."""
+        """Learn whether one drafted token was right."""
         self.right = _DECAY * self.right + right
         self.tried = _DECAY * self.tried + 1
 
@@ -85,9 +85,9 @@ class Pace:
         return not self._off and self._since_plain < _AFRESH
 
     def rows(self, plain: int, chances: Sequence[float]) -> int:
-        """Return how many drafted rows are worth adding to a step of `plain` rows, for the most tokens per second.
+        """Return the number of drafted rows, added to `plain` rows, with which a step gives the most tokens per second.
 
-        `chances` are those that each further row yields a token, the highest first.
+        `chances[i]` is the chance that the drafted row `i` yields a token; the highest comes first.
         """
         best, best_rate, made = 0, plain / self.times.expect(plain), float(plain)
         for count, chance in enumerate(chances[: max(0, ROWS - plain)], 1):
@@ -98,7 +98,7 @@ class Pace:
         return best
 
     def learn(self, plain: int, drafted: int, right: int, seconds: float) -> None:
-        """Take in a step of `plain` rows and `drafted` further ones, of which `right` brought a token."""
+        """Learn from a step of `plain` rows and `drafted` further ones, of which `right` brought a token."""
         self.times.learn(plain + drafted, seconds)
         self._off = max(0, self._off - plain)
         self._since_plain = self._since_plain + 1 if drafted else 0

@@ -147,7 +147,7 @@ def test_a_plan_leaves_out_workers_of_another_master(tmp_path: Path, capfd: pyte
         assert home_asked([address], LAPTOP).names == ("master",)
         assert f"planned without a: it is in use by {other.name}" in capfd.readouterr().err
         other.close()
-        until(lambda: home_asked([address], LAPTOP).names == ("master", "a"))  # its goodbye travels on another connection
+        until(lambda: home_asked([address], LAPTOP).names == ("master", "a"))
 
 
 def test_only_the_owner_of_a_key_is_called_at_its_address(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_quantised_heads_in_gguf(family: str, kind: str, tmp_path: Path, monkeyp
         ("rope.scaling.yarn_attn_factor", 1.5, "rope.scaling.yarn_attn_factor is 1.5"),
         ("rope.scaling.yarn_log_multiplier", 0.0, "divided by 4.0 without YaRN and its weight"),
         ("rope.scaling.yarn_ext_factor", 0.0, "divided by 4.0 without YaRN and its weight"),
-        ("nextn_predict_layers", 2, "nextn_predict_layers is 2 of 2 layers"),
+        ("nextn_predict_layers", 2, "nextn_predict_layers is 2 for 2 layers"),
         ("attention.head_count_kv", 3, "3 KV heads with keys of 32"),
         ("attention.key_length", 8, "keys of 8"),
     ],

@@ -8,7 +8,7 @@ from tpi.families.gguf.experts import mixture
 
 
 def dense(fields: Fields) -> dict[str, Any]:
-    """Return the fields of LFM2. A layer without KV heads has a convolution; a sliding window is that of all others.
+    """Return the fields of LFM2. A layer without KV heads has a convolution; all others have the same sliding window.
 
     Raises:
         ModelError: if the numbers of KV heads differ between the layers that attend, or are not one for each layer.

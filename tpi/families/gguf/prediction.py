@@ -16,7 +16,7 @@ def main_layers(fields: Fields) -> int:
     """
     every, ahead = size_field(fields, "block_count"), int_field(fields, "nextn_predict_layers", 0)
     if not 0 <= ahead < min(every, _MOST + 1):
-        raise ModelError(f"nextn_predict_layers is {ahead} of {every} layers; 0 to {_MOST}, and fewer, are supported")
+        raise ModelError(f"nextn_predict_layers is {ahead} for {every} layers; at most {_MOST}, and fewer, can be")
     return every - ahead
 
 

@@ -73,7 +73,7 @@ class Matrix:
     first_row: int  # first row of the matrix in the tensor
     last_row: int  # end of its rows in the tensor, exclusive
     transposed: bool  # the tensor holds the matrix transposed
-    step: tuple[int, int] = (0, 1)  # start and stride: which vectors of the tensor belong to the matrix
+    stride: tuple[int, int] = (0, 1)  # first and distance: which vectors of the tensor belong to the matrix
     heads: HeadOrder | None = None  # which vectors of each head in the tensor belong to the matrix
 
     @property
@@ -92,7 +92,7 @@ class Matrix:
         last = min(last, self.vectors)
         if self.heads:
             return self._load_heads(self.heads, first, last)
-        at, every = self.step
+        at, every = self.stride
         if _by_rows(self.axis, self.transposed):
             rows = (self.first_row + first * every, self.first_row + last * every)
             raw = self.source.read(self.tensor, rows, (0, self.tensor.columns))[at::every]
@@ -125,7 +125,7 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
         ModelError: if the tensor is missing or has another shape; the message names it.
     """
     tensor = find(source, ref.tensor)
-    by_rows, every = _by_rows(axis, ref.transposed), ref.step[1]
+    by_rows, every = _by_rows(axis, ref.transposed), ref.stride[1]
     rows, columns = (vectors * every, hidden) if by_rows else (hidden, vectors * every)
     if every > 1 and not by_rows and tensor.element.quantised:
         raise ModelError(
@@ -141,7 +141,7 @@ def matrix(source: Source, ref: Ref, axis: Axis, vectors: int, hidden: int) -> M
             f"{source.label}: tensor {ref.tensor} has shape {list(tensor.shape)}; its configuration asks for "
             f"{[last, columns] if ref.rows else [rows, columns]}"
         )
-    return Matrix(source, tensor, axis, vectors, first, last, ref.transposed, ref.step)
+    return Matrix(source, tensor, axis, vectors, first, last, ref.transposed, ref.stride)
 
 
 def _by_rows(axis: Axis, transposed: bool) -> bool:
@@ -172,7 +172,7 @@ def vector(source: Source, ref: Ref, flat: bool = False) -> F32:
     """
     values, tensor = read_vector(source, ref.tensor, flat, ref.rows), find(source, ref.tensor)
     width = tensor.columns if len(tensor.shape) > 1 else 1
-    values = values[ref.step[0] :: ref.step[1]]
+    values = values[ref.stride[0] :: ref.stride[1]]
     if ref.heads and len(values) % (ref.heads.size * width) == 0:  # otherwise the caller reports the wrong length
         values = ref.heads.reorder(values.reshape(-1, width).view(np.uint8)).view(np.float32).reshape(-1)
     return values + np.float32(ref.add) if ref.add else values

@@ -65,7 +65,7 @@ class Chance:
         return min(1.0, self.right / self.tried)
 
     def learn(self, right: bool) -> None:
-        """Learn whether one drafted token was right."""
+        """Record whether one drafted token was right."""
         self.right = _DECAY * self.right + right
         self.tried = _DECAY * self.tried + 1
 
@@ -98,7 +98,7 @@ class Pace:
         return best
 
     def learn(self, plain: int, drafted: int, right: int, seconds: float) -> None:
-        """Learn from a step of `plain` rows and `drafted` further ones, of which `right` brought a token."""
+        """Record a step of `plain` rows and `drafted` further ones, of which `right` brought a token."""
         self.times.learn(plain + drafted, seconds)
         self._off = max(0, self._off - plain)
         self._since_plain = self._since_plain + 1 if drafted else 0

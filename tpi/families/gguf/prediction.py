@@ -16,7 +16,8 @@ def main_layers(fields: Fields) -> int:
     """
     every, ahead = size_field(fields, "block_count"), int_field(fields, "nextn_predict_layers", 0)
     if not 0 <= ahead < min(every, _MOST + 1):
-        raise ModelError(f"nextn_predict_layers is {ahead} for {every} layers; at most {_MOST}, and fewer, can be")
+        most = min(every - 1, _MOST)
+        raise ModelError(f"nextn_predict_layers is {ahead} for {every} layers; a number from 0 to {most} is expected")
     return every - ahead
 
 

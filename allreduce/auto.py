@@ -101,14 +101,14 @@ class Auto(Group):
 
     def _known(self) -> dict[cache.Pair, cache.CachedLink]:
         """Return the links in the cache of the master; on workers an empty dictionary."""
-        return cache.load(self._cache, self.spec) if self._cache and self.rank == 0 else {}
+        return cache.load(self._cache, cache.ends(self.spec)) if self._cache and self.rank == 0 else {}
 
     def _chosen_by(self, known: dict[cache.Pair, cache.CachedLink], work: Work, doubted: bool = False) -> Choice:
         """Measure the links that are not `known`, or all of them if `doubted`; return the algorithms chosen by them."""
         trusted = {} if doubted else {pair: one.link for pair, one in known.items()}
         self.links = measure_links(self.transport, trusted)
         if self._cache and self.rank == 0:
-            cache.save(self._cache, self.spec, self.links, known, doubted)
+            cache.save(self._cache, cache.ends(self.spec), self.links.links, known, doubted)
         choice = choose(self.groups, self.links, *self.spec.payload_values, work)
         return replace(choice, links_age_s=max((one.age_s for one in known.values()), default=0.0) if trusted else 0.0)
 

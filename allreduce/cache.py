@@ -1,10 +1,13 @@
-"""Cache of measured links: one JSON file on the master, by the names and addresses of both ends.
+"""Cache of measured links: one JSON file on the master, by the keys and addresses of both ends.
+
+A machine that has moved to another address is measured again, because it may have moved to another network.
 
 An entry is latency in seconds, bytes per second, time of the measurement in seconds since 1970, and 1 if the link was
 measured again after a doubt with the same result.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
@@ -13,7 +16,7 @@ from time import time
 
 from allreduce.base import GroupSpec
 from tpi.system.private import make_private, private
-from tpi.topology.links import Link, LinkTable
+from tpi.topology.links import Link
 
 FRESH_S = 24 * 3600.0
 _SAME = 2.0  # two measurements of a link count as equal if they differ by at most this factor
@@ -32,8 +35,21 @@ class CachedLink:
     confirmed: bool = False
 
 
-def _key(spec: GroupSpec, a: int, b: int) -> str:
-    return " ".join(f"{spec.peers[rank].name}@{spec.peers[rank].address}" for rank in (a, b))
+def end_of(key: bytes, address: str) -> str:
+    """Return the name in the cache of the node with this `key`, and this `address` on the plane of sums.
+
+    A node without a key is known by its address. The master has neither.
+    """
+    return f"{key.hex()}@{address}" if key else address or "master"
+
+
+def ends(spec: GroupSpec) -> list[str]:
+    """Return the names in the cache of the nodes of `spec`, in rank order."""
+    return [end_of(peer.key, peer.address) for peer in spec.peers]
+
+
+def _key(*ends: str) -> str:
+    return " ".join(sorted(ends))
 
 
 def _read(path: Path) -> dict[str, list[float]]:
@@ -50,25 +66,30 @@ def _valid(entry: object) -> bool:
     return all(isinstance(x, (int, float)) for x in entry) and all(x > 0 for x in entry[:3])
 
 
-def load(path: Path, spec: GroupSpec) -> dict[Pair, CachedLink]:
-    """Return the links of `spec` that were measured within a day. A missing or damaged file contains none."""
+def load(path: Path, ends: Sequence[str]) -> dict[Pair, CachedLink]:
+    """Return the links between `ends` that were measured within a day, by indices into `ends`.
+
+    A missing or damaged file contains none.
+    """
     entries, now = _read(path), time()
-    pairs = ((pair, entries.get(_key(spec, *pair))) for pair in combinations(range(spec.size), 2))
+    pairs = (((a, b), entries.get(_key(ends[a], ends[b]))) for a, b in combinations(range(len(ends)), 2))
     known = {pair: CachedLink(Link(e[0], e[1]), now - e[2], bool(e[3:] and e[3])) for pair, e in pairs if e}
     return {pair: one for pair, one in known.items() if 0 <= one.age_s < FRESH_S}
 
 
-def save(path: Path, spec: GroupSpec, table: LinkTable, known: dict[Pair, CachedLink], doubted: bool = False) -> None:
-    """Store in the file `path` the links of `table` that are not `known`; if `doubted`, store all of them.
+def save(
+    path: Path, ends: Sequence[str], links: Mapping[Pair, Link], known: Mapping[Pair, CachedLink], doubted: bool = False
+) -> None:
+    """Store in the file `path` those of the `links` between `ends` that are not `known`; if `doubted`, all of them.
 
     `doubted` says that known links were measured again. Errors are ignored, because the next start then measures again.
     """
     entries = _read(path)
-    for pair, link in table.links.items():
-        before = known.get(pair)
+    for (a, b), link in links.items():
+        before = known.get((a, b))
         if before is None or doubted:
             confirmed = before is not None and _same(before.link, link)
-            entries[_key(spec, *pair)] = [link.latency_s, link.bytes_per_s, time(), int(confirmed)]
+            entries[_key(ends[a], ends[b])] = [link.latency_s, link.bytes_per_s, time(), int(confirmed)]
     with suppress(OSError):
         make_private(path.parent)
         partial = path.with_suffix(".partial")

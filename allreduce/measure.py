@@ -13,7 +13,7 @@ from allreduce.transport import Transport
 from tpi.net.wire import EXACT
 from tpi.topology.links import Link, LinkTable
 
-_LEAST_S = 2.0  # a measurement takes at most this time,
+LEAST_S = 2.0  # a measurement takes at most this time,
 _ROUND_TRIPS = 25  # or this many of the slowest round trips if that is longer
 _PINGS = 8
 _MESSAGES = 64  # limit of messages per pair
@@ -34,10 +34,10 @@ def rounds(size: int) -> list[list[tuple[int, int]]]:
     return result
 
 
-def measure_links(transport: Transport, known: dict[tuple[int, int], Link]) -> LinkTable:
+def measure_links(transport: Transport, known: dict[tuple[int, int], Link], seconds: float = LEAST_S) -> LinkTable:
     """Return the links between all nodes. Every node calls it; links that are `known` (on the master) are not measured.
 
-    Takes at most max(2 s, 25 of the slowest round trips), plus one probe of the slowest link.
+    Takes at most max(`seconds`, 25 of the slowest round trips), plus one probe of the slowest link.
     """
     spec = transport.spec
     wanted = share(transport, _mask(spec.size, known)).reshape(spec.size, spec.size)
@@ -49,7 +49,7 @@ def measure_links(transport: Transport, known: dict[tuple[int, int], Link]) -> L
             if spec.rank in (a, b) and wanted[a, b]:
                 pair = _Pair(transport, b if spec.rank == a else a, number + turn * _MESSAGES)
                 if spec.rank == a:
-                    found[b] = pair.lead(_LEAST_S / len(turns))
+                    found[b] = pair.lead(seconds / len(turns))
                 else:
                     pair.follow()
     return _assemble(transport, found, known)

@@ -88,7 +88,6 @@ class RunOptions:
         memory, cache = _memory(flags.pop("memory")), flags.pop("cache") or default_cache()
         if flags["trace"] is not None:
             _try_writing(flags["trace"])
-        emulated = "TPI_TESTBED" in os.environ  # all testbeds use the same addresses
         return cls(
             model=flags.pop("model"),
             local=local or 0,
@@ -97,9 +96,14 @@ class RunOptions:
             memory=memory,
             cache=cache,
             devices=DeviceOptions.from_flags(flags),
-            links_cache=None if emulated else cache / "links.json",
+            links_cache=links_file(cache),
             **{name: flags.pop(name) for name in _PLAIN},
         )
+
+
+def links_file(cache: Path) -> Path | None:
+    """Return the file in which measured links are remembered; None in a testbed, as all have the same addresses."""
+    return None if "TPI_TESTBED" in os.environ else cache / "links.json"
 
 
 def placement_options(command: Command) -> Command:

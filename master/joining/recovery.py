@@ -82,7 +82,10 @@ class Membership:
             self._redeploy(wanted)
         if not self.cluster.recruits.ready or not (fresh or self.rebalance):
             return
-        if not (joined := self._useful(self.cluster.join())):
+        new = self.cluster.join()
+        if self.cluster.recruits.look_over is not None:
+            self.shares.meet(self.cluster)
+        if not (joined := self._useful(new)):
             return
         self._greet(joined)
         self.standing = False

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Protocol
 
 from master.deployment.planner import Split
+from master.workers.cluster import Cluster
 from master.workers.places import WorkerId, recognise
 from tpi.keys.policy import leaves_machine
 from tpi.net.sockets import split_address
@@ -16,6 +17,10 @@ class Sharing(Protocol):
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
         """Return the shares of the master and of these workers, or a split by kinds of units."""
+        ...
+
+    def meet(self, cluster: Cluster) -> None:
+        """Measure what the shares depend on, if some workers of `cluster` are new. Called between two steps."""
         ...
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
@@ -47,6 +52,9 @@ class Shares:
         found = [self.master, *(mean if number is None else asked[number] for number in known)]
         return found if any(found) else [1.0] * len(found)
 
+    def meet(self, cluster: Cluster) -> None:
+        """Measure nothing."""
+
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
         """Return no worker: the user chose which ones take part."""
         return {}
@@ -68,6 +76,11 @@ class SharesLater:
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
         """Return the planned shares if there are workers and all are on other machines, else equal shares."""
         return self._planned.among(workers) if _elsewhere(workers) else [1.0] * (1 + len(workers))
+
+    def meet(self, cluster: Cluster) -> None:
+        """Measure the unknown links between the workers, if all are on other machines."""
+        if _elsewhere([worker.id for worker in cluster.workers]):
+            self._planned.meet(cluster)
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
         """Return the workers that the plan leaves out; workers on this machine are never left out."""

@@ -12,12 +12,15 @@ from master.planning.home.dealing import HomeModel
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import ModelShape, model_shape
+from master.workers.cluster import Cluster
 from master.workers.places import WorkerId
+from master.workers.survey import WorkerLinks
 from scheduler.model.home.problem import HomeProblem, HomeSplit
 from scheduler.model.home.solve import best_split, split_over
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from tpi.devices.host import open_host
 from tpi.errors import PlanError
+from tpi.keys.policy import KeyPolicy
 from tpi.progress import phase
 from tpi.text import short_number, with_address
 from worker.measure.speed import machine_speed
@@ -34,6 +37,7 @@ class PlannedSplit:
     own: NodeMachine
     measured: MeasuredWorkers
     options: RunOptions
+    links: WorkerLinks
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
         """Return the best split over exactly these workers; equal shares if one is not measured or nothing fits."""
@@ -44,6 +48,10 @@ class PlannedSplit:
             return equal
         found = split_over(self.problem(known), tuple(range(1 + len(known))))
         return equal if found is None else _shares(found, 1 + len(known))
+
+    def meet(self, cluster: Cluster) -> None:
+        """Measure the unknown links between the workers of `cluster`."""
+        self.links.survey(cluster)
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
         """Return the workers that the best split leaves out; none if one was not measured, or if nothing fits."""
@@ -59,7 +67,7 @@ class PlannedSplit:
     def problem(self, neighbours: Sequence[Neighbour]) -> HomeProblem:
         """Return the planning problem over this machine and `neighbours`."""
         request = request_of(self.shape.config, None, None, 1, self.options.context)
-        home = home_of_neighbours(self.own, neighbours)
+        home = home_of_neighbours(self.own, neighbours, self.links)
         return HomeModel(self.shape, home, request, self.options.kv_dtype).problem
 
 
@@ -105,7 +113,9 @@ def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | N
     own = planned_node(flags, options.cache, known).machine
     room = own.memory + sum(one.machine.memory for one in neighbours)
     shape = model_shape(options.model, options.dtype, options.cache, room)
-    sharing = PlannedSplit(shape, own, measured, options)
+    links = _links(options)
+    links.survey_at({one.address: one.end for one in neighbours})
+    sharing = PlannedSplit(shape, own, measured, options, links)
     try:
         dealing = best_split(sharing.problem(neighbours))
     except PlanError:  # the same error is raised with the node's name when weights are assigned
@@ -126,7 +136,12 @@ def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:
     speed = machine_speed(open_host().kernels, own_threads(options), options.cache)
     disk = DiskRate(speed.disk) if speed.disk else LAPTOP.disk
     own = NodeMachine(Rates(speed.read, speed.operations), memory, disk)
-    return PlannedSplit(model_shape(options.model, options.dtype, options.cache, memory), own, measured, options)
+    shape = model_shape(options.model, options.dtype, options.cache, memory)
+    return PlannedSplit(shape, own, measured, options, _links(options))
+
+
+def _links(options: RunOptions) -> WorkerLinks:
+    return WorkerLinks(options.links_cache, KeyPolicy(locked=options.keys))
 
 
 def _shares(found: HomeSplit, nodes: int) -> Split:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from master.workers.cluster import Cluster
 from master.workers.remote import RemoteWorker
-from tpi.trace import NodeTrace, Page, Trace, clock_offset, unroll, write_chrome
+from tpi.trace import NodeTrace, Page, Trace, clock, clock_offset, unroll, write_chrome
 
 _READINGS = 8  # of each worker's clock; the reading with the shortest round trip counts
 
@@ -27,7 +27,7 @@ def write_timeline(path: Path, own: Trace, master: str, cluster: Cluster, zero: 
 
 def _node_trace(cluster: Cluster, worker: RemoteWorker) -> NodeTrace:
     """Return a worker's spans, which are fetched a page at a time while they are written."""
-    offset = clock_offset([cluster.read_clock(worker) for _ in range(_READINGS)])
+    offset = clock_offset([_read_clock(cluster, worker) for _ in range(_READINGS)])
     dropped = cluster.spans(worker, count=0).dropped
 
     def page(first: int) -> Page:
@@ -35,3 +35,8 @@ def _node_trace(cluster: Cluster, worker: RemoteWorker) -> NodeTrace:
         return spans.names, spans.rows
 
     return NodeTrace(worker.name, unroll(page), offset, dropped)
+
+
+def _read_clock(cluster: Cluster, worker: RemoteWorker) -> tuple[int, int, int]:
+    """Return, in `tpi.trace.clock` nanoseconds, this process's clock, a worker's, and this process's afterwards."""
+    return clock(), cluster.spans(worker, count=0).clock, clock()  # in this order

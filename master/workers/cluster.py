@@ -25,13 +25,13 @@ from tpi.errors import NodeError, NodeInUse, NodeLost, TpiError
 from tpi.net.codec import encode
 from tpi.net.fields import WindowState
 from tpi.net.messages import Abort, Assign, Hello, PeerAddress, Ready, Step
-from tpi.net.questions import AskSpans, AskStats, Spans, Stats
+from tpi.net.questions import AskLink, AskSpans, AskStats, Spans, Stats
 from tpi.net.sockets import Net
 from tpi.progress import Progress, silent
 from tpi.system.clocks import Awake, since_boot
 from tpi.system.interrupts import deferred
 from tpi.text import plain
-from tpi.trace import PAGE_SPANS, clock
+from tpi.trace import PAGE_SPANS
 from worker.profile import memory_budget
 
 CONNECT_S = 10.0
@@ -210,8 +210,8 @@ class Cluster:
         """
         each = waits or [NO_OTHER_WAITS] * len(self.workers)
         for worker, waited in zip(self.workers, each, strict=True):
-            self._ask(AskStats(self.session, self.epoch, bool(waits), waited.tail, waited.others), worker)
-        self._wait(lambda: all(worker.stats for worker in self.workers), STATS_S, self._no_stats)
+            self.ask(AskStats(self.session, self.epoch, bool(waits), waited.tail, waited.others), worker)
+        self.wait(lambda: all(worker.stats for worker in self.workers), STATS_S, self._no_stats)
         return [worker.stats for worker in self.workers if worker.stats]
 
     def windows(self) -> list[WindowState]:
@@ -220,14 +220,10 @@ class Cluster:
 
     def spans(self, worker: RemoteWorker, first: int = 0, count: int = PAGE_SPANS) -> Spans:
         """Return a worker's clock, and at most `count` of its spans from number `first` on; errors as for `stats`."""
-        self._ask(AskSpans(self.session, self.epoch, first, count), worker)
-        self._wait(lambda: worker.spans is not None, STATS_S, lambda: worker.lost("it does not answer with its spans"))
+        self.ask(AskSpans(self.session, self.epoch, first, count), worker)
+        self.wait(lambda: worker.spans is not None, STATS_S, lambda: worker.lost("it does not answer with its spans"))
         assert worker.spans
         return worker.spans
-
-    def read_clock(self, worker: RemoteWorker) -> tuple[int, int, int]:
-        """Return, in `tpi.trace.clock` nanoseconds, this process's clock, a worker's, and this process's afterwards."""
-        return clock(), self.spans(worker, count=0).clock, clock()  # in this order
 
     def abort(self) -> None:
         """Abort the current plan on all workers that still live; they wait for the next one."""
@@ -341,11 +337,12 @@ class Cluster:
         self.recruits.tend(now)
         return any(worker.heartbeats.link.awaited(now) for worker in (*self.workers, *self.recruits.called))
 
-    def _ask(self, question: AskStats | AskSpans, *workers: RemoteWorker) -> None:
+    def ask(self, question: AskLink | AskStats | AskSpans, *workers: RemoteWorker) -> None:
+        """Send a question to some workers, and drop their last answers."""
         with self._keeper.lock:
             self._need()
             for worker in workers:
-                worker.stats = worker.spans = None
+                worker.stats = worker.spans = worker.link = None
                 worker.send(question)
 
     def _pump(self, milliseconds: int) -> None:
@@ -361,7 +358,8 @@ class Cluster:
             poller.register(one, zmq.POLLIN)
         poller.poll(milliseconds)
 
-    def _wait(self, done: Callable[[], bool], seconds: float, late: Callable[[], TpiError]) -> None:
+    def wait(self, done: Callable[[], bool], seconds: float, late: Callable[[], TpiError]) -> None:
+        """Wait until `done()` is True. After `seconds`, raise the error of `late`; NodeError if a worker is lost."""
         awake = Awake()  # does not count pauses of this process
         while not done():
             if awake() > seconds:
@@ -391,7 +389,7 @@ class Cluster:
         """Wait until all workers have answered; return the error of the first that does not, or None."""
         with meeting(self.workers) as first_words:
             try:
-                self._wait(lambda: first_words.met(awake()), seconds, first_words.no_answer)
+                self.wait(lambda: first_words.met(awake()), seconds, first_words.no_answer)
             except NodeError as error:
                 return error
         return None

@@ -27,7 +27,7 @@ from tpi.net.messages import (
     master_identity,
 )
 from tpi.net.monitor import drop_incoming
-from tpi.net.questions import Echo, Spans, Stats
+from tpi.net.questions import Echo, MeasuredLink, Spans, Stats
 from tpi.net.sockets import WEIGHTS, Net, split_address
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain, with_address
@@ -54,6 +54,7 @@ class RemoteWorker:
         self.ready: Ready | None = None
         self.stats: Stats | None = None
         self.spans: Spans | None = None
+        self.link: MeasuredLink | None = None
         self.feeder: WeightServer | None = None
         self.heartbeats = HeartbeatState()
         self.dropped = 0
@@ -67,7 +68,7 @@ class RemoteWorker:
         self._net = net
         self._identity = master_identity(session, link)
         self._session = session
-        self._epoch = 0
+        self.epoch = 0  # of the last plan that it was given
         self._master = master
         self._host, self._port = split_address(address)
         self._dial = Dial(net, address, self._identity, key)
@@ -97,7 +98,7 @@ class RemoteWorker:
 
     def expect(self, epoch: int) -> None:
         """Prepare for a new plan: messages of other epochs are dropped from now on."""
-        self._epoch, self.ready, self.stats = epoch, None, None
+        self.epoch, self.ready, self.stats = epoch, None, None
         if not isinstance(self.problem, NodeLost | NodeRefused):
             self.problem = None  # it was the last plan's problem
         self.heartbeats.advanced, self.heartbeats.missed = since_boot(), -1
@@ -242,10 +243,10 @@ class RemoteWorker:
             raise self._refused(message)
         elif isinstance(message, Bye):
             raise self.lost("it was stopped")
-        elif isinstance(message, Heartbeat) and message.epoch != self._epoch:
+        elif isinstance(message, Heartbeat) and message.epoch != self.epoch:
             self.idle = message.phase == "idle"  # of an earlier plan
             self.dropped += 1
-        elif getattr(message, "epoch", None) != self._epoch:
+        elif getattr(message, "epoch", None) != self.epoch:
             self.dropped += 1
         else:
             self._of_this_epoch(message, now)
@@ -262,6 +263,8 @@ class RemoteWorker:
             self.ready = self._usable(message)
         elif isinstance(message, Stats):
             self.stats = message
+        elif isinstance(message, MeasuredLink):
+            self.link = message
         elif isinstance(message, Spans):
             self.spans = replace(message, names=tuple(map(plain, message.names)))
         elif isinstance(message, Failure):

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from tpi.errors import MessageError
 from tpi.net.codec import ArrayField, Between, message
-from tpi.net.fields import Bytes, Count, Id64, Name, Port, Profile, Seconds, Sentence
+from tpi.net.fields import Bytes, Count, Id64, Name, PerSecond, Port, Profile, Seconds, Sentence
+from tpi.net.messages import PeerAddress
 from tpi.trace import PAGE_SPANS
 
 MOST_REACHED = 64  # ports in one Inquiry
@@ -61,6 +62,39 @@ class Echo:
 
     number: Id64
     data: Annotated[bytes, Between(0, MOST_ECHOED)]
+
+
+@message
+@dataclass(frozen=True)
+class AskLink:
+    """Request to both workers of a pair to measure the link between them.
+
+    They connect on the plane of sums, as nodes of a plan do. `rank` is the receiver's place in `peers`: the node with
+    rank 0 connects to the other one and leads the measurement, which takes about `seconds`.
+    """
+
+    session: Id64
+    epoch: Count  # of the worker's plan, which stays; 0 before its first plan
+    number: Id64  # random; marks the messages of this measurement, and is repeated in the answer
+    rank: Annotated[int, Between(0, 1)]
+    seconds: Annotated[float, Between(0, 10)]
+    peers: tuple[PeerAddress, ...]
+
+    def __post_init__(self) -> None:
+        if [peer.rank for peer in self.peers] != [0, 1] or not all(peer.address for peer in self.peers):
+            raise MessageError("a link is not between two nodes, of ranks 0 and 1, that both have an address")
+
+
+@message
+@dataclass(frozen=True)
+class MeasuredLink:
+    """The answer to an AskLink: the link's latency and bandwidth; both are 0 if the other worker was not reached."""
+
+    session: Id64
+    epoch: Count
+    number: Id64
+    latency_s: Seconds
+    bytes_per_s: PerSecond
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tpi.net.messages import (
     Ready,
     Step,
 )
-from tpi.net.questions import AskStats, Stats
+from tpi.net.questions import AskLink, AskStats, Stats
 from tpi.net.transfers import Missing
 from tpi.system.clocks import since_boot
 from tpi.system.machine import return_memory
@@ -41,7 +41,7 @@ from worker.shards.image import HeldBlock
 from worker.shards.partial_image import PartialImage
 
 Plan = tuple[int, int]  # session and epoch
-Job = Assign | Step | AskStats | Abort | None
+Job = Assign | Step | AskLink | AskStats | Abort | None
 Post = Callable[[object], None]
 
 Check = Callable[[Assign], None]  # raises an error if a plan is invalid
@@ -191,7 +191,7 @@ class Compute:
             self.phase = "idle"
         self._close_node()
 
-    def _do(self, job: Assign | Step | AskStats | Abort) -> None:
+    def _do(self, job: Assign | Step | AskLink | AskStats | Abort) -> None:
         if isinstance(job, Abort):
             self._close_node()
             return
@@ -200,6 +200,8 @@ class Compute:
             self._load_plan(job)
         elif isinstance(job, AskStats):
             self._post(self._stats(job))
+        elif isinstance(job, AskLink):
+            self._measure_link(job)
         else:
             self._run(job)
 
@@ -254,6 +256,11 @@ class Compute:
         self._lateness.expect(tokens * self._hidden * _F32_BYTES * self._others)
         self._node.run(step)
 
+    def _measure_link(self, asked: AskLink) -> None:
+        from worker.measure.link import measure_pair  # imports more than a bare worker needs
+
+        self._post(measure_pair(asked, replace(self._endpoints, watch=self._until_over)))
+
     def _stats(self, asked: AskStats) -> Stats:
         node = self._node
         if node is None:
@@ -278,6 +285,15 @@ class Compute:
         if self.plan != self._running:
             raise CancelledError("the plan is over")
         return True
+
+    def _until_over(self, rank: int) -> bool:
+        """Return False, so that a wait for the peer `rank` ends at its deadline.
+
+        Raises:
+            CancelledError: if the master has ended the plan.
+        """
+        self._check()
+        return False
 
     def _fail(self, message: str, node: str = "") -> None:
         plan = self._running

@@ -40,7 +40,7 @@ from tpi.net.messages import (
     master_identity,
 )
 from tpi.net.monitor import Arrivals
-from tpi.net.questions import AskSpans, AskStats, Condition, Echo, Inquiry, Spans, Stats
+from tpi.net.questions import AskLink, AskSpans, AskStats, Condition, Echo, Inquiry, MeasuredLink, Spans, Stats
 from tpi.net.sockets import COLLECTIVE, CONTROL, WEIGHTS, Net
 from tpi.system.clocks import since_boot
 from tpi.text import SENTENCE_CHARACTERS, plain
@@ -249,6 +249,10 @@ class Daemon:
         elif isinstance(message, Abort) and message.epoch == master.epoch:
             self._compute.plan = IDLE
             self._compute.put(message)
+        elif isinstance(message, AskLink) and message.epoch == master.epoch:
+            self._net.policy.guests = master.node_keys | {peer.key for peer in message.peers if peer.key}
+            self._compute.plan = (master.session, message.epoch)
+            self._queue(master, message)
         elif isinstance(message, Step | AskStats) and message.epoch == master.epoch:
             self._queue(master, message)
         elif isinstance(message, AskSpans) and message.epoch == master.epoch:
@@ -287,7 +291,7 @@ class Daemon:
             self._answer(self._master.identity, Refuse(__version__, self._master.session, "in use", other))
         self._leave("it is silent, and another master calls")
 
-    def _queue(self, master: ServedMaster, message: Step | AskStats) -> None:
+    def _queue(self, master: ServedMaster, message: Step | AskLink | AskStats) -> None:
         try:
             self._compute.put(message)
         except PlanError as error:
@@ -387,6 +391,6 @@ def _in_place_of(message: object, error: MessageError) -> object:
     """Return a message that tells the master why `message` could not be encoded."""
     log.error("a message cannot be sent: %s", error)
     reason = plain(f"its {type(message).__name__} cannot be sent: {error}", SENTENCE_CHARACTERS)
-    if isinstance(message, Ready | Stats | Spans | Failure | Heartbeat):
+    if isinstance(message, MeasuredLink | Ready | Stats | Spans | Failure | Heartbeat):
         return Failure(message.session, message.epoch, "", reason)
     return Bye(getattr(message, "session", 0))

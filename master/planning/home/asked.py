@@ -4,15 +4,17 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from master.planning.home.members import Home, meeting_at_master
+from allreduce.cache import end_of
+from master.planning.home.members import Home, links_of_home
 from master.workers.asking import WorkerInquiry, ask
 from master.workers.places import WorkerId
+from master.workers.survey import WorkerLinks
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from scheduler.model.nodefigures import machine_from_message
 from tpi.errors import NodeLost
 from tpi.keys.policy import KeyPolicy
 from tpi.net.fields import Profile
-from tpi.net.sockets import Net
+from tpi.net.sockets import Net, split_address
 from tpi.progress import warn
 from tpi.text import with_address
 from tpi.topology.links import Link
@@ -26,6 +28,7 @@ class Neighbour:
         machine: its speeds, without its accelerator.
         link: the link to it.
         card: its speeds, with its accelerator.
+        end: its name in the cache of measured links (`allreduce.cache.end_of`).
     """
 
     address: str
@@ -34,6 +37,7 @@ class Neighbour:
     link: Link
     card: NodeMachine
     key: bytes = b""  # the key that it has proved to own; empty on this machine
+    end: str = ""
 
     @property
     def id(self) -> WorkerId:
@@ -54,22 +58,37 @@ def neighbours_at(addresses: Sequence[str], wanted: Callable[[], bool], policy: 
         return [_neighbour(one) for one in ask(net, addresses, links=True, wanted=wanted)]
 
 
-def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour]) -> Home:
-    """Return the home of this machine, the master, and its neighbours; `cards` is empty without accelerators."""
+def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour], links: WorkerLinks | None = None) -> Home:
+    """Return the home of this machine, the master, and its neighbours; `cards` is empty without accelerators.
+
+    `links` has those between workers that are known.
+    """
+    between = links.between([one.end for one in neighbours]) if links else {}
     cards = (own, *(one.card for one in neighbours))
     return Home(
         ("master", *(one.name for one in neighbours)),
         (replace(own, accelerator=None), *(one.machine for one in neighbours)),
-        meeting_at_master([one.link for one in neighbours]),
+        links_of_home([one.link for one in neighbours], between),
         "this one, and workers as they measured themselves",
         cards if any(one and one.accelerator for one in cards) else (),
     )
 
 
-def home_asked(addresses: Sequence[str], own: NodeMachine, policy: KeyPolicy | None = None) -> Home:
+def home_asked(
+    addresses: Sequence[str],
+    own: NodeMachine,
+    policy: KeyPolicy | None = None,
+    links: WorkerLinks | None = None,
+    remeasure: bool = False,
+) -> Home:
     """Return the home of this machine and the workers at `addresses`, except those that serve other masters now.
 
-    `policy` has the keys for the connections (None: the user's).
+    Args:
+        addresses: `HOST:PORT` of each worker.
+        own: this machine.
+        policy: has the keys for the connections (None: the user's).
+        links: measures the links between the workers that are not known; None: they are not measured.
+        remeasure: measure the known links between workers too.
 
     Raises:
         NodeLost: if a worker does not answer, or does not report its speed.
@@ -79,7 +98,10 @@ def home_asked(addresses: Sequence[str], own: NodeMachine, policy: KeyPolicy | N
     others = [one for one in asked if one.condition is not None and one.unwilling]
     for one in others:
         warn(f"planned without {one.name}: {one.unwilling}")
-    return home_of_neighbours(own, [_neighbour(one) for one in asked if one not in others])
+    neighbours = [_neighbour(one) for one in asked if one not in others]
+    if links:
+        links.survey_at({one.address: one.end for one in neighbours}, remeasure)
+    return home_of_neighbours(own, neighbours, links)
 
 
 def _neighbour(one: WorkerInquiry) -> Neighbour:
@@ -91,7 +113,8 @@ def _neighbour(one: WorkerInquiry) -> Neighbour:
     if one.link is None:
         raise NodeLost(one.address, f"{who} answered too slowly to measure the link to it; try again")
     card = machine_from_message(profile.memory_limit or profile.memory_free, profile.card, profile.speed)
-    return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key)
+    end = end_of(one.key, f"tcp://{split_address(one.address)[0]}:{one.condition.collective_port}")
+    return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key, end)
 
 
 def _machine(profile: Profile) -> NodeMachine:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from master.options import worker_addresses
+from master.options import links_file, worker_addresses
 from master.planning.home.members import DEFAULT_LINK, Home, described_home, home_in_file
 from master.planning.node import NodeFlags, planned_node
 from tpi.errors import UsageError
@@ -79,8 +79,11 @@ def home_of(flags: dict[str, Any], node: NodeFlags, cache: Path, files: list[Pat
     if flags["topology"]:
         return home_in_file(flags["topology"], own, allowed_cores())
     from master.planning.home.asked import home_asked
+    from master.workers.survey import WorkerLinks
 
-    return home_asked(worker_addresses(flags["workers"]), own, KeyPolicy(locked=not flags["no_keys"]))
+    policy = KeyPolicy(locked=not flags["no_keys"])
+    links = WorkerLinks(links_file(cache), policy)
+    return home_asked(worker_addresses(flags["workers"]), own, policy, links, flags["remeasure"])
 
 
 def _refuse_idle(home: str, names: list[str], flags: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The machines of a home and the links between them: described in words or in a file, or measured."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -122,14 +122,18 @@ def _links(home: Topology) -> LinkTable:
     return LinkTable(len(names), found)
 
 
-def meeting_at_master(to_workers: Sequence[Link]) -> LinkTable:
-    """Return the links of a network in which only those to the master are known.
+def links_of_home(to_workers: Sequence[Link], between: Mapping[tuple[int, int], Link]) -> LinkTable:
+    """Return the links between the master and its workers.
 
-    The link between two workers is assumed to be as slow as the slower of their links to the master.
+    Args:
+        to_workers: the links from the master to each worker.
+        between: links between workers, by indices into `to_workers`. The others are assumed to be as slow as the
+            slower of the two workers' links to the master.
     """
     size = 1 + len(to_workers)
     found = {(0, rank): link for rank, link in enumerate(to_workers, 1)}
     for a, b in combinations(range(1, size), 2):
         one, other = to_workers[a - 1], to_workers[b - 1]
-        found[a, b] = Link(max(one.latency_s, other.latency_s), min(one.bytes_per_s, other.bytes_per_s))
+        met = Link(max(one.latency_s, other.latency_s), min(one.bytes_per_s, other.bytes_per_s))
+        found[a, b] = between.get((a - 1, b - 1), met)
     return LinkTable(size, found)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.cluster.cluster_helpers import MadeUpModel
 from tpi.net import messages, questions, transfers
 from tpi.net.messages import Assign, PeerAddress, Step, StepEntry
+from tpi.net.questions import AskLink
 from tpi.net.schema import ArrayField, Between, Raw
 
 Strategy = st.SearchStrategy[Any]
@@ -19,7 +20,8 @@ MESSAGES = [
     questions.Inquiry, questions.Condition, questions.Echo,
     messages.Join, messages.Hello, messages.Refuse, transfers.Offer, transfers.Missing, transfers.Need,
     transfers.UnitData, transfers.Unavailable, messages.Ready, messages.Abort, messages.Heartbeat, questions.AskStats,
-    questions.Stats, questions.AskSpans, questions.Spans, messages.Failure, messages.Alive, messages.Bye,
+    questions.Stats, questions.MeasuredLink, questions.AskSpans, questions.Spans, messages.Failure,
+    messages.Alive, messages.Bye,
 ]  # fmt: skip
 
 
@@ -83,5 +85,14 @@ def assigns(draw: st.DrawFn) -> Assign:
     return draw(st.sampled_from(plans))
 
 
+@st.composite
+def link_questions(draw: st.DrawFn) -> AskLink:
+    one, other = (dataclasses.replace(draw(of(PeerAddress)), rank=rank, address=f"tcp://a:{rank}") for rank in (0, 1))
+    session, number = (draw(st.integers(0, 2**64 - 1)) for _ in range(2))
+    return AskLink(
+        session, draw(st.integers(0, 9)), number, draw(st.integers(0, 1)), draw(st.floats(0, 9)), (one, other)
+    )
+
+
 def any_message() -> Strategy:
-    return st.one_of(*[of(cls) for cls in MESSAGES], steps(), assigns())
+    return st.one_of(*[of(cls) for cls in MESSAGES], steps(), assigns(), link_questions())

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.models import TinyModel
 from tests.support.testbed_helpers import TPI, needs_root
+from tpi.topology.links import LinkTable
 
 pytestmark = pytest.mark.waits
 
@@ -20,6 +21,28 @@ links:
   - {{between: [master, router], latency: 50 us}}
   - {{between: [near, router], latency: 50 us}}
   - {{between: [far, router], latency: {far}}}
+"""
+
+
+PAIR = """
+devices: {master: {}, a: {}, b: {}}
+routers: {wifi: , switch: }
+links:
+  - {between: [master, wifi], latency: 100 us}
+  - {between: [wifi, switch], latency: 7 ms, bandwidth: 300 Mbit}
+  - {between: [a, switch], latency: 100 us, bandwidth: 1 Gbit}
+  - {between: [b, switch], latency: 100 us, bandwidth: 1 Gbit}
+"""
+SURVEY = """
+import os
+from master.options import worker_addresses
+from master.planning.home.asked import home_asked
+from master.workers.survey import WorkerLinks
+from scheduler.model.machine import LAPTOP
+from tpi.text import json_text
+
+addresses = worker_addresses((os.environ["TPI_WORKERS"],))
+print(json_text(home_asked(addresses, LAPTOP, links=WorkerLinks(None)).links.to_dict()))
 """
 
 
@@ -45,3 +68,16 @@ def test_a_far_machine_is_left_out_and_the_tokens_are_the_same(tiny_model: Any, 
     assert "left out" not in said
     assert [node["name"] for node in equal["nodes"]] == ["master", "near", "far"]
     assert planned["token_ids"] == equal["token_ids"]
+
+
+@needs_root
+def test_wired_neighbours_are_seen_as_near_from_afar(tmp_path: Path) -> None:
+    topology = tmp_path / "pair.yaml"
+    topology.write_text(PAIR)
+    command = [*TPI, "run", "--no-verify", str(topology), "--", sys.executable, "-c", SURVEY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    links = LinkTable.from_dict(json.loads(done.stdout.splitlines()[-1]))
+    assert links.between(1, 2).latency_s < 0.003
+    assert links.between(1, 2).bytes_per_s > 2 * links.between(0, 1).bytes_per_s
+    assert min(link.latency_s for pair, link in links.links.items() if 0 in pair) > 0.006

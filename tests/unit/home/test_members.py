@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from master.planning.home.members import described_home, home_in_file, meeting_at_master
+from master.planning.home.members import described_home, home_in_file, links_of_home
 from master.workers.asking import link_from
 from scheduler.free import less_margin
 from scheduler.model.machine import LAPTOP
@@ -54,10 +54,11 @@ def test_the_home_of_a_file(tmp_path: Path) -> None:
         home_in_file(str(tmp_path / "none.yaml"), own, cores=8)
 
 
-def test_two_workers_are_as_far_as_the_farther() -> None:
-    links = meeting_at_master([Link(0.001, 1e8), Link(0.005, 1e6)])
-    assert links.between(0, 1) == Link(0.001, 1e8)
-    assert links.between(1, 2) == Link(0.005, 1e6)
+def test_unmeasured_workers_are_as_far_as_the_farther() -> None:
+    to_workers, wired = [Link(0.001, 1e8), Link(0.005, 1e6)], Link(0.0001, 1e9)
+    assert links_of_home(to_workers, {}).between(0, 1) == Link(0.001, 1e8)
+    assert links_of_home(to_workers, {}).between(1, 2) == Link(0.005, 1e6)
+    assert links_of_home(to_workers, {(0, 1): wired}).between(1, 2) == wired
 
 
 def test_a_link_from_echoes() -> None:

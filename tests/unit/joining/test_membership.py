@@ -146,6 +146,10 @@ class Rules:
 
     def __init__(self, **slows: str) -> None:
         self.slows = slows
+        self.met: list[list[str]] = []
+
+    def meet(self, cluster: Any) -> None:
+        self.met.append([one.name for one in cluster.workers])
 
     def among(self, workers: Sequence[WorkerId]) -> list[float]:
         return [1.0] * (1 + len(workers))
@@ -212,6 +216,7 @@ def test_a_worker_made_useless_by_another_is_let_go() -> None:
     home.comes("fast")
     assert (home.names, home.kept, home.house.dismissed) == (["fast"], ["old"], ["old"])
     assert home.deployed == [2]
+    assert home.rules.met == [["old", "fast"]]  # how far they are from each other is measured first
 
 
 def test_a_worker_that_slows_no_other_is_called_after_a_loss() -> None:

@@ -19,6 +19,7 @@ from master.planning.home.asked import Neighbour, neighbours_at
 from master.planning.shapes import model_shape
 from master.workers.asking import WorkerInquiry
 from master.workers.places import WorkerId
+from master.workers.survey import WorkerLinks
 from scheduler.model.home.problem import HomeSplit
 from scheduler.model.machine import LAPTOP
 from tests.support.paths import DATA
@@ -56,7 +57,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> PlannedSplit:
     nothing: Any = None
     measured = MeasuredWorkers(measure)
     measured.ask(["fast", "slow0"])
-    return PlannedSplit(nothing, LAPTOP, measured, nothing)
+    return PlannedSplit(nothing, LAPTOP, measured, nothing, nothing)
 
 
 def heads(planned: PlannedSplit, *workers: WorkerId) -> list[float]:
@@ -124,7 +125,7 @@ def home_of(**links: Link) -> PlannedSplit:
 
     measured = MeasuredWorkers(measure)
     measured.ask(list(links))
-    return PlannedSplit(shape, machine, measured, RunOptions("llama"))
+    return PlannedSplit(shape, machine, measured, RunOptions("llama"), WorkerLinks(None))
 
 
 def worker(name: str) -> WorkerId:

@@ -12,6 +12,7 @@ from tests.support.fuzz.readers import readers
 from tpi.errors import ModelError
 from tpi.families.rope import frequencies, scaled
 from tpi.net.messages import Assign, Step
+from tpi.net.questions import AskLink
 
 INPUTS = 10_000
 NAMES = ("codec", "gguf", "safetensors", "index", "config", "template")
@@ -40,7 +41,7 @@ def test_every_reader_has_its_share(each: Sequence[Reader]) -> None:
 
 def test_every_message_is_mutated(each: Sequence[Reader]) -> None:
     (codec,) = (one for one in each if one.name == "codec")
-    assert {type(codec.read(seed)) for seed in codec.seeds} == {*MESSAGES, Step, Assign}
+    assert {type(codec.read(seed)) for seed in codec.seeds} == {*MESSAGES, Step, Assign, AskLink}
 
 
 def bad(parts: tuple[bytes, ...]) -> object:

@@ -18,7 +18,8 @@ from tpi.errors import MessageError
 from tpi.net import codec
 from tpi.net.codec import FRAME_BYTES, HEADER_BYTES, MAX_FRAMES, WrongProtocolError, decode, encode, protocol
 from tpi.net.fields import Id64, Name
-from tpi.net.messages import Bye, Heartbeat, Join, Step
+from tpi.net.messages import Bye, Heartbeat, Join, PeerAddress, Step
+from tpi.net.questions import AskLink
 from tpi.net.schema import Between, Pieces
 from tpi.net.transfers import Need, UnitData
 
@@ -53,6 +54,15 @@ def test_mutated_bytes_are_a_message_or_a_message_error(message: object, rng: ra
     except MessageError:
         return
     assert same(decode([bytes(frame) for frame in encode(decoded)]), decoded)
+
+
+@pytest.mark.parametrize("ranks", [(), (0,), (1, 0), (0, 2), (0, 1, 2)])
+def test_a_link_is_between_two_nodes_with_addresses(ranks: tuple[int, ...]) -> None:
+    peers = tuple(PeerAddress(rank, "lap", "tcp://10.0.0.1:9991") for rank in ranks)
+    with pytest.raises(MessageError, match="a link is not between two nodes"):
+        AskLink(7, 1, 5, 0, 0.5, peers)
+    with pytest.raises(MessageError, match="a link is not between two nodes"):
+        AskLink(7, 1, 5, 0, 0.5, (PeerAddress(0, "lap", ""), PeerAddress(1, "desk", "tcp://10.0.0.1:9991")))
 
 
 def mutate(frames: list[bytearray], rng: random.Random) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from master.workers.asking import WorkerInquiry, ask
+from master.workers.survey import WorkerLinks
 from scheduler.free import default_budget
 from tpi import __version__
 from tpi.errors import UsageError
@@ -53,8 +54,11 @@ def check_machine(policy: KeyPolicy, cache: Path, port: int) -> Iterator[Observa
             yield Observation("ports", f"{number} is in use; if not by a worker, give workers another with --listen")
 
 
-def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, list[Observation]]]:
-    """Check each worker; yield its address and results: its answer, its ports, and other workers' ports from it."""
+def check_workers(net: Net, addresses: Sequence[str], links: WorkerLinks) -> Iterator[tuple[str, list[Observation]]]:
+    """Check each worker; yield its address and results: its answer, its ports, and other workers' ports from it.
+
+    `links` has the known links between workers, which are listed too.
+    """
     first = {one.address: one for one in ask(net, addresses)}
     ports = {address: _sum_port(address, one.condition) for address, one in first.items() if one.condition}
     reach = {address: tuple(port for other, port in ports.items() if other != address) for address in ports}
@@ -65,7 +69,8 @@ def check_workers(net: Net, addresses: Sequence[str]) -> Iterator[tuple[str, lis
             yield address, [Observation("answer", found, advice or f"look at that machine; {firewall_advice(address)}")]
         else:
             unreached = second[address].condition if address in second else None
-            yield address, [*_worker(one, one.condition), *_from_there(unreached, ports)]
+            others = [other for other in first.values() if other.condition and other is not one]
+            yield address, [*_worker(one, one.condition), *_from_there(unreached, ports), *_links(one, others, links)]
 
 
 def firewall_advice(address: str) -> str:
@@ -122,6 +127,14 @@ def _from_there(said: Condition | None, ports: dict[str, str]) -> Iterator[Obser
         yield Observation(
             "sums", f"{port} (of {names.get(port, port)}) can be tried from that machine only while both serve a run"
         )
+
+
+def _links(one: WorkerInquiry, others: Sequence[WorkerInquiry], links: WorkerLinks) -> Iterator[Observation]:
+    """Yield the known links from one worker to others."""
+    known = links.between([one.end, *(other.end for other in others)])
+    for (a, b), link in known.items():
+        if a == 0:
+            yield Observation("link", f"{link.words()} to {others[b - 1].name}, as last measured")
 
 
 def _sum_port(address: str, said: Condition) -> str:

@@ -9,7 +9,9 @@ import click
 
 from master.joining.checks import Observation, check_machine, check_workers
 from master.joining.discovery import addresses_of
+from master.options import links_file
 from master.workers.asking import ask
+from master.workers.survey import WorkerLinks
 from tpi.config import default_cache
 from tpi.keys.policy import KeyPolicy
 from tpi.keys.text import short_key
@@ -52,10 +54,12 @@ def ps(workers: tuple[str, ...], no_keys: bool) -> None:
 @_NO_KEYS
 def doctor(workers: tuple[str, ...], cache: Path | None, no_keys: bool) -> None:
     """Check keys, ports in both directions, versions, clocks, memory and disk; exit with 1 if something is wrong."""
+    cache = cache or default_cache()
     with closing(Net(policy=KeyPolicy(locked=not no_keys))) as net:
         click.echo("this machine")
-        troubled = _print(check_machine(net.policy, cache or default_cache(), _PORT))
-        for address, findings in check_workers(net, addresses_of(workers, net.policy)):
+        troubled = _print(check_machine(net.policy, cache, _PORT))
+        links = WorkerLinks(links_file(cache))
+        for address, findings in check_workers(net, addresses_of(workers, net.policy), links):
             click.echo(address)
             troubled |= _print(findings)
     sys.exit(int(troubled))

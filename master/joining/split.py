@@ -168,5 +168,5 @@ def _why(problem: HomeProblem, best: HomeSplit, rank: int, one: Neighbour) -> st
     """Return a sentence on the speed that is expected without one node and with it, and on the link to it."""
     both = split_over(problem, tuple(sorted({*best.members, rank})))
     slower = f", {short_number(1 / both.seconds)} with it" if both else ""
-    far = f"{short_number(one.link.latency_s * 1e3)} ms and {short_number(one.link.bytes_per_s * 8 / 1e6)} Mbit/s away"
+    far = f"{one.link.words()} away"
     return f"{short_number(1 / best.seconds)} tok/s expected without it{slower} ({far}); --split equal uses every node"

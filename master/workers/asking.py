@@ -9,6 +9,7 @@ from math import inf
 
 import zmq
 
+from allreduce.cache import end_of
 from master.workers.dial import Dial, Line
 from master.workers.reach import obstacle
 from tpi import __version__
@@ -62,6 +63,13 @@ class WorkerInquiry:
     def answered(self) -> bool:
         """True if a worker answers at the address, whatever protocol it speaks."""
         return self._channel is not None
+
+    @property
+    def end(self) -> str:
+        """The name of the worker in the cache of measured links; empty if it has not answered."""
+        if self.condition is None:
+            return ""
+        return end_of(self.key, f"tcp://{split_address(self.address)[0]}:{self.condition.collective_port}")
 
     @property
     def in_use(self) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from tpi.text import short_number
+
 
 @dataclass(frozen=True)
 class Link:
@@ -19,6 +21,10 @@ class Link:
     def seconds(self, nbytes: float) -> float:
         """Return the time that a message of `nbytes` bytes takes (Hockney's model: latency + size / bandwidth)."""
         return self.latency_s + nbytes / self.bytes_per_s
+
+    def words(self) -> str:
+        """Return latency and bandwidth as text, for example `4.1 ms and 310 Mbit/s`."""
+        return f"{short_number(self.latency_s * 1e3)} ms and {short_number(self.bytes_per_s * 8 / 1e6)} Mbit/s"
 
 
 LOOPBACK = Link(latency_s=100e-6, bytes_per_s=1e9)  # between two processes of one machine, through ZeroMQ

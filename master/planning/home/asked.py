@@ -1,10 +1,9 @@
 """The home of this machine and some workers, which are asked for their speeds; the links to them are measured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from allreduce.cache import end_of
 from master.planning.home.members import Home, links_of_home
 from master.workers.asking import WorkerInquiry, ask
 from master.workers.places import WorkerId
@@ -14,7 +13,7 @@ from scheduler.model.nodefigures import machine_from_message
 from tpi.errors import NodeLost
 from tpi.keys.policy import KeyPolicy
 from tpi.net.fields import Profile
-from tpi.net.sockets import Net, split_address
+from tpi.net.sockets import Net
 from tpi.progress import warn
 from tpi.text import with_address
 from tpi.topology.links import Link
@@ -69,7 +68,7 @@ def home_of_neighbours(own: NodeMachine, neighbours: Sequence[Neighbour], links:
         ("master", *(one.name for one in neighbours)),
         (replace(own, accelerator=None), *(one.machine for one in neighbours)),
         links_of_home([one.link for one in neighbours], between),
-        "this one, and workers as they measured themselves",
+        _told(neighbours, between),
         cards if any(one and one.accelerator for one in cards) else (),
     )
 
@@ -104,6 +103,15 @@ def home_asked(
     return home_of_neighbours(own, neighbours, links)
 
 
+def _told(neighbours: Sequence[Neighbour], between: Mapping[tuple[int, int], Link]) -> str:
+    """Return where the figures come from, and the nearest two workers if the links between workers are known."""
+    told = "this one, and workers as they measured themselves"
+    if not between:
+        return told
+    (a, b), link = min(between.items(), key=lambda pair: pair[1].latency_s)
+    return f"{told}; the nearest workers are {neighbours[a].name} and {neighbours[b].name}, {link.words()} apart"
+
+
 def _neighbour(one: WorkerInquiry) -> Neighbour:
     if one.condition is None:
         raise NodeLost(one.address, one.problem)
@@ -113,8 +121,7 @@ def _neighbour(one: WorkerInquiry) -> Neighbour:
     if one.link is None:
         raise NodeLost(one.address, f"{who} answered too slowly to measure the link to it; try again")
     card = machine_from_message(profile.memory_limit or profile.memory_free, profile.card, profile.speed)
-    end = end_of(one.key, f"tcp://{split_address(one.address)[0]}:{one.condition.collective_port}")
-    return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key, end)
+    return Neighbour(one.address, one.name, _machine(profile), one.link, card, one.key, one.end)
 
 
 def _machine(profile: Profile) -> NodeMachine:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from allreduce import cache
 from master.joining import checks, commands, discovery
-from master.joining.checks import check_machine, check_workers
+from master.joining.checks import Observation, check_machine, check_workers
 from master.joining.discovery import find_workers, willing_at_home, workers_at_home
 from master.joining.memory import house_memory
 from master.planning.home import asked
@@ -22,6 +23,7 @@ from master.planning.home.flags import home_of
 from master.planning.node import NodeFlags
 from master.workers.asking import _BURST, WorkerInquiry, ask
 from master.workers.cluster import Cluster
+from master.workers.survey import WorkerLinks
 from scheduler.model.machine import LAPTOP
 from tests.support.cluster.cluster_helpers import fake_workers
 from tests.support.cluster.key_helpers import locked, pair_folders, trust
@@ -38,6 +40,7 @@ from tpi.net import codec
 from tpi.net.fields import Card
 from tpi.net.questions import MOST_ECHOED, Condition, Echo, Inquiry
 from tpi.net.sockets import Net
+from tpi.topology.links import Link
 from worker.service.announce import Announcer
 
 NOBODY = "127.0.0.1:9"
@@ -84,12 +87,15 @@ def free_again(net: Net, address: str) -> bool:
 
 
 def test_doctor_tries_ports_from_both_sides(tmp_path: Path) -> None:
+    links = WorkerLinks(tmp_path / "links.json")
     with fake_workers([tmp_path / "a", tmp_path / "b"]) as (_, addresses), closing(Net()) as net:
-        found = dict(check_workers(net, [*addresses, NOBODY]))
+        cache.save(tmp_path / "links.json", [one.end for one in ask(net, addresses)], {(0, 1): Link(0.001, 1e7)}, {})
+        found = dict(check_workers(net, [*addresses, NOBODY], links))
         for address in addresses:
             assert [one.subject for one in found[address] if one.advice and one.subject != "disk"] == []
             reached = [one.found for one in found[address] if "can be reached from this machine" in one.found]
             assert len(reached) == 2
+        assert found[addresses[0]][-1] == Observation("link", "1 ms and 80 Mbit/s to b, as last measured")
         assert [(one.subject, bool(one.advice)) for one in found[NOBODY]] == [("answer", True)]
         with socket.create_server(("127.0.0.2", 0)) as another:
             elsewhere = f"127.0.0.2:{another.getsockname()[1]}"
@@ -127,7 +133,7 @@ def test_a_clock_that_nothing_minds_is_no_trouble() -> None:
         return [Condition(message.number, __version__, "late", "", 0.0, time.time() - 3600, *ports, profile, ())]
 
     with hostile(answer) as worker, closing(Net()) as net:
-        ((_, found),) = check_workers(net, [worker.address])
+        ((_, found),) = check_workers(net, [worker.address], WorkerLinks(None))
     (clock,) = (one for one in found if one.subject == "clock")
     assert clock.advice == ""
     assert "s apart" in clock.found
@@ -148,7 +154,7 @@ def test_what_a_worker_says_reaches_no_terminal_as_a_command(tmp_path: Path) -> 
 
     with hostile(answer) as one, hostile(answer) as other, closing(Net()) as net:
         addresses = [one.address, other.address]
-        for address, found in check_workers(net, addresses):
+        for address, found in check_workers(net, addresses, WorkerLinks(None)):
             assert all(text.isprintable() for each in found for text in (each.subject, each.found, each.advice))
             assert next(each.found for each in found if each.subject == "devices").endswith("card ?[2J")
             (unreached,) = (each.found for each in found if "from that machine" in each.found)
@@ -238,7 +244,7 @@ def test_a_machine_behind_a_firewall_is_named_with_what_to_do(tmp_path: Path, mo
         "this machine computes alone",
     ]
     with closing(Net(policy=locked(here))) as net:
-        ((address, (observed,)),) = check_workers(net, [NOBODY])
+        ((address, (observed,)),) = check_workers(net, [NOBODY], WorkerLinks(None))
     assert (address, observed.subject) == (NOBODY, "answer")
     assert "its firewall has to let ports 9 to 11 through" in observed.advice
 
@@ -247,7 +253,7 @@ def test_a_worker_of_another_protocol_is_told_to_update(tmp_path: Path, monkeypa
     own = codec.protocol()
     with fake_workers([tmp_path / "a"]) as (_, (address,)), closing(Net()) as net:
         monkeypatch.setattr(codec, "protocol", lambda: own ^ 1)
-        ((_, (observed,)),) = check_workers(net, [address])
+        ((_, (observed,)),) = check_workers(net, [address], WorkerLinks(None))
     assert f"(protocol {own:x}), this is tpi" in observed.found
     assert observed.advice == "install the same on both"
 
@@ -286,7 +292,11 @@ def test_ps_doctor_and_plan_ask_with_keys_or_without(no_keys: bool, monkeypatch:
 def planned(**given: object) -> dict[str, Any]:
     """Flags of tpi plan."""
     none = dict.fromkeys(("devices", "topology", "workers", "link", "machine", "device", "gpu_memory"))
-    return none | {"batch": 1, "weights": "auto", "kv": "auto", "pipeline": "auto", "no_keys": False} | given
+    return (
+        none
+        | {"batch": 1, "weights": "auto", "kv": "auto", "pipeline": "auto", "no_keys": False, "remeasure": False}
+        | given
+    )
 
 
 def test_no_keys_of_a_plan_goes_with_workers() -> None:

@@ -20,6 +20,15 @@ MASTER_RANK = 0
 MOST_STAGES = 32  # lanes are counted with 6 bits, and a stage has two
 
 
+def most_in_flight(stages: Sequence[Sequence[int]]) -> int:
+    """Return the most steps that may be in flight: one in each stage, or one in all if a node is in several stages.
+
+    `stages` are the ranks of each stage. Such a node computes one step after the other, each through all its stages.
+    """
+    ranks = [rank for stage in stages for rank in stage]
+    return len(stages) if len(set(ranks)) == len(ranks) else 1
+
+
 def sums_lane(stage: int) -> int:
     """Return the lane of the sums within stage number `stage`."""
     return 2 * stage
@@ -37,7 +46,7 @@ class Hops:
     """
 
     def __init__(self, connections: Connections, stages: Sequence[Sequence[int]], hidden: int, wire: str) -> None:
-        """Connect this node to the stages before and after its own.
+        """Connect this node to the stages before and after each of its own.
 
         Args:
             connections: of this node.
@@ -48,44 +57,45 @@ class Hops:
         """
         rank, last = connections.spec.rank, len(stages) - 1
         everyone = range(connections.spec.size)
-        own = next((number for number, ranks in enumerate(stages) if rank in ranks), None)
+        own = [number for number, ranks in enumerate(stages) if rank in ranks]
         self.connections = connections
         self._hidden = hidden
         self._long = wire_format("bf16" if wire == "q8" else wire)
         self.seconds = 0.0
-        self._before = self._result = MASTER_RANK
-        self._entering: Mailbox | None = None
-        self._leaving: Mailbox | None = None
-        self._returning: Mailbox | None = None
-        self._after: tuple[int, ...] = ()
-        if own:
-            self._before = stages[own - 1][0]
-            self._entering = connections.open(_leaving_lane(own - 1), everyone)
-        if own is not None and rank == stages[own][0]:
-            self._after = tuple(stages[own + 1]) if own < last else (MASTER_RANK,)
-            self._leaving = connections.open(_leaving_lane(own), everyone) if self._after != (rank,) else None
-        if rank == MASTER_RANK and own != last:
-            self._result = stages[last][0]
-            self._returning = connections.open(_leaving_lane(last), everyone)
-        connections.connect({self._before, self._result, *self._after})
+        self._entering: dict[int, tuple[Mailbox, int]] = {}  # by stage, with the rank that sends
+        self._leaving: dict[int, tuple[Mailbox, tuple[int, ...]]] = {}  # by stage, with the ranks that receive
+        self._returning: tuple[Mailbox, int] | None = None  # with the rank that sends
+        for stage in own:
+            if stage:
+                self._entering[stage] = connections.open(_leaving_lane(stage - 1), everyone), stages[stage - 1][0]
+            after = tuple(stages[stage + 1]) if stage < last else (MASTER_RANK,)
+            if rank == stages[stage][0] and after != (rank,):
+                self._leaving[stage] = connections.open(_leaving_lane(stage), everyone), after
+        if rank == MASTER_RANK and last not in own:
+            self._returning = connections.open(_leaving_lane(last), everyone), stages[last][0]
+        sending = [sender for _, sender in (*self._entering.values(), *filter(None, [self._returning]))]
+        connections.connect({*sending, *(each for _, after in self._leaving.values() for each in after)})
 
-    def enter(self, step: int, given: F32, rows: int) -> F32:
-        """Return the hidden states `[rows, hidden]` that enter this node's stage; `given` are those of the first one.
+    def enter(self, stage: int | None, step: int, given: F32, rows: int) -> F32:
+        """Return the hidden states `[rows, hidden]` that enter this node's `stage`.
+
+        They are `given` in the first stage, and on a node without a stage.
 
         Raises:
             NodeLost: if the stage before does not send them in time.
         """
-        return given if self._entering is None else self._receive(self._entering, step, self._before, rows)
+        return given if not stage else self._receive(*self._entering[stage], step, rows)
 
-    def leave(self, step: int, x: F32 | None) -> None:
-        """Send the hidden states that leave this node's stage on; `x` is None on nodes other than its leader.
+    def leave(self, stage: int | None, step: int, x: F32 | None) -> None:
+        """Send the hidden states that leave this node's `stage` on; `x` is None on nodes other than its leader.
 
         Raises:
             NodeLost: if a node does not accept them in time.
         """
-        if self._leaving is not None and x is not None:
-            self._leaving.begin(step & STEP_MASK)
-            self._leaving.send(self._after, 0, x, self._format(len(x)).code)
+        if stage in self._leaving and x is not None:
+            box, after = self._leaving[stage]
+            box.begin(step & STEP_MASK)
+            box.send(after, 0, x, self._format(len(x)).code)
 
     def result(self, step: int, own: F32 | None, rows: int) -> F32 | None:
         """Return the hidden states `[rows, hidden]` after the last stage on the master, and None on other nodes.
@@ -97,15 +107,16 @@ class Hops:
         """
         if self.connections.spec.rank != MASTER_RANK:
             return None
-        return own if self._returning is None else self._receive(self._returning, step, self._result, rows)
+        return own if self._returning is None else self._receive(*self._returning, step, rows)
 
     @property
     def traffic(self) -> tuple[int, int]:
         """The bytes sent and received."""
-        boxes = [box for box in (self._entering, self._leaving, self._returning) if box is not None]
+        hops = (*self._entering.values(), *self._leaving.values(), *filter(None, [self._returning]))
+        boxes = [box for box, _ in hops]
         return sum(box.sent_bytes for box in boxes), sum(box.received_bytes for box in boxes)
 
-    def _receive(self, box: Mailbox, step: int, rank: int, rows: int) -> F32:
+    def _receive(self, box: Mailbox, rank: int, step: int, rows: int) -> F32:
         started = perf_counter()
         out = np.empty((rows, self._hidden), np.float32)
         box.begin(step & STEP_MASK)

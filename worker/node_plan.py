@@ -116,6 +116,17 @@ class NodeLayer:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """One of a node's turns in a step: the number of the stage, and the blocks of that stage by their numbers.
+
+    `stage` is None for a node without layers.
+    """
+
+    stage: int | None
+    blocks: range
+
+
+@dataclass(frozen=True)
 class LayerHeads:
     """A node's numbers of query heads and of KV heads in one layer, and the number of values of a head.
 
@@ -150,9 +161,15 @@ class NodePlan:
     predictor_bytes: int = 0  # memory of `predictors`
 
     @cached_property
-    def stage(self) -> int | None:
-        """The number of the stage that this node belongs to; None if it holds no layers."""
-        return next((number for number, stage in enumerate(self.stages) if self.rank in stage.ranks), None)
+    def passes(self) -> tuple[Pass, ...]:
+        """The turns of this node in a step: one in each of its stages, or a single one without blocks."""
+        found, first = list[Pass](), 0
+        for number, stage in enumerate(self.stages):
+            if self.rank in stage.ranks:
+                last = first + sum(len(one.blocks) for one in self.layers if stage.first <= one.number < stage.last)
+                found.append(Pass(number, range(first, last)))
+                first = last
+        return tuple(found) or (Pass(None, range(0)),)
 
     @property
     def whole(self) -> bool:
@@ -161,8 +178,12 @@ class NodePlan:
 
     @cached_property
     def group(self) -> tuple[int, ...]:
-        """The ranks of the nodes whose partial results are summed with those of this node, in ascending order."""
-        return (self.rank,) if self.stage is None else self.stages[self.stage].ranks
+        """The ranks of the nodes whose partial results are summed with those of this node, in ascending order.
+
+        A node with several passes is alone in each of its stages.
+        """
+        stage = self.passes[0].stage
+        return (self.rank,) if stage is None else self.stages[stage].ranks
 
     @cached_property
     def blocks(self) -> tuple[NodeBlock, ...]:

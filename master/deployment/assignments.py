@@ -41,15 +41,16 @@ def assignments(
 ) -> list[Assign]:
     """Return one `Assign` per rank; rank 0 is the master. None includes embedding, head or final norm.
 
-    A node gets the layers of its own stage. `predictors` are for nodes that compute only active neurons: each node gets
-    the rows of its own neurons.
+    A node gets the layers of its own stages. `predictors` are for nodes that compute only active neurons: each node
+    gets the rows of its own neurons.
     """
     layouts = list(dict.fromkeys(run for block in pack.walk() for run in block.shape.runs))
     sent = predictors or PredictorSource({})
     sent.vectors = {}  # a worker may still be sent the vectors of an earlier plan, from the old dictionary
     parts: dict[int, _Part] = {}
     for stage in stages:
-        parts |= _parts(pack, stage, layouts, sent)
+        for rank, part in _parts(pack, stage, layouts, sent).items():
+            parts[rank] = _joined(parts[rank], part) if rank in parts else part
     routing, idle = _routing(pack), _Part((), (), ())
     return [
         Assign(
@@ -105,6 +106,14 @@ def _parts(pack: Pack, stage: Stage, layouts: Sequence[RunLayout], sent: Predict
         rank: _Part((*(plan[at] for plan in plans), *foretold[at][0]), layers, foretold[at][1])
         for at, rank in enumerate(stage.ranks)
     }
+
+
+def _joined(one: _Part, other: _Part) -> _Part:
+    """Return a node's parts of two of its stages as one; a block that both have is listed once."""
+    blocks = {block.id: block for block in (*one.blocks, *other.blocks)}
+    index = {identity: at for at, identity in enumerate(blocks)}
+    layers = (LayerPlan(each.number, tuple(index[other.blocks[at].id] for at in each.blocks)) for each in other.layers)
+    return _Part(tuple(blocks.values()), (*one.layers, *layers), one.predictors)
 
 
 def _at_layer(config: ModelConfig, shard: Shard, layer: int) -> Shard:

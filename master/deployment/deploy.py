@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from allreduce.algorithms import shared
 from allreduce.algorithms.torchdist import refuse_keys
 from allreduce.base import Endpoints
+from allreduce.hops import most_in_flight
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Concurrency, Deployment, choose_collective
 from master.deployment.planner import Split, most_that_fit
@@ -271,7 +272,8 @@ class Deployer:
         if cache.completed or any(worker.feeder and worker.feeder.stats.sent for worker in cluster.workers):
             self.make_room()
         chunk = min([node.prefill_tokens, *(one.prefill_tokens for one in ready)])
-        chunk = max(min(chunk, STAGE_CHUNK), chunk // len(plans[0].stages))  # so that prompts fill all stages
+        at_once = most_in_flight([stage.ranks for stage in plans[0].stages])
+        chunk = max(min(chunk, STAGE_CHUNK), chunk // at_once)  # so that prompts fill all stages
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))
 
 

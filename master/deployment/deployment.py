@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.hops import MASTER_RANK
+from allreduce.hops import MASTER_RANK, most_in_flight
 from master.deployment.pages import PagePool
 from master.deployment.stages import Stage
 from master.deployment.states import StatePool
@@ -111,8 +111,8 @@ class Deployment:
 
     @property
     def most_in_flight(self) -> int:
-        """The most steps that may be in flight at once: one in each stage."""
-        return len(self.stages)
+        """The most steps that may be in flight at once: one in each stage, if no node is in several stages."""
+        return most_in_flight([stage.ranks for stage in self.stages])
 
     def start(
         self, entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32, per_layer: F32 | None = None

@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 
-from tpi.families.huggingface.directory import read_config
 from tpi.pack.layout import GROUP, GROUP_BYTES
 from tpi.pack.library.locate import Located
-from tpi.sources.quantised.method import Method, Scheme
-from tpi.sources.quantised.source import method_of
 
 _ROOM = 0.9  # share of the memory for weights; the rest is for the KV cache and activations
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -36,17 +33,16 @@ def choose_dtype(asked: str, located: Located, memory: Sequence[int], shares: Se
 
 def _source(located: Located) -> tuple[float, int]:
     """Return the bytes of a packed weight and the number of weights of a Hugging Face directory."""
+    from tpi.families.huggingface.directory import read_config  # imports all families
+    from tpi.sources.quantised.source import method_of
+
     config = read_config(located.path)
     size = sum(file.stat().st_size for file in located.path.glob("*.safetensors"))
     if (method := method_of(config)) is not None:
-        scheme = _usual(method)
+        known = (scheme for name in _USUAL if (scheme := method.scheme(name)))
+        if (scheme := next(known, None)) is None:
+            return _Q8, size
         return GROUP_BYTES[scheme.element(_COLUMNS).nearest] / GROUP, size * 8 // scheme.bits
     element = config.get("dtype") or config.get("torch_dtype")
     each = _ELEMENT_BYTES.get(element, 4) if isinstance(element, str) else 4
     return each, size // each
-
-
-def _usual(method: Method) -> Scheme:
-    """Return the scheme of most weights; one of 8 bits if it is not known."""
-    found = [scheme for name in _USUAL if (scheme := method.scheme(name))]
-    return found[0] if found else Scheme("FP8", 8)

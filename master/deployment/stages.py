@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from allreduce.hops import MOST_STAGES
 from master.deployment.planner import Split, deal_shards, units_of
@@ -129,7 +130,12 @@ def _check(
     if [stage.layers.first for stage in stages] != ends[:-1] or sorted(set(ends)) != ends or ends[-1] != layers:
         raise UsageError(f"--stages {asked} must name the layers 0 to {layers - 1} in order, each once")
     ranks = [rank for stage in stages for rank in stage.ranks]
-    if twice := sorted({names[rank] for rank in ranks if ranks.count(rank) > 1}):
-        raise UsageError(f"--stages {asked} names {', '.join(twice)} twice; a node can be in one stage")
+    shared = {rank for stage in stages if len(stage.ranks) > 1 for rank in stage.ranks}
+    if twice := sorted(names[rank] for rank in shared if ranks.count(rank) > 1):
+        raise UsageError(
+            f"--stages {asked} names {', '.join(twice)} twice; a node of several stages must be alone in each of them"
+        )
+    if joined := sorted(names[one.ranks[0]] for one, after in pairwise(stages) if one.ranks == after.ranks):
+        raise UsageError(f"--stages {asked} gives {', '.join(joined)} two stages in a row; make one of them")
     if idle := [names[rank] for rank in ranks if not weights[rank] > 0]:
         raise UsageError(f"--stages {asked} names {', '.join(idle)}, whose share is 0; leave it out, or change --split")

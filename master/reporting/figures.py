@@ -26,7 +26,7 @@ from tpi.progress import phase
 from tpi.trace import TRACE_SPANS, Trace
 from worker.service.served import totals
 
-_NO_LAYERS = (Range(0, 0), Shard(Range(0, 0), Range(0, 0), Range(0, 0)))
+_NO_LAYERS: tuple[tuple[Range, ...], Shard] = ((), Shard(Range(0, 0), Range(0, 0), Range(0, 0)))
 
 
 class RunFigures:
@@ -154,13 +154,14 @@ class RunFigures:
             for rank, (name, taken) in enumerate(zip(names, bare, strict=True))
         ]
 
-    def _held(self) -> dict[int, tuple[Range, Shard]]:
-        """Return the layers that each node holds, and its shard of them, by rank."""
-        return {
-            rank: (stage.layers, shard)
-            for stage in self._deployment.stages
-            for rank, shard in zip(stage.ranks, stage.shards, strict=True)
-        }
+    def _held(self) -> dict[int, tuple[tuple[Range, ...], Shard]]:
+        """Return the layers that each node holds, one range for each of its stages, and its shard of them, by rank."""
+        held: dict[int, tuple[tuple[Range, ...], Shard]] = {}
+        for stage in self._deployment.stages:
+            for rank, shard in zip(stage.ranks, stage.shards, strict=True):
+                before, _ = held.get(rank, _NO_LAYERS)
+                held[rank] = ((*before, stage.layers), shard)
+        return held
 
     def _waits(self, begun: Sequence[Stats], after: Sequence[Stats]) -> list[OtherWaits]:
         """Return the time per token that each node's exchanges wait for the disks of other nodes."""

@@ -26,7 +26,7 @@ class NodeReport:
 
     name: str
     rank: int
-    layers: list[int]
+    layers: list[list[int]]  # one range for each of its stages
     heads: list[int]
     kv_heads: list[int]
     neurons: list[int]
@@ -53,7 +53,7 @@ class NodeShare:
 
     name: str
     rank: int
-    layers: Range
+    layers: tuple[Range, ...]  # of each of its stages
     shard: Shard
     query_heads: int  # query heads in one unit
     kv_heads: int  # KV heads in one unit
@@ -69,7 +69,7 @@ def node_report(config: ModelConfig, node: NodeShare, before: Stats, after: Stat
     return NodeReport(
         name=node.name,
         rank=node.rank,
-        layers=node.layers.as_list(),
+        layers=[each.as_list() for each in node.layers],
         heads=shard.query.scaled(node.query_heads, config.heads).as_list(),
         kv_heads=shard.kv.scaled(node.kv_heads, config.kv_heads).as_list(),
         neurons=_neurons(config, shard).as_list(),
@@ -220,7 +220,8 @@ def _cells(node: NodeReport) -> list[str]:
 
 def _staged_cells(node: NodeReport) -> list[str]:
     """Return one node's figures with its layers before them, and behind them the time of its waits for other stages."""
-    return [_span(node.layers), *_cells(node), _short(node.hop_ms_per_token)]
+    layers = ", ".join(map(_span, node.layers)) or "none"
+    return [layers, *_cells(node), _short(node.hop_ms_per_token)]
 
 
 def _short(value: float) -> str:

@@ -31,7 +31,7 @@ __all__ = [
     "protocol",
 ]
 
-MEANING = 8
+MEANING = 9
 """Version of the messages' meaning, part of the protocol number.
 
 Increase it when nodes would interpret the same message differently: orders of tasks, frames of sums, layouts of units.

@@ -99,6 +99,7 @@ def build_node(
             opened.sparse,
             any(plan.config.recurrent),
             hops,
+            plan.passes,
         )
 
 
@@ -116,12 +117,15 @@ def _finite(partial: npt.NDArray[np.float32], name: str) -> None:
 
 
 def _blocks(plan: NodePlan, held: Sequence[HeldBlock], arrangement: Arrangement[Segment]) -> list[Block]:
-    """Return all blocks in order of use. Each block of routed experts can prefetch for the next such block."""
+    """Return all blocks in order of use. Each block of routed experts can prefetch for the next one of its pass."""
     blocks: list[Block] = []
     following: RoutedBlock | None = None
+    starts = {each.blocks.start for each in plan.passes}
     for block in reversed(plan.blocks):
         blocks.append(one := _block(plan, block, held, arrangement, following))
         following = one if isinstance(one, RoutedBlock) else following
+        if block.number in starts:
+            following = None
     return blocks[::-1]
 
 
@@ -166,7 +170,7 @@ def _hops(stack: ExitStack, plan: NodePlan, spec: GroupSpec, endpoints: Endpoint
 def _within_stage(plan: NodePlan, spec: GroupSpec) -> GroupSpec:
     """Return the group of this node's stage; `spec` is that of all nodes."""
     peers = tuple(spec.peers[rank] for rank in plan.group)
-    return replace(spec, rank=plan.group.index(plan.rank), peers=peers, lane=sums_lane(plan.stage or 0))
+    return replace(spec, rank=plan.group.index(plan.rank), peers=peers, lane=sums_lane(plan.passes[0].stage or 0))
 
 
 def _group_spec(plan: NodePlan, threads: int) -> GroupSpec:

@@ -89,26 +89,30 @@ class BlockLoop:
         self._check = check
         self._division: Division = division or Halves(group)
         self._flying = deque[tuple[MicroBatch, Block]]()  # of the sums under way, the oldest first
-        self._chain: Chain | None = None  # of all blocks; opened when first used
+        self._all = range(len(blocks))
+        self._chains: dict[range, Chain] = {}  # of the blocks of each pass; opened when first used
         self._names = [block.name for block in blocks]
 
-    def forward(self, x: F32, batch: Batch, step: int) -> F32 | None:
-        """Run one step through all blocks.
+    def forward(self, x: F32, batch: Batch, step: int, blocks: range | None = None) -> F32 | None:
+        """Run one step through all blocks, or through those of one pass.
 
         Args:
             x: `[tokens, hidden]` float32, the embedded tokens; the same on every node.
             batch: the position of each token in its sequence, and the pages for its keys and values.
             step: number of the step; the collective drops messages of other steps.
+            blocks: numbers of the blocks to run; None: all. A step begins with the pass that has block 0.
 
         Returns:
             On rank 0, the hidden states `[tokens, hidden]` after the last block. On other ranks None, since only the
             master needs the last sum.
         """
-        started = perf_counter()
-        self.weights.begin(len(x))
-        out = self._run_chain(x, batch) if self._waits_for_nothing(x) else self._run(x, batch, step)
-        self.clock.steps += 1
-        self.clock.tokens += len(batch.positions)
+        started, own = perf_counter(), self._all if blocks is None else blocks
+        if own.start == 0:
+            self.weights.begin(len(x))
+            self.clock.steps += 1
+            self.clock.tokens += len(batch.positions)
+        alone = self._waits_for_nothing(x, own)
+        out = self._run_chain(x, batch, own) if alone else self._run(x, batch, step, own)
         self.clock.total += perf_counter() - started
         return out
 
@@ -124,12 +128,12 @@ class BlockLoop:
         part.partial()
         self.progress += 1
 
-    def _run(self, x: F32, batch: Batch, step: int) -> F32 | None:
+    def _run(self, x: F32, batch: Batch, step: int, blocks: range) -> F32 | None:
         self.group.begin(step)
         self._flying.clear()
         parts, order = self._division.divide(x, batch)
         try:
-            for visit in visits(order, len(self.blocks), len(parts)):
+            for visit in visits(order, blocks, len(parts)):
                 self._visit(visit, parts)
             received = True
             while self._flying:
@@ -234,30 +238,31 @@ class BlockLoop:
         self.on_block()
         return total is not None
 
-    def _waits_for_nothing(self, x: F32) -> bool:
-        """Return True if all blocks can run in one call, because neither nodes nor weights are waited for.
+    def _waits_for_nothing(self, x: F32, blocks: range) -> bool:
+        """Return True if `blocks` can run in one call, because neither nodes nor weights are waited for.
 
         Long steps run block by block: they can then report progress, and the overhead of Python is negligible.
         """
         return (
             len(x) <= STREAM_TOKENS
-            and bool(self.blocks)
+            and bool(blocks)
             and self.group.trivial
             and self.weights.now.kept is not None
             and not any(
-                block.sums_with_next or block.residual.per_layer for block in self.blocks
+                block.sums_with_next or block.residual.per_layer for block in self.blocks[blocks.start : blocks.stop]
             )  # a chain adds each block's residual before the next, and has no embeddings of layers
         )
 
-    def _run_chain(self, x: F32, batch: Batch) -> F32:
-        if self._chain is None:
+    def _run_chain(self, x: F32, batch: Batch, blocks: range) -> F32:
+        own = slice(blocks.start, blocks.stop)
+        if blocks not in self._chains:
             kept = self.weights.now.kept
             assert kept is not None
-            pairs = zip(self.blocks, self.weights.now.blocks, strict=True)
-            blocks = [segment.chained(kept[block.number], block.residual) for block, (segment,) in pairs]
-            self._chain = self._kernels.open_chain(blocks)
-        with self.trace.laps("compute", self._names) as ended:
-            out = self._chain.run(x, batch, ended)
-        self.progress += len(self.blocks)
+            pairs = zip(self.blocks[own], self.weights.now.blocks[own], strict=True)
+            parts = [segment.chained(kept[block.number], block.residual) for block, (segment,) in pairs]
+            self._chains[blocks] = self._kernels.open_chain(parts)
+        with self.trace.laps("compute", self._names[own]) as ended:
+            out = self._chains[blocks].run(x, batch, ended)
+        self.progress += len(blocks)
         self.on_block()
         return out

@@ -23,6 +23,7 @@ from tpi.net.questions import Steady
 from tpi.trace import NoTrace
 from worker.node.loop import BlockLoop
 from worker.node.pages import PageTables
+from worker.node_plan import Pass
 from worker.plan.residence import Residence
 from worker.service.served import Figures
 
@@ -55,6 +56,7 @@ class Node:
         sparse: "SparseNode | None" = None,
         recurrent: bool = False,
         hops: "Hops | None" = None,
+        passes: Sequence[Pass] = (),
     ) -> None:
         """Create a node; `worker.node.build.build_node` is the usual way.
 
@@ -67,12 +69,14 @@ class Node:
             sparse: predicts the active neurons, if the plan has predictors.
             recurrent: True if the model has layers with states.
             hops: carry hidden states from stage to stage; None if all nodes are in one stage.
+            passes: the turns of this node in a step; empty for a single one through all blocks.
         """
         self.fetched = fetched
         self.sparse = sparse
         self.link = link
         self.loop = loop
         self.hops = hops
+        self._passes = passes or (Pass(0, range(len(loop.blocks))),)
         self.budget = residence.budget
         self.window = loop.weights.window
         self.streamed = WindowStats()
@@ -132,10 +136,10 @@ class Node:
         return self.result(step, self.compute(step))
 
     def compute(self, step: Step) -> F32 | None:
-        """Compute the layers of this node; return what leaves its stage on the stage's lowest rank, else None.
+        """Compute the layers of this node; return what leaves its last stage on the stage's lowest rank, else None.
 
-        A node in a later stage waits for the hidden states of the stage before. On rank 0, `result` must follow, for
-        one step after the other; meanwhile other steps may be computed.
+        Before each of its stages but the first one, the node waits for the hidden states of the stage before. On rank
+        0, `result` must follow, for one step after the other; meanwhile other steps may be computed.
         """
         self._tables.release(step.released)
         if not step.entries:
@@ -146,16 +150,21 @@ class Node:
             batch = replace(batch, per_layer=step.per_layer)
         before = clock.total - clock.sync
         tokens = len(batch.positions)
-        x = step.x
-        if self.hops is not None:
-            with self.trace.span("hop", "into the stage"):
-                x = self.hops.enter(step.step, x, tokens)
-        out = self.loop.forward(x, batch, step.step)
-        if self.hops is not None:
-            self.hops.leave(step.step, out)
+        for each in self._passes:
+            out = self._pass(each, step, batch)
         if self.watch is not None:
             self.watch.note(tokens, int(batch.positions[-1]) + 1, clock.total - clock.sync - before)
         self.streamed += self.window.take()
+        return out
+
+    def _pass(self, one: Pass, step: Step, batch: Batch) -> F32 | None:
+        """Compute the blocks of one pass, and return what leaves the stage on its lowest rank, else None."""
+        if self.hops is None:
+            return self.loop.forward(step.x, batch, step.step, one.blocks)
+        with self.trace.span("hop", "into the stage"):
+            x = self.hops.enter(one.stage, step.step, step.x, len(batch.positions))
+        out = self.loop.forward(x, batch, step.step, one.blocks)
+        self.hops.leave(one.stage, step.step, out)
         return out
 
     def result(self, step: Step, own: F32 | None) -> F32 | None:

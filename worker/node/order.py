@@ -73,11 +73,10 @@ def block_by_block(blocks: int, micro_batches: int) -> Iterator[Task]:
 
 
 @lru_cache(maxsize=64)
-def visits(order: Order, blocks: int, micro_batches: int) -> tuple[Visit, ...]:
-    """Return the tasks of `order`, grouped into visits."""
-    return tuple(
-        _visit(block, list(tasks)) for block, tasks in groupby(order(blocks, micro_batches), lambda t: t.block)
-    )
+def visits(order: Order, blocks: range, micro_batches: int) -> tuple[Visit, ...]:
+    """Return the tasks of `order`, grouped into visits of the blocks with the numbers `blocks`."""
+    tasks = groupby(order(len(blocks), micro_batches), lambda task: task.block)
+    return tuple(_visit(blocks[block], list(own)) for block, own in tasks)
 
 
 def _visit(block: int, tasks: list[Task]) -> Visit:

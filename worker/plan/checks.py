@@ -7,7 +7,7 @@ limits before anything is fetched or computed. A master of the same version pass
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from allreduce.base import group_names
 from allreduce.hops import MOST_STAGES
@@ -162,16 +162,25 @@ def _group_faults(assign: Assign) -> Iterator[Fault]:
 
 
 def _stage_faults(assign: Assign) -> Iterator[Fault]:
-    """Yield what is wrong with a plan's stages: they hold all layers in order, and no node is in two of them."""
-    stages, ranks = assign.stages, [rank for stage in assign.stages for rank in stage.ranks]
+    """Yield what is wrong with a plan's stages: they hold all layers in order. A node in several is alone in each."""
+    stages = assign.stages
     yield _outside("the number of stages", len(stages), 1, MOST_STAGES)
     ends = [0, *(stage.last for stage in stages)]
     tiled = [stage.first for stage in stages] == ends[:-1] and sorted(set(ends)) == ends
     yield _if(not tiled or ends[-1] != assign.config.layers, "its stages do not hold every layer once, in order")
-    ordered = all(stage.ranks and list(stage.ranks) == sorted(stage.ranks) for stage in stages)
-    yield _if(not ordered or len(set(ranks)) < len(ranks), "a stage has no node, or a node is in a stage twice")
+    ordered = all(stage.ranks and list(stage.ranks) == sorted(set(stage.ranks)) for stage in stages)
+    yield _if(not ordered, "a stage has no node, or a node twice")
+    ranks = [rank for stage in stages for rank in stage.ranks]
+    shared = {rank for stage in stages if len(stage.ranks) > 1 for rank in stage.ranks}
+    yield _if(
+        any(ranks.count(rank) > 1 for rank in shared), "a node of a stage of several nodes is in another one, too"
+    )
+    adjacent = any(one.ranks == after.ranks for one, after in pairwise(stages))
+    yield _if(adjacent, "two stages in a row have the same node")
     own = [layer for stage in stages if assign.rank in stage.ranks for layer in range(stage.first, stage.last)]
-    yield _if([layer.number for layer in assign.layers] != own, "it lists other layers than those of this node's stage")
+    yield _if(
+        [layer.number for layer in assign.layers] != own, "it lists other layers than those of this node's stages"
+    )
 
 
 def _block_faults(assign: Assign) -> Iterator[Fault]:

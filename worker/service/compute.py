@@ -13,6 +13,7 @@ from threading import Thread
 
 from allreduce.base import Endpoints
 from allreduce.deadline import Lateness
+from allreduce.hops import most_in_flight
 from scheduler.model.sizes import STAGE_CHUNK
 from scheduler.model.timeline import OtherWaits
 from scheduler.window.stats import WindowPosition
@@ -87,7 +88,7 @@ class Compute:
         self._post = post
         self._hidden = self._longest = self._per_layer = 0  # of the running plan: sizes of a token, tokens of a step
         self._others = 0  # number of other nodes in the running plan
-        self._stages = 1  # of the running plan; each may have a step in flight
+        self._at_once = 1  # the most steps in flight in the running plan
         self._first = True  # whether this node is in the first stage of the running plan
         self._queued = self._taken = 0  # tokens of steps, counted by the I/O thread and by the compute thread
         self._jobs: SimpleQueue[Job] = SimpleQueue()
@@ -149,7 +150,7 @@ class Compute:
 
     def _require_room(self, tokens: int) -> None:
         waiting = self._queued - self._taken
-        most = max(_MOST_STEPS * self._longest, self._stages * STAGE_CHUNK)
+        most = max(_MOST_STEPS * self._longest, self._at_once * STAGE_CHUNK)
         if self._jobs.qsize() >= _MOST_JOBS or (waiting and waiting + tokens > most):
             raise PlanError(f"the master sends steps faster than this node computes: {waiting} tokens are queued")
 
@@ -219,7 +220,7 @@ class Compute:
         self._hidden, self._longest = assign.config.hidden, node.prefill_tokens
         self._per_layer = assign.config.per_layer_values
         self._others = assign.size - 1
-        self._stages = len(assign.stages)
+        self._at_once = most_in_flight([stage.ranks for stage in assign.stages])
         self._first = assign.rank in assign.stages[0].ranks
         self._ready = self._running
         figures = node.figures()

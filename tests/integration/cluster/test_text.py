@@ -115,5 +115,5 @@ def test_texts_of_a_worker_reach_no_terminal_as_commands() -> None:
 def test_a_name_in_brackets_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     name = "[red]lamp[/nothing]"
     figures = (0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    print_nodes([NodeReport(name, 1, [0, 1], [0, 1], [0, 1], [0, 1], *figures, steady=None)], "1 node")
+    print_nodes([NodeReport(name, 1, [[0, 1]], [0, 1], [0, 1], [0, 1], *figures, steady=None)], "1 node")
     assert name in capsys.readouterr().out

@@ -78,10 +78,13 @@ class Answers:
         self.engine.release(request.sequence)
 
 
-def answers(pack: Pack, shares: list[float], cache: Path, stages: str, pool: int, memory: int = 0) -> list[list[int]]:
-    scheduler = "window" if memory else "resident"
-    made = in_process_deployment(pack, shares, cache, 16, stages=stages, pool=pool, memory=memory, scheduler=scheduler)
+def answers(pack: Pack, shares: list[float], cache: Path, stages: str, pool: int, window: int = 0) -> list[list[int]]:
+    """Return what `Answers` draws; with a `window` every node streams all but so many blocks."""
+    scheduler = "window" if window else "resident"
+    made = in_process_deployment(pack, shares, cache, 16, stages=stages, pool=pool, window=window, scheduler=scheduler)
     with closing(made) as deployment:
+        nodes = [deployment.node, *(deployment._workers.nodes if len(shares) > 1 else ())]  # type: ignore[attr-defined]
+        assert all(bool(node.window.placement.streamed_bytes) == bool(window and node.loop.blocks) for node in nodes)
         asked = Answers(Engine(deployment))
         while asked.left:
             asked.step()
@@ -126,7 +129,14 @@ def test_stages_of_one_node_each_have_the_bits_of_one_node(
 
 
 def drawn_layout(rng: random.Random) -> tuple[list[float], str]:
-    """One to six nodes with shares, and their layout in one to four stages."""
+    """One to six nodes with shares, and their layout in one to four stages, or in a ring of several turns."""
+    if rng.random() < 0.25:
+        nodes = rng.randint(2, 3)
+        turns = [rank for _ in range(rng.randint(2, LAYERS // nodes)) for rank in range(nodes)]
+        ends = [*sorted(rng.sample(range(1, LAYERS), len(turns) - 1)), LAYERS]
+        return [1.0] * nodes, ",".join(
+            f"{a}-{b - 1}:n{rank}" for a, b, rank in zip([0, *ends[:-1]], ends, turns, strict=True)
+        )
     shares = [rng.choice([0.0, 1.0, 1.0, 2.0]) for _ in range(rng.randint(1, 6))]
     if not any(shares):
         shares[0] = 1.0
@@ -215,11 +225,30 @@ def test_streams_and_the_chunks_of_a_prompt_fill_the_stages(
             asked.step()
 
 
+def test_a_node_of_several_stages_has_one_step_in_flight_and_the_bits_of_one_node(
+    deep: Callable[[str], Pack], tmp_path: Path
+) -> None:
+    pack, ring = deep("q4"), "0:n0,1:n1,2-3:n0,4:n2,5:n1"
+    assert np.array_equal(logits(pack, [1] * 3, tmp_path, ring, 16), logits(pack, [1], tmp_path / "one", "1", 16))
+    with closing(in_process_deployment(pack, [1] * 3, tmp_path, 16, stages=ring)) as deployment:
+        assert deployment.most_in_flight == 1
+        held = [node.loop.blocks for node in (deployment.node, *deployment._workers.nodes)]  # type: ignore[attr-defined]
+        assert [[block.name for block in blocks[::2]] for blocks in held] == [
+            [f"attention {layer}" for layer in layers] for layers in ((0, 2, 3), (1, 5), (4,))
+        ]
+
+
+@pytest.mark.parametrize("layout", ["0:n0,1:n1,2:n0,3:n1,4:n0,5:n1", "0-1:n1,2-3:n0,4-5:n1"])
+def test_a_ring_of_nodes_streams_its_layers(layout: str, deep: Callable[[str], Pack], tmp_path: Path) -> None:
+    pack = deep("f32")
+    expected = answers(pack, [1], tmp_path / "one", "1", 40)
+    assert answers(pack, [1, 1], tmp_path, layout, 40, window=2) == expected
+
+
 def test_stages_stream_their_own_layers(deep: Callable[[str], Pack], tmp_path: Path) -> None:
     pack = deep("f32")
     expected = answers(pack, [1], tmp_path / "one", "1", 40)
-    memory = 40 << 20
-    assert answers(pack, [1, 1, 1], tmp_path, "0-2:n0+n1,3-5:n2", 40, memory) == expected
+    assert answers(pack, [1, 1, 1], tmp_path, "0-2:n0+n1,3-5:n2", 40, window=2) == expected
 
 
 def test_only_the_first_stage_gets_hidden_states(

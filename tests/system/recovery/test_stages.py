@@ -21,6 +21,7 @@ from tpi.net.messages import NodeOptions
 PROMPT, LENGTH = [5, 6, 7, 8], 30
 LAYOUT = "0-1:master,2-3:a,4:b,5:c"
 GROUPED = "0-2:master+c,3-5:a+b"
+RING = "0:master,1:a,2:b,3:master,4-5:a"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,9 @@ def staged(
 
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize(("layout", "victim"), [(LAYOUT, "a"), (LAYOUT, "b"), (LAYOUT, "c"), (GROUPED, "b")])
+@pytest.mark.parametrize(
+    ("layout", "victim"), [(LAYOUT, "a"), (LAYOUT, "b"), (LAYOUT, "c"), (GROUPED, "b"), (RING, "a")]
+)
 def test_a_node_lost_in_any_stage_costs_no_token(
     kind: signal.Signals, layout: str, victim: str, tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +96,7 @@ def test_nodes_outside_the_layout_hold_nothing_and_answers_are_the_same(tmp_path
     with staged(tmp_path, model, "0-2:a,3-5:c") as (session, _):
         wanted = speak(session, PROMPT, LENGTH).tokens
         layers = [report.layers for report in session.report()]
-        assert layers == [[0, 0], [0, 3], [0, 0], [3, 6]]
+        assert layers == [[], [[0, 3]], [], [[3, 6]]]
         assert session._cluster.workers[1].ready.weight_bytes == 0  # type: ignore[union-attr]
     with Session(RunOptions(model, workers=(), cache=tmp_path / "master")) as alone:
         assert speak(alone, PROMPT, LENGTH).tokens == wanted

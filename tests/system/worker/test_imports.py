@@ -1,4 +1,4 @@
-"""What a worker that waits has not loaded: memory and time at the start that are not needed."""
+"""What a worker that waits, and a run whose pack exists, have not loaded: memory and time at the start."""
 
 import subprocess
 import sys
@@ -10,8 +10,18 @@ HEAVY = {
 }  # fmt: skip
 
 
+def loaded(program: str) -> list[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_a_worker_that_waits_has_loaded_nothing_heavy() -> None:
-    done = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert {"numpy", "zmq", "worker"} <= loaded
-    assert not loaded & HEAVY
+    names = {name.partition(".")[0] for name in loaded(WAITING)}
+    assert {"numpy", "zmq", "worker"} <= names
+    assert not names & HEAVY
+
+
+def test_a_session_that_has_a_pack_loads_no_families() -> None:
+    names = loaded("import sys, master.commands, master.session, tpi.pack.builder.repair; print(*sys.modules)")
+    assert "master.deployment.deploy" in names
+    assert not [name for name in names if name.startswith(("tpi.families.huggingface", "tpi.families.table"))]
+    assert not [name for name in names if name.startswith("tpi.sources.quantised")]

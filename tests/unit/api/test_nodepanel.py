@@ -40,7 +40,7 @@ class _Nodes:
             raise NodeLost("laptop", "laptop is gone; start it again")
         counted = since(begun, [self.now])
         report = node_report(
-            tiny_config(), NodeShare("laptop", 0, Range(0, 2), SHARD, 1, 1, 1000), counted[0], self.now
+            tiny_config(), NodeShare("laptop", 0, (Range(0, 2),), SHARD, 1, 1, 1000), counted[0], self.now
         )
         moved = self.now.tokens != counted[0].tokens
         links, whole = LinkTable.uniform(2, Link(0.004, 50e6)), whole_model(tiny_config())

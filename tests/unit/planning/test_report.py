@@ -34,7 +34,7 @@ def report(steady: Steady) -> NodeReport:
     """A node with 100 MiB planned, 60 of them for blocks."""
     sizes = (0, 60 * MIB, 0, 100 * MIB, 0)
     return NodeReport(
-        "laptop", 0, [0, 2], [0, 2], [0, 1], [0, 64], *sizes, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, steady
+        "laptop", 0, [[0, 2]], [0, 2], [0, 1], [0, 64], *sizes, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, steady
     )
 
 

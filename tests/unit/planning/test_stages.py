@@ -22,6 +22,7 @@ def laid_out(asked: str, shares: list[float], layers: int = 22) -> list[tuple[in
         ("2", [0, 1, 1, 2], [(0, 11, (1, 2)), (11, 22, (3,))]),
         ("4", [8, 1, 1, 1], [(0, 16, (0,)), (16, 18, (1,)), (18, 20, (2,)), (20, 22, (3,))]),
         ("0-9:attic, 10-21:master+desk", [1, 1, 1, 1], [(0, 10, (2,)), (10, 22, (0, 1))]),
+        ("0-4:attic,5-9:desk,10-21:attic", [1, 1, 1, 1], [(0, 5, (2,)), (5, 10, (1,)), (10, 22, (2,))]),
         ("0:10.0.0.7:9990,1-21:desk", [1, 1, 1, 1], [(0, 1, (3,)), (1, 22, (1,))]),
     ],
 )
@@ -47,6 +48,8 @@ def test_stages_are_laid_out(asked: str, shares: list[float], stages: list[tuple
         ("5-3:master,4-21:desk", "the layers 0 to 21 in order, each once"),
         ("0-9:master,10-21:desk+master", "names master twice"),
         ("0-9:desk+desk,10-21:master", "names desk twice"),
+        ("0-4:desk,5-9:master+desk,10-21:master", "names desk, master twice; a node of several stages must be alone"),
+        ("0-4:desk,5-9:desk,10-21:master", "gives desk two stages in a row"),
         ("0-9:master,10-21:attic", "attic, whose share is 0"),
     ],
 )

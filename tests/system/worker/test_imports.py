@@ -24,4 +24,4 @@ def test_a_session_that_has_a_pack_loads_no_families() -> None:
     names = loaded("import sys, master.commands, master.session, tpi.pack.builder.repair; print(*sys.modules)")
     assert "master.deployment.deploy" in names
     assert not [name for name in names if name.startswith(("tpi.families.huggingface", "tpi.families.table"))]
-    assert not [name for name in names if name.startswith("tpi.sources.quantised")]
+    assert not [name for name in names if name.startswith("tpi.sources.quantised.gptq")]

@@ -54,6 +54,9 @@ GEMMA4: dict[str, Any] = {
 MAMBA: dict[str, Any] = {
     "mamba_n_heads": 6, "mamba_d_state": 20, "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
+NEMOTRON: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"} | {
+    "head_dim": 32, "mamba_num_heads": 6, "mamba_head_dim": 32, "ssm_state_size": 20, "time_step_min": 0.3,
+}  # fmt: skip
 GEMMA4_E: dict[str, Any] = SIZES | GEMMA4 | {
     "attention_k_eq_v": False, "num_global_key_value_heads": None, "num_hidden_layers": 5, "num_kv_shared_layers": 3,
     "hidden_size_per_layer_input": 40, "vocab_size_per_layer_input": VOCAB, "use_double_wide_mlp": True,
@@ -186,6 +189,16 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
         "granite4hmoe": lambda: transformers.GraniteMoeHybridConfig(
             **odd, **entries.GRANITE, **MAMBA, num_local_experts=5, shared_intermediate_size=172,
         ),
+        "nemotronh": lambda: transformers.NemotronHConfig(
+            **NEMOTRON, layers_block_type=["linear_attention", "linear_attention", "mlp", "full_attention", "mlp"],
+            n_groups=3, mlp_bias=True, use_conv_bias=False,
+        ),
+        "nemotronhmoe": lambda: transformers.NemotronHConfig(
+            **NEMOTRON | {"time_step_min": 1e-9},
+            layers_block_type=["linear_attention", "moe", "linear_attention", "full_attention", "moe"],
+            n_groups=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=100, n_group=2,
+            moe_shared_expert_intermediate_size=172, routed_scaling_factor=1.5,
+        ),
         "gptoss": lambda: transformers.GptOssConfig(
             **odd, head_dim=32, num_local_experts=5, num_experts_per_tok=2, sliding_window=12,
             rope_parameters={
@@ -195,13 +208,15 @@ def _mixtures() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
-RECURRENT = ("qwen35", "qwen3next", "qwen35moe", "lfm2", "lfm2moe", "lfm3", "granite4h", "granite4hmoe")
+_RECURRENT = ("qwen35", "qwen3next", "qwen35moe", "lfm2", "lfm2moe", "lfm3", "granite4h", "granite4hmoe")
+NEMOTRONS = ("nemotronh", "nemotronhmoe")  # with layers of one block
+RECURRENT = (*_RECURRENT, *NEMOTRONS)
 MIXTURES = (
     "mixtral", "qwen2moe", "qwen3moe", "granitemoe", "olmoe", "dbrx", "gptoss", "deepseek2", "deepseek3", "glm4moelite",
 )  # fmt: skip
 MODELS = (
     "llama", "llama3", "mistral", "qwen2", "qwen3", "opt", "phi3", "gemma2", "gemma3", "smollm3", "granite", *MIXTURES,
-    *RECURRENT, "gemma4", "gemma4moe", *entries.ENTRIES,
+    *_RECURRENT, "gemma4", "gemma4moe", *entries.ENTRIES, *NEMOTRONS,
 )  # fmt: skip
 # models that not every test can run, with seeds whose errors in f32 are small in transformers
 OTHERS = {"gemma4e": 41, "gemma4staged": 41}  # the latter can be cut into stages after its first layer

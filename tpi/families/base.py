@@ -15,7 +15,7 @@ Tensor names are templates. `{i}` is the layer, `{e}` the routed expert. After t
 - `|`: another template follows, which applies if the source lacks the tensor of this one.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from tpi.errors import ModelError
 from tpi.sources.heads import HeadOrder
 
 Fields = Mapping[str, Any]  # a config.json, or the metadata of a GGUF file
+Numbers = Sequence[Sequence[int]]  # the number in the source of each block of each layer
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,9 @@ class Family:
         adapt_refs: adapts the references of a Hugging Face directory where templates do not suffice.
         adapt_gguf_refs: does the same for a GGUF file; it also receives a function that tells if a tensor exists.
         dense_layers: returns the numbers of the layers without experts, in a family with experts.
+        numbers: returns the numbers that the blocks of each layer have in the source, in families that number blocks;
+            None if a layer and its blocks have the same number.
+        gguf_numbers: does the same from the metadata of a GGUF file.
         flatten: converts a config.json with nested objects or other field names; None if not needed.
     """
 
@@ -128,6 +132,8 @@ class Family:
     adapt_refs: Callable[[Model, Fields], Model] = lambda model, fields: model
     adapt_gguf_refs: Callable[[Model, Callable[[str], bool]], Model] = lambda model, has: model
     dense_layers: Callable[[Fields], Collection[int]] = lambda fields: ()
+    numbers: Callable[[Fields], Numbers | None] = lambda fields: None
+    gguf_numbers: Callable[[Fields], Numbers | None] = lambda fields: None
     flatten: Callable[[Fields], Fields] | None = None
 
 
@@ -158,6 +164,7 @@ def map_tensors(
     interleaved_rope: bool = False,
     fields: Fields = MappingProxyType({}),
     dense_layers: Collection[int] | None = (),
+    numbers: Numbers | None = None,
 ) -> Model:
     """Return the model whose references are the filled-in templates of `names`.
 
@@ -172,17 +179,22 @@ def map_tensors(
         interleaved_rope: True if the values of a rotary pair are next to each other in q and k.
         fields: the fields of a config.json, which say whether optional vectors exist.
         dense_layers: the numbers of the layers without experts; None: the layers without a router.
+        numbers: the numbers of each layer's blocks in the source; None: all blocks of a layer have its number.
     """
     prefix = next((prefix for prefix in names.prefixes if has(prefix + names.embedding)), names.prefixes[0])
     head = next((found for found in (names.head, f"language_model.{names.head}") if has(found)), None)
     if head and config.tied:
         config = replace(config, tied=False)
     resolve = _Resolver(config, prefix, has, norm_offset, interleaved_rope, fields)
+    numbers = [(layer, layer) for layer in range(config.layers)] if numbers is None else numbers
     return Model(
         config=config,
         layers=tuple(
-            (resolve.mixer(names, layer), *resolve.feed_forward(names, layer, dense_layers))
-            for layer in range(config.layers)
+            (
+                resolve.block(kind, names.attention if kind == "attention" else names.recurrent, first),
+                *(block for number in others for block in resolve.feed_forward(names, number, dense_layers)),
+            )
+            for kind, (first, *others) in zip(config.mixers, numbers, strict=True)
         ),
         embedding=Ref(prefix + names.embedding),
         head=None if config.tied else Ref(head or names.head),
@@ -228,11 +240,6 @@ class _Resolver:
             parts=tuple((name, present[name]) for name in parts if name in present),
             vectors=tuple((name, ref) for name, ref in present.items() if name not in parts),
         )
-
-    def mixer(self, names: Names, layer: int) -> BlockRefs:
-        """Return the references of a layer's first block: attention, or a block with states in a recurrent layer."""
-        kind = self._config.mixers[layer]
-        return self.block(kind, names.attention if kind == "attention" else names.recurrent, layer)
 
     def feed_forward(self, names: Names, layer: int, dense_layers: Collection[int] | None) -> tuple[BlockRefs, ...]:
         """Return references to the tensors of a layer's feed-forward block, or of its block of experts, or of both."""

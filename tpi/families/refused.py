@@ -5,9 +5,7 @@ _QWEN4 = f"it needs hyper-connections, indexed sparse attention and hashed n-gra
 _DEEPSEEK4 = f"it needs compressed sparse attention, hyper-connections and experts chosen by a hash; {_HYPER}"
 _INKLING = "it needs relative positions in attention, short convolutions and layers used in loops; use Gemma 3"
 _MUSE = "it needs a norm of its embedding and norms with epsilons of their own; use Ministral 3 or Qwen 3"
-_NEMOTRON = "each of its layers is a single block: Mamba2, attention, a network or experts; use Granite 4.0"
 _REASONS = {
-    "NemotronHForCausalLM": _NEMOTRON,
     "PhimoeForCausalLM": "its router has its own way of selecting experts; use another model with experts",
     "Phi3SmallForCausalLM": "its attention is block-sparse; use Phi-3 mini or medium, or Phi-4",
     "Qwen4ExpForCausalLM": _QWEN4,
@@ -22,7 +20,6 @@ _REASONS = {
 }
 _GGUF_REASONS = {
     "qwen4exp": _QWEN4, "deepseek4": _DEEPSEEK4, "muse-glimmer": _MUSE,
-    "nemotron_h": _NEMOTRON, "nemotron_h_moe": _NEMOTRON,
 }  # fmt: skip
 
 

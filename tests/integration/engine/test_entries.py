@@ -21,7 +21,7 @@ LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 TOLERANCE = 1e-4
 GREEDY = Sampler(Sampling(temperature=0))
 GEMMA4 = ("gemma4", "gemma4moe", "gemma4e")
-STATEFUL = ("qwen35", "lfm2", "granite4hmoe")  # with states of each kind
+STATEFUL = ("qwen35", "lfm2", "granite4hmoe", "nemotronhmoe")  # with states of each kind
 Packs = Callable[..., Pack]
 
 

@@ -25,7 +25,7 @@ from worker.plan.checks import check_assign
 TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
 LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 Packs = Callable[..., Pack]
-SEVERAL = pytest.mark.parametrize("family", ["qwen35", "lfm2", "granite4hmoe"])  # with states of each kind
+SEVERAL = pytest.mark.parametrize("family", ["qwen35", "lfm2", "granite4hmoe", "nemotronh"])  # with states of each kind
 GREEDY = Sampler(Sampling(temperature=0))
 
 

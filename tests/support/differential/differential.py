@@ -248,7 +248,7 @@ def _settle_falcon(found: dict[str, Any], rng: random.Random) -> None:
         found["bias"] = False
 
 
-TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight")
+TABLES = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", ".embeddings.weight")
 EXTRAS = ("own head", "stray bias", "unknown", "no bias", "rotary")
 
 
@@ -329,7 +329,7 @@ def _made(drawn: Draw, directory: Path, rng: np.random.Generator) -> Any:
     _randomise(model, rng)
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(fields))
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    tied = {"lm_head.weight"} if config.tie_word_embeddings and model._tied_weights_keys else set()
     routed = hasattr(config, "num_experts_per_tok")
     held = stored(model, directory / "stored") if routed else model.state_dict()
     state = {name: tensor for name, tensor in held.items() if name not in tied}

@@ -5,8 +5,10 @@ from typing import Any
 
 PLAIN: dict[str, Any] = {
     "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
-    "shared_intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_state": 16, "moe_topk": 2,
+    "shared_intermediate_size": 40, "mamba_n_heads": 4, "ssm_state_size": 16, "mamba_num_heads": 4,
+    "mamba_head_dim": 16, "moe_shared_expert_intermediate_size": 40, "mamba_d_state": 16, "moe_topk": 2,
 }  # fmt: skip
+_LETTERS = {"linear_attention": "M", "full_attention": "*", "moe": "E", "mlp": "-"}
 CHOICES: dict[str, tuple[Any, ...]] = {
     "attention_out_bias": (True, False), "residual_dropout": (0.0, 0.5), "use_bias": (True, False),
     "use_qk_norm": (True, False), "moe_num_experts": (3, 5, 6), "moe_k": (1, 3), "moe_num_shared_experts": (0, 1, 3),
@@ -16,7 +18,16 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "mamba_d_state": (8, 20), "mamba_d_head": ("auto", "auto", 16), "mamba_d_conv": (3, 4), "mamba_expand": (2,),
     "mamba_chunk_size": (16, 64), "mamba_conv_bias": (True, False), "mamba_proj_bias": (True, False),
     "time_step_limit": ([0.0, 1.0],), "sliding_window_pattern": (1, 2, 3),
-    "moe_topk": (1, 3), "eod_token_id": (0, 3, 30), "sep_token_id": (0, 4, 30),
+    "layers_block_type": (None,), "mlp_hidden_act": ("relu2", "silu", "gelu"), "ssm_state_size": (8, 20),
+    "mamba_num_heads": (2, 8), "mamba_head_dim": (8, 20), "n_groups": (1, 2), "conv_kernel": (3, 4),
+    "time_step_min": (1e-6, 0.001, 0.5), "use_conv_bias": (True, False), "chunk_size": (16, 64), "expand": (2, 3),
+    "num_logits_to_keep": (2, 3), "use_mamba_kernels": (True, False), "time_step_max": (0.2, 0.3),
+    "time_step_floor": (1e-3, 1e-2), "mamba_hidden_act": ("silu",), "mamba_ssm_cache_dtype": ("float32", "float16"),
+    "moe_latent_size": (None, None, None, None, 16), "moe_shared_expert_overlap": (True, False),
+    "num_nextn_predict_layers": (0, 1), "mtp_layers_block_type": (["full_attention", "moe"],),
+    "residual_in_fp32": (True, False), "rescale_prenorm_residual": (True, False),
+    "moe_shared_expert_intermediate_size": (32, 72), "moe_topk": (1, 3),
+    "eod_token_id": (0, 3, 30), "sep_token_id": (0, 4, 30),
 }  # fmt: skip
 
 
@@ -26,6 +37,8 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
         found["use_bias"] = False
     if architecture == "GraniteMoeHybridForCausalLM" and rng.random() < 0.97:
         _settle_granite(found, layers, rng)
+    if architecture == "NemotronHForCausalLM":
+        _settle_nemotron(found, rng)
     if architecture == "Ministral3ForCausalLM":
         for rope in (found.get(name) for name in ("rope_parameters", "rope_scaling")):
             if isinstance(rope, dict) and rng.random() < 0.95:
@@ -54,6 +67,30 @@ def _settle_granite(found: dict[str, Any], layers: int, rng: random.Random) -> N
         found["num_local_experts"] = 0
     if not found.get("shared_intermediate_size", 1):
         found["shared_intermediate_size"] = 40
+
+
+def _settle_nemotron(found: dict[str, Any], rng: random.Random) -> None:
+    """Mostly blocks of which one attends, in an order that is supported, under any of their names."""
+    groups = found.get("n_group")
+    found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1
+    if rng.random() < 0.97:
+        found["layers_block_type"] = _blocks(found, rng)
+        found |= {"sliding_window": None, "n_shared_experts": 1, "mamba_hidden_act": "silu"}
+        found |= dict.fromkeys(("attention_bias", "use_bias", "mamba_proj_bias", "mlp_bias"), False)
+        if rng.random() < 0.3:
+            pattern = "".join(_LETTERS[kind] for kind in found.pop("layers_block_type"))
+            found["hybrid_override_pattern"] = pattern
+    if "moe" not in (found.get("layers_block_type") or ["moe"]):
+        found["mlp_bias"] = rng.random() < 0.5
+
+
+def _blocks(found: dict[str, Any], rng: random.Random) -> list[str]:
+    mixers = [
+        "full_attention",
+        *(rng.choice(("linear_attention", "full_attention")) for _ in range(rng.choice((0, 1, 2)))),
+    ]
+    rng.shuffle(mixers)
+    return [kind for mixer in mixers for kind in (mixer, *rng.choices(("moe", "mlp"), k=rng.choice((0, 1, 1, 2))))]
 
 
 def _stretch(found: dict[str, Any], rng: random.Random) -> None:

@@ -77,7 +77,6 @@ def test_hunyuan_may_give_its_experts_layer_by_layer() -> None:
         ({"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_norm_min": 0.5}, "moe_norm_min is 0.5"),
         ({"architectures": ["Qwen4ExpForConditionalGeneration"]}, "hyper-connections, .* use Qwen 3.5"),
         ({"architectures": ["DeepseekV4ForCausalLM"]}, "compressed sparse attention, .* use Qwen 3.5"),
-        ({"architectures": ["NemotronHForCausalLM"]}, "each of its layers is a single block: .* use Granite 4.0"),
         ({"architectures": ["Inkling2LoopForCausalLM"]}, "layers used in loops; use Gemma 3"),
         (
             {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},

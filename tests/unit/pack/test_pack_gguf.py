@@ -171,7 +171,7 @@ def test_unsupported_architecture_is_named(family: str, tiny_model: Models, tmp_
         open_source(tmp_path / "m.gguf")
 
 
-@pytest.mark.parametrize(("family", "words"), [("qwen4exp", "hyper-connections"), ("nemotron_h_moe", "single block")])
+@pytest.mark.parametrize(("family", "words"), [("qwen4exp", "hyper-connections"), ("deepseek4", "hyper-connections")])
 def test_known_architectures_are_refused_with_a_way_out(
     family: str, words: str, tiny_model: Models, tmp_path: Path
 ) -> None:

@@ -35,9 +35,11 @@ def from_gguf(source: GgufSource) -> Model:
     if source.powerinfer:
         return for_powerinfer(config, family, source)
     has = source.tensors.__contains__
-    return family.adapt_gguf_refs(
-        map_tensors(config, family.gguf_names, has, interleaved_rope=family.interleaved_rope, dense_layers=None), has
+    numbers = family.gguf_numbers(fields)
+    model = map_tensors(
+        config, family.gguf_names, has, interleaved_rope=family.interleaved_rope, dense_layers=None, numbers=numbers
     )
+    return family.adapt_gguf_refs(model, has)
 
 
 def _family(source: GgufSource) -> Family:

@@ -42,7 +42,8 @@ def from_huggingface(fields: Fields, has: Callable[[str], bool], where: str) -> 
     check_config(config, where)
     assert family.names is not None
     offset = 0.0 if mlx and config.delta else family.norm_offset  # MLX stores 1 + w for these models
-    model = map_tensors(config, family.names, has, offset, fields=read, dense_layers=family.dense_layers(read))
+    dense, numbers = family.dense_layers(read), family.numbers(read)
+    model = map_tensors(config, family.names, has, offset, fields=read, dense_layers=dense, numbers=numbers)
     model = family.adapt_refs(model, read)
     notes = (*_notes(text, family), *(method.notes if method else ()))
     if not has_other_parts(fields):
@@ -77,7 +78,7 @@ def _config(family: Family, fields: Fields) -> ModelConfig:
     found: dict[str, Any] = {
         "family": family.name,
         "hidden": size_field(fields, "hidden_size"),
-        "layers": size_field(fields, "num_hidden_layers"),
+        "layers": settings.get("layers") or size_field(fields, "num_hidden_layers"),
         "heads": heads,
         "kv_heads": size_field(
             {"num_key_value_heads": fields.get("num_key_value_heads")}, "num_key_value_heads", heads

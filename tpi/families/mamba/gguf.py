@@ -1,11 +1,15 @@
 """Settings of the families with Mamba2 layers from GGUF metadata."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tpi.config import Mamba
 from tpi.errors import ModelError
-from tpi.families.base import Fields, float_field, size_field
+from tpi.families.base import Fields, Model, Numbers, float_field, int_field, size_field
 from tpi.families.gguf import experts
+from tpi.families.mamba.nemotron import Kind, joined, layers_of
+from tpi.families.mamba.settings import adapt_refs
 
 
 def granite_hybrid(fields: Fields) -> dict[str, Any]:
@@ -24,10 +28,21 @@ def hybrid(fields: Fields) -> dict[str, Any]:
     widths = {*map(str, kv_heads)} - {"0"}
     if len(kv_heads) != layers or len(widths) != 1:
         raise ModelError(f"attention.head_count_kv is {str(kv_heads)[:80]} for {layers} layers; one number is expected")
+    recurrent = tuple(int(count == 0) for count in kv_heads)
+    found: dict[str, Any] = {"kv_heads": next(count for count in kv_heads if count != 0)}
+    return found | ({"mamba": _mamba(fields), "recurrent": recurrent} if any(recurrent) else {})
+
+
+def _mamba(fields: Fields) -> Mamba:
+    """Return the settings of Mamba2 blocks.
+
+    Raises:
+        ModelError: if sizes contradict each other.
+    """
     heads, inner = size_field(fields, "ssm.time_step_rank"), size_field(fields, "ssm.inner_size")
     if inner % heads:
         raise ModelError(f"ssm.inner_size {inner} is not a multiple of {heads} heads")
-    mamba = Mamba(
+    return Mamba(
         heads,
         size_field(fields, "ssm.group_count"),
         size_field(fields, "ssm.state_size"),
@@ -35,6 +50,70 @@ def hybrid(fields: Fields) -> dict[str, Any]:
         size_field(fields, "ssm.conv_kernel"),
         float_field(fields, "attention.layer_norm_rms_epsilon"),
     )
-    recurrent = tuple(int(count == 0) for count in kv_heads)
-    found: dict[str, Any] = {"kv_heads": next(count for count in kv_heads if count != 0)}
-    return found | ({"mamba": mamba, "recurrent": recurrent} if any(recurrent) else {})
+
+
+def nemotron(fields: Fields) -> dict[str, Any]:
+    """Return the fields of Nemotron-H and Nemotron 3: squared ReLU without a gate, sigmoid scores of experts.
+
+    Raises:
+        ModelError: if sizes differ between blocks of a kind, or contradict each other.
+    """
+    fields.get("expert_shared_count")  # mark as read: there is one, whose length the file has
+    kinds = _kinds(fields)
+    found = layers_of(kinds) | {
+        "activation": "relu2",
+        "kv_heads": _width(fields, "attention.head_count_kv"),
+        "intermediate": _width(fields, "feed_forward_length"),
+    }
+    if "recurrent" in found:
+        found["mamba"] = _mamba(fields)
+    if not fields.get("expert_count"):
+        return found
+    shared = size_field(fields, "expert_shared_feed_forward_length")
+    return found | {"mixture": experts.mixture(fields, normalised=False, shared=shared, gating=experts.SIGMOID)}
+
+
+def nemotron_numbers(fields: Fields) -> Numbers:
+    """Return the numbers of the blocks of each layer."""
+    return joined(_kinds(fields))
+
+
+def nemotron_refs(model: Model, has: Callable[[str], bool]) -> Model:
+    """Return the model with the parts of fused tensors; blocks for predicting further tokens may go unused."""
+    blocks = sum(map(len, model.layers))
+    last = (f"blk.{blocks + number}.*" for number in range(4))
+    return replace(adapt_refs(model, has), ignored_tensors=(*model.ignored_tensors, *last))
+
+
+def _kinds(fields: Fields) -> list[Kind]:
+    """Return the kind of each block. A block without KV heads and without neurons has Mamba2.
+
+    The blocks for the prediction of further tokens, the last ones, do not count.
+    """
+    feed_forward: Kind = "moe" if fields.get("expert_count") else "mlp"
+    counts = zip(_counts(fields, "attention.head_count_kv"), _counts(fields, "feed_forward_length"), strict=True)
+    return ["attention" if heads else feed_forward if neurons else "mamba" for heads, neurons in counts]
+
+
+def _counts(fields: Fields, key: str) -> list[int]:
+    """Return the numbers that `key` lists, one for each block that counts.
+
+    Raises:
+        ModelError: if it is not a list of one whole number for each block.
+    """
+    blocks, ahead, given = size_field(fields, "block_count"), int_field(fields, "nextn_predict_layers", 0), fields[key]
+    if not isinstance(given, list) or len(given) != blocks or any(type(one) is not int for one in given):
+        raise ModelError(f"{key} is {str(given)[:80]}; a whole number for each of {blocks} blocks is expected")
+    return given[: max(blocks - ahead, 0)]
+
+
+def _width(fields: Fields, key: str) -> int:
+    """Return the one number above 0 that `key` lists, or 1 if there is none.
+
+    Raises:
+        ModelError: if there are several.
+    """
+    found = {*_counts(fields, key)} - {0}
+    if len(found) > 1:
+        raise ModelError(f"{key} is {str(fields[key])[:80]}; one number for all blocks of a kind is expected")
+    return next(iter(found), 1)

@@ -2,13 +2,49 @@
 
 from dataclasses import replace
 
-from tpi.families.base import Family
-from tpi.families.mamba import defaults, gguf, names, settings
+from tpi.families.base import Family, Names
+from tpi.families.mamba import defaults, gguf, names, nemotron, settings
 from tpi.families.names import GGUF_ATTENTION, GGUF_FFN, LLAMA_ATTENTION
 from tpi.families.routed.table import GRANITE_SHARED_EXPERTS
 from tpi.families.sharednames import gguf_names, llama_names
 
+_NEMOTRON = Family(
+    "nemotronh",
+    architectures=("NemotronHForCausalLM",),
+    gguf="nemotron_h",
+    gguf_names=replace(gguf_names(GGUF_ATTENTION, names.GGUF_NEMOTRON_FFN), recurrent=names.GGUF),
+    gguf_settings=gguf.nemotron,
+    gguf_numbers=gguf.nemotron_numbers,
+    adapt_gguf_refs=gguf.nemotron_refs,
+    names=Names(
+        "embeddings.weight",
+        names.NEMOTRON_ATTENTION,
+        names.NEMOTRON_FFN,
+        {"norm": "norm_f.weight"},
+        "lm_head.weight",
+        prefixes=("backbone.", "model."),
+        experts=names.NEMOTRON_EXPERTS,
+        recurrent=names.NEMOTRON,
+    ),
+    defaults=defaults.NEMOTRON_H,
+    settings=nemotron.nemotron,
+    numbers=nemotron.numbers,
+    dense_layers=nemotron.dense,
+    adapt_refs=nemotron.with_parts,
+    flatten=defaults.nemotron,
+)
 MAMBA = (
+    _NEMOTRON,
+    replace(
+        _NEMOTRON,
+        name="nemotronhmoe",
+        architectures=(),
+        gguf="nemotron_h_moe",
+        gguf_names=replace(
+            gguf_names(GGUF_ATTENTION, names.GGUF_NEMOTRON_FFN, experts=names.GGUF_NEMOTRON_EXPERTS),
+            recurrent=names.GGUF,
+        ),
+    ),
     Family(
         "granitehybrid",
         architectures=("GraniteMoeHybridForCausalLM",),

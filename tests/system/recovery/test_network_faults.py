@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 
 from testbed.launch import Testbed
 from tests.support.figures import assert_figures
-from tests.support.models import TinyModel
+from tests.support.models import TinyModel, make_model
 from tests.support.stillness import Stillness
 from tests.support.testbed_helpers import Overheard, needs_root, wheel
 from tpi.topology.topology import Host, HostLink, Topology, star
@@ -23,6 +23,7 @@ from tpi.topology.topology import Host, HostLink, Topology, star
 pytestmark = [needs_root, pytest.mark.waits, pytest.mark.timeout(400)]
 
 TPI = [sys.executable, "-u", "-m", "tpi.cli"]
+STAR, MESH = ("--collective", "star"), ("--collective", "mesh")
 AGREED_S = 5.0
 _TRIES = 3  # where the host is seen to stand still meanwhile
 
@@ -57,10 +58,9 @@ def killed(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def run(
-    bed: Testbed, root: Path, model: str, addresses: str, tokens: int, collective: str = "star"
+    bed: Testbed, root: Path, model: str, addresses: str, tokens: int, sums: Sequence[str] = STAR
 ) -> "subprocess.Popen[bytes]":
-    command = [*TPI, "run", "-m", model, "-p", "Hello", "--raw", "--temp", "0", "--split", "equal",
-               "--collective", collective]  # fmt: skip
+    command = [*TPI, "run", "-m", model, "-p", "Hello", "--raw", "--temp", "0", "--split", "equal", *sums]
     return bed.popen(
         "a", [*command, "--workers", addresses, "-n", str(tokens)], env=os.environ | {"TPI_CACHE": str(root / "a")},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
@@ -76,12 +76,15 @@ class Agreed:
     said_by_b: str
 
 
-def struck(root: Path, model: str, cut: tuple[str, str], collective: str) -> Agreed:
-    """Have nothing get from one device to another while three answer: the answer is the same."""
+def struck(root: Path, model: str, cut: tuple[str, str], sums: Sequence[str]) -> Agreed:
+    """Have nothing get from one device to another while three answer: the answer is the same.
+
+    `sums` are options that say how the nodes work together.
+    """
     bed_of_three = Testbed.start(wheel(3, 1e9, 0.002), "tun", root=root / "bed")
     with bed_of_three as bed, workers(bed, root) as (addresses, by):
-        wanted, _ = run(bed, root, model, addresses, 200, collective).communicate(timeout=90)
-        with run(bed, root, model, addresses, 200, collective) as process, Overheard(process) as heard:
+        wanted, _ = run(bed, root, model, addresses, 200, sums).communicate(timeout=90)
+        with run(bed, root, model, addresses, 200, sums) as process, Overheard(process) as heard:
             assert process.stdout
             first, begun = process.stdout.read(1), time.monotonic()
             drop = ["ip", "route", "add", "blackhole", f"{bed.address(cut[1])}/32"]
@@ -114,7 +117,7 @@ def test_one_way_drop(tmp_path: Path, tiny_model: Callable[[str], TinyModel], cu
     model = str(tiny_model("llama").directory)
 
     def once(root: Path) -> Agreed:
-        found = struck(root, model, cut, "star")
+        found = struck(root, model, cut, STAR)
         assert " serving " in found.said_by_b.splitlines()[-1], found.said_by_b
         return found
 
@@ -128,7 +131,16 @@ def test_one_way_drop_between_workers(
     """Both are heard by the master, and wait in a circle: one of them is left out, by that and not by a deadline."""
     model = str(tiny_model("llama").directory)
     circle = "both run, but nothing gets from one to the other"
-    agreed("one-way drop between workers", lambda root: struck(root, model, cut, "mesh"), tmp_path, circle)
+    agreed("one-way drop between workers", lambda root: struck(root, model, cut, MESH), tmp_path, circle)
+
+
+@pytest.mark.parametrize(
+    "cut", [("a", "b"), ("b", "c"), ("c", "a"), ("c", "b")], ids=["first", "middle", "last", "back"]
+)
+def test_one_way_drop_between_stages(tmp_path: Path, cut: tuple[str, str]) -> None:
+    make_model("llama", tmp_path / "model", layers=6)
+    layout = ("--stages", "0-1:master,2-3:b,4-5:c")
+    agreed("one-way drop", lambda root: struck(root, str(tmp_path / "model"), cut, layout), tmp_path)
 
 
 def test_slow_link(tmp_path: Path, tiny_model: Callable[[str], TinyModel]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpi.config import RECURRENT, Mixture, ModelConfig
+from tpi.kernels.arithmetic import rms_norm
 from tpi.kernels.spec import (
     AttentionSpec,
     ConvSpec,
@@ -39,6 +40,13 @@ are not combined.
 _ONE, _NO_WEIGHT, _LEAST = np.ones(1, np.float32), np.empty(0, np.float32), np.float32(1e-30)
 
 
+def embedded(config: ModelConfig, rows: F32) -> F32:
+    """Return rows of the embedding, `[tokens, hidden]`, as the first hidden states: scaled or normed."""
+    if config.embed_norm:
+        return rms_norm(rows, _ONE, config.norm_eps)
+    return rows if config.embed_scale == 1.0 else rows * np.float32(config.embed_scale)
+
+
 def attention_spec(
     config: ModelConfig,
     layer: int,
@@ -62,6 +70,7 @@ def attention_spec(
     kv_heads = kv_units.scaled(kv.width // config.kv_width, config.kv_heads)
     group = config.heads // config.kv_heads
     inv_freq, rope_scale = config.rope(layer)
+    ones = np.ones(config.head_dim, np.float32)
     return AttentionSpec(
         query=replace(query, units=len(query_units)),
         kv=replace(kv, units=0 if config.shared_kv else len(kv_units)),
@@ -73,8 +82,8 @@ def attention_spec(
         q_bias=_cut(vectors.get("q.bias"), heads, config.head_dim),
         k_bias=_cut(vectors.get("k.bias"), kv_heads, config.head_dim),
         v_bias=_cut(vectors.get("v.bias"), kv_heads, config.head_dim),
-        q_norm=vectors.get("q_norm"),
-        k_norm=vectors.get("k_norm"),
+        q_norm=vectors.get("q_norm", ones if config.plain_head_norms else None),
+        k_norm=vectors.get("k_norm", ones if config.plain_head_norms else None),
         inv_freq=np.asarray(inv_freq, np.float32),
         rope_scale=rope_scale,
         attention_scale=config.attention_scale,
@@ -88,7 +97,7 @@ def attention_spec(
         latent=_latent(config, found["latent"], vectors, bool(len(query_units))) if found else None,
         query_latent=_query_latent(config, found, vectors, len(query_units)),
         output_gate=config.output_gate,
-        v_norm=np.ones(config.head_dim, np.float32) if config.value_norm else None,
+        v_norm=ones if config.value_norm else None,
         late_norms=config.late_head_norms,
         shared=bool(config.shared_kv),
     )
@@ -235,7 +244,8 @@ def residual(config: ModelConfig, kind: BlockKind, vectors: Vectors, layer: int 
     """Return the operations after the sum of a block of this kind in `layer`: its bias, its norm, and so on."""
     bias = "o.bias" if kind == "attention" or kind in RECURRENT else "down.bias"
     weight = vectors.get("post_norm")
-    norm = None if weight is None else NormSpec("rms", config.norm_eps, weight)
+    eps = config.norm_eps if config.post_norm_eps is None else config.post_norm_eps
+    norm = None if weight is None else NormSpec("rms", eps, weight)
     stacked = None
     if config.parallel_experts and kind == "experts":
         stacked = StackedNorms(*(NormSpec("rms", config.norm_eps, vectors[name]) for name in STACKED_NORMS))

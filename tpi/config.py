@@ -153,6 +153,7 @@ class ModelConfig:
     attention_scale: float  # multiplies q.k, normally head_dim ** -0.5
     rope_scale: float = 1.0  # multiplies cos and sin (YaRN, Phi-3 long context)
     embed_scale: float = 1.0  # multiplies the embedding (Gemma)
+    embed_norm: bool = False  # the embedding is divided by its root mean square (Muse Glimmer)
     attention_softcap: float = 0.0  # 0: none
     logit_softcap: float = 0.0  # 0: none
     position_offset: int = -1  # row of the learned position table for position 0 (OPT: 2); -1: no table
@@ -183,6 +184,8 @@ class ModelConfig:
     wide_ffn: bool = False  # layers that read the keys of another have twice as many neurons
     per_layer: int = 0  # values of a token's embedding for each layer, which the layer adds at its end; 0: none
     value_norm: bool = False  # values are divided by their root mean square, head by head (Gemma 4)
+    plain_head_norms: bool = False  # queries and keys are divided by their root mean square, head by head
+    post_norm_eps: float | None = None  # of the norms of the output of blocks; None: as of the others
     late_head_norms: bool = False  # queries and keys are normed after RoPE, not before (Hunyuan)
     input_norm: bool = True  # blocks norm their input; False: they norm their output alone (OLMo 2)
 
@@ -272,6 +275,8 @@ class ModelConfig:
         """The part of the model that only the CPU computes, for messages; empty if accelerators compute all of it."""
         if any(self.recurrent):
             return "recurrent layers"
+        if self.output_gate:
+            return "gates of heads"
         if self.per_layer or self.shared_kv:
             return "embeddings of each layer" if self.per_layer else "shared keys and values"
         return "normed values" if self.value_norm else ""

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tpi.block import embedded
 from tpi.config import ModelConfig
 from tpi.kernels import Kernels
 from tpi.kernels.spec import NormSpec
@@ -50,7 +51,7 @@ class ResidentTable:
 
 
 class Embedding:
-    """The layer that turns token ids into hidden states: scaled table rows, plus any learned positions."""
+    """The layer that turns token ids into hidden states: scaled or normed table rows, plus any learned positions."""
 
     def __init__(self, config: ModelConfig, table: Rows, positions: Rows | None = None) -> None:
         """Create an embedding. `positions` is the table of learned positions (OPT), or None.
@@ -63,9 +64,7 @@ class Embedding:
 
     def __call__(self, tokens: Sequence[int], positions: Sequence[int]) -> F32:
         """Return the hidden states `[len(tokens), hidden]` float32 of `tokens` at `positions`."""
-        x = self._table.gather(tokens)
-        if self._config.embed_scale != 1.0:
-            x = x * np.float32(self._config.embed_scale)
+        x = embedded(self._config, self._table.gather(tokens))
         if self._positions is not None:
             x = x + self._positions.gather([position + self._config.position_offset for position in positions])
         return x

@@ -6,9 +6,14 @@ from typing import Any
 DENSE = ("gemma", "arcee", "seedoss", "ernie45", "ministral3")
 HUNYUAN = ("hunyuan", "hunyuanmoe")  # which norm their heads after RoPE
 AFTERNORM = ("olmo2", "olmo3", "exaone4")
+MUSE = ("museglimmer",)
 ROUTED = ("glm4moe", "minimaxm2", "ernie45moe", "granitemoeshared", "granitehybrid")
-ENTRIES = (*DENSE, *ROUTED, *AFTERNORM, *HUNYUAN)
-ORDERS = (*AFTERNORM, *HUNYUAN)  # whose norms are elsewhere than Llama's
+ENTRIES = (*DENSE, *ROUTED, *AFTERNORM, *HUNYUAN, *MUSE)
+ORDERS = (*AFTERNORM, *HUNYUAN, *MUSE)  # whose norms are elsewhere than Llama's
+MUSE_VISION: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
+    "pos_emb_height": 4, "pos_emb_width": 4, "max_position_embeddings": 16,
+}  # fmt: skip
 GRANITE = {"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.22,
             "attention_multiplier": 0.1}  # fmt: skip
 
@@ -51,6 +56,13 @@ def configs(sizes: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
             **odd, head_dim=32, num_experts=5, moe_topk=2, rope_parameters={
                 "rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0,
             },
+        ),
+        "museglimmer": lambda: transformers.MuseGlimmerConfig(
+            text_config=odd | {
+                "head_dim": 32, "sliding_window": 12, "attention_bias": True, "post_norm_eps": 1e-2,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            vision_config=MUSE_VISION, out_hidden_size=64, projector_hidden_size=16,
         ),
         "glm4moe": lambda: transformers.Glm4MoeConfig(
             **sizes, **half, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=100, n_shared_experts=2,

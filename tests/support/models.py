@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tests.support import entries
 from tests.support.segments import compute
 from tests.support.weights.layerends import end_block, layer_embeddings
-from tpi.block import Joining, join, joining, recurrent_spec
+from tpi.block import Joining, embedded, join, joining, recurrent_spec
 from tpi.config import RECURRENT as RECURRENT_KINDS
 from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
@@ -247,7 +247,9 @@ def make_model(
         config.num_attention_heads, config.num_key_value_heads = heads
         config.head_dim = config.hidden_size // heads[0]
     torch.manual_seed(OTHERS[name] if name in OTHERS else MODELS.index(name))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    several = transformers.AutoModelForImageTextToText if config.get_text_config() is not config else None
+    classes = several or transformers.AutoModelForCausalLM
+    model = classes.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             spread = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
@@ -288,7 +290,7 @@ def write_tokenizer(directory: Path) -> None:
 def forward(pack: Pack, tokens: Sequence[int], kernels: Kernels | None = None) -> F32:
     """Logits `[tokens, vocab]` of a pack on a single node, through the blocks and `kernels`, by default the native."""
     config, kernels = pack.config.for_context(len(tokens)), kernels or open_kernels()
-    x = kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)) * np.float32(config.embed_scale)
+    x = embedded(config, kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)))
     positions = np.arange(len(tokens), dtype=np.int32)
     if pack.positions:
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))

@@ -22,8 +22,9 @@ def check_model(device: Device, config: ModelConfig) -> None:
     """Raise a PlanError if `device` does not support an operation that `config` needs."""
     if config.value_norm:
         raise PlanError(f"{device.name} does not support normed values ({config.family} models); use --device cpu")
-    if any(config.recurrent) or config.output_gate:
-        raise PlanError(f"{device.name} does not support recurrent layers ({config.family} models); use --device cpu")
+    if config.output_gate or any(config.recurrent):
+        what = "recurrent layers" if any(config.recurrent) else "gates of heads"
+        raise PlanError(f"{device.name} does not support {what} ({config.family} models); use --device cpu")
     limited = isinstance(device.kernels, PlainModels) and device.kernels.plain_models
     if limited and config.activation == "swiglu_clamped":
         raise PlanError(

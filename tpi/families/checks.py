@@ -50,7 +50,7 @@ def check_config(config: ModelConfig, where: str) -> None:
         raise ModelError(f"{where}: queries grow with the position, but its original context is not known")
     numbers = [config.query_growth, config.norm_eps, config.attention_scale, config.rope_scale, config.local_rope_scale,
                config.embed_scale, config.logit_scale, config.attention_softcap, config.logit_softcap,
-               config.activation_threshold, config.activation_slope, config.attention_clip,
+               config.activation_threshold, config.activation_slope, config.attention_clip, config.post_norm_eps or 0.0,
                *(value for table in tables for value in table)]  # fmt: skip
     if any(not isinstance(number, int | float) or not math.isfinite(number) for number in numbers):
         raise ModelError(f"{where}: a number is missing or not finite")

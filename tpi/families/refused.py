@@ -4,14 +4,12 @@ _HYPER = "use Qwen 3.5 or 3.6, or GLM-4.7"
 _QWEN4 = f"it needs hyper-connections, indexed sparse attention and hashed n-gram embeddings; {_HYPER}"
 _DEEPSEEK4 = f"it needs compressed sparse attention, hyper-connections and experts chosen by a hash; {_HYPER}"
 _INKLING = "it needs relative positions in attention, short convolutions and layers used in loops; use Gemma 3"
-_MUSE = "it needs a norm of its embedding and norms with epsilons of their own; use Ministral 3 or Qwen 3"
 _REASONS = {
     "PhimoeForCausalLM": "its router has its own way of selecting experts; use another model with experts",
     "Phi3SmallForCausalLM": "its attention is block-sparse; use Phi-3 mini or medium, or Phi-4",
     "Qwen4ExpForCausalLM": _QWEN4,
     "Qwen4ExpForConditionalGeneration": _QWEN4,
     "DeepseekV4ForCausalLM": _DEEPSEEK4,
-    "MuseGlimmerForConditionalGeneration": _MUSE,
     **{
         f"Inkling{name}For{kind}": _INKLING
         for name in ("", "2", "2Loop")
@@ -19,7 +17,7 @@ _REASONS = {
     },
 }
 _GGUF_REASONS = {
-    "qwen4exp": _QWEN4, "deepseek4": _DEEPSEEK4, "muse-glimmer": _MUSE,
+    "qwen4exp": _QWEN4, "deepseek4": _DEEPSEEK4,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tpi.block import Joining, attention_spec, experts_spec, ffn_spec, join, joining, recurrent_spec, residual
+from tpi.block import Joining, attention_spec, embedded, experts_spec, ffn_spec, join, joining, recurrent_spec, residual
 from tpi.config import RECURRENT, ModelConfig
 from tpi.errors import ModelError
 from tpi.kernels import Kernels
@@ -84,7 +84,7 @@ def replay(
         ModelError: if a layer has experts and `chosen` is None.
     """
     config = pack.config.for_context(tokens.shape[1])
-    x: F32 = kernels.gather(*read_table(pack.embedding), tokens.reshape(-1)) * np.float32(config.embed_scale)
+    x = embedded(config, kernels.gather(*read_table(pack.embedding), tokens.reshape(-1)))
     batch = _batch(tokens)
     if pack.positions:
         x = x + kernels.gather(*read_table(pack.positions), batch.positions + np.int32(config.position_offset))

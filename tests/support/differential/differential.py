@@ -25,6 +25,7 @@ from tests.support.differential import (
     gemma4_draws,
     nested_draws,
     stand_ins,
+    wrapped_draws,
 )
 from tests.support.differential.expert_draws import stored
 from tests.support.differential.rope_draws import Value, fit, one_of, phi3_rope, rope
@@ -85,7 +86,7 @@ VALUES: dict[str, Value] = {
     "attention_dropout": _RATE, "dropout": _RATE, "layerdrop": _RATE, "resid_pdrop": _RATE, "embd_pdrop": _RATE,
 }  # fmt: skip
 VALUES |= expert_draws.values(one_of) | nested_draws.values(one_of)
-_FURTHER = delta_draws.CHOICES | gemma4_draws.CHOICES | entry_draws.CHOICES | conv_draws.CHOICES
+_FURTHER = wrapped_draws.CHOICES | delta_draws.CHOICES | gemma4_draws.CHOICES | entry_draws.CHOICES | conv_draws.CHOICES
 VALUES |= {name: one_of(*choices) for name, choices in _FURTHER.items()}
 BAD: dict[str, Value] = {
     "hidden_act": one_of("tanh", "quick_gelu"), "hidden_activation": one_of("tanh", None),
@@ -152,7 +153,9 @@ def class_fields(architecture: str) -> dict[str, Any]:
 
 
 def config_class(architecture: str) -> Any:
-    return model_class(architecture).config_class
+    """The class of the fields that are drawn."""
+    found = model_class(architecture).config_class
+    return found.sub_configs["text_config"] if architecture in wrapped_draws.WRAPPED else found
 
 
 def model_class(architecture: str) -> Any:
@@ -182,6 +185,7 @@ def draw(architecture: str, seed: int) -> Draw:
     if architecture in nested_draws.NESTED:
         varied |= nested_draws.inside(found)
     extra = rng.choice(EXTRAS) if rng.random() < 0.15 else ""
+    found = wrapped_draws.wrapped(architecture, found) if architecture in wrapped_draws.WRAPPED else found
     return Draw(architecture, found, frozenset(varied), extra, seed)
 
 
@@ -224,6 +228,8 @@ def _settle(architecture: str, found: dict[str, Any], rng: random.Random) -> Non
         found.update({name: STRAY[name](rng) for name in older if name not in found})
     if architecture in nested_draws.NESTED:
         nested_draws.settle(found, rng)
+    if architecture in wrapped_draws.WRAPPED:
+        wrapped_draws.settle(found, rng)
     hidden, heads = (found.get(name) for name in HEADS.get(architecture, ("hidden_size", "num_attention_heads")))
     size = found.get("head_dim") or (hidden or 4096) // (heads or 32)
     if rng.random() < 0.95 and isinstance(size, int):
@@ -309,7 +315,7 @@ def _reference(drawn: Draw, directory: Path, rng: np.random.Generator) -> tuple[
 
     try:
         model = _made(drawn, directory, rng)
-        tokens = [int(token) for token in rng.integers(0, model.config.vocab_size, 20)]
+        tokens = [int(token) for token in rng.integers(0, model.config.get_text_config().vocab_size, 20)]
         with torch.no_grad():
             logits = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
     except Exception:  # noqa: BLE001 - whatever a random configuration may raise there

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from master.deployment.assignments import held_units
 from master.deployment.planner import deal_shards, units_of
 from tests.support.weights.layerends import end_block, layer_embeddings
-from tpi.block import Joining, join, joining, recurrent_spec
+from tpi.block import Joining, embedded, join, joining, recurrent_spec
 from tpi.config import RECURRENT, ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.kernels import Kernels, open_kernels
@@ -40,7 +40,7 @@ def split_forward(pack: Pack, tokens: Sequence[int], shares: Sequence[float], st
 
 def _step(pack: Pack, nodes: "Sequence[_Node]", kernels: Kernels, tokens: Sequence[int], at: range) -> F32:
     config, positions = pack.config, np.asarray(at, np.int32)
-    x = kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)) * np.float32(config.embed_scale)
+    x = embedded(config, kernels.gather(*_table(pack.embedding), np.asarray(tokens, np.int32)))
     if pack.positions:
         x = x + kernels.gather(*_table(pack.positions), positions + np.int32(config.position_offset))
     embeddings = layer_embeddings(pack, tokens, x, kernels)

@@ -29,3 +29,5 @@ def test_kernels_without_sinks_or_latent_vectors_refuse_them(tiny_pack: Callable
         check_model(limited, tiny_pack("deepseek2").config)
     with pytest.raises(PlanError, match=r"card does not support recurrent layers .qwen35 models.; use --device cpu"):
         check_model(known, tiny_pack("qwen35").config)
+    with pytest.raises(PlanError, match=r"card does not support gates of heads .museglimmer models.; use --device cpu"):
+        check_model(known, tiny_pack("museglimmer").config)

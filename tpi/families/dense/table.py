@@ -2,6 +2,7 @@
 
 from tpi.families.base import Family
 from tpi.families.dense import defaults, settings
+from tpi.families.dense.muse import MUSE
 from tpi.families.names import (
     GGUF_ATTENTION,
     GGUF_FFN,
@@ -88,4 +89,5 @@ DENSE = (
         gguf_settings=settings.hunyuan,
         flatten=defaults.hunyuan,
     ),
+    MUSE,
 )

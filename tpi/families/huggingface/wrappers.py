@@ -12,6 +12,9 @@ _WRAPPERS: dict[str, dict[str | None, str]] = {
         "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
         None: "Gemma4UnifiedForCausalLM",
     },
+    "MuseGlimmerForConditionalGeneration": {
+        "muse_glimmer_text": "MuseGlimmerForConditionalGeneration", None: "MuseGlimmerForConditionalGeneration",
+    },
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM", None: "Gemma3ForCausalLM"},
     "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM", None: "Qwen3_5ForCausalLM"},
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM", None: "Qwen3_5MoeForCausalLM"},
@@ -25,7 +28,7 @@ _WRAPPERS: dict[str, dict[str | None, str]] = {
 VISION_TENSORS = (
     "vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*",
     "model.visual.*", "visual.*", "model.audio_tower.*", "model.embed_audio.*", "model.embed_vision.*",
-    "mm_projector.*",
+    "mm_projector.*", "model.vision_adapter.*", "model.vision_projection.*",
 )  # fmt: skip
 
 

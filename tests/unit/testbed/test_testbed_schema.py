@@ -89,6 +89,12 @@ def test_devices_do_not_forward() -> None:
         ("lan-10ms-100mb", 4, 10, 100),
         ("wan-100ms-100mb", 4, 100, 100),
         ("two-devices", 2, 1, 1000),
+        ("home-wired", 4, 0.3, 1000),
+        ("home-wifi", 4, 4, 150),
+        ("home-pairs", 4, 0.3, 1000),
+        ("home-far", 4, 0.3, 1000),
+        ("home-uneven", 4, 1, 300),
+        ("home-slow-disks", 4, 4, 150),
     ],
 )
 def test_shipped_topologies_are_what_their_names_say(name: str, devices: int, one_way_ms: float, mbit: float) -> None:
@@ -101,8 +107,17 @@ def test_shipped_topologies_are_what_their_names_say(name: str, devices: int, on
     assert topology.about
 
 
+def test_shipped_homes_are_near_and_far_where_they_say() -> None:
+    pairs, far = load_topology("home-pairs"), load_topology("home-far")
+    assert pairs.latency("device3", "device4") == pairs.latency("device1", "device2") == pytest.approx(0.0003)
+    assert pairs.latency("device2", "device3") == pytest.approx(0.007)
+    assert pairs.bandwidth("device2", "device3") == 150e6  # a packet crosses the channel twice
+    assert far.latency("device1", "far") == pytest.approx(0.03, rel=0.01)
+    assert far.bandwidth("device1", "far") == 50e6
+
+
 def test_the_table_above_has_all_that_ship() -> None:
-    assert len(shipped()) == 6
+    assert len(shipped()) == 12
     with pytest.raises(UsageError, match="paper-8-devices"):
         load_topology("no-such-topology")
 

@@ -114,6 +114,11 @@ class Deployment:
         """The most steps that may be in flight at once: one in each stage, if no node is in several stages."""
         return most_in_flight([stage.ranks for stage in self.stages])
 
+    @property
+    def in_flight(self) -> int:
+        """The number of steps in flight. May be read by any thread."""
+        return len(self._in_flight)
+
     def start(
         self, entries: tuple[StepEntry, ...], released: tuple[int, ...], x: F32, per_layer: F32 | None = None
     ) -> None:

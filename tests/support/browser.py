@@ -103,6 +103,15 @@ class Browser:
         return answer
 
 
+def tab_to(page: Browser, css: str) -> None:
+    """By the tab key alone."""
+    for _ in range(80):
+        if page.run("return document.activeElement.matches(arguments[0])", css):
+            return
+        page.type(TAB)
+    raise AssertionError(f"no tab key leads to {css}")
+
+
 @contextmanager
 def chromium(folder: Path) -> Iterator[Browser]:
     """A browser with a profile of its own in `folder`."""

@@ -71,7 +71,8 @@ class NodePanel:
 
     def _fields(self, fresh: bool, windows: Sequence[WindowState]) -> dict[str, Any]:
         engine, shown, problem = self._engine.engine, self._shown, self._engine.problem
-        pages, running = engine.deployment.pages, len(engine.admission.running)
+        deployment, running = engine.deployment, len(engine.admission.running)
+        pages = deployment.pages
         own = {
             "model": self._model,
             "context": engine.context,
@@ -79,6 +80,7 @@ class NodePanel:
             "problem": self._problem or (_told(problem) if problem else None),
             "running": running,
             "waiting": max(0, self._engine.open - running),
+            "steps": {"in_flight": deployment.in_flight, "most": deployment.most_in_flight},
             "pages": {"held": pages.total - pages.free, "total": pages.total, "tokens": PAGE_TOKENS},
         }
         return own | (_figures(shown, windows) if shown else {"nodes": []})
@@ -100,14 +102,18 @@ def _figures(shown: LiveFigures, windows: Sequence[WindowState]) -> dict[str, An
 
 def _links(links: LinkTable | None, rank: int) -> list[dict[str, float]]:
     """Return a node's links to the others, in their order: latency in ms and MB/s, as measured."""
-    found = links.of(rank) if links else ()
+    found = links.of(rank) if links and rank < links.size else ()
     return [{"latency_ms": MILLI * one.latency_s, "mb_per_s": one.bytes_per_s / MEGA} for one in found]
 
 
 def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:
-    """Return a node's figures. Ranges are [first, last + 1); times are in ms per token, sizes in bytes."""
+    """Return a node's figures. Ranges are [first, last + 1); times are in ms per token, sizes in bytes.
+
+    `layers` has one range for each of the node's stages.
+    """
     return {
         "name": node.name,
+        "layers": node.layers,
         "heads": node.heads,
         "kv_heads": node.kv_heads,
         "neurons": node.neurons,
@@ -119,6 +125,7 @@ def _node(node: NodeReport, experts: Range, used_bytes: int) -> dict[str, Any]:
         "compute_ms": node.compute_ms_per_token,
         "network_ms": node.sync_ms_per_token,
         "disk_ms": node.io_stall_ms_per_token,
+        "hop_ms": node.hop_ms_per_token,
         "streamed_bytes": node.streamed_bytes_per_token,
         "disk_mb_per_s": node.disk_mb_per_s,
         "sent_bytes": node.sent_bytes_per_token,

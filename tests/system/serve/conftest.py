@@ -14,9 +14,11 @@ from tpi.pack.library.pull import pull
 
 
 @pytest.fixture(scope="module")
-def page_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def page_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server; a module's `FLAGS` are added to its command."""
     gguf, folder = pull(MODEL, default_cache()), tmp_path_factory.mktemp("serve")
-    command = [*TPI, "serve", "-m", str(gguf), "--local", "2", "--port", "0", "--alias", MODEL, "-c", "2048"]
+    flags = getattr(request.module, "FLAGS", ())
+    command = [*TPI, "serve", "-m", str(gguf), "--local", "2", "--port", "0", "--alias", MODEL, "-c", "2048", *flags]
     with (
         (folder / "log").open("wb") as log,
         subprocess.Popen(

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.browser import DESKTOP, ENTER, ESCAPE, KEY, MISSING, MODEL, PHONE, SHIFT, TAB, Browser
+from tests.support.browser import DESKTOP, ENTER, ESCAPE, KEY, MISSING, MODEL, PHONE, SHIFT, Browser, tab_to
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
@@ -164,15 +164,6 @@ def ask(page: Browser, text: str) -> None:
     page.wait(f"{LIVE} > 0 || document.querySelector('.answer .after')?.innerText")
     page.run("if (document.querySelector('.live')) document.getElementById('send').click()")
     page.wait(OVER)
-
-
-def tab_to(page: Browser, css: str) -> None:
-    """By the tab key alone."""
-    for _ in range(80):
-        if page.run("return document.activeElement.matches(arguments[0])", css):
-            return
-        page.type(TAB)
-    raise AssertionError(f"no tab key leads to {css}")
 
 
 _IDLE = (

@@ -53,7 +53,7 @@ class _Thread:
     def __init__(self) -> None:
         pages = SimpleNamespace(total=8, free=6)
         admission = SimpleNamespace(running=[object()])
-        deployment = SimpleNamespace(pages=pages)
+        deployment = SimpleNamespace(pages=pages, in_flight=1, most_in_flight=2)
         self.engine = SimpleNamespace(deployment=deployment, admission=admission, context=64)
         self.open, self.busy = 3, False
         self.problem: NodeLost | None = None
@@ -115,6 +115,7 @@ def test_it_says_which_node_holds_what(read: Read) -> None:
     assert shown["whole"]["heads"] == 4
     (node,) = shown["nodes"]
     assert (node["name"], node["heads"], node["experts"]) == ("laptop", [0, 1], [2, 5])
+    assert (node["layers"], shown["steps"]) == ([[0, 2]], {"in_flight": 1, "most": 2})
     assert (node["used_bytes"], node["planned_bytes"], node["resident_bytes"]) == (4000, 9000, 3000)
     assert node["links"] == [{"latency_ms": 4.0, "mb_per_s": 50.0}]
 

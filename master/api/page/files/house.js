@@ -4,7 +4,7 @@ import { getJson } from "./api.js";
 import { $, make, setText } from "./dom.js";
 
 const EVERY = 1000; // milliseconds
-const PARTS = [["compute_ms", "compute"], ["network_ms", "others"], ["disk_ms", "disk"]];
+const PARTS = [["compute_ms", "compute"], ["network_ms", "others"], ["disk_ms", "disk"], ["hop_ms", "stages"]];
 
 export class House {
   constructor(panel, store, shown) {
@@ -43,6 +43,8 @@ export class House {
     const nodes = house.nodes ?? [];
     const busy = [house.running ? `${house.running} answering` : "idle", house.waiting ? `${house.waiting} waiting` : ""];
     const sums = nodes.length > 1 ? [`sums: ${house.collective}, ${house.wire}`] : [];
+    const stages = stagesOf(nodes);
+    if (stages.length > 1) sums.push(`${house.steps.in_flight} of ${house.steps.most} steps in flight`);
     const count = `${nodes.length} node${nodes.length === 1 ? "" : "s"}`;
     setText($("house-line"), house.problem ?? [count, ...busy, ...sums].filter(Boolean).join(" \u00b7 "));
     this.panel.classList.toggle("trouble", Boolean(house.problem));
@@ -50,7 +52,7 @@ export class House {
     while (this.cards.length > nodes.length) this.cards.pop().element.remove();
     nodes.forEach((node, rank) => {
       if (!this.cards[rank]) $("nodes").append((this.cards[rank] = new Card()).element);
-      this.cards[rank].show(node, house.whole, Math.max(...nodes.map(perToken)));
+      this.cards[rank].show(node, house.whole, Math.max(...nodes.map(perToken)), stages);
     });
   }
 
@@ -87,7 +89,7 @@ class Card {
   constructor() {
     this.name = make("h3");
     this.bars = {
-      heads: new Bar("Attention heads"), neurons: new Bar("Neurons"), experts: new Bar("Experts"),
+      layers: new Bar("Layers"), heads: new Bar("Attention heads"), neurons: new Bar("Neurons"), experts: new Bar("Experts"),
       memory: new Bar("Memory"), weights: new Bar("Weights in memory"),
       window: new Bar("Streamed blocks read ahead"), time: new Bar("Time per token"),
     };
@@ -97,8 +99,11 @@ class Card {
       ...Object.values(this.bars).map((bar) => bar.element), this.legend, this.note);
   }
 
-  show(node, whole, slowest) {
-    setText(this.name, node.name);
+  show(node, whole, slowest, stages) {
+    const own = node.layers.map((layers) => stages.indexOf(String(layers)) + 1);
+    const staged = stages.length > 1 && own.length;
+    setText(this.name, staged ? `${node.name}, stage ${own.join(" and ")} of ${stages.length}` : node.name);
+    this.#layers(node.layers, stages.length > 1 ? whole.layers : 0);
     this.#range("heads", node.heads, whole.heads);
     const wide = whole.neurons && node.neurons[1] <= whole.neurons && !whole.experts;
     this.#range("neurons", node.neurons, wide ? whole.neurons : whole.expert_neurons || whole.neurons);
@@ -122,6 +127,12 @@ class Card {
     if (whole) this.bars[name].show([[first / whole, last / whole, "share"]], text);
   }
 
+  #layers(ranges, whole) {
+    this.bars.layers.element.hidden = !whole;
+    const text = ranges.map(([first, last]) => `${first}\u2013${last - 1}`).join(", ");
+    this.bars.layers.show(ranges.map(([first, last]) => [first / whole, last / whole, "share"]), text ? `${text} of ${whole}` : "none");
+  }
+
   // The bar of streamed blocks, in their order: from the next one on, those that are already in memory.
   #window({ next, ready, blocks } = { blocks: 0 }) {
     this.bars.window.element.hidden = !blocks;
@@ -137,7 +148,14 @@ class Card {
     const parts = PARTS.map(([field, kind]) => [at, (at += node[field] / Math.max(slowest, 1e-9)), kind]);
     this.bars.time.show(parts, perToken(node) ? `${perToken(node).toFixed(1)} ms` : "nothing yet");
     PARTS.forEach(([field, kind], index) => setText(this.legend.children[index], `${kind} ${node[field].toFixed(1)}`));
+    this.legend.lastChild.hidden = !node.hop_ms;
   }
+}
+
+// The layers of each stage, as text, in the order of the layers.
+function stagesOf(nodes) {
+  const held = nodes.flatMap((node) => node.layers);
+  return [...new Set(held.sort(([one], [other]) => one - other).map(String))];
 }
 
 const perToken = (node) => PARTS.reduce((sum, [field]) => sum + node[field], 0);

@@ -37,10 +37,11 @@ class RunOptions:
     model: str
     local: int = 0
     workers: tuple[str, ...] = ()
+    keep_workers: bool = False  # use all `workers`, even those that make a token slower
     discover: bool = False  # use the paired workers that are found, if none are named
     busy_workers: tuple[str, ...] = ()  # paired workers that serve another master now and may join when they are free
     split: str | None = None
-    stages: str = "1"
+    stages: str = "auto"
     dtype: str = "auto"
     context: int | None = None
     parallel: int = 1  # requests to plan memory for, if there is enough: each a full context, or `usual`
@@ -92,6 +93,7 @@ class RunOptions:
             model=flags.pop("model"),
             local=local or 0,
             workers=workers,
+            keep_workers=bool(named),
             discover=not workers and not named and not local,
             memory=memory,
             cache=cache,
@@ -211,10 +213,11 @@ _PLACEMENT = (
     ),
     click.option(
         "--stages",
-        default="1",
+        default="auto",
         show_default=True,
-        metavar="N|LAYOUT",
-        help="Number of groups of nodes that hold different layers; or layers and nodes: 0-9:master,10-21:desk+attic.",
+        metavar="auto|N|LAYOUT",
+        help="Groups of nodes that hold different layers: auto: the fastest; their number; or the layers and nodes of "
+        "each: 0-9:master,10-21:desk+attic.",
     ),
     click.option(
         "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."

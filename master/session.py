@@ -1,6 +1,6 @@
 """One run of the master, from opening the model to releasing the workers; used by all commands."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from master.deployment.deploy import MASTER, Deployer, one_process_is_faster, ow
 from master.deployment.deployment import Deployment
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
-from master.deployment.stages import ONE
+from master.deployment.stages import AUTO, ONE
 from master.generation.defaults import SamplingDefaults
 from master.generation.engine import MOST_RUNNING, Engine
 from master.generation.thread import EngineThread, StillWanted
@@ -219,7 +219,7 @@ class Session:
         if planned is not None:
             self.placement = placement = replace(placement, workers=planned.addresses)
         shares = parse_split(placement.split, 1 + (placement.local or len(placement.workers)))
-        if placement.stages == ONE:
+        if placement.stages in (AUTO, ONE) and planned is None:
             refuse_too_many(located, placement.dtype, placement.cache, shares)
         self.placement = placement = _with_local_memory(placement)
         addresses, found = self._addresses(stack), placement.discover and bool(placement.workers)
@@ -238,7 +238,7 @@ class Session:
         stack.callback(self.tokenizer.close)
         self.tokenizer.start()
         self.context = _context(placement.context, self.pack.config.context)
-        self._number(sharing.among(workers))
+        self._number(lambda: sharing.among(workers))
         self._deployer = Deployer(placement, self._cluster, self.pack, self.context, self._equipment, self._make_room)
         stack.callback(self._close_deployment)
         looking = placement.discover and placement.keys
@@ -258,12 +258,12 @@ class Session:
         if looking:
             lookout.welcome()
 
-    def _number(self, shares: Sequence[float] | Split) -> None:
+    def _number(self, shares: Callable[[], Sequence[float] | Split]) -> None:
         """Switch to a pack renumbered for nodes with these `shares`, if only active neurons are computed."""
         if self.placement.sparsity != "off" and (self.pack.path / PREDICTORS).exists():
             from master.deployment.numbering import numbered_for
 
-            self.pack = numbered_for(self.placement.sparsity, self.pack, shares, self.placement.cache)
+            self.pack = numbered_for(self.placement.sparsity, self.pack, shares(), self.placement.cache)
 
     def _addresses(self, stack: ExitStack) -> list[str]:
         placement = self.placement

@@ -257,6 +257,15 @@ class ModelConfig:
             return layer
         return max(at for at in range(own) if bool(self.window(at)) == bool(self.window(layer)))
 
+    @property
+    def stage_cuts(self) -> tuple[int, ...]:
+        """The layers at which a stage may begin, and the number of layers.
+
+        No layer of a stage may use the keys and values of a layer before the stage.
+        """
+        cuts = range(self.layers + 1)
+        return tuple(cut for cut in cuts if all(self.kv_layer(at) >= cut for at in range(cut, self.layers)))
+
     def has_wide_ffn(self, layer: int) -> bool:
         """Return True if `layer` has twice the neurons of the first layers."""
         return self.wide_ffn and self.kv_layer(layer) != layer

@@ -13,7 +13,7 @@ from allreduce.hops import most_in_flight
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Concurrency, Deployment, choose_collective
 from master.deployment.planner import Split, most_that_fit
-from master.deployment.stages import Stage, StageNodes, deal_stages, in_rank_order, lay_out, stages_in, together
+from master.deployment.stages import Stage, deal_stages, in_rank_order, lay_out, stages_in, together
 from master.options import RunOptions
 from master.vocabulary.vocabulary import Vocabulary, table_bytes
 from master.workers.cluster import Cluster
@@ -24,7 +24,7 @@ from scheduler.model.sizes import LONGEST_CHUNK, STAGE_CHUNK
 from tpi.errors import PlanError, UsageError
 from tpi.kernels.kv import KvDtype, pages_for
 from tpi.net.fields import Card, UsualRequest
-from tpi.net.messages import Assign, NodeOptions
+from tpi.net.messages import Assign, NodeOptions, StagePlan
 from tpi.pack.reader import Pack
 from tpi.progress import Progress, phase, warn
 from tpi.system.machine import usable_cores
@@ -89,20 +89,19 @@ class Deployer:
             drafts = plans[0].options.sparsity == "off" and not any(self._cards())
             return Deployment(fence, stages, node, self.cluster, vocabulary, limits, stack.pop_all(), at_once, drafts)
 
-    def _layout(self, shares: Sequence[float] | Split) -> list[StageNodes]:
+    def _layout(self, shares: Sequence[float] | Split) -> list[StagePlan]:
         """Return the layers and nodes of each stage. Without the nodes that `--stages` needs, use those that are there.
 
         Raises:
             UsageError: if the first deployment cannot be as `--stages` asks.
         """
-        asked, layers = self.options.stages, self.pack.config.layers
+        asked, cuts = self.options.stages, self.pack.config.stage_cuts
         try:
-            return lay_out(asked, [peer.name for peer in self.cluster.peers(MASTER)], layers, shares)
+            return lay_out(asked, [peer.name for peer in self.cluster.peers(MASTER)], cuts, shares)
         except UsageError as error:
             if not self.cluster.epoch:
                 raise
-            # layers that share keys and values cannot be cut anywhere, so they get one stage
-            found = in_rank_order(1 if self.pack.config.shared_kv else stages_in(asked), layers, shares)
+            found = in_rank_order(min(stages_in(asked), len(cuts) - 1), cuts, shares)
             warn(f"{error}; going on with {len(found)} of {stages_in(asked)} stages, in the order of the nodes")
             return found
 
@@ -114,13 +113,7 @@ class Deployer:
         """
         if together(stages, 1 + len(self.cluster.workers)):
             return
-        unable = {
-            "--sparsity": self.predictors is not None,
-            "--pipeline batch": self.options.devices.offload.pipeline == "batch",
-            "--collective torch": self.options.collective == "torch",
-            "--collective shared": self.options.collective == "shared",
-        }
-        if refused := next((flag for flag, wanted in unable.items() if wanted), None):
+        if refused := needs_one_stage(self.options, self.predictors is not None):
             raise UsageError(f"{refused} needs all nodes in one stage; leave out --stages or {refused}")
 
     def _board(self, stack: ExitStack, stages: Sequence[Stage]) -> str:
@@ -275,6 +268,20 @@ class Deployer:
         at_once = most_in_flight([stage.ranks for stage in plans[0].stages])
         chunk = max(min(chunk, STAGE_CHUNK), chunk // at_once)  # so that prompts fill all stages
         return node, Capacity(self.context, chunk, min([node.pages, *(one.pages for one in ready)]))
+
+
+def needs_one_stage(options: RunOptions, sparse: bool) -> str:
+    """Return the flag that needs all nodes in one stage, or an empty string.
+
+    `sparse` says whether only active neurons are computed.
+    """
+    needs = {
+        "--sparsity": sparse,
+        "--pipeline batch": options.devices.offload.pipeline == "batch",
+        "--collective torch": options.collective == "torch",
+        "--collective shared": options.collective == "shared",
+    }
+    return next((flag for flag, wanted in needs.items() if wanted), "")
 
 
 def _checked_for_losses(cluster: Cluster, report: Progress) -> Progress:

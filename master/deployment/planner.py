@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from tpi.config import RECURRENT, BlockKind, ModelConfig
 from tpi.errors import ModelError, PlanError, UsageError, WeightsError
+from tpi.net.messages import StagePlan
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import RunLayout, RunName
 from tpi.pack.library.locate import Located, pack_name
@@ -26,12 +27,14 @@ class Split:
     """Each node's share of the heads and of the neurons of each kind of block, the master first.
 
     The shares of one kind are relative numbers of any scale. Whole numbers of units of that kind are dealt exactly.
+    `stages` are those for which the shares were planned; without any, all nodes are in one stage.
     """
 
     heads: tuple[float, ...]
     ffn: tuple[float, ...]
     experts: tuple[float, ...]
     shared: tuple[float, ...]
+    stages: tuple[StagePlan, ...] = ()
 
     @classmethod
     def of(cls, shares: "Sequence[float] | Split") -> "Split":
@@ -43,8 +46,10 @@ class Split:
 
     def among(self, ranks: Sequence[int]) -> "Split":
         """Return the shares of the nodes of these ranks alone."""
-        kinds = (self.heads, self.ffn, self.experts, self.shared)
-        return Split(*(tuple(kind[rank] for rank in ranks) for kind in kinds))
+        heads, ffn, experts, shared = (
+            tuple(kind[rank] for rank in ranks) for kind in (self.heads, self.ffn, self.experts, self.shared)
+        )
+        return Split(heads, ffn, experts, shared)
 
     def weights(self) -> list[float]:
         """Return each node's part of the heads plus its part of the neurons, a measure of its part of a layer."""

@@ -8,10 +8,12 @@ from itertools import pairwise
 from allreduce.hops import MOST_STAGES
 from master.deployment.planner import Split, deal_shards, units_of
 from tpi.errors import PlanError, UsageError
+from tpi.net.messages import StagePlan
 from tpi.pack.reader import Pack
 from tpi.partition import Range, Shard, deal
 
-ONE = "1"  # the layout of `--stages` if it is not given
+ONE = "1"  # accepted by `--stages`: all nodes are in one stage
+AUTO = "auto"  # accepted by `--stages`: the stages that were planned with the shares, else one
 _PART = re.compile(r"(\d+)(?:-(\d+))?:(.+)")
 
 
@@ -27,21 +29,13 @@ class Stage:
     shards: tuple[Shard, ...]
 
 
-@dataclass(frozen=True)
-class StageNodes:
-    """Consecutive layers, and the ranks of the nodes that shall hold them together."""
-
-    layers: Range
-    ranks: tuple[int, ...]
-
-
 def one_stage(pack: Pack, shares: Sequence[float] | Split) -> tuple[Stage, ...]:
     """Return the stage in which all nodes hold their share of every layer; errors as for `deal_stages`."""
     nodes = tuple(range(len(Split.of(shares).heads)))
-    return deal_stages(pack, [StageNodes(Range(0, pack.config.layers), nodes)], shares)
+    return deal_stages(pack, [StagePlan(0, pack.config.layers, nodes)], shares)
 
 
-def deal_stages(pack: Pack, layout: Sequence[StageNodes], shares: Sequence[float] | Split) -> tuple[Stage, ...]:
+def deal_stages(pack: Pack, layout: Sequence[StagePlan], shares: Sequence[float] | Split) -> tuple[Stage, ...]:
     """Deal the units of each stage's layers over its nodes in proportion to `shares`, which has one for each rank.
 
     Raises:
@@ -49,7 +43,8 @@ def deal_stages(pack: Pack, layout: Sequence[StageNodes], shares: Sequence[float
     """
     split, units = Split.of(shares), units_of(pack)
     return tuple(
-        Stage(one.layers, one.ranks, tuple(deal_shards(pack.config, units, split.among(one.ranks)))) for one in layout
+        Stage(Range(one.first, one.last), one.ranks, tuple(deal_shards(pack.config, units, split.among(one.ranks))))
+        for one in layout
     )
 
 
@@ -58,47 +53,64 @@ def together(stages: Sequence[Stage], nodes: int) -> bool:
     return len(stages[0].ranks) == nodes
 
 
-def lay_out(asked: str, names: Sequence[str], layers: int, shares: Sequence[float] | Split) -> list[StageNodes]:
+def lay_out(asked: str, names: Sequence[str], cuts: Sequence[int], shares: Sequence[float] | Split) -> list[StagePlan]:
     """Return the layers and nodes of each stage.
 
     Args:
-        asked: the value of `--stages`: a number of stages, or a layout such as `0-9:master,10-21:desk+attic`.
+        asked: the value of `--stages`: `auto`, a number of stages, or a layout such as `0-9:master,10-21:desk+attic`.
         names: the names of the nodes by rank, the master's first.
-        layers: the number of layers of the model.
+        cuts: the layers at which a stage may begin, and the number of layers (`tpi.config.ModelConfig.stage_cuts`).
         shares: each node's share. Stages get layers in proportion to the shares of their nodes.
 
     Raises:
         UsageError: if `asked` cannot be read, names an unknown node or one twice, or lacks a layer.
-        PlanError: if there are more stages than layers.
+        PlanError: if the model cannot be cut into so many stages.
     """
     if (count := stages_in(asked)) > MOST_STAGES:
         raise UsageError(f"--stages {asked} asks for {count} stages; give at most {MOST_STAGES}")
-    if asked == ONE:
-        return [StageNodes(Range(0, layers), tuple(range(len(names))))]
+    if asked == AUTO and Split.of(shares).stages:
+        return list(Split.of(shares).stages)
+    if asked in (ONE, AUTO):
+        return [StagePlan(0, cuts[-1], tuple(range(len(names))))]
     weights = Split.of(shares).weights()
     if asked.isdecimal():
         if not 1 <= int(asked) <= sum(weight > 0 for weight in weights):
             raise UsageError(f"--stages {asked}: give at least 1, and at most as many as there are nodes with a share")
-        return in_rank_order(int(asked), layers, shares)
+        return in_rank_order(int(asked), cuts, shares)
     stages = [_stage(part.strip(), names) for part in asked.split(",")]
-    _check(asked, stages, names, layers, weights)
+    _check(asked, stages, names, cuts[-1], weights)
     return stages
 
 
-def in_rank_order(count: int, layers: int, shares: Sequence[float] | Split) -> list[StageNodes]:
+def in_rank_order(count: int, cuts: Sequence[int], shares: Sequence[float] | Split) -> list[StagePlan]:
     """Return `count` stages of about equally many nodes in rank order; fewer if fewer nodes have a share.
 
+    A stage ends at the possible cut that is nearest to its part of the layers.
+
     Raises:
-        PlanError: if there are more stages than layers.
+        PlanError: if the model cannot be cut into so many stages.
     """
     weights = Split.of(shares).weights()
     holders = [rank for rank, weight in enumerate(weights) if weight > 0]
     count = max(1, min(count, len(holders)))
-    if count > layers:
-        raise PlanError(f"this model has {layers} layers, too few for {count} stages; give a smaller --stages")
+    if count > len(cuts) - 1:
+        raise PlanError(
+            f"this model can be cut into at most {len(cuts) - 1} stages, too few for {count}; give a smaller --stages"
+        )
     groups = [tuple(holders[part.first : part.last]) for part in deal(len(holders), [1.0] * count)]
-    parts = deal(layers, [sum(weights[rank] for rank in group) for group in groups])
-    return [StageNodes(part, group) for part, group in zip(parts, groups, strict=True)]
+    parts = deal(cuts[-1], [sum(weights[rank] for rank in group) for group in groups])
+    ends = _nearest(cuts, [part.last for part in parts[:-1]])
+    bounds = pairwise([0, *ends, cuts[-1]])
+    return [StagePlan(first, last, group) for (first, last), group in zip(bounds, groups, strict=True)]
+
+
+def _nearest(cuts: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Return as many inner cuts as wanted, in ascending order, each the nearest that leaves enough for the others."""
+    at, found = 0, list[int]()
+    for left, want in zip(range(len(wanted), 0, -1), wanted, strict=True):
+        at = min(range(at + 1, len(cuts) - left), key=lambda one: abs(cuts[one] - want))
+        found.append(cuts[at])
+    return found
 
 
 def stages_in(asked: str) -> int:
@@ -106,15 +118,15 @@ def stages_in(asked: str) -> int:
     return int(asked) if asked.isdecimal() else len(asked.split(","))
 
 
-def _stage(part: str, names: Sequence[str]) -> StageNodes:
+def _stage(part: str, names: Sequence[str]) -> StagePlan:
     if not (found := _PART.fullmatch(part)):
         raise UsageError(
-            f"--stages {part!r} is neither a number of stages nor layers and their nodes; write for example "
+            f"--stages {part!r} is neither auto nor a number of stages nor layers and their nodes; write for example "
             "--stages 2, or --stages 0-9:master,10-21:desk+attic"
         )
     first, last = int(found[1]), int(found[2] or found[1])
     ranks = [_rank(name.strip(), names) for name in found[3].split("+")]
-    return StageNodes(Range(first, last + 1), tuple(sorted(ranks)))
+    return StagePlan(first, last + 1, tuple(sorted(ranks)))
 
 
 def _rank(name: str, names: Sequence[str]) -> int:
@@ -124,10 +136,10 @@ def _rank(name: str, names: Sequence[str]) -> int:
 
 
 def _check(
-    asked: str, stages: Sequence[StageNodes], names: Sequence[str], layers: int, weights: Sequence[float]
+    asked: str, stages: Sequence[StagePlan], names: Sequence[str], layers: int, weights: Sequence[float]
 ) -> None:
-    ends = [0, *(stage.layers.last for stage in stages)]
-    if [stage.layers.first for stage in stages] != ends[:-1] or sorted(set(ends)) != ends or ends[-1] != layers:
+    ends = [0, *(stage.last for stage in stages)]
+    if [stage.first for stage in stages] != ends[:-1] or sorted(set(ends)) != ends or ends[-1] != layers:
         raise UsageError(f"--stages {asked} must name the layers 0 to {layers - 1} in order, each once")
     ranks = [rank for stage in stages for rank in stage.ranks]
     shared = {rank for stage in stages if len(stage.ranks) > 1 for rank in stage.ranks}

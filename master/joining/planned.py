@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from master.deployment.stages import ONE
+from master.deployment.stages import AUTO, ONE
 from master.joining.measured import MeasuredWorkers
 from master.joining.shares import Shares, SharesLater, Sharing
 from master.options import RunOptions
@@ -50,7 +50,7 @@ def shares_later(asked: Shares, options: RunOptions, measured: MeasuredWorkers) 
 
 def _divided_by_user(options: RunOptions) -> bool:
     """Return True if the user chose how nodes divide the model."""
-    return options.split is not None or options.stages != ONE
+    return options.split is not None or options.stages not in (AUTO, ONE)
 
 
 def _split_later(options: RunOptions, measured: MeasuredWorkers) -> "PlannedSplit":

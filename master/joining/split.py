@@ -1,10 +1,11 @@
-"""The default split over machines of different speeds: the fastest one, which may leave some machines out."""
+"""The default layout over machines of different speeds: the fastest one, which may leave some machines out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from master.deployment.deploy import own_memory, own_threads
+from master.deployment.deploy import needs_one_stage, own_memory, own_threads
 from master.deployment.planner import Split
+from master.deployment.stages import AUTO
 from master.joining.measured import MeasuredWorkers
 from master.options import RunOptions
 from master.planning.home.asked import Neighbour, home_of_neighbours
@@ -14,13 +15,15 @@ from master.planning.problem import request_of
 from master.planning.shapes import ModelShape, model_shape
 from master.workers.cluster import Cluster
 from master.workers.places import WorkerId
+from master.workers.predictors import are_records
 from master.workers.survey import WorkerLinks
-from scheduler.model.home.problem import HomeProblem, HomeSplit
-from scheduler.model.home.solve import best_split, split_over
+from scheduler.model.home.layouts import best_layout
+from scheduler.model.home.stages import Layout
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from tpi.devices.host import open_host
 from tpi.errors import PlanError
 from tpi.keys.policy import KeyPolicy
+from tpi.net.messages import StagePlan
 from tpi.progress import phase
 from tpi.text import short_number, with_address
 from worker.measure.speed import machine_speed
@@ -46,29 +49,68 @@ class PlannedSplit:
             self.measured.ask(new)
         if not (known := self.measured.known(workers)):
             return equal
-        found = split_over(self.problem(known), tuple(range(1 + len(known))))
-        return equal if found is None else _shares(found, 1 + len(known))
+        try:
+            layout = self.layout(known, drop=False)
+        except PlanError:  # the same error is raised with the node's name when weights are assigned
+            return equal
+        return split_of(layout)
 
     def meet(self, cluster: Cluster) -> None:
         """Measure the unknown links between the workers of `cluster`."""
         self.links.survey(cluster)
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
-        """Return the workers that the best split leaves out; none if one was not measured, or if nothing fits."""
+        """Return the workers that the best layout leaves out; none if one was not measured, or if nothing fits."""
         known = self.measured.known(workers)
         try:
-            problem = self.problem(known)
-            best = best_split(problem)
+            best = self.layout(known)
         except PlanError:
             return {}
         out = (rank for rank in range(1, 1 + len(known)) if rank not in best.members)
-        return {workers[rank - 1]: _why(problem, best, rank, known[rank - 1]) for rank in out}
+        return {workers[rank - 1]: self._why(best, rank, known) for rank in out}
 
-    def problem(self, neighbours: Sequence[Neighbour]) -> HomeProblem:
-        """Return the planning problem over this machine and `neighbours`."""
-        request = request_of(self.shape.config, None, None, 1, self.options.context)
+    def layout(self, neighbours: Sequence[Neighbour], drop: bool = True) -> Layout:
+        """Return the best layout over this machine and `neighbours` or, with `drop`, over some of them.
+
+        Raises:
+            PlanError: if nothing fits.
+        """
         home = home_of_neighbours(self.own, neighbours, self.links)
-        return HomeModel(self.shape, home, request, self.options.kv_dtype).problem
+        request = request_of(self.shape.config, None, None, 1, self.options.context)
+        several = self._several and not (home.cards and self.options.batched)
+        return best_layout(HomeModel(self.shape, home, request, self.options.kv_dtype).staged, drop, several)
+
+    @property
+    def _several(self) -> bool:
+        """True if there may be several stages."""
+        sparse = self.options.sparsity != "off" and are_records(self.shape.config, self.shape.blocks)
+        return self.options.stages == AUTO and not needs_one_stage(self.options, sparse)
+
+    def _why(self, best: Layout, rank: int, known: Sequence[Neighbour]) -> str:
+        """Return a sentence on the speed that is expected without one node and with it, and on the link to it."""
+        one = known[rank - 1]
+        both = [other for at, other in enumerate(known, 1) if at in best.members or at == rank]
+        slower = self._rate(both)
+        slower = f", {slower} with it" if slower else ""
+        rate = short_number(1 / best.seconds)
+        return f"{rate} tok/s expected without it{slower} ({one.link.words()} away); --split equal uses every node"
+
+    def note(self, best: Layout, known: Sequence[Neighbour]) -> str:
+        """Return a sentence on the nodes that the best layout leaves out, with the speeds; empty if there are none."""
+        out = [one.name for rank, one in enumerate(known, 1) if rank not in best.members]
+        if not out:
+            return ""
+        slower = self._rate(known)
+        slower = f" ({slower} with all)" if slower else ""
+        rate = short_number(1 / best.seconds)
+        return f"{rate} tok/s expected without {', '.join(out)}{slower}: left out; --split equal uses every node"
+
+    def _rate(self, known: Sequence[Neighbour]) -> str:
+        """Return the tokens per second with all of these; empty if nothing fits."""
+        try:
+            return short_number(1 / self.layout(known, drop=False).seconds)
+        except PlanError:
+            return ""
 
 
 @dataclass(frozen=True)
@@ -117,13 +159,13 @@ def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | N
     links.survey_at({one.address: one.end for one in neighbours})
     sharing = PlannedSplit(shape, own, measured, options, links)
     try:
-        dealing = best_split(sharing.problem(neighbours))
+        best = sharing.layout(neighbours, drop=not options.keep_workers)
     except PlanError:  # the same error is raised with the node's name when weights are assigned
         return None
-    used = [neighbours[rank - 1] for rank in dealing.members if rank]
+    used = [neighbours[rank - 1] for rank in best.members if rank]
     left_out = tuple(one.id for one in neighbours if one not in used)
     addresses, names = tuple(one.address for one in used), tuple(one.name for one in used)
-    return FirstSplit(sharing, addresses, names, left_out, _note(sharing.problem(neighbours), dealing))
+    return FirstSplit(sharing, addresses, names, left_out, sharing.note(best, neighbours))
 
 
 def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:
@@ -144,29 +186,18 @@ def _links(options: RunOptions) -> WorkerLinks:
     return WorkerLinks(options.links_cache, KeyPolicy(locked=options.keys))
 
 
-def _shares(found: HomeSplit, nodes: int) -> Split:
-    """Return the shares of every kind, in whole units; a kind that the model lacks gets equal placeholder shares."""
-    none = (1.0,) * nodes
-    kinds = (tuple(map(float, found.units.get(kind, ()))) or none for kind in ("heads", "neurons", "experts", "shared"))
-    return Split(*kinds)
+def split_of(layout: Layout) -> Split:
+    """Return the stages of a layout, and the shares of every kind in whole units.
 
-
-def _note(problem: HomeProblem, dealing: HomeSplit) -> str:
-    """Return a sentence on the nodes that the best split leaves out, with the speeds; empty if there are none."""
-    out = [node.name for rank, node in enumerate(problem.nodes) if rank not in dealing.members]
-    if not out:
-        return ""
-    everybody = split_over(problem, tuple(range(len(problem.nodes))))
-    slower = f" ({short_number(1 / everybody.seconds)} with all)" if everybody else ""
-    return (
-        f"{short_number(1 / dealing.seconds)} tok/s expected without {', '.join(out)}{slower}: left out; "
-        "--split equal uses every node"
-    )
-
-
-def _why(problem: HomeProblem, best: HomeSplit, rank: int, one: Neighbour) -> str:
-    """Return a sentence on the speed that is expected without one node and with it, and on the link to it."""
-    both = split_over(problem, tuple(sorted({*best.members, rank})))
-    slower = f", {short_number(1 / both.seconds)} with it" if both else ""
-    far = f"{one.link.words()} away"
-    return f"{short_number(1 / best.seconds)} tok/s expected without it{slower} ({far}); --split equal uses every node"
+    A kind that a stage lacks gets equal placeholder shares.
+    """
+    nodes = len(layout.problem.nodes)
+    shares = {kind: [0.0] * nodes for kind in ("heads", "neurons", "experts", "shared")}
+    for stage in layout.stages:
+        members, units = stage.split.members, stage.split.units
+        for kind, given in shares.items():
+            for rank, count in zip(members, units.get(kind, (1,) * len(members)), strict=True):
+                given[rank] = float(count)
+    plans = tuple(StagePlan(stage.first, stage.last, stage.split.members) for stage in layout.stages)
+    heads, neurons, experts, shared = map(tuple, shares.values())
+    return Split(heads, neurons, experts, shared, plans)

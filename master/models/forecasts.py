@@ -15,7 +15,7 @@ from master.planning.home.members import Home
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import weight_bytes
-from scheduler.model.home.solve import best_split
+from scheduler.model.home.layouts import best_layout
 from tpi.errors import PlanError
 from tpi.keys.policy import KeyPolicy
 from tpi.progress import warn
@@ -44,7 +44,7 @@ class ModelForecast:
         shape = model.shape()
         asked = HomeModel(shape, home, request_of(shape.config, None, None, 1, None))
         try:
-            ahead = forecast_home(asked, best_split(asked.problem))
+            ahead = forecast_home(asked, best_layout(asked.staged))
         except PlanError:
             return cls(model, weight_bytes(shape))
         streamed = any(member.disk_bytes for member in ahead.members)

@@ -170,7 +170,7 @@ def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, f
     if flags["batch"] > 1 and (why := next(filter(None, (_without_batches(shape.config), *left)), "")):
         raise PlanError(why)
     report = None if home.cards and flags["batch"] > 1 else _home_report(asked)
-    batch = GroupBatchReport.of(asked, report.dealing if report else _dealt(asked)) if flags["batch"] > 1 else None
+    batch = GroupBatchReport.of(asked, _dealt(asked)) if flags["batch"] > 1 else None
     if as_json:
         fields = report.fields() if report else {}
         click.echo(json_text(fields | ({"batch": batch.fields()} if batch else {})))

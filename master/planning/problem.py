@@ -99,13 +99,17 @@ def block_bytes(shape: BlockShape) -> int:
     return sum(run.units * run.unit_bytes for run in shape.runs)
 
 
-def _layers(shape: ModelShape) -> Iterator[NodeLayer]:
-    """Yield the layers of a model, each of which begins with its attention."""
-    blocks = [_block(number, each) for number, each in enumerate(shape.blocks)]
+def layer_blocks(shape: ModelShape) -> list[range]:
+    """Return the numbers of each layer's blocks. A layer begins with its attention, or with what it has instead."""
     mixers = {"attention", *RECURRENT}
     starts = [number for number, each in enumerate(shape.blocks) if each.kind in mixers or not number]
-    for layer, (first, last) in enumerate(pairwise([*starts, len(blocks)])):
-        yield NodeLayer(layer, tuple(replace(block, layer=layer) for block in blocks[first:last]))
+    return [range(first, last) for first, last in pairwise([*starts, len(shape.blocks)])]
+
+
+def _layers(shape: ModelShape) -> Iterator[NodeLayer]:
+    """Yield the layers of a model."""
+    for layer, numbers in enumerate(layer_blocks(shape)):
+        yield NodeLayer(layer, tuple(replace(_block(at, shape.blocks[at]), layer=layer) for at in numbers))
 
 
 def _block(number: int, shape: BlockShape) -> NodeBlock:

@@ -1,16 +1,17 @@
 """The predictors that are sent to the nodes: each node gets the rows of its own neurons, as a block without units."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
 
 from master.options import RunOptions
-from tpi.config import SPARSE, default_cache
+from tpi.config import SPARSE, ModelConfig, default_cache
 from tpi.errors import UsageError
 from tpi.net.messages import BlockPlan, PredictorPlan, VectorPlan
+from tpi.pack.blockfile import BlockShape
 from tpi.pack.reader import Pack
 from tpi.partition import FFN_UNIT, Shard
 from tpi.sparsity.files import NAME, load_predictors
@@ -131,7 +132,12 @@ def _frequency(pack: Pack) -> F64 | None:
 
 def has_records(pack: Pack) -> bool:
     """Return True if each neuron's weights are stored together, and its activation may be 0."""
-    ffn = [block.shape for layer in pack.layers for block in layer if block.kind != "attention"]
-    return pack.config.activation in SPARSE and all(
-        shape.kind == "ffn" and [run.layout for run in shape.runs] == ["record"] for shape in ffn
+    return are_records(pack.config, [block.shape for layer in pack.layers for block in layer])
+
+
+def are_records(config: ModelConfig, blocks: Sequence[BlockShape]) -> bool:
+    """Return True if `has_records` is true of a model with these blocks."""
+    ffn = [block for block in blocks if block.kind != "attention"]
+    return config.activation in SPARSE and all(
+        block.kind == "ffn" and [run.layout for run in block.runs] == ["record"] for block in ffn
     )

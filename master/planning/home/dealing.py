@@ -1,23 +1,30 @@
 """The problem of splitting a model over a home: bytes of each kind of unit, the master's tables, the cost of sums."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from allreduce.predict import PREDICTIONS, predict
 from master.planning.home.members import Home
-from master.planning.problem import block_bytes, default_kv, planning_problem
+from master.planning.problem import block_bytes, default_kv, layer_blocks, planning_problem
 from master.planning.shapes import ModelShape
 from scheduler.model.home.problem import HomeNode, HomeProblem, Members, UnitKind
+from scheduler.model.home.stages import MASTER, LayerWork, StageProblem
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import Workload
 from tpi.block import joining
 from tpi.config import RECURRENT
+from tpi.kernels.constants import STREAM_TOKENS
 from tpi.kernels.kv import KvDtype, vector_bytes
+from tpi.net.wire import wire_format
 from tpi.pack.blockfile import BlockShape
 from tpi.pack.layout import WHOLE_RUNS, RunLayout
 from tpi.partition import FFN_UNIT
 from tpi.topology.links import LinkTable
+
+# Software per sum and hop, from runs on two cores: 0.1 ms for a sum of 2 nodes, 0.5 of 4, 1.3 of 8; 0.5 ms for a hop.
+_SUM_NODE_S, _SUM_BASE_S = 0.2e-3, 0.3e-3
+_HOP_S = 0.5e-3
 
 
 @dataclass(frozen=True)
@@ -29,10 +36,14 @@ class HomeModel:
     request: Workload
     kv_dtype: KvDtype | None = None
 
-    @property
+    @cached_property
     def wire(self) -> str:
         """The format in which partial sums travel, as `master.deployment.deploy.wire` chooses it."""
         return "f32" if default_kv(self.shape) == "f32" else "bf16"
+
+    @cached_property
+    def _kv_dtype(self) -> KvDtype:
+        return self.kv_dtype or default_kv(self.shape)
 
     @property
     def sums(self) -> int:
@@ -48,19 +59,47 @@ class HomeModel:
 
     @cached_property
     def problem(self) -> HomeProblem:
-        """The problem that `scheduler.model.home.solve.best_split` solves."""
-        return HomeProblem(
+        """The problem that `scheduler.model.home.solve.best_split` solves: all layers in one stage."""
+        return self.staged.part(0, self.shape.config.layers, (MASTER,))
+
+    @cached_property
+    def staged(self) -> StageProblem:
+        """The problem that `scheduler.model.home.layouts.best_layout` solves."""
+        config, segments = self.shape.config, self.whole.work.segments
+        weights, nbytes = (sum(getattr(each, what) for each in segments) for what in ("weights", "nbytes"))
+        return StageProblem(
             tuple(self._node(rank) for rank in range(len(self.home.names))),
-            tuple(self._dealt()),
-            lambda members: self.sums * self.exchange(members, 1)[0],
+            tuple(self._layers()),
+            config.stage_cuts,
+            lambda members, tokens: self.exchange(members, tokens)[0],
+            self._hop,
+            weights / max(1, nbytes),
         )
 
     def exchange(self, members: Members, tokens: int) -> tuple[float, str]:
         """Return the seconds of one allreduce of `tokens` tokens' partial results, and the fastest algorithm."""
+        if (members, tokens) not in self._exchanges:
+            self._exchanges[members, tokens] = self._exchange(members, tokens)
+        return self._exchanges[members, tokens]
+
+    @cached_property
+    def _exchanges(self) -> dict[tuple[Members, int], tuple[float, str]]:
+        return {}
+
+    def _exchange(self, members: Members, tokens: int) -> tuple[float, str]:
         links, values = among(self.home.links, members), tokens * self.shape.config.hidden
         if links.size == 1:
             return 0.0, "loopback"
-        return min((predict(name, links, values, self.wire), name) for name in PREDICTIONS)
+        seconds, name = min((predict(name, links, values, self.wire), name) for name in PREDICTIONS)
+        return seconds + sum_overhead(links.size), name
+
+    def _hop(self, source: int, members: Members, tokens: int) -> float:
+        """Return the seconds in which the hidden states of `tokens` tokens get from a node to all `members`."""
+        links = [self.home.links.between(source, rank) for rank in members if rank != source]
+        if not links:
+            return 0.0
+        nbytes = wire_format("f32" if tokens <= STREAM_TOKENS else self.wire).nbytes(tokens * self.shape.config.hidden)
+        return _HOP_S + max(link.latency_s + len(links) * nbytes / link.bytes_per_s for link in links)
 
     def items(self, kind: str) -> tuple[int, int]:
         """Return how many heads or neurons a unit of `kind` has, and their total; the last unit may have fewer."""
@@ -71,52 +110,63 @@ class HomeModel:
         neurons = {"experts": mixture.width, "shared": mixture.shared} if mixture else {}
         return FFN_UNIT, neurons.get(kind, config.intermediate)
 
-    @cached_property
-    def everywhere(self) -> int:
-        """Bytes of weights that every node has in full and reads for every token: latent runs, used by all heads."""
-        runs = (run for block in self.shape.blocks for run in block.runs)
-        return sum(run.units * run.unit_bytes for run in runs if run.name in WHOLE_RUNS)
-
     def _node(self, rank: int) -> HomeNode:
         machine, needs = self.home.machines[rank], self.whole.needs
         tables = 0 if rank else block_bytes(self.shape.head)
-        fixed = needs.fixed + self.whole.chunk * needs.token + tables + self.everywhere
-        # the workers read their copies at the same time as the master
-        turn = 0.0 if rank else (tables + self.everywhere) / machine.host.read
-        return HomeNode(self.home.names[rank], machine.host.read, machine.disk.read, machine.memory, fixed, turn)
+        fixed = needs.fixed + self.whole.chunk * needs.token + tables
+        host = machine.host
+        turn = tables / host.read
+        return HomeNode(
+            self.home.names[rank], host.read, machine.disk.read, machine.memory, fixed, turn, host.operations
+        )
 
-    def _dealt(self) -> Iterator[UnitKind]:
-        config, blocks = self.shape.config, self.shape.blocks
-        if heads := [block for block in blocks if block.kind == "attention"]:
-            kv_dtype = self.kv_dtype or default_kv(self.shape)
-            layers = [config.at_layer(layer) for layer in config.attention_layers if config.kv_layer(layer) == layer]
-            # bytes of keys and values, all layers
-            token = sum(2 * vector_bytes(layer.head_dim, kv_dtype) * layer.kv_heads for layer in layers)
-            recurrent = [block for block in blocks if block.kind in RECURRENT]  # dealt by the same shares
-            units = _run(heads[0], "query").units
-            nbytes = sum(map(block_bytes, [*heads, *recurrent])) - self.everywhere
-            attended = self.request.prompt + self.request.answer / 2
-            yield UnitKind(
-                "heads", units, len(heads), nbytes / units, (nbytes + token * attended) / units,
-                token * self.request.context / units,
-            )  # fmt: skip
-        if dense := [block for block in blocks if block.kind == "ffn"]:
-            units, nbytes = _run(dense[0], "neuron").units, sum(map(block_bytes, dense))
-            yield UnitKind("neurons", units, len(dense), nbytes / units, nbytes / units)
-        if mixed := [block for block in blocks if block.kind == "experts"]:
-            yield from self._experts(mixed)
+    def _layers(self) -> Iterator[LayerWork]:
+        for layer, numbers in enumerate(layer_blocks(self.shape)):
+            blocks = [self.shape.blocks[number] for number in numbers]
+            sums = sum(not joining(self.shape.config, block.kind) for block in blocks)
+            yield LayerWork(tuple(self._dealt(layer, blocks)), sums, sum(map(_everywhere, blocks)))
 
-    def _experts(self, blocks: list[BlockShape]) -> Iterator[UnitKind]:
+    def _dealt(self, layer: int, blocks: Sequence[BlockShape]) -> Iterator[UnitKind]:
+        """Yield the units of each kind in one layer."""
+        config = self.shape.config
+        for block in blocks:
+            nbytes = block_bytes(block) - _everywhere(block)
+            if block.kind == "attention" or block.kind in RECURRENT:  # dealt by the same shares
+                units, own = self._heads, config.at_layer(layer)
+                keeps = block.kind == "attention" and config.kv_layer(layer) == layer
+                token = 2 * vector_bytes(own.head_dim, self._kv_dtype) * own.kv_heads if keeps else 0
+                read = nbytes + token * (self.request.prompt + self.request.answer / 2)
+                yield UnitKind("heads", units, 1, nbytes / units, read / units, token * self.request.context / units)
+            elif block.kind == "ffn":
+                units = _run(next(each for each in self.shape.blocks if each.kind == "ffn"), "neuron").units
+                yield UnitKind("neurons", units, 1, nbytes / units, nbytes / units)
+            elif block.kind == "experts":
+                yield from self._experts(block)
+
+    @property
+    def _heads(self) -> int:
+        """Number of units of query heads in a layer."""
+        return _run(next(block for block in self.shape.blocks if block.kind == "attention"), "query").units
+
+    def _experts(self, block: BlockShape) -> Iterator[UnitKind]:
         """Yield the shared experts, and slices of every routed expert, of which a token reads only those it chooses."""
         mixture = self.shape.config.mixture
         assert mixture is not None
-        run = _run(blocks[0], "neuron")
-        slices = run.units // mixture.experts
-        nbytes = len(blocks) * run.unit_bytes * mixture.experts
-        yield UnitKind("experts", slices, len(blocks), nbytes, nbytes * mixture.used / mixture.experts)
-        for shared in (each for each in blocks[0].runs if each.name == "shared"):
-            nbytes = len(blocks) * shared.unit_bytes
-            yield UnitKind("shared", shared.units, len(blocks), nbytes, nbytes)
+        run = _run(block, "neuron")
+        slices, nbytes = run.units // mixture.experts, run.unit_bytes * mixture.experts
+        yield UnitKind("experts", slices, 1, nbytes, nbytes * mixture.used / mixture.experts)
+        for shared in (each for each in block.runs if each.name == "shared"):
+            yield UnitKind("shared", shared.units, 1, shared.unit_bytes, shared.unit_bytes)
+
+
+def sum_overhead(nodes: int) -> float:
+    """Return the seconds of software that a sum between so many nodes takes in addition to its links."""
+    return max(0.0, _SUM_NODE_S * nodes - _SUM_BASE_S)
+
+
+def _everywhere(block: BlockShape) -> int:
+    """Return the bytes of a block that each node of its stage has in full: latent runs, which all heads use."""
+    return sum(run.units * run.unit_bytes for run in block.runs if run.name in WHOLE_RUNS)
 
 
 def among(links: LinkTable, members: Members) -> LinkTable:

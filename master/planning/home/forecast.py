@@ -1,16 +1,17 @@
-"""The forecast of a split, node by node: each computes its share on its own machine, and waits for the sums."""
+"""The forecast of a layout, node by node: each computes its share on its own machine, and waits for the sums."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from master.planning.home.dealing import HomeModel
-from scheduler.model.home.problem import HomeSplit
+from master.planning.problem import layer_blocks
+from scheduler.model.home.stages import Layout, Stage
 from scheduler.model.offload.choice import choose
 from scheduler.model.offload.forecast import OffloadForecast, forecast
 from scheduler.model.offload.memory import MemoryParts, peaks
 from scheduler.model.offload.problem import Problem
-from scheduler.model.offload.work import NodeWork, SegmentWork, TableWork
+from scheduler.model.offload.work import NodeWork, SegmentWork, TableWork, Workload
 from tpi.config import RECURRENT
+from tpi.partition import Range
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class MemberForecast:
 
     rank: int
     units: dict[str, int]
+    layers: Range
+    request: Workload
     weight_bytes: int
     disk_bytes: int  # part of `weight_bytes` that is read for every token
     memory: MemoryParts
@@ -28,61 +31,78 @@ class MemberForecast:
 
 @dataclass(frozen=True)
 class HomeForecast:
-    """All nodes of a split, and the seconds of a token and of a prompt, which are those of the slowest node."""
+    """All nodes of a layout, and the seconds of a token and of a prompt."""
 
-    dealing: HomeSplit
+    layout: Layout
     members: tuple[MemberForecast, ...]
 
     @property
     def token(self) -> float:
         """Seconds of a token: sums wait for the slowest node at every block, while disks read ahead."""
-        return max(self.dealing.seconds, max(each.decode.decode.seconds for each in self.members))
+        slowest = sum(max(each.decode.decode.seconds for each in self.within(stage)) for stage in self.layout.stages)
+        return max(self.layout.seconds, slowest + self.layout.hops + self.layout.turn)
 
     @property
     def disk(self) -> float:
-        """Seconds of a token spent waiting for disks, in addition to computing and sums."""
-        return self.token - self.dealing.compute - self.dealing.exchange
+        """Seconds of a token spent waiting for disks, in addition to all else."""
+        return self.token - self.layout.compute - self.layout.exchange - self.layout.hops
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first token."""
-        return max(each.prompt.ttft for each in self.members)
+        """Seconds to the first token. The chunks of a prompt follow one another through several stages."""
+        if len(self.layout.stages) > 1:
+            return self.layout.prompt(self._prompt)
+        return max(each.prompt.ttft for each in self.members) + self.layout.hops
 
     @property
     def prompt_rate(self) -> float:
         """Prompt tokens per second."""
+        if len(self.layout.stages) > 1:
+            return self._prompt / self.ttft
         return min(each.prompt.prompt.rate for each in self.members)
 
+    @property
+    def _prompt(self) -> int:
+        return self.members[0].request.prompt
 
-def forecast_home(model: HomeModel, dealing: HomeSplit) -> HomeForecast:
-    """Return the forecast for `dealing`.
+    def within(self, stage: Stage) -> list[MemberForecast]:
+        """Return the nodes of a stage."""
+        return [each for each in self.members if each.rank in stage.split.members]
+
+
+def forecast_home(model: HomeModel, layout: Layout) -> HomeForecast:
+    """Return the forecast for `layout`.
 
     Raises:
         PlanError: if a node's memory cannot hold its part in any way.
     """
     known: dict[tuple[object, ...], MemberForecast] = {}
     members = []
-    for position, rank in enumerate(dealing.members):
-        units = {kind: counts[position] for kind, counts in dealing.units.items()}
-        alike = (model.home.machines[rank], rank == 0, *units.items())
-        if alike not in known:
-            known[alike] = _member(model, dealing, rank, units)
-        members.append(replace(known[alike], rank=rank))
-    return HomeForecast(dealing, tuple(members))
+    for stage in layout.stages:
+        for position, rank in enumerate(stage.split.members):
+            units = {kind: counts[position] for kind, counts in stage.split.units.items()}
+            alike = (model.home.machines[rank], rank == 0, stage.first, *units.items())
+            if alike not in known:
+                known[alike] = _member(model, stage, rank, units)
+            members.append(replace(known[alike], rank=rank))
+    return HomeForecast(layout, tuple(sorted(members, key=lambda each: each.rank)))
 
 
-def _member(model: HomeModel, dealing: HomeSplit, rank: int, units: dict[str, int]) -> MemberForecast:
+def _member(model: HomeModel, stage: Stage, rank: int, units: dict[str, int]) -> MemberForecast:
     whole = model.whole
-    work = _share(model, units, rank == 0)
+    work = _share(model, stage, units, rank == 0)
     machine = model.home.machines[rank]
     alone = Problem(work, machine, whole.request, whole.needs, whole.limits)
-    sums = {tokens: model.exchange(dealing.members, tokens)[0] for tokens in (1, round(alone.step("prompt")[0].tokens))}
-    decode, prompt = (replace(alone, exchange=seconds) for seconds in (min(sums.values()), max(sums.values())))
+    tokens = (1, round(alone.step("prompt")[0].tokens))
+    sums = [model.exchange(stage.split.members, count)[0] for count in tokens]
+    decode, prompt = (replace(alone, exchange=seconds) for seconds in (min(sums), max(sums)))
     chosen = choose(decode).offload
     lying = zip(work.segments, chosen.residence, strict=True)
     return MemberForecast(
         rank=rank,
         units=units,
+        layers=Range(stage.first, stage.last),
+        request=model.request,
         weight_bytes=work.nbytes,
         disk_bytes=sum(segment.nbytes for segment, tier in lying if tier == "disk"),
         memory=peaks(work, chosen, alone.request, alone.needs, alone.chunk).host,
@@ -91,14 +111,16 @@ def _member(model: HomeModel, dealing: HomeSplit, rank: int, units: dict[str, in
     )
 
 
-def _share(model: HomeModel, units: dict[str, int], master: bool) -> NodeWork:
-    """Return the work of a node that holds `units` of every block; the `master` also computes the head."""
-    shares = {each.kind: units[each.kind] / each.units for each in model.problem.kinds}
+def _share(model: HomeModel, stage: Stage, units: dict[str, int], master: bool) -> NodeWork:
+    """Return the work of a node that holds `units` of every block of a stage; the `master` also computes the head."""
+    shares = {each.kind: units[each.kind] / each.units for each in model.problem.kinds if each.kind in units}
     kinds = dict.fromkeys(RECURRENT, "heads") | {"attention": "heads", "ffn": "neurons", "experts": "experts"}
-    parts = [shares[kinds[block.kind]] for block in model.shape.blocks]
-    segments: Sequence[SegmentWork] = [_cut(each, parts[each.block]) for each in model.whole.work.segments]
+    held = layer_blocks(model.shape)[stage.first : stage.last]
+    blocks = range(held[0].start, held[-1].stop)
+    parts = {number: shares[kinds[model.shape.blocks[number].kind]] for number in blocks}
+    segments = tuple(_cut(each, parts[each.block]) for each in model.whole.work.segments if each.block in blocks)
     table = model.whole.work.head if master else TableWork()
-    return replace(model.whole.work, segments=tuple(segments), head=table)
+    return replace(model.whole.work, segments=segments, head=table)
 
 
 def _cut(segment: SegmentWork, part: float) -> SegmentWork:

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from master.planning.home.compared import ComparedLayouts, seconds_by_part
 from master.planning.home.dealing import HomeModel
 from master.planning.home.forecast import HomeForecast, MemberForecast, forecast_home
 from master.planning.shapes import weight_bytes
-from scheduler.model.home.problem import HomeSplit
-from scheduler.model.home.solve import best_split, split_over
+from scheduler.model.home.layouts import best_layout, layouts
+from scheduler.model.home.stages import Layout
 from scheduler.model.offload.forecast import Gain
 from tpi.partition import Range
 from tpi.topology.links import Link, LinkTable
@@ -19,47 +20,49 @@ _PERCENT = 100
 
 @dataclass(frozen=True)
 class HomeReport:
-    """A model on a home: the best split, its forecast, and the nodes that are left out."""
+    """A model on a home: the layouts that were compared, the forecast of the best, and the nodes that are left out."""
 
     model: HomeModel
+    compared: ComparedLayouts
     ahead: HomeForecast
-    everyone: HomeSplit | None  # the best split over all nodes, if some are left out
+    everyone: Layout | None  # the best layout over all nodes, if some are left out
     gains: tuple[Gain, ...]
 
     @classmethod
     def of(cls, model: HomeModel) -> "HomeReport":
-        """Return the report on the best split of the model and on the forecast of its speed.
+        """Return the report on the best layout of the model and on the forecast of its speed.
 
         Raises:
             PlanError: if the nodes' memories cannot hold the model.
         """
-        dealing, all_ranks = best_split(model.problem), tuple(range(len(model.home.names)))
-        everyone = split_over(model.problem, all_ranks) if dealing.members != all_ranks else None
-        return cls(model, forecast_home(model, dealing), everyone, tuple(_gains(model, dealing)))
+        compared = ComparedLayouts.of(model.staged, model.home.names)
+        ahead = forecast_home(model, compared.use)
+        everyone = layouts(model.staged, drop=False) if len(ahead.members) < len(model.home.names) else []
+        return cls(model, compared, ahead, next(iter(everyone), None), tuple(_gains(model, compared.use)))
 
     @property
-    def dealing(self) -> HomeSplit:
-        """The split: the number of units that each node holds."""
-        return self.ahead.dealing
+    def layout(self) -> Layout:
+        """The layout to use."""
+        return self.ahead.layout
 
     @property
     def collective(self) -> str:
-        """The algorithm that sums single tokens fastest."""
-        return self.model.exchange(self.dealing.members, 1)[1]
+        """The algorithm that sums single tokens fastest in the largest stage."""
+        return self.model.exchange(max((stage.split.members for stage in self.layout.stages), key=len), 1)[1]
 
     @property
     def left_out(self) -> list[str]:
         """Names of the nodes that would slow the others."""
-        return [name for rank, name in enumerate(self.model.home.names) if rank not in self.dealing.members]
+        return [name for rank, name in enumerate(self.model.home.names) if rank not in self.layout.members]
 
     @property
     def parts(self) -> dict[str, float]:
         """Seconds of a token by resource."""
-        return {"compute": self.dealing.compute, "network": self.dealing.exchange, "disk": self.ahead.disk}
+        return seconds_by_part(self.layout) | {"disks": self.ahead.disk}
 
     @property
     def slowest(self) -> MemberForecast:
-        """The node that the others wait for."""
+        """The node that takes the longest for its part."""
         return max(self.ahead.members, key=lambda each: each.decode.decode.seconds)
 
     def name(self, member: MemberForecast) -> str:
@@ -68,9 +71,9 @@ class HomeReport:
 
     def holds(self, member: MemberForecast) -> dict[str, int]:
         """Return how many heads and neurons of a layer a node holds; for experts, the neurons of each expert."""
-        at = self.dealing.members.index(member.rank)
-        found = {}
-        for kind, counts in self.dealing.units.items():
+        split = next(stage.split for stage in self.layout.stages if member.rank in stage.split.members)
+        at, found = split.members.index(member.rank), {}
+        for kind, counts in split.units.items():
             width, limit = self.model.items(kind)
             found[kind] = len(Range(sum(counts[:at]), sum(counts[: at + 1])).scaled(width, limit))
         return found
@@ -88,6 +91,7 @@ class HomeReport:
             "prefill_tokens_per_s": ahead.prompt_rate,
             "decode_tokens_per_s": 1 / ahead.token,
             "token_s": self.parts,
+            "layouts": self.compared.fields(),
             "bottleneck": {"of": max(self.parts, key=self.parts.__getitem__), "node": self.name(self.slowest)},
             "collective": self.collective,
             "left_out": self.left_out,
@@ -100,6 +104,7 @@ class HomeReport:
         machine = self.model.home.machines[member.rank]
         return {
             "name": self.name(member),
+            "layers": [member.layers.first, member.layers.last],
             "holds": self.holds(member),
             "weight_bytes": member.weight_bytes,
             "disk_bytes": member.disk_bytes,
@@ -108,8 +113,8 @@ class HomeReport:
         }
 
 
-def _gains(model: HomeModel, dealing: HomeSplit) -> Iterator[Gain]:
-    """Yield the speed-up of a token from twice as much of each resource, with a new split; the most helpful first."""
+def _gains(model: HomeModel, layout: Layout) -> Iterator[Gain]:
+    """Yield the speed-up of a token from twice as much of each resource, with a new layout; the most helpful first."""
     home = model.home
     better: dict[str, HomeModel] = {
         "quicker links": replace(model, home=replace(home, links=_faster(home.links, 1, _TIMES))),
@@ -117,7 +122,7 @@ def _gains(model: HomeModel, dealing: HomeSplit) -> Iterator[Gain]:
     }
     for what, change in (("RAM", "memory"), ("RAM speed", "host"), ("disk speed", "disk")):
         better[f"{what} everywhere"] = replace(model, home=replace(home, machines=tuple(_more(home, change))))
-    found = (Gain(thing, _TIMES, dealing.seconds / best_split(each.problem).seconds) for thing, each in better.items())
+    found = (Gain(thing, _TIMES, layout.seconds / best_layout(each.staged).seconds) for thing, each in better.items())
     yield from sorted(found, key=lambda gain: -gain.faster)
 
 

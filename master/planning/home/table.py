@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from master.planning.home.compared import PARTS
 from master.planning.home.report import HomeReport
 from master.planning.shapes import weight_bytes
 from master.reporting.report import figures_table, wide_console
@@ -22,17 +23,27 @@ def print_home(report: HomeReport) -> None:
     console.say(f"{shape.name} in {shape.dtype}: {shape.config.layers} layers, {weights} of weights")
     count = len(home.names)
     console.say(f"{count} machine{'s' * (count > 1)}: {home.told}")
-    kinds = [_UNITS[kind] for kind in report.dealing.units]
-    columns = ("node", *kinds, "weights", "on disk", "KV", "memory")
+    kinds = [_UNITS[kind] for kind in _kinds(report)]
+    columns = ("node", "layers", *kinds, "weights", "on disk", "KV", "memory")
     console.print(figures_table(*columns, rows=list(_nodes(report))))
     for line in _sentences(report):
         console.say(line)
+    rows = list(report.compared.rows())
+    if len(rows) > 1:
+        columns = ("layout (ms a token)", "all", *PARTS, "drafts 50/80%")
+        console.print(figures_table(*columns, rows=rows))
+
+
+def _kinds(report: HomeReport) -> list[str]:
+    """Return the kinds of units that some stage has."""
+    return list(dict.fromkeys(kind for stage in report.layout.stages for kind in stage.split.units))
 
 
 def _nodes(report: HomeReport) -> Iterator[tuple[str, ...]]:
     for member in report.ahead.members:
         memory, machine = member.memory, report.model.home.machines[member.rank]
-        counts = [str(count) for count in report.holds(member).values()]
+        held = report.holds(member)
+        counts = [str(held.get(kind, "-")) for kind in _kinds(report)]
         disk = _size(member.disk_bytes) if member.disk_bytes else "-"
         sizes = (
             _size(member.weight_bytes),
@@ -40,7 +51,7 @@ def _nodes(report: HomeReport) -> Iterator[tuple[str, ...]]:
             _size(memory.kv),
             f"{memory.total / _GIB:.2f} of {machine.memory / _GIB:.2f} GiB",
         )
-        yield report.name(member), *counts, *sizes
+        yield report.name(member), f"{member.layers.first}-{member.layers.last - 1}", *counts, *sizes
 
 
 def _sentences(report: HomeReport) -> Iterator[str]:
@@ -50,10 +61,12 @@ def _sentences(report: HomeReport) -> Iterator[str]:
         f"the first token of {request.prompt} after {short_number(ahead.ttft)} s"
     )
     parts = ", ".join(f"{what} {short_number(_MS * seconds)} ms" for what, seconds in _shown(report))
-    waited = f", and the others wait for {report.name(report.slowest)}" if len(report.dealing.members) > 1 else ""
+    summing = any(len(stage.split.members) > 1 for stage in report.layout.stages)
+    alone = len(report.layout.stages) == 1
+    waited = f", and the others wait for {report.name(report.slowest)}" if summing and alone else ""
     worst = max(report.parts, key=report.parts.__getitem__)
     yield f"a token: {parts}; most of it is {worst}{waited}"
-    if len(report.dealing.members) > 1:
+    if summing:
         yield f"partial results are summed by {report.collective}"
     yield from _left_out(report)
     helping = [gain for gain in report.gains if gain.faster > _HELPS][:_NAMED]

@@ -6,6 +6,7 @@ Bytes and seconds; nothing is measured here.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import inf
 
 from tpi.errors import PlanError
 
@@ -24,6 +25,7 @@ class HomeNode:
         memory: bytes that it may use.
         fixed: bytes of `memory` that are used whatever units it holds.
         turn: seconds between two tokens in which it alone computes (the master's head).
+        operations: floating-point operations per second, for many tokens at once.
     """
 
     name: str
@@ -32,6 +34,7 @@ class HomeNode:
     memory: int
     fixed: int = 0
     turn: float = 0.0
+    operations: float = inf
 
 
 @dataclass(frozen=True)

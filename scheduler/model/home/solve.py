@@ -44,6 +44,17 @@ def best_split(problem: HomeProblem, drop: bool = True) -> HomeSplit:
     return best
 
 
+def proportional(units: int, speeds: Sequence[float]) -> list[int]:
+    """Return how many of `units` units each node gets, so that the slowest takes the least time.
+
+    Each node gets its proportional part, rounded down. Each unit that is left goes to the node that then takes least.
+    """
+    counts = [int(units * speed / sum(speeds)) for speed in speeds]
+    for _ in range(units - sum(counts)):
+        counts[min(range(len(speeds)), key=lambda at: (counts[at] + 1) / speeds[at])] += 1
+    return counts
+
+
 def _sets(problem: HomeProblem, everyone: Members) -> list[Members]:
     """Return the sets of nodes that may be the best.
 
@@ -67,10 +78,16 @@ def _alike(problem: HomeProblem, members: Members) -> tuple[object, ...]:
 
 
 def split_over(problem: HomeProblem, members: Members) -> HomeSplit | None:
-    """Return the best split over exactly these nodes; None if it does not fit into their memories."""
+    """Return the best split over exactly these nodes; None if it does not fit into their memories.
+
+    Each kind of unit has its slowest node, so the kinds can be divided one by one if all of them fit into memory, or if
+    there is one node. Otherwise HiGHS divides them together.
+    """
+    model = _Model(problem, members)
+    if (found := model.divided()) is not None:
+        return found
     from scipy.optimize import Bounds
 
-    model = _Model(problem, members)
     solved = solve_milp(
         model.objective(), integrality=model.integrality(), bounds=Bounds(0, model.upper()),
         constraints=list(model.constraints()), options={"time_limit": _SECONDS, "mip_rel_gap": _GAP},
@@ -96,6 +113,18 @@ class _Model:
     def _width(self) -> int:
         kinds, nodes = self._counts
         return 2 * kinds * nodes + kinds + 1
+
+    def divided(self) -> HomeSplit | None:
+        """Return the split of each kind in proportion to speed; None if a node's memory does not hold its part.
+
+        A single node gets everything, and reads from its disk what it cannot hold.
+        """
+        speeds = [self.problem.nodes[rank].read for rank in self.members]
+        units = np.array([proportional(each.units, speeds) for each in self.problem.kinds])
+        nbytes = np.array([[each.nbytes + each.kv_bytes, each.kv_bytes] for each in self.problem.kinds])
+        held, kept = nbytes.T @ units / _UNIT
+        rooms = [self._room(rank) for rank in self.members]
+        return self.split(units.reshape(-1)) if np.all((kept if len(rooms) == 1 else held) <= rooms) else None
 
     def objective(self) -> F64:
         """Return the objective: the token's time, and a tiny weight on all other times and on the disks' bytes.

@@ -102,7 +102,7 @@ def in_process_deployment(
     pool = pool or 4 * pages_for(context)  # pages: room for several sequences
     options = NodeOptions(context, pool, kv or kv_dtype(pack), chunk, **more)
     names = [f"n{rank}" for rank in range(len(shares))]
-    dealt = deal_stages(pack, lay_out(stages, names, pack.config.layers, shares), shares)
+    dealt = deal_stages(pack, lay_out(stages, names, pack.config.stage_cuts, shares), shares)
     sent = PredictorSource(predictors) if predictors is not None else None
     with ExitStack() as stack:
         endpoints = _endpoints(stack, len(shares), stages != ONE)

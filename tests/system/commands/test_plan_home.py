@@ -26,13 +26,19 @@ def test_70b_on_eight_machines_from_its_configuration(tmp_path: Path) -> None:
     printed, calls = counted(*flags, cache=tmp_path)
     found = json.loads(printed)
     nodes = found["nodes"]
-    assert len(nodes) == 8
-    assert sum(node["holds"]["heads"] for node in nodes) == 64
-    assert sum(node["holds"]["neurons"] for node in nodes) == 28672  # neurons, no units of 32
+    assert len(nodes) + len(found["left_out"]) == 8
+    for layer in range(80):
+        held = [node["holds"] for node in nodes if layer in range(*node["layers"])]
+        assert sum(one["heads"] for one in held) == 64
+        assert sum(one["neurons"] for one in held) == 28672  # neurons, no units of 32
     assert all(node["memory"]["total"] <= node["memory"]["limit"] < 8 * GIB for node in nodes)
     assert found["collective"] in ("star", "mesh", "two-shot", "tree", "ring")
     assert sum(found["token_s"].values()) == pytest.approx(1 / found["decode_tokens_per_s"])
     assert found["ttft_s"] > 0
+    layouts = found["layouts"]
+    assert [len(layouts[pure]["stages"]) for pure in ("one_stage", "one_node_a_stage")] == [1, 8]
+    assert all(sum(one["parts"].values()) == pytest.approx(one["seconds"]) for one in layouts["best"])
+    assert layouts["used"]["seconds"] <= 1.03 * layouts["best"][0]["seconds"]
     assert calls < _MOST_CALLS
 
 
@@ -45,7 +51,11 @@ def test_the_table_has_what_each_node_holds_and_what_would_help(tmp_path: Path) 
         "master ",
         "device-3",
         "tok/s",
-        "a token: compute",
+        "a token: computing",
+        "layout (ms a token)",
+        "-> ",
+        "all 4",
+        "4 stages of 1 node",
         "summed by",
         "what would help most: 2x",
     ):
@@ -63,7 +73,8 @@ def test_far_machines_are_left_out_by_name(model: str, tmp_path: Path) -> None:
 def test_a_mixture_is_dealt_by_slices_of_experts(tmp_path: Path) -> None:
     mixtral = str(ROOT / "tests/support/data/mixtral-8x7b")
     found = plan_json("-m", mixtral, "--dtype", "q4", "--devices", "4x8GiB", cache=tmp_path)
-    assert sum(node["holds"]["experts"] for node in found["nodes"]) == 14336  # neurons of each expert
+    held = [node["holds"] for node in found["nodes"] if 0 in range(*node["layers"])]
+    assert sum(one["experts"] for one in held) == 14336  # neurons of each expert
 
 
 def test_workers_are_asked_how_fast_they_are(model: str, tmp_path: Path) -> None:
@@ -96,3 +107,15 @@ def test_flags_that_contradict(flags: tuple[str, ...], said: str, model: str, tm
     done = tpi_here("plan", "-m", model, *flags, cache=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(("home", "stages"), [("lan-10ms-1gb", 1), ("paper-4-laptops", 2)])
+def test_shipped_homes_get_few_stages_for_a_large_model(home: str, stages: int, tmp_path: Path) -> None:
+    """Over Wi-Fi, laptops hold layers rather than shares of each."""
+    found = plan_json("-m", LARGE, "--dtype", "q4", "--topology", home, cache=tmp_path)
+    used = found["layouts"]["used"]
+    assert len(used["stages"]) >= stages
+    assert used["seconds"] <= 1.03 * found["layouts"]["one_stage"]["seconds"]
+    assert [stage["layers"][0] for stage in used["stages"]] == [
+        0, *(stage["layers"][1] for stage in used["stages"][:-1])
+    ]  # fmt: skip

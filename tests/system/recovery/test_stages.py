@@ -102,8 +102,8 @@ def test_nodes_outside_the_layout_hold_nothing_and_answers_are_the_same(tmp_path
         assert speak(alone, PROMPT, LENGTH).tokens == wanted
 
 
-def test_layers_that_share_keys_get_one_stage_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They can be cut in few places, so the nodes that are left do not get as many stages as before."""
+def test_layers_that_share_keys_stay_together_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They can be cut in few places; the nodes that are left get stages that are cut there."""
     make_model("gemma4staged", tmp_path / "model")
     with staged(tmp_path, str(tmp_path / "model"), "0:a,1-5:master+b") as (session, laptops):
         said = list[str]()
@@ -111,4 +111,6 @@ def test_layers_that_share_keys_get_one_stage_after_a_loss(tmp_path: Path, monke
         wanted = speak(session, PROMPT, LENGTH).tokens
         kill = laptops["a"].signal
         assert speak(session, PROMPT, LENGTH, lambda n: kill(signal.SIGKILL) if n == 9 else None).tokens == wanted
-        assert any("going on with 1 of 2 stages" in sentence for sentence in said)
+        assert any("going on with 2 of 2 stages" in sentence for sentence in said)
+        cuts = session.pack.config.stage_cuts
+        assert all(stage.layers.first in cuts for stage in session.engine.deployment.stages)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from master.deployment.planner import Split
-from master.joining import split
 from master.joining.measured import MeasuredWorkers
 from master.joining.shares import SharesLater
 from master.joining.split import PlannedSplit, plan_split
@@ -20,9 +19,11 @@ from master.planning.shapes import model_shape
 from master.workers.asking import WorkerInquiry
 from master.workers.places import WorkerId
 from master.workers.survey import WorkerLinks
-from scheduler.model.home.problem import HomeSplit
+from scheduler.model.home.problem import HomeNode, HomeSplit
+from scheduler.model.home.stages import Layout, Stage, StageProblem
 from scheduler.model.machine import LAPTOP
 from tests.support.paths import DATA
+from tpi.devices.options import DeviceOptions, OffloadOptions
 from tpi.keys.policy import KeyPolicy
 from tpi.net.fields import MachineSpeed, Profile
 from tpi.net.questions import Condition
@@ -43,17 +44,17 @@ def neighbour(address: str, key: bytes) -> Neighbour:
 def planned(monkeypatch: pytest.MonkeyPatch) -> PlannedSplit:
     """Of two machines; a deal gives each node as many heads as its address is long."""
 
-    def problem(self: PlannedSplit, neighbours: Sequence[Neighbour]) -> Any:
-        return neighbours
-
-    def dealt(neighbours: Any, members: tuple[int, ...]) -> HomeSplit:
-        return HomeSplit(members, {"heads": (1, *(len(one.address) for one in neighbours))}, 1.0, 0.0)
+    def dealt(self: PlannedSplit, neighbours: Sequence[Neighbour], drop: bool) -> Layout:
+        nodes = [HomeNode("node", 1.0, 1.0, 1)] * (1 + len(neighbours))
+        problem = StageProblem(tuple(nodes), (), (), lambda *_: 0.0, lambda *_: 0.0)
+        heads = (1, *(len(one.address) for one in neighbours))
+        split = HomeSplit(tuple(range(len(heads))), {"heads": heads}, 1.0, 0.0)
+        return Layout(problem, (Stage(0, 1, split, 0.0),), 0.0, 0.0)
 
     def measure(addresses: Sequence[str], wanted: Callable[[], bool]) -> list[Neighbour]:
         return [neighbour(one, KEYS[one]) for one in addresses if one in KEYS]
 
-    monkeypatch.setattr(PlannedSplit, "problem", problem)
-    monkeypatch.setattr(split, "split_over", dealt)
+    monkeypatch.setattr(PlannedSplit, "layout", dealt)
     nothing: Any = None
     measured = MeasuredWorkers(measure)
     measured.ask(["fast", "slow0"])
@@ -141,6 +142,33 @@ def test_a_slowing_worker_is_refused_with_figures() -> None:
     said = r"[\d.]+ tok/s expected without it, 0\.[\d.]+ with it \(2000 ms and 8 Mbit/s away\); --split equal .*"
     assert re.fullmatch(said, why)
     assert home.refused([worker("near"), worker("never measured")]) == {}
+
+
+def test_far_machines_that_are_all_needed_hold_layers() -> None:
+    """A 70B model does not fit into one laptop, and a sum over these links takes longer than a hop."""
+    home = home_of(**{name: Link(0.05, 1e8) for name in ("a", "b")})
+    small = replace(home, own=replace(home.own, memory=1 << 34))
+    found = small.among([worker("a"), worker("b")])
+    assert isinstance(found, Split)
+    assert {rank for stage in found.stages for rank in stage.ranks} >= {1, 2}
+    assert len(found.stages) > 1
+    assert [stage.first for stage in found.stages] == [0, *(stage.last for stage in found.stages[:-1])]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"stages": "1"},
+        {"collective": "torch"},
+        {"collective": "shared"},
+        {"devices": DeviceOptions(offload=OffloadOptions(pipeline="batch"))},
+    ],
+)
+def test_what_needs_one_stage_gets_one_with_the_master(asked: dict[str, Any]) -> None:
+    home = home_of(a=Link(0.05, 1e8), b=Link(0.05, 1e8))
+    found = replace(home, options=replace(home.options, **asked)).among([worker("a"), worker("b")])
+    assert isinstance(found, Split)
+    assert [stage.ranks for stage in found.stages] == [(0, 1, 2)]
 
 
 def test_shares_are_planned_once_a_remote_worker_joins() -> None:

@@ -11,7 +11,7 @@ NAMES = ["master", "desk", "attic", "10.0.0.7:9990"]
 
 
 def laid_out(asked: str, shares: list[float], layers: int = 22) -> list[tuple[int, int, tuple[int, ...]]]:
-    return [(one.layers.first, one.layers.last, one.ranks) for one in lay_out(asked, NAMES, layers, shares)]
+    return [(one.first, one.last, one.ranks) for one in lay_out(asked, NAMES, range(layers + 1), shares)]
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_stages_are_laid_out(asked: str, shares: list[float], stages: list[tuple
         ("33", "asks for 33 stages; give at most 32"),
         (",".join(f"{layer}:desk" for layer in range(33)), "asks for 33 stages; give at most 32"),
         ("5", "at most as many as there are nodes"),
-        ("-1", "neither a number of stages nor layers"),
-        ("", "neither a number of stages nor layers"),
-        ("0-9:", "neither a number of stages nor layers"),
+        ("-1", "neither auto nor a number of stages nor layers"),
+        ("", "neither auto nor a number of stages nor layers"),
+        ("0-9:", "neither auto nor a number of stages nor layers"),
         ("0-9:cellar,10-21:desk", "the node 'cellar', but the nodes are master, desk, attic"),
         ("0-9:master,11-21:desk", "the layers 0 to 21 in order, each once"),
         ("0-9:master,9-21:desk", "the layers 0 to 21 in order, each once"),
@@ -59,7 +59,7 @@ def test_what_cannot_be_laid_out_is_refused_by_name(asked: str, says: str) -> No
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(PlanError, match="2 layers, too few for 3 stages"):
+    with pytest.raises(PlanError, match="cut into at most 2 stages, too few for 3"):
         laid_out("3", [1, 1, 1, 1], layers=2)
 
 
@@ -71,14 +71,14 @@ def test_more_stages_than_layers_are_refused() -> None:
 def test_stages_in_rank_order_hold_every_layer_once_and_every_node_with_a_share(
     shares: list[float], count: int, layers: int
 ) -> None:
-    stages = in_rank_order(count, layers, shares)
+    stages = in_rank_order(count, range(layers + 1), shares)
     holders = [rank for rank, share in enumerate(shares) if share > 0]
     assert [rank for stage in stages for rank in stage.ranks] == holders
     assert len(stages) == min(count, len(holders))
-    ends = [0, *(stage.layers.last for stage in stages)]
-    assert [stage.layers.first for stage in stages] == ends[:-1]
+    ends = [0, *(stage.last for stage in stages)]
+    assert [stage.first for stage in stages] == ends[:-1]
     assert ends[-1] == layers
-    assert all(len(stage.layers) for stage in stages)
+    assert all(stage.last > stage.first for stage in stages)
 
 
 def test_the_number_of_stages_is_read_from_numbers_and_layouts() -> None:

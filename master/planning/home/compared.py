@@ -1,0 +1,104 @@
+"""The layouts that were compared, with the seconds of a token by part, for tables and for `--json`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scheduler.model.home.layouts import chosen, layouts, pure_layouts
+from scheduler.model.home.problem import Members
+from scheduler.model.home.stages import Layout, StageProblem
+from tpi.text import short_number
+
+_BEST, _MS = 3, 1e3
+_NAMED = 3  # stages of a layout that are named; of more, only the number is
+_ACCEPTANCES = (0.5, 0.8)
+PARTS = ("computing", "sums", "hops", "disks")
+
+
+@dataclass(frozen=True)
+class ComparedLayouts:
+    """The layout to use, the best ones, and the two pure forms over all nodes.
+
+    Attributes:
+        names: the nodes' names by rank.
+        use: the layout to use.
+        best: the fastest layouts of different numbers of stages, at most three.
+        one: one stage of all nodes; None if that does not fit.
+        singles: stages of one node each; None if that does not fit.
+    """
+
+    names: Sequence[str]
+    use: Layout
+    best: tuple[Layout, ...]
+    one: Layout | None
+    singles: Layout | None
+
+    @classmethod
+    def of(
+        cls, problem: StageProblem, names: Sequence[str], drop: bool = True, several: bool = True
+    ) -> "ComparedLayouts":
+        """Compare layouts; arguments and errors as for `scheduler.model.home.layouts.best_layout`."""
+        found = layouts(problem, drop, several)
+        one, singles = pure_layouts(problem)
+        return cls(names, chosen(found), tuple(found[:_BEST]), one, singles)
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield a row of cells for each layout, in milliseconds, and last how many times as fast drafts make it."""
+        told = [*self.best, *(each for each in (self.one, self.singles) if each is not None)]
+        shown: list[Members | tuple[object, ...]] = []
+        for layout in told:
+            what = tuple((stage.first, stage.last, stage.split.members) for stage in layout.stages)
+            if what in shown:
+                continue
+            shown.append(what)
+            figures = (layout.seconds, *seconds_by_part(layout).values())
+            faster = "/".join(f"{layout.drafted(acceptance):.1f}x" for acceptance in _ACCEPTANCES)
+            used = "-> " if layout == self.use else ""
+            yield used + self.words(layout), *(short_number(_MS * seconds) for seconds in figures), faster
+
+    def words(self, layout: Layout) -> str:
+        """Return the stages of a layout: layers and nodes, or where there are many, how many stages of how many."""
+        stages = [stage.split.members for stage in layout.stages]
+        if len(stages) == 1:
+            return self._group(stages[0])
+        if len(stages) > _NAMED:
+            sizes = sorted({len(members) for members in stages})
+            each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+            return f"{len(stages)} stages of {each} node{'s' * (sizes[-1] > 1)}"
+        return ", ".join(
+            f"{stage.first}-{stage.last - 1}: {self._group(stage.split.members)}" for stage in layout.stages
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return the object for `--json`, in seconds."""
+        return {
+            "used": self._fields(self.use),
+            "best": [self._fields(layout) for layout in self.best],
+            "one_stage": self._fields(self.one),
+            "one_node_a_stage": self._fields(self.singles),
+        }
+
+    def _fields(self, layout: Layout | None) -> dict[str, Any] | None:
+        if layout is None:
+            return None
+        stages = [
+            {"layers": [stage.first, stage.last], "nodes": [self.names[rank] for rank in stage.split.members]}
+            for stage in layout.stages
+        ]
+        faster = {str(acceptance): layout.drafted(acceptance) for acceptance in _ACCEPTANCES}
+        return {
+            "stages": stages,
+            "seconds": layout.seconds,
+            "parts": seconds_by_part(layout),
+            "times_as_fast_with_drafts": faster,
+        }
+
+    def _group(self, members: Members) -> str:
+        if len(members) > _NAMED:
+            return f"all {len(members)}" if len(members) == len(self.names) else f"{len(members)} nodes"
+        return "+".join(self.names[rank] for rank in members)
+
+
+def seconds_by_part(layout: Layout) -> dict[str, float]:
+    """Return the seconds of a token by what they are spent on."""
+    return dict(zip(PARTS, (layout.compute, layout.exchange, layout.hops, layout.disk), strict=True))

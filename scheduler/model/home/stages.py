@@ -1,0 +1,212 @@
+"""The cost of stages: runs of layers, each held by a group of nodes, and the seconds of a step through all of them.
+
+A step of r tokens takes in each stage
+
+    compute   of the slowest node: bytes / read speed for one token, more for several (`_ROWS`), and from 17 tokens on
+              operations / speed if that is longer
+    sums      the stage's allreduces, over the links of its own group only
+    disk      what the disk of a node needs beyond that time to read the weights that do not fit into memory; one that
+              runs ahead during other stages would need memory for what it has read, so that nothing is gained
+    hop       the hidden states' way from the stage before, or from the master
+
+and the way back to the master. Several streams, or the chunks of a prompt, are in different stages at once, so that
+the slowest stage decides (links.md, section 7; PipeInfer, 2024).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
+
+from scheduler.model.home.problem import HomeNode, HomeProblem, HomeSplit, Members, UnitKind
+from scheduler.model.sizes import LONGEST_CHUNK, STAGE_CHUNK
+from tpi.errors import PlanError
+
+MASTER = 0
+_ROWS = ((1, 1.0), (2, 1.09), (3, 1.2), (4, 1.3), (6, 1.87), (8, 2.3), (12, 3.3), (16, 4.35))
+"""Tokens of a step, and its computing time in times of one token's: measured with q4 weights on AVX-512."""
+_MOST_DRAFTS = _ROWS[-1][0] - 1
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """The units of one layer, the number of its allreduces, and the bytes that each of its nodes has in full."""
+
+    kinds: tuple[UnitKind, ...]
+    sums: int
+    everywhere: int = 0
+
+
+@dataclass(frozen=True)
+class StageProblem:
+    """A model that may be divided into stages.
+
+    Attributes:
+        nodes: the nodes, the master first; `turn` of the master is the time of the head.
+        layers: the work of each layer.
+        cuts: the layers at which a stage may begin or end, in ascending order, 0 and the number of layers included.
+        exchange: returns the seconds of one allreduce of so many tokens between some nodes.
+        hop: returns the seconds in which the hidden states of so many tokens get from a node to some nodes.
+        weights_per_byte: number of weights in a byte of them.
+
+    Raises:
+        PlanError: if the speed of a node's memory or disk is not above 0.
+    """
+
+    nodes: tuple[HomeNode, ...]
+    layers: tuple[LayerWork, ...]
+    cuts: tuple[int, ...]
+    exchange: Callable[[Members, int], float]
+    hop: Callable[[int, Members, int], float]
+    weights_per_byte: float = 1.0
+
+    def __post_init__(self) -> None:
+        for node in self.nodes:
+            if not (node.read > 0 and node.disk > 0):
+                raise PlanError(f"{node.name} has a measured speed of 0; measure it again with --remeasure")
+
+    @cached_property
+    def everyone(self) -> Members:
+        """All ranks."""
+        return tuple(range(len(self.nodes)))
+
+    def part(self, first: int, last: int, members: Members) -> HomeProblem:
+        """Return the problem of splitting the layers `[first, last)` over `members`, one of which may be the master."""
+        layers = self.layers[first:last]
+        sums, everywhere = sum(layer.sums for layer in layers), sum(layer.everywhere for layer in layers)
+        nodes = [replace(node, fixed=node.fixed + everywhere) for node in self.nodes]
+        reading = max(everywhere / self.nodes[rank].read for rank in members)
+        turn = reading + (self.nodes[MASTER].turn if MASTER in members else 0.0)
+        nodes[MASTER] = replace(nodes[MASTER], turn=turn)
+        kinds = tuple(self._together([kind for layer in layers for kind in layer.kinds if kind.kind == name], name)
+                      for name in dict.fromkeys(kind.kind for layer in layers for kind in layer.kinds))  # fmt: skip
+        return HomeProblem(tuple(nodes), kinds, lambda those: sums * self.exchange(those, 1))
+
+    @staticmethod
+    def _together(kinds: list[UnitKind], name: str) -> UnitKind:
+        """Return the units of several layers as units in all of them."""
+        blocks = sum(kind.blocks for kind in kinds)
+        nbytes, read, kept = (sum(getattr(kind, what) for kind in kinds) for what in ("nbytes", "read", "kv_bytes"))
+        return UnitKind(name, kinds[0].units, blocks, nbytes, read, kept)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The layers `[first, last)`, their split, and the seconds of the hop before them."""
+
+    first: int
+    last: int
+    split: HomeSplit
+    hop: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one token in this stage, the hop before it excluded."""
+        return self.split.seconds
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A division of the model into stages, and the seconds of one token.
+
+    `back` is the hop to the master. `turn` is the head's time if the master is in no stage; else its stage has it.
+    """
+
+    problem: StageProblem
+    stages: tuple[Stage, ...]
+    back: float
+    turn: float
+
+    @property
+    def members(self) -> Members:
+        """The ranks of all nodes that hold layers, in ascending order."""
+        return tuple(sorted(rank for stage in self.stages for rank in stage.split.members))
+
+    @property
+    def compute(self) -> float:
+        """Seconds of computing, the head's included."""
+        return self.turn + sum(stage.split.compute for stage in self.stages)
+
+    @property
+    def exchange(self) -> float:
+        """Seconds of all sums."""
+        return sum(stage.split.exchange for stage in self.stages)
+
+    @property
+    def hops(self) -> float:
+        """Seconds of all hops, that to the master included."""
+        return self.back + sum(stage.hop for stage in self.stages)
+
+    @property
+    def disk(self) -> float:
+        """Seconds spent waiting for disks."""
+        return sum(stage.split.disk for stage in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a token of a single stream."""
+        return self.compute + self.exchange + self.hops + self.disk
+
+    def streams(self, count: int) -> float:
+        """Return the seconds per token of `count` streams together: each stage computes a step of some of them.
+
+        A step has as many streams as make equally many steps as there are stages.
+        """
+        rows = ceil(count / len(self.stages))
+        steps = [self._step(stage, rows) for stage in self.stages]
+        return max(self.step(rows) / count, max(steps) / rows)
+
+    def prompt(self, tokens: int) -> float:
+        """Return the seconds of a prompt, whose chunks follow one another through the stages."""
+        stages = len(self.stages)
+        chunk = min(tokens, max(STAGE_CHUNK, LONGEST_CHUNK // stages))
+        steps = [self._step(stage, chunk) for stage in self.stages]
+        return self.step(chunk) + (ceil(tokens / chunk) - 1) * max(steps)
+
+    def drafted(self, acceptance: float) -> float:
+        """Return how many times as fast answers are with drafts that are right with this chance each.
+
+        With k drafts, a step takes the time of 1 + k tokens and gives (1 - a^(k+1)) / (1 - a) of them (Leviathan et
+        al., 2023). The best k counts.
+        """
+        given = {rows: (1 - acceptance**rows) / (1 - acceptance) for rows in range(1, _MOST_DRAFTS + 2)}
+        return max(tokens * self.seconds / self.step(rows) for rows, tokens in given.items())
+
+    def step(self, rows: int) -> float:
+        """Return the seconds of a step of `rows` tokens through all stages."""
+        between = sum(
+            self._hop(before, stage, rows) for before, stage in zip((None, *self.stages), self.stages, strict=False)
+        )
+        back = self.problem.hop(self.stages[-1].split.members[0], (MASTER,), rows)
+        return sum(self._step(stage, rows) for stage in self.stages) + between + back + self.turn
+
+    def _hop(self, before: Stage | None, stage: Stage, rows: int) -> float:
+        source = MASTER if before is None else before.split.members[0]
+        return self.problem.hop(source, stage.split.members, rows)
+
+    def _step(self, stage: Stage, rows: int) -> float:
+        """Return the seconds of a step of `rows` tokens in one stage."""
+        problem, split = self.problem, stage.split
+        sums = sum(layer.sums for layer in problem.layers[stage.first : stage.last])
+        exchange = sums * problem.exchange(split.members, rows)
+        nodes = [problem.nodes[rank] for rank in split.members]
+        calculating = max(2 * problem.weights_per_byte * node.read / node.operations for node in nodes)
+        more = rows_cost(rows) if rows <= _ROWS[-1][0] else max(1.0, rows * calculating)
+        compute = (split.compute - self._routed(stage, 1)) * more + self._routed(stage, rows)
+        read = split.disk + split.compute + split.exchange if split.disk else 0.0
+        return max(compute + exchange, read)
+
+    def _routed(self, stage: Stage, rows: int) -> float:
+        """Return the seconds for the experts of `rows` tokens, each of which chooses its experts at random."""
+        split, layers = stage.split, self.problem.layers[stage.first : stage.last]
+        kinds = [kind for layer in layers for kind in layer.kinds if kind.kind == "experts"]
+        touched = sum(kind.nbytes * (1 - (1 - kind.read_from_disk) ** rows) for kind in kinds)
+        counts = zip(split.units.get("experts", ()), split.members, strict=False)
+        return max((count * touched / self.problem.nodes[rank].read for count, rank in counts), default=0.0)
+
+
+def rows_cost(rows: int) -> float:
+    """Return the computing time of a step of at most 16 tokens, in times of one token's."""
+    (below, least), (above, most) = next(pair for pair in pairwise(_ROWS) if rows <= pair[1][0])
+    return least + (most - least) * (rows - below) / (above - below)

@@ -1,0 +1,79 @@
+"""Stages that are planned: chosen by speeds and links, and anew for the workers that are left or have joined."""
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from master.joining import planned, split
+from master.options import RunOptions
+from master.planning.home.asked import Neighbour, home_of_neighbours
+from master.planning.home.members import Home
+from master.session import Session
+from master.workers.survey import WorkerLinks
+from scheduler.model.machine import NodeMachine
+from tests.support.house import Laptop, house, speak, until
+from tests.support.models import make_model
+from tpi.topology.links import Link, LinkTable
+
+PROMPT, LENGTH = [5, 6, 7, 8], 30
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("model")
+    make_model("llama", directory, layers=6)
+    return str(directory)
+
+
+@contextmanager
+def far_apart(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch, **options: str
+) -> Iterator[tuple[Session, dict[str, Laptop]]]:
+    """A session over two laptops that are all to be used, planned as if each link took 20 ms."""
+
+    def home(own: NodeMachine, neighbours: Sequence[Neighbour], links: WorkerLinks) -> Home:
+        found = home_of_neighbours(own, neighbours, links)
+        return replace(found, links=LinkTable.uniform(len(found.names), Link(0.02, 1e8)))
+
+    monkeypatch.setattr(planned, "leaves_machine", lambda host: True)
+    monkeypatch.setattr(split, "home_of_neighbours", home)
+    with house(tmp_path, 2) as laptops:
+        addresses = tuple(each.address for each in laptops)
+        asked = RunOptions(model, workers=addresses, keep_workers=True, cache=tmp_path / "master", **options)  # type: ignore[arg-type]
+        with Session(asked) as session:
+            yield session, {each.name: each for each in laptops}
+
+
+def members(session: Session) -> list[tuple[int, ...]]:
+    return [stage.ranks for stage in session.engine.deployment.stages]
+
+
+def test_far_workers_get_stages_again_after_a_loss_and_a_return(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Session(RunOptions(model, cache=tmp_path / "master")) as alone:
+        wanted = speak(alone, PROMPT, LENGTH).tokens
+    with far_apart(tmp_path, model, monkeypatch) as (session, laptops):
+        assert {1, 2} <= {rank for ranks in members(session) for rank in ranks}
+        assert len(members(session)) > 1
+        assert speak(session, PROMPT, LENGTH).tokens == wanted
+        kill = laptops["a"].signal
+        assert speak(session, PROMPT, LENGTH, lambda n: kill(signal.SIGKILL) if n == 9 else None).tokens == wanted
+        assert {rank for ranks in members(session) for rank in ranks} - {0} == {1}
+        laptops["a"].start()
+        until(lambda: bool(session._cluster.recruits.ready))
+        assert speak(session, PROMPT, LENGTH).tokens == wanted
+        assert {1, 2} <= {rank for ranks in members(session) for rank in ranks}
+
+
+@pytest.mark.parametrize("options", [{"stages": "1"}, {"split": "equal"}])
+def test_one_stage_stays_where_it_is_asked_for(
+    options: dict[str, str], tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with far_apart(tmp_path, model, monkeypatch, **options) as (session, _):
+        assert members(session) == [(0, 1, 2)]
+        assert len(speak(session, PROMPT, LENGTH).tokens) == LENGTH

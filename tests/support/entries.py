@@ -7,9 +7,10 @@ DENSE = ("gemma", "arcee", "seedoss", "ernie45", "ministral3")
 HUNYUAN = ("hunyuan", "hunyuanmoe")  # which norm their heads after RoPE
 AFTERNORM = ("olmo2", "olmo3", "exaone4")
 MUSE = ("museglimmer",)
+EXAONE = ("exaonemoe",)
 ROUTED = ("glm4moe", "minimaxm2", "ernie45moe", "granitemoeshared", "granitehybrid")
-ENTRIES = (*DENSE, *ROUTED, *AFTERNORM, *HUNYUAN, *MUSE)
-ORDERS = (*AFTERNORM, *HUNYUAN, *MUSE)  # whose norms are elsewhere than Llama's
+ENTRIES = (*DENSE, *ROUTED, *AFTERNORM, *HUNYUAN, *MUSE, *EXAONE)
+ORDERS = (*AFTERNORM, *HUNYUAN, *MUSE, *EXAONE)  # whose norms are elsewhere than Llama's
 MUSE_VISION: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4,
     "pos_emb_height": 4, "pos_emb_width": 4, "max_position_embeddings": 16,
@@ -63,6 +64,10 @@ def configs(sizes: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
                 "layer_types": ["sliding_attention", "full_attention"],
             },
             vision_config=MUSE_VISION, out_hidden_size=64, projector_hidden_size=16,
+        ),
+        "exaonemoe": lambda: transformers.ExaoneMoeConfig(
+            **odd, sliding_window=12, layer_types=["full_attention", "sliding_attention"], num_experts=6,
+            num_experts_per_tok=2, moe_intermediate_size=68, num_shared_experts=2, n_group=2,
         ),
         "glm4moe": lambda: transformers.Glm4MoeConfig(
             **sizes, **half, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=100, n_shared_experts=2,

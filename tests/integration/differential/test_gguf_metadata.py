@@ -24,11 +24,11 @@ def test_every_architecture_is_drawn() -> None:
     """Falcon's and Bamboo's are in PowerInfer's files alone, which have no such metadata.
 
     Those with recurrent layers and Gemma 4 are in test_delta.py, test_conv.py, test_mamba.py, test_nemotron.py,
-    test_gemma4.py and test_muse.py of tests/unit/pack: transformers' own layers are their reference.
+    test_gemma4.py, test_muse.py and test_exaone.py of tests/unit/pack: transformers' own layers are their reference.
     """
     architectures = {gguf_expert_draws.ARCHITECTURES.get(name, name) for name in NAMES}
     own = {"falcon", "bamboo", "qwen35", "qwen35moe", "qwen3next", "gemma4", "lfm2", "lfm2moe", "granitehybrid"}
-    own |= {"nemotron_h", "nemotron_h_moe", "muse-glimmer"}
+    own |= {"nemotron_h", "nemotron_h_moe", "muse-glimmer", "exaone-moe"}
     assert architectures | own == {family.gguf for family in FAMILIES if family.gguf}
 
 

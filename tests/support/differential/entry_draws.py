@@ -26,7 +26,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "moe_latent_size": (None, None, None, None, 16), "moe_shared_expert_overlap": (True, False),
     "num_nextn_predict_layers": (0, 1), "mtp_layers_block_type": (["full_attention", "moe"],),
     "residual_in_fp32": (True, False), "rescale_prenorm_residual": (True, False),
-    "moe_shared_expert_intermediate_size": (32, 72), "moe_topk": (1, 3),
+    "moe_shared_expert_intermediate_size": (32, 72), "moe_topk": (1, 3), "num_shared_experts": (2, 3),
     "eod_token_id": (0, 3, 30), "sep_token_id": (0, 4, 30),
 }  # fmt: skip
 
@@ -48,6 +48,8 @@ def settle(architecture: str, found: dict[str, Any], layers: int, rng: random.Ra
         _stretch(found, rng)
     if architecture.startswith("Exaone") and found.get("sliding_window", 0) is None and rng.random() < 0.9:
         found["layer_types"] = ["full_attention"] * layers
+    if architecture == "ExaoneMoeForCausalLM":
+        _settle_exaone(found, rng)
     if architecture == "Glm4MoeForCausalLM":
         groups = found.get("n_group")
         found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1
@@ -67,6 +69,17 @@ def _settle_granite(found: dict[str, Any], layers: int, rng: random.Random) -> N
         found["num_local_experts"] = 0
     if not found.get("shared_intermediate_size", 1):
         found["shared_intermediate_size"] = 40
+
+
+def _settle_exaone(found: dict[str, Any], rng: random.Random) -> None:
+    """Mostly groups that there are, and a list of as many entries as layers, since its class raises otherwise."""
+    groups, count = found.get("n_group"), found.get("num_hidden_layers")
+    found["topk_group"] = min(found.get("topk_group") or 1, groups) if isinstance(groups, int) else 1
+    found |= {"sliding_window": found.get("sliding_window") or 7, "num_experts": rng.choice((8, 12, 16))}
+    if found.get("num_key_value_heads", 1) is None:
+        found["num_key_value_heads"] = 1
+    if isinstance(found.get("mlp_layer_types"), list) and isinstance(count, int):
+        found["mlp_layer_types"] = found["mlp_layer_types"][:count]
 
 
 def _settle_nemotron(found: dict[str, Any], rng: random.Random) -> None:

@@ -61,6 +61,10 @@ SEED = (
     r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+"""
     r"""|\s+(?!\S)|\s+"""
 )
+EXAONE = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"""
+    r"""| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"""
+)
 DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
     r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
@@ -83,6 +87,7 @@ OWN: dict[str, tuple[str, ...]] = {
     "gpt-4o": (GPT4O,),
     "llama4": (GPT4O,),
     "kimi-k2": (KIMI,),
+    "exaone-moe": (EXAONE,),
     "seed-coder": (SEED,),
     "minicpm5": (r"\p{N}{1,3}", GPT4.replace("{1,3}", "+")),
     "deepseek-v3": (r"\p{N}{1,3}", r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", DEEPSEEK3),
@@ -162,7 +167,7 @@ def test_each_documented_byte_level_family_has_its_words() -> None:
         "llama": "llama-bpe smaug-bpe smollm falcon3 deepseek-llm deepseek-coder seed-coder",
         "mistral": "tekken", "qwen": "qwen2 deepseek-r1-qwen", "phi": "dbrx gpt-4o", "smollm3": "llama-bpe smaug-bpe",
         "granite": "refact starcoder", "falcon": "falcon", "olmoe": "olmo", "dbrx": "dbrx", "gptoss": "gpt-4o",
-        "deepseek": "deepseek-llm deepseek-v3 kimi-k2",
+        "deepseek": "deepseek-llm deepseek-v3 kimi-k2", "exaonemoe": "exaone-moe",
     }  # fmt: skip
     assert not [(family, name) for family, names in written.items() for name in names.split() if name not in WORDS]
 

@@ -76,6 +76,10 @@ _OF_GPT4O = (  # tiktoken's o200k_base
 _OF_DEEPSEEK = (
     r"\p{N}{1,3}", _one_of(_KANA) + "+", _MARKS + r"| ?[\p{P}\p{S}]+[\r\n]*" + _LINES,
 )  # fmt: skip
+_OF_EXAONE = (  # letters with one space between them are one word
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _GROUPS: tuple[tuple[str, WordRules], ...] = (
     ("default", WordRules((r"[\p{P}\$\+<=>\^~\|]+", _OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
     ("falcon", WordRules((r"[\p{P}\$\+<=>\^~\|`]+", _OF_GPT2, r"[0-9][0-9][0-9]"))),
@@ -99,6 +103,7 @@ _GROUPS: tuple[tuple[str, WordRules], ...] = (
             nfc=True,
         ),
     ),
+    ("exaone-moe", WordRules((_OF_EXAONE,))),
     ("seed-coder", WordRules((_LETTERS + r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _LINES,))),
     (
         "tekken",

@@ -6,8 +6,9 @@ from typing import Any
 
 from tpi.config import Mamba
 from tpi.errors import ModelError
-from tpi.families.base import Fields, Model, Numbers, float_field, int_field, size_field
+from tpi.families.base import Fields, Model, Numbers, float_field, size_field
 from tpi.families.gguf import experts
+from tpi.families.gguf.prediction import main_layers
 from tpi.families.mamba.nemotron import Kind, joined, layers_of
 from tpi.families.mamba.settings import adapt_refs
 
@@ -101,10 +102,10 @@ def _counts(fields: Fields, key: str) -> list[int]:
     Raises:
         ModelError: if it is not a list of one whole number for each block.
     """
-    blocks, ahead, given = size_field(fields, "block_count"), int_field(fields, "nextn_predict_layers", 0), fields[key]
+    blocks, given = size_field(fields, "block_count"), fields[key]
     if not isinstance(given, list) or len(given) != blocks or any(type(one) is not int for one in given):
         raise ModelError(f"{key} is {str(given)[:80]}; a whole number for each of {blocks} blocks is expected")
-    return given[: max(blocks - ahead, 0)]
+    return given[: main_layers(fields)]
 
 
 def _width(fields: Fields, key: str) -> int:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tpi.errors import ModelError
+from tpi.families.afternorm.defaults import EXAONE4
 from tpi.families.base import Fields
 from tpi.families.dense import defaults as dense
 from tpi.families.dense.defaults import ERNIE as DENSE_ERNIE
@@ -29,6 +30,13 @@ ERNIE: dict[str, Any] = DENSE_ERNIE | {
     "num_key_value_heads": 4, "head_dim": None, "moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64,
     "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1,
     "moe_norm_min": 1e-12,
+}  # fmt: skip
+EXAONE: dict[str, Any] = {name: value for name, value in EXAONE4.items() if name != "head_dim"} | {
+    "head_dim": None, "mlp_layer_types": None, "first_k_dense_replace": 1, "moe_intermediate_size": 1024,
+    "num_experts": 64, "num_experts_per_tok": 8, "num_shared_experts": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1,
+    # Only in model files, which describe variants by them that transformers does not have:
+    "scoring_func": "sigmoid", "topk_method": "noaux_tc",
 }  # fmt: skip
 GRANITE_SHARED: dict[str, Any] = GRANITE | {"shared_intermediate_size": 0}
 HUNYUAN: dict[str, Any] = dense.HUNYUAN | {"num_experts": 1, "moe_topk": 1}

@@ -7,6 +7,10 @@ from typing import Any
 from tpi.errors import ModelError
 from tpi.families.base import Fields, Model, int_field, size_field
 from tpi.families.gguf.experts import SIGMOID, mixture
+from tpi.families.gguf.prediction import main_layers
+from tpi.families.gguf.settings import check_local_base, sliding_pattern
+
+_PERIOD = 4  # without a pattern, the last of so many layers of EXAONE has full attention
 
 
 def glm4(fields: Fields) -> dict[str, Any]:
@@ -29,6 +33,25 @@ def without_prediction(model: Model, has: Callable[[str], bool]) -> Model:
     """Return the model, in which the layers for the prediction of further tokens may go unused."""
     last = (f"blk.{model.config.layers + number}.*" for number in range(4))
     return replace(model, ignored_tensors=(*model.ignored_tensors, *last))
+
+
+def exaone(fields: Fields) -> dict[str, Any]:
+    """Return the fields of EXAONE with experts: three of four layers have a sliding window, and only these have RoPE.
+
+    The layers for the prediction of further tokens, the last ones, do not count.
+    """
+    fields.get("leading_dense_block_count")  # mark as read: the tensors say which layers have experts
+    layers, window = main_layers(fields), size_field(fields, "attention.sliding_window")
+    sliding = sliding_pattern(fields, _PERIOD)[:layers]
+    width, shared = size_field(fields, "expert_feed_forward_length"), int_field(fields, "expert_shared_count", 0)
+    shared = int_field(fields, "expert_shared_feed_forward_length", 0) or shared * width
+    check_local_base(fields)
+    return {
+        "layers": layers,
+        "windows": tuple(window if slides else 0 for slides in sliding),
+        "rope_kinds": tuple(map(int, sliding)),
+        "mixture": mixture(fields, normalised=False, shared=shared, gating=SIGMOID),
+    }
 
 
 def minimax(fields: Fields) -> dict[str, Any]:

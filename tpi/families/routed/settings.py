@@ -7,9 +7,11 @@ from typing import Any
 from tpi.config import Mixture
 from tpi.errors import ModelError
 from tpi.families import settings
+from tpi.families.afternorm.settings import exaone_layers
 from tpi.families.base import Fields, Model, float_field, int_field, size_field
 from tpi.families.dense.settings import interleaved
 from tpi.families.huggingface import rope as hfrope
+from tpi.families.latent.settings import dense, dense_glm
 from tpi.families.settings import bool_field, layer_range
 
 _LEAST_SUM = 1e-9  # far below any sum of softmax scores that matters
@@ -31,6 +33,44 @@ def glm4(fields: Fields) -> dict[str, Any]:
         group_best=2,
     )
     return _partial_rope(fields) | {"mixture": mixture}
+
+
+def exaone(fields: Fields) -> dict[str, Any]:
+    """Return the fields of EXAONE with experts: DeepSeek-V3's selection of experts, and EXAONE 4's kinds of layers.
+
+    Raises:
+        ModelError: if a setting is not supported.
+    """
+    for name, only in _EXAONE.items():
+        if fields[name] != only:
+            raise ModelError(f"{name} is {str(fields[name])[:80]!r}; {only!r} is supported for this architecture")
+    width, groups = size_field(fields, "moe_intermediate_size"), size_field(fields, "n_group")
+    mixture = Mixture(
+        size_field(fields, "num_experts"),
+        size_field(fields, "num_experts_per_tok"),
+        width,
+        shared=width * size_field(fields, "num_shared_experts"),
+        scores="sigmoid",
+        normalised=bool_field(fields, "norm_topk_prob"),
+        scale=float_field(fields, "routed_scaling_factor"),
+        groups=groups,
+        groups_used=size_field(fields, "topk_group"),
+        group_best=2 if groups > 1 else 1,
+    )
+    return exaone_layers(fields) | {"mixture": mixture}
+
+
+_EXAONE = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+
+
+def dense_exaone(fields: Fields) -> Collection[int]:
+    """Return the numbers of the layers without experts: those of type `dense`, or the first ones without a list."""
+    return dense(fields) if fields["mlp_layer_types"] is None else dense_glm(fields)
+
+
+def adapt_exaone(model: Model, fields: Fields) -> Model:
+    """Return the model, in which tensors for the prediction of further tokens may go unused."""
+    return replace(model, ignored_tensors=(*model.ignored_tensors, "mtp.*"))
 
 
 def without_prediction(model: Model, fields: Fields) -> Model:

@@ -11,6 +11,7 @@ from tpi.families.expertnames import (
     OLMOE_ATTENTION,
     QWEN_EXPERTS,
 )
+from tpi.families.gguf.prediction import without_prediction
 from tpi.families.latent.settings import dense
 from tpi.families.names import (
     GGUF_ATTENTION,
@@ -39,6 +40,9 @@ ERNIE_EXPERTS = (
     | {f"shared.{part}": f"layers.{{i}}.mlp.shared_experts.{part}_proj.weight" for part in _PARTS}
     | {"router.choice": "layers.{i}.mlp.moe_statics.e_score_correction_bias"}
 )
+EXAONE_ATTENTION = {name: text for name, text in QWEN3_ATTENTION.items() if not name.endswith(".bias")}
+_CHOICE = "e_score_correction_bias"
+EXAONE_EXPERTS = GLM4_EXPERTS | {"router.choice": f"layers.{{i}}.mlp.gate.{_CHOICE}|layers.{{i}}.mlp.{_CHOICE}"}
 HUNYUAN_EXPERTS = (
     QWEN_EXPERTS
     | {f"shared.{part}": f"layers.{{i}}.mlp.shared_mlp.{part}_proj.weight" for part in _PARTS}
@@ -94,6 +98,19 @@ ROUTED = (
         flatten=defaults.ernie,
         dense_layers=settings.dense_ernie,
         adapt_refs=settings.adapt_ernie,
+    ),
+    Family(
+        "exaonemoe",
+        architectures=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),  # files have both spellings
+        names=llama_names(EXAONE_ATTENTION, MISTRAL_FFN, EXAONE_EXPERTS),
+        gguf="exaone-moe",
+        gguf_names=gguf_names(GGUF_ATTENTION | GGUF_HEAD_NORMS, GGUF_FFN, experts=GGUF_CHOSEN_EXPERTS),
+        gguf_settings=gguf.exaone,
+        adapt_gguf_refs=lambda model, has: without_prediction(model),
+        defaults=defaults.EXAONE,
+        settings=settings.exaone,
+        dense_layers=settings.dense_exaone,
+        adapt_refs=settings.adapt_exaone,
     ),
     Family(
         "granitemoeshared",

@@ -15,6 +15,7 @@ from tests.support.weights.gguf_nemotron import write_gguf
 from tpi.errors import ModelError
 from tpi.families.base import Model
 from tpi.families.huggingface.reader import from_huggingface
+from tpi.kernels import open_kernels
 from tpi.pack.builder.build import open_source, pack_model
 from tpi.pack.reader import Pack
 
@@ -69,6 +70,16 @@ def test_a_pattern_of_letters_means_the_same_as_names() -> None:
     names = ["mamba", "moe", "mamba", "moe", "linear_attention", "attention", "moe", "mlp"]
     assert model_of(layers_block_type=names).layers == model_of(layer_types=names).layers == letters.layers
     assert letters.layers[3][1].vectors[0][1].tensor == "backbone.layers.6.norm.weight"
+
+
+@pytest.mark.parametrize("family", NEMOTRONS)
+def test_neurons_are_stored_in_tiles(family: str, tiny_model: Models, tmp_path: Path) -> None:
+    """Their activation is often 0, but no mode computes some neurons of such a model."""
+    pack_model(open_source(tiny_model(family).directory), "q8", tmp_path / "pack")
+    pack = Pack.open(tmp_path / "pack")
+    assert {run.layout for block in pack.walk() for run in block.shape.runs} == {"tiled"}
+    native, plain = (forward(pack, TOKENS, open_kernels(name)) for name in ("native", "reference"))
+    assert np.abs(native - plain).max() < 2e-3 * np.ptp(plain)
 
 
 def test_tensors_for_further_tokens_may_go_unused() -> None:

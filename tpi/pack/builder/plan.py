@@ -155,7 +155,7 @@ class _Formats:
 
     def __init__(self, config: ModelConfig, source: Source, dtype: str) -> None:
         self._config, self._source, self._dtype = config, source, dtype
-        self._records = config.activation in SPARSE
+        self._records = stores_records(config)
 
     def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
         """Return the formats of the parts of each run of a block."""
@@ -177,7 +177,7 @@ class _Formats:
     def one(self, ref: Ref, kind: BlockKind, name: str = "row", hidden: int = 0) -> Format:
         """Return the format of one matrix. `hidden` is the length of a table's rows if it is not the hidden size."""
         element = find(self._source, ref.tensor).element
-        nearest = _in_records(element) if self._records and kind in ("ffn", "experts") else element.nearest
+        nearest = _in_records(element) if self._records and kind == "ffn" else element.nearest
         if self._dtype in ("auto", nearest):
             return nearest
         if self._dtype not in ("q4", "q4s"):
@@ -244,7 +244,7 @@ class _Geometry:
     def ffn(self, refs: BlockRefs, formats: Mapping[str, Format]) -> BlockRecipe:
         """Return the recipe of a feed-forward block, whose one run is called `neuron`.
 
-        For sparse activations, each neuron is stored as a separate record.
+        Each neuron is stored as a separate record if single neurons can be computed.
         """
         run = self._neurons("neuron", refs, formats, self._config.intermediate)
         return BlockRecipe("ffn", (run,), self._vectors(refs))
@@ -260,7 +260,7 @@ class _Geometry:
         return BlockRecipe("experts", (shared, routed), self._vectors(refs))
 
     def _neurons(self, name: RunName, refs: BlockRefs, formats: Mapping[str, Format], vectors: int) -> RunRecipe:
-        run = self._run(name, refs, formats, FFN_UNIT, vectors, self._config.activation in SPARSE)
+        run = self._run(name, refs, formats, FFN_UNIT, vectors, stores_records(self._config))
         assert run.layout.units == len(run.pieces) * ffn_units(vectors)
         return run
 
@@ -310,6 +310,14 @@ class _Geometry:
             }  # fmt: skip
         lengths |= per_layer_vectors(config) | {"per_layer.first_norm": config.per_layer}
         return tuple((name, ref, lengths.get(name, config.hidden)) for name, ref in refs.vectors)
+
+
+def stores_records(config: ModelConfig) -> bool:
+    """Return True if single neurons of a model can be read and computed, so each is stored as a record.
+
+    In models with experts or recurrent layers, all neurons are computed (`master.workers.predictors.are_records`).
+    """
+    return config.activation in SPARSE and config.mixture is None and not any(config.recurrent)
 
 
 def _in_records(element: Element) -> Format:

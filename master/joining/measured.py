@@ -47,8 +47,7 @@ class MeasuredWorkers:
         except TpiError as error:
             self._say(error)
             return []
-        for one in found:
-            self._remember(one)
+        self._remember(found)
         return found
 
     def missing(self, workers: Sequence[WorkerId]) -> list[str]:
@@ -88,14 +87,16 @@ class MeasuredWorkers:
             numbers = recognise(workers, [one.id for one in self._known])
             return [None if number is None else self._known[number] for number in numbers]
 
-    def _remember(self, found: "Neighbour") -> None:
+    def _remember(self, found: "Sequence[Neighbour]") -> None:
+        """Store measurements of different workers; some may have the same key, as they run on one machine."""
         with self._lock:
-            self._at[found.id] = found
-            (number,) = recognise([found.id], [one.id for one in self._known])
-            if number is None:
-                self._known.append(found)
-            else:
-                self._known[number] = found
+            numbers = recognise([one.id for one in found], [one.id for one in self._known])
+            for one, number in zip(found, numbers, strict=True):
+                self._at[one.id] = one
+                if number is None:
+                    self._known.append(one)
+                else:
+                    self._known[number] = one
 
 
 def _better(now: "Neighbour", before: "Neighbour") -> bool:

@@ -33,7 +33,7 @@ FAST, SLOW, NEW = b"\1" * 32, b"\2" * 32, b"\3" * 32
 SPEED = MachineSpeed(1e10, 1e11, 1e9)
 MEASURED = Profile("laptop", "Linux", 4, 4, 1 << 34, 1 << 33, 0, 1 << 25, 1 << 40, speed=SPEED)
 CONDITION = Condition(7, "1", "laptop", "", 0.0, 0.0, 2, 3, replace(MEASURED, speed=None), ())
-KEYS = {"fast": FAST, "slow0": SLOW, "new": NEW}
+KEYS = {"fast": FAST, "slow0": SLOW, "new": NEW, "second": FAST}
 
 
 def neighbour(address: str, key: bytes) -> Neighbour:
@@ -70,6 +70,13 @@ def test_a_laptop_at_another_address_keeps_its_plan(planned: PlannedSplit) -> No
     assert heads(planned, WorkerId("fast", FAST)) == [1, 4]
     assert heads(planned, WorkerId("somewhere", FAST), WorkerId("else", SLOW)) == [1, 4, 5]
     assert heads(planned, WorkerId("slow0", FAST), WorkerId("fast", SLOW)) == [1, 4, 5]
+
+
+def test_two_workers_of_one_machine_are_both_planned_with(planned: PlannedSplit) -> None:
+    """They have the machine's key in common."""
+    planned.measured.ask(["fast", "second"])
+    assert heads(planned, WorkerId("fast", FAST), WorkerId("second", FAST)) == [1, 4, 6]
+    assert heads(planned, WorkerId("second", FAST), WorkerId("fast", FAST)) == [1, 6, 4]
 
 
 def test_a_joining_worker_is_measured_once_and_planned_with(planned: PlannedSplit) -> None:

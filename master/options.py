@@ -43,12 +43,14 @@ class RunOptions:
     split: str | None = None
     stages: str = "auto"
     dtype: str = "auto"
+    draft: str | None = None  # a model on the master that drafts
+    draft_memory: int = 0  # bytes of the master's memory that it takes; determined when it is loaded
     context: int | None = None
     parallel: int = 1  # requests to plan memory for, if there is enough: each a full context, or `usual`
     batched: int = 0  # most requests at once if accelerators batch them; 0: `parallel`
     usual: UsualRequest | None = None  # if all requests are known before the model is loaded
     memory: int | None = None
-    local_memory: int = 0  # of each `local` node if `memory` is None; determined before the workers start
+    local_memory: int = 0  # of each node of this machine if `memory` is None; determined before any of them starts
     threads: int | None = None
     kv_dtype: KvDtype | None = None
     collective: str | None = None
@@ -191,8 +193,8 @@ def worker_addresses(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 _PLAIN = (
-    "split", "stages", "dtype", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window", "retain",
-    "trace", "sparsity", "verify_weights", "keys", "patience", "rebalance", "cache_limit",
+    "split", "stages", "dtype", "draft", "context", "threads", "kv_dtype", "collective", "wire", "scheduler", "window",
+    "retain", "trace", "sparsity", "verify_weights", "keys", "patience", "rebalance", "cache_limit",
 )  # fmt: skip
 
 _PLACEMENT = (
@@ -221,6 +223,11 @@ _PLACEMENT = (
     ),
     click.option(
         "--dtype", default="auto", show_default=True, help="Format of the weights: auto, f32, bf16, q8, q4 or q4s."
+    ),
+    click.option(
+        "--draft",
+        metavar="MODEL",
+        help="Small model with the same tokenizer that drafts tokens on this machine, in q4.",
     ),
     click.option(
         "-c",

@@ -6,13 +6,23 @@ from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
-from master.deployment.deploy import MASTER, Deployer, one_process_is_faster, own_limit, own_memory, own_threads
+from master.deployment.deploy import (
+    MASTER,
+    Deployer,
+    master_memory,
+    one_process_is_faster,
+    own_limit,
+    own_memory,
+    own_threads,
+)
 from master.deployment.deployment import Deployment
+from master.deployment.draft import LoadedDraft, load_draft
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
 from master.deployment.stages import AUTO, ONE
 from master.generation.defaults import SamplingDefaults
 from master.generation.engine import MOST_RUNNING, Engine
+from master.generation.speculation.draftmodel import DraftModel
 from master.generation.thread import EngineThread, StillWanted
 from master.joining.discovery import find_workers, say_without, with_found
 from master.joining.discoverythread import DiscoveryThread
@@ -69,6 +79,7 @@ class Session:
         self._stack = ExitStack()
         self._deployment: Deployment | None = None
         self._engine: Engine | None = None
+        self._draft: LoadedDraft | None = None
 
     def __enter__(self) -> "Session":
         with self._stack as stack:
@@ -120,7 +131,7 @@ class Session:
         self.figures = RunFigures(self.pack, self._cluster, deployment, bare, began)
         if self._engine is None:
             most = max(MOST_RUNNING, self.placement.parallel, deployment.at_once.requests)
-            self._engine = Engine(deployment, most)
+            self._engine = Engine(deployment, most, self._draft_model(deployment))
         else:
             self._engine.replace(deployment)
 
@@ -213,6 +224,7 @@ class Session:
         house = partial(house_memory, placement.memory, placement.workers, policy)
         located = locate(placement.model, placement.cache, house=house)
         known = MeasuredWorkers(partial(neighbours_at, policy=policy))
+        self.placement = placement = self._load_draft(stack, placement)
         planned = first_split(placement, known)
         if words := planned.words("".join(using)) if planned else "".join(using):
             warn(words)
@@ -236,6 +248,8 @@ class Session:
             note("one process alone would be faster: leave --local out, which is for trying several nodes")
         self.tokenizer = Tokenizer.load(self.pack)
         stack.callback(self.tokenizer.close)
+        if self._draft is not None:
+            self._draft.refuse_other_tokenizer(self.tokenizer, placement)
         self.tokenizer.start()
         self.context = _context(placement.context, self.pack.config.context)
         self._number(lambda: sharing.among(workers))
@@ -258,6 +272,30 @@ class Session:
         if looking:
             lookout.welcome()
 
+    def _load_draft(self, stack: ExitStack, placement: RunOptions) -> RunOptions:
+        """Load the draft model, if there is one; return `placement` with the memory that it takes."""
+        if placement.draft is None:
+            return placement
+        if placement.scheduler and not placement.memory:
+            placement = replace(placement, local_memory=own_memory(placement))
+        self._draft = stack.enter_context(load_draft(placement, self.equipment.host, self._make_room))
+        return replace(placement, draft_memory=self._draft.nbytes)
+
+    def _draft_model(self, deployment: Deployment) -> DraftModel | None:
+        """Return the draft model for the first deployment, if there is one.
+
+        Raises:
+            UsageError: if steps cannot run drafted tokens.
+        """
+        if self._draft is None:
+            return None
+        if not deployment.drafts:
+            raise UsageError(
+                "--draft has no effect on a model with experts or recurrent layers, nor with --sparsity or an "
+                "accelerator; leave it out"
+            )
+        return DraftModel(self._draft.deployment, self.pack.config.vocab)
+
     def _number(self, shares: Callable[[], Sequence[float] | Split]) -> None:
         """Switch to a pack renumbered for nodes with these `shares`, if only active neurons are computed."""
         if self.placement.sparsity != "off" and (self.pack.path / PREDICTORS).exists():
@@ -275,7 +313,7 @@ class Session:
 
     def _memories(self) -> list[int]:
         """Return the bytes that each node may use, rank 0 first."""
-        return [own_memory(self.placement), *(memory_budget(hello.profile) for hello in self._cluster.hellos)]
+        return [master_memory(self.placement), *(memory_budget(hello.profile) for hello in self._cluster.hellos)]
 
     def _make_room(self, nbytes: int = 0) -> None:
         """Make room in the cache for `nbytes` more, within its limit. Errors are ignored."""

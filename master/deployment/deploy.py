@@ -202,7 +202,8 @@ class Deployer:
             wire(chosen.wire, self.pack),
             self.predictors,
         )
-        own = replace(options, threads=own_threads(chosen), memory=own_limit(chosen))
+        limit = master_memory(chosen) if chosen.scheduler else 0
+        own = replace(options, threads=own_threads(chosen), memory=limit)
         return [replace(plans[0], options=own), *plans[1:]]
 
     def _batched(self, plans: list[Assign], batch: int) -> list[Assign]:
@@ -304,6 +305,11 @@ def _check_one(name: str, own: Assign, tables: Tables | None, card: Card | None)
 def own_memory(options: RunOptions) -> int:
     """Return the bytes for each node of this machine: the user's setting, or its part of the free memory."""
     return options.memory or options.local_memory or default_budget(options.local)
+
+
+def master_memory(options: RunOptions) -> int:
+    """Return the bytes that the master may use for the model itself: `own_memory` without its draft model."""
+    return max(1, own_memory(options) - options.draft_memory)  # 0 would be no limit
 
 
 def one_process_is_faster(options: RunOptions, pack: Pack) -> bool:

@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from master.deployment.deployment import Deployment
 from master.generation.admission import Admission
-from master.generation.batcher import EVEN, Batcher, Work
+from master.generation.batcher import Work
 from master.generation.client import Client
 from master.generation.request import Request
 from master.generation.sequence import Sequence
+from master.generation.speculation.draftmodel import DraftModel
 from master.generation.speculation.speculation import Draft, Speculation
+from master.generation.steps import Steps
 from tpi.errors import UsageError
-from tpi.finite import require_finite
-from tpi.net.messages import StepEntry
 
 F32 = npt.NDArray[np.float32]
 
@@ -34,10 +34,10 @@ class Engine:
     `master.generation.thread.EngineThread` runs the steps.
     """
 
-    def __init__(self, deployment: Deployment, most: int = MOST_RUNNING) -> None:
-        """Create an engine in which at most `most` requests run at once."""
+    def __init__(self, deployment: Deployment, most: int = MOST_RUNNING, model: DraftModel | None = None) -> None:
+        """Create an engine in which at most `most` requests run at once; `model` drafts, if there is one."""
         self.admission = Admission(most)
-        self.speculation, self.drafts = Speculation(), True
+        self.speculation, self.drafts = Speculation(model), True
         self._sequences: dict[int, Sequence] = {}
         self._ids = count()
         self._deploy(deployment)
@@ -123,8 +123,8 @@ class Engine:
             return None
         speculates = self.drafts and self.deployment.drafts and alone and len(turn) == len(running)
         drafts = self.speculation.choose(turn, self.context) if speculates else {}
-        began, work = perf_counter(), self._batcher.pick([request.sequence for request in turn], drafts)
-        self._start(work)
+        began, work = perf_counter(), self._steps.batcher.pick([request.sequence for request in turn], drafts)
+        self._steps.start(work, self.admission.released)
         return _Started(work, drafts, began, alone)
 
     def _in_turn(self, running: list[Request]) -> list[Request]:
@@ -141,7 +141,7 @@ class Engine:
     def _finish(self, started: "_Started") -> None:
         """Wait for the result of a step, and give its requests their tokens or hidden states."""
         running, work = self.admission.running, started.work
-        rows = self._result(work)
+        rows = self._steps.result(work)
         for request in running:
             if request.rows is not None:
                 self._deliver_rows(request, work, rows)
@@ -158,9 +158,9 @@ class Engine:
         sequence = self.admit(tokens)  # without reuse, so that every row is computed
         rows = []
         while sequence.pending:
-            work = self._batcher.pick([sequence])
-            self._start(work)
-            rows.append(self.deployment.vocabulary.head(self._result(work)))
+            work = self._steps.batcher.pick([sequence])
+            self._steps.start(work, self.admission.released)
+            rows.append(self.deployment.vocabulary.head(self._steps.result(work)))
         self.release(sequence)
         return np.concatenate(rows)
 
@@ -172,30 +172,9 @@ class Engine:
     def _deploy(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self._in_flight = deque[_Started]()
-        even = EVEN * deployment.vocabulary.config.hidden
+        self._steps = Steps(deployment, deployment.limits.chunk)
         self.speculation.forget_times()
-        self._batcher = Batcher(deployment.pages, deployment.limits.chunk, even)
         self.admission.deploy(deployment)
-
-    def _start(self, work: SequenceOf[Work]) -> None:
-        """Start a step with the tokens of `work`."""
-        tokens = [token for item in work for token in item.tokens]
-        positions = [position for item in work for position in range(item.position, item.position + item.count)]
-        entries = tuple(map(_entry, work))
-        released = tuple(self.admission.released)
-        self.admission.released.clear()
-        x = self.deployment.vocabulary.embedding(tokens, positions)
-        require_finite(x, "a row of the embedding", "the model is damaged; make the pack again from its source")
-        made = self.deployment.vocabulary.per_layer
-        self.deployment.start(entries, released, x, None if made is None else made(tokens, x))
-        self._batcher.start(work)
-
-    def _result(self, work: SequenceOf[Work]) -> F32:
-        """Return hidden states `[tokens, hidden]` after the last block for `work`, the oldest step in flight."""
-        hidden = self.deployment.finish()
-        require_finite(hidden, "the sum after the last block")
-        self._batcher.commit(work)
-        return hidden
 
     def _deliver_rows(self, request: Request, work: SequenceOf[Work], rows: F32) -> None:
         """Pass a request its part of the hidden states `rows`, if it asks for them."""
@@ -221,7 +200,7 @@ class Engine:
             own = logits[first : first + 1 + len(item.drafted)]
             id_, first = item.sequence.id, first + len(own)
             right[id_] = requests[id_].take(own, item.drafted, at, self.context)
-            self._batcher.accept(item, right[id_])
+            self._steps.batcher.accept(item, right[id_])
         return right
 
 
@@ -233,9 +212,3 @@ class _Started:
     drafts: Mapping[int, Draft]
     began: float
     alone: bool
-
-
-def _entry(work: Work) -> StepEntry:
-    """Return `work` as an entry of the `Step` message, in which the slots of states are numbered from 1."""
-    read, write = (0 if slot is None else slot + 1 for slot in (work.read, work.write))
-    return StepEntry(work.sequence.id, work.position, work.count, work.kept, work.appended, read, write)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from master.deployment.deploy import needs_one_stage, own_memory, own_threads
+from master.deployment.deploy import master_memory, needs_one_stage, own_threads
 from master.deployment.planner import Split
 from master.deployment.stages import AUTO
 from master.joining.measured import MeasuredWorkers
@@ -151,7 +151,7 @@ def plan_split(options: RunOptions, measured: MeasuredWorkers) -> FirstSplit | N
     if not neighbours:
         return None
     known = sorted((options.cache / "packs").glob("*/*.safetensors"))
-    flags = NodeFlags(memory=own_memory(options), threads=own_threads(options))
+    flags = NodeFlags(memory=master_memory(options), threads=own_threads(options))
     own = planned_node(flags, options.cache, known).machine
     room = own.memory + sum(one.machine.memory for one in neighbours)
     shape = model_shape(options.model, options.dtype, options.cache, room)
@@ -174,7 +174,7 @@ def split_later(options: RunOptions, measured: MeasuredWorkers) -> PlannedSplit:
     Takes a tenth of a second if this machine was not measured yet. Its disk is not measured for this, as requests may
     be waiting; the speed from an earlier run is used, or a laptop's.
     """
-    memory = own_memory(options)
+    memory = master_memory(options)
     speed = machine_speed(open_host().kernels, own_threads(options), options.cache)
     disk = DiskRate(speed.disk) if speed.disk else LAPTOP.disk
     own = NodeMachine(Rates(speed.read, speed.operations), memory, disk)

@@ -22,6 +22,8 @@ Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and other fields t
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # an unfinished character is decoded to this
 _ANSWER = re.compile(b"\x02+")
+_MIXED = "It's 3.14159 of 1,024;  x\u0302 = f(y)\n\n\tif not x: return [\u00fc\u4f60\u597d\U0001f642]\r\n"
+"""A text of many kinds of characters, by which tokenizers are compared."""
 _HELD_TOKENS = 16  # more tokens than an unfinished character can have
 
 
@@ -145,6 +147,14 @@ class Tokenizer:
         """Return the text of tokens, control tokens included; bytes that are not a whole character become U+FFFD."""
         return b"".join(map(self.raw, tokens)).decode(errors="replace")
 
+    def agrees_with(self, other: "Tokenizer") -> bool:
+        """Return True if both give the same ids to the same text. One may have further tokens after the other's."""
+        mine, its = (
+            sorted(each._fast.get_vocab(with_added_tokens=True).items(), key=_number) for each in (self, other)
+        )
+        alike = all(one == another for one, another in zip(mine, its, strict=False))
+        return alike and self.encode(_MIXED, special=False) == other.encode(_MIXED, special=False)
+
     @property
     def definition(self) -> str:
         """The tokenizer as Hugging Face's JSON."""
@@ -220,6 +230,10 @@ class Tokenizer:
     @cached_property
     def _controls(self) -> Controls:
         return Controls(self._fast, "".join({self.chat_template or "", self.tool_template or ""}))
+
+
+def _number(token: tuple[str, int]) -> int:
+    return token[1]
 
 
 def _answers(rendering: Rendering) -> list[int]:

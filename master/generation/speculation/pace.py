@@ -34,10 +34,13 @@ class StepTimes:
         weight = max(_FORGET, 1 / count)
         self._seconds[rows] = mean + weight * (min(seconds, _OUTLIER * mean) - mean)
 
-    def expect(self, rows: int) -> float:
-        """Return the seconds of a step of `rows` rows; from the nearest measured number if that one is unknown."""
+    def expect(self, rows: int, unknown: float = 1.0) -> float:
+        """Return the seconds of a step of `rows` rows; from the nearest measured number if that one is unknown.
+
+        If none was measured, one row is taken to last `unknown` seconds.
+        """
         if not self._seconds:
-            return _usual(rows)
+            return unknown * _usual(rows)
         known = min(self._seconds, key=lambda each: (abs(each - rows), each))
         return self._seconds[known] * _usual(rows) / _usual(known)
 
@@ -59,6 +62,11 @@ class Chance:
         """Return the first guess for drafts after a match of `match` tokens."""
         return cls(_PRIOR * _GUESS.get(match, _FIRST + 0.025 * match))
 
+    @classmethod
+    def of_probability(cls, probability: float) -> "Chance":
+        """Return the first guess for tokens to which a draft model gives this probability."""
+        return cls(_PRIOR * probability)
+
     @property
     def share(self) -> float:
         """The chance, from 0 to 1."""
@@ -70,19 +78,50 @@ class Chance:
         self.tried = _DECAY * self.tried + 1
 
 
+@dataclass
+class Gain:
+    """A judgement of whether drafts of some sources pay: if they do not, there are none for a while."""
+
+    _tokens: int = 0  # of steps with drafts since the last judgement
+    _saved: float = 0.0  # seconds saved in those steps
+    _off: int = 0  # tokens for which nothing is drafted
+
+    @property
+    def off(self) -> bool:
+        """True while nothing is drafted."""
+        return self._off > 0
+
+    def learn(self, tokens: int, saved: float) -> None:
+        """Record a step that made `tokens` tokens and saved so many seconds, negative if it took longer."""
+        self._tokens += tokens
+        self._saved += saved
+        if self._tokens >= _TRIED:
+            if self._saved <= 0:
+                self.pause()
+            self._tokens, self._saved = 0, 0.0
+
+    def pause(self) -> None:
+        """Stop drafting for the next `_OFF` tokens."""
+        self._off = _OFF
+
+    def pass_by(self, tokens: int) -> None:
+        """Count `tokens` further tokens of the pause, if there is one."""
+        self._off = max(0, self._off - tokens)
+
+
 class Pace:
-    """The times of steps, and a judgement of whether drafts pay."""
+    """The times of steps and of a draft model, and a judgement of whether drafts pay: of the model, and of others."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
+        self.drafting = StepTimes()  # of a draft model, by the number of sequences that it continues by a token
+        self.others, self.model = Gain(), Gain()
         self._since_plain = 0  # steps since the last one without drafts
-        self._tokens, self._saved = 0, 0.0  # of steps with drafts since the last judgement
-        self._off = 0  # tokens for which nothing is drafted
 
     @property
     def drafts(self) -> bool:
-        """True if the next step may have drafts."""
-        return not self._off and self._since_plain < _AFRESH
+        """True unless the next step must be a plain one, to measure how long that takes."""
+        return self._since_plain < _AFRESH
 
     def rows(self, plain: int, chances: Sequence[float]) -> int:
         """Return the number of drafted rows, added to `plain` rows, with which a step gives the most tokens per second.
@@ -97,15 +136,29 @@ class Pace:
                 best, best_rate = count, rate
         return best
 
-    def learn(self, plain: int, drafted: int, right: int, seconds: float) -> None:
-        """Record a step of `plain` rows and `drafted` further ones, of which `right` brought a token."""
+    def continues(self, plain: int, drafted: Sequence[float], further: Sequence[float], spent: float) -> bool:
+        """Return True if a draft model should draft `further` rows, for the most tokens per second.
+
+        Args:
+            plain: rows of the step that are not drafted.
+            drafted, further: the chances that each row drafted so far, and each further one, yields a token.
+            spent: seconds that the model took for those drafted so far.
+        """
+        rows, made = plain + len(drafted), plain + sum(drafted)
+        if rows + len(further) > ROWS:
+            return False
+        longer = self.times.expect(rows + len(further)) + spent + self.drafting.expect(len(further), 0.0)
+        return (made + sum(further)) / longer > made / (self.times.expect(rows) + spent)
+
+    def learn(self, plain: int, drafted: int, right: int, seconds: float, drafting: float | None = None) -> None:
+        """Record a step of `plain` rows and `drafted` further ones, of which `right` brought a token.
+
+        `drafting` are the seconds that a draft model took before the step; None if it was not asked.
+        """
         self.times.learn(plain + drafted, seconds)
-        self._off = max(0, self._off - plain)
+        for gain in (self.others, self.model):
+            gain.pass_by(plain)
         self._since_plain = self._since_plain + 1 if drafted else 0
-        if not drafted:
-            return
-        self._tokens += plain + right
-        self._saved += (plain + right) / plain * self.times.expect(plain) - seconds
-        if self._tokens >= _TRIED:
-            self._off = 0 if self._saved > 0 else _OFF
-            self._tokens, self._saved = 0, 0.0
+        if drafted or drafting is not None:
+            saved = (plain + right) / plain * self.times.expect(plain) - seconds - (drafting or 0.0)
+            (self.others if drafting is None else self.model).learn(plain + right, saved)

@@ -1,35 +1,57 @@
-"""The drafts of a step: each running request's next tokens as the grammar forces them or as they occurred before."""
+"""The drafts of a step: each running request's next tokens.
+
+They come from the grammar, where it leaves no choice, from an earlier occurrence of the latest tokens, or from a model.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from itertools import accumulate
+from math import prod
+from operator import mul
+from time import perf_counter
 from typing import Literal
 
 from master.generation.batcher import Work
 from master.generation.request import Request
+from master.generation.speculation.draftmodel import DraftModel
 from master.generation.speculation.lookup import EarlierAnswers, look_up
 from master.generation.speculation.pace import ROWS, Chance, Pace
 
-Source = Literal["grammar", "lookup"]
-_LONG = 8  # matches of so many tokens and more count as one kind
+Source = Literal["grammar", "lookup", "model"]
+Kind = tuple[Source, int]
+"""The source of a drafted token, and what else its chance depends on.
+
+That is the length of the match, at most `_LONG`, or the probability that the model gave it, in parts of `_LONG`.
+"""
+
+_LONG = 8
+_MODEL: Kind = ("model", -1)  # all tokens of the model
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may follow a sequence, and the kind of draft: its source, and the length of the match."""
+    """Tokens that may follow a sequence, and the kind of each."""
 
     tokens: tuple[int, ...]
-    kind: tuple[Source, int]
+    kinds: tuple[Kind, ...]
+
+    def cut(self, count: int) -> "Draft":
+        """Return the first `count` tokens."""
+        return Draft(self.tokens[:count], self.kinds[:count])
 
 
 class Speculation:
     """The drafter of an engine. It belongs to the engine's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: DraftModel | None = None) -> None:
+        """Create a drafter; `model` is asked where the other sources have no draft, or a worse one."""
         self.drafted, self.accepted = Counter[Source](), Counter[Source]()  # tokens so far
+        self._model = model
+        self._drafting: float | None = None  # seconds that the model took for the next step; None: it was not asked
         self._earlier = EarlierAnswers()
-        self._chances: dict[tuple[Source, int], Chance] = {}
+        self._chances: dict[Kind, Chance] = {}
         self._pace = Pace()
 
     def forget_times(self) -> None:
@@ -41,10 +63,20 @@ class Speculation:
 
         There are none if the step runs a prompt, as it then has too many rows.
         """
+        self._drafting = None
         if not self._pace.drafts or len(requests) >= ROWS or not all(map(_draws, requests)):
             return {}
-        found = {each.sequence.id: self._draft(each, context) for each in requests}
-        return self._cut({id_: draft for id_, draft in found.items() if draft.tokens}, len(requests))
+        plain, asked = len(requests), {each: _most(each, context) for each in requests}
+        found = {} if self._pace.others.off else {each.sequence.id: self._draft(each, asked[each]) for each in requests}
+        found = self._cut(found, plain)
+        if self._model is None or self._pace.model.off:
+            return found
+        worse = {
+            each: most for each, most in asked.items() if most > 0 and not self._better(found.get(each.sequence.id))
+        }
+        others = {id_: draft for id_, draft in found.items() if id_ not in {each.sequence.id for each in worse}}
+        drafted = self._ask(self._model, worse, plain, self._rows(others))
+        return self._cut(found | drafted, plain)
 
     def learn(
         self, work: Sequence[Work], drafts: Mapping[int, Draft], right: Mapping[int, int], seconds: float
@@ -52,51 +84,112 @@ class Speculation:
         """Take in a step: of each sequence's drafted tokens, the first `right` by its id were right."""
         for item in work:
             if item.drafted:
-                kind, good = drafts[item.sequence.id].kind, right.get(item.sequence.id, 0)
-                self.drafted[kind[0]] += len(item.drafted)
-                self.accepted[kind[0]] += good
-                for index in range(min(good + 1, len(item.drafted))):
-                    self._chance(kind).learn(index < good)
+                kinds, good = drafts[item.sequence.id].kinds, right.get(item.sequence.id, 0)
+                self.drafted[kinds[0][0]] += len(item.drafted)
+                self.accepted[kinds[0][0]] += good
+                for index, kind in enumerate(kinds[: min(good + 1, len(item.drafted))]):
+                    for each in {kind, _MODEL} if kind[0] == "model" else {kind}:
+                        self._chance(each).learn(index < good)
         if len(work) <= ROWS and all(item.known == 1 for item in work):
-            self._pace.learn(len(work), sum(len(item.drafted) for item in work), sum(right.values()), seconds)
+            drafted = sum(len(item.drafted) for item in work)
+            self._pace.learn(len(work), drafted, sum(right.values()), seconds, self._drafting)
 
     def keep(self, request: Request) -> None:
         """Remember the answer of a request that has ended."""
         tokens = request.sequence.tokens
         if request.made:
             self._earlier.keep(request.client.salt, tokens[len(tokens) - request.made :])
+        if self._model is not None:
+            self._model.release(request.sequence.id)
 
-    def _draft(self, request: Request, context: int) -> Draft:
-        tokens = request.sequence.tokens
-        most = min(ROWS - 1, request.limit - request.made - 1, context - len(tokens) - 1)
+    def _draft(self, request: Request, most: int) -> Draft:
+        """Return at most `most` tokens that the grammar forces, or that followed the latest tokens before."""
         if most <= 0:
-            return Draft((), ("lookup", 0))
+            return Draft((), ())
         if forced := request.sampler.forced()[:most]:
-            return Draft(tuple(forced), ("grammar", 0))
-        found, match = look_up(tokens, self._earlier.of(request.client.salt), most)
-        return Draft(tuple(request.sampler.allowed(found)), ("lookup", min(match, _LONG)))
+            return Draft(tuple(forced), len(forced) * (("grammar", 0),))
+        found, match = look_up(request.sequence.tokens, self._earlier.of(request.client.salt), most)
+        allowed = tuple(request.sampler.allowed(found))
+        return Draft(allowed, len(allowed) * (("lookup", min(match, _LONG)),))
+
+    def _ask(
+        self, model: DraftModel, asked: Mapping[Request, int], plain: int, others: list[float]
+    ) -> dict[int, Draft]:
+        """Return the model's drafts for the requests `asked`, of at most so many tokens each, by sequence id.
+
+        Go on as long as that raises the expected tokens per second of a step that also has `plain` rows and drafted
+        ones of other sources, with the chances `others`.
+        """
+        requests = {each.sequence.id: each for each in asked}
+        live = model.follow([each.sequence for each in asked])
+        known, began = {own.id: len(own.tokens) for own in live}, perf_counter()
+        kinds: dict[int, list[Kind]] = {own.id: [] for own in live}
+        spent = 0.0
+        while live:
+            drafted = others + [chance for each in kinds.values() for chance in self._each(each)]
+            coming = [prod(self._chance(kind).share for kind in (*kinds[own.id], _MODEL)) for own in live]
+            if not self._pace.continues(plain, drafted, coming, spent):
+                if not spent:  # the model is too slow, or is wrong too often; try again after a while
+                    self._pace.model.pause()
+                    self._chances = {kind: chance for kind, chance in self._chances.items() if kind[0] != "model"}
+                break
+            for own, probability in zip(live, model.continued(live), strict=True):
+                kinds[own.id].append(("model", int(probability * _LONG)))
+            spent, before = perf_counter() - began, spent
+            self._pace.drafting.learn(len(live), spent - before)
+            live = [own for own in live if len(kinds[own.id]) < asked[requests[own.id]]]
+        self._drafting = spent or None
+        return {
+            id_: self._of_model(requests[id_], model.since(id_, known[id_]), own) for id_, own in kinds.items() if own
+        }
+
+    def _of_model(self, request: Request, tokens: list[int], kinds: Sequence[Kind]) -> Draft:
+        """Return the model's draft, up to the first token that the grammar forbids."""
+        allowed = tuple(request.sampler.allowed(tokens))
+        return Draft(allowed, tuple(kinds[: len(allowed)]))
+
+    def _better(self, draft: Draft | None) -> bool:
+        """Return True if the first token of `draft` is at least as likely right as one of the model."""
+        return draft is not None and self._chance(draft.kinds[0]).share >= self._chance(_MODEL).share
+
+    def _rows(self, drafts: Mapping[int, Draft]) -> list[float]:
+        """Return the chances that the rows of `drafts` yield tokens."""
+        return [chance for draft in drafts.values() for chance in self._each(draft.kinds)]
+
+    def _each(self, kinds: Sequence[Kind]) -> list[float]:
+        """Return the chance that each token of a draft, and all before it, are right."""
+        return list(accumulate((self._chance(kind).share for kind in kinds), mul))
 
     def _cut(self, drafts: Mapping[int, Draft], plain: int) -> dict[int, Draft]:
         """Return the beginnings of the drafts that raise the expected tokens per second."""
         order, chances = list[int](), list[float]()
-        ahead: list[tuple[float, int]] = []  # the chance of each sequence's next row, negative
-        for id_, draft in drafts.items():
-            heappush(ahead, (-self._chance(draft.kind).share, id_))
-        taken = Counter[int]()
+        rows = {id_: self._each(draft.kinds) for id_, draft in drafts.items() if draft.tokens}
+        ahead = [(-own[0], id_, 0) for id_, own in rows.items()]  # the chance of each sequence's next row, negative
+        heapify(ahead)
         while ahead and len(order) < ROWS - plain:
-            chance, id_ = heappop(ahead)
+            chance, id_, at = heappop(ahead)
             order.append(id_)
             chances.append(-chance)
-            taken[id_] += 1
-            if taken[id_] < len(drafts[id_].tokens):
-                heappush(ahead, (chance * self._chance(drafts[id_].kind).share, id_))
+            if at + 1 < len(rows[id_]):
+                heappush(ahead, (-rows[id_][at + 1], id_, at + 1))
         lengths = Counter(order[: self._pace.rows(plain, chances)])
-        return {id_: Draft(drafts[id_].tokens[:count], drafts[id_].kind) for id_, count in lengths.items()}
+        return {id_: drafts[id_].cut(count) for id_, count in lengths.items()}
 
-    def _chance(self, kind: tuple[Source, int]) -> Chance:
-        return self._chances.setdefault(kind, Chance.first(_LONG if kind[0] == "grammar" else kind[1]))
+    def _chance(self, kind: Kind) -> Chance:
+        source, known = kind
+        if kind not in self._chances:
+            probable = kind != _MODEL and source == "model"
+            match = _LONG if source == "grammar" or kind == _MODEL else known
+            first = Chance.of_probability((known + 0.5) / (_LONG + 0.5)) if probable else Chance.first(match)
+            self._chances[kind] = first
+        return self._chances[kind]
 
 
 def _draws(request: Request) -> bool:
     """Return True if the next step yields a token of the request."""
     return request.rows is None and request.sequence.pending == 1
+
+
+def _most(request: Request, context: int) -> int:
+    """Return the most tokens that can be drafted for a request, not counting the one that is drawn after them."""
+    return min(ROWS - 1, request.limit - request.made - 1, context - len(request.sequence.tokens) - 1)

@@ -11,7 +11,7 @@ from master.generation.client import Client
 from master.generation.engine import Engine
 from master.generation.request import Request, Sampled
 from master.generation.speculation import speculation
-from master.generation.speculation.pace import ROWS, Pace
+from master.generation.speculation.pace import ROWS, Gain, Pace
 from master.vocabulary.sampler import Logprobs, Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_engine
 from tests.support.models import MODELS, VOCAB
@@ -27,7 +27,13 @@ Told = tuple[int, Logprobs | None]
 def _always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft as many rows as a step may have, whether that makes it faster or not."""
     monkeypatch.setattr(Pace, "drafts", property(lambda pace: True))
+    monkeypatch.setattr(Gain, "off", property(lambda gain: False))
+    monkeypatch.setattr(Pace, "continues", lambda pace, plain, drafted, further, spent: _fits(plain, drafted, further))
     monkeypatch.setattr(Pace, "rows", lambda pace, plain, chances: min(len(chances), ROWS - plain))
+
+
+def _fits(plain: int, drafted: list[float], further: list[float]) -> bool:
+    return plain + len(drafted) + len(further) <= ROWS
 
 
 @dataclass
@@ -121,9 +127,9 @@ def test_a_token_has_the_same_bits_in_a_step_of_several(
     def cut(engine: Engine, rows: int) -> np.ndarray:
         sequence, found = engine.admit(tokens), []
         while sequence.pending:
-            work = engine._batcher._work(sequence, min(rows, sequence.pending))
-            engine._start([work])
-            found.append(engine.deployment.vocabulary.head(engine._result([work])))
+            work = engine._steps.batcher._work(sequence, min(rows, sequence.pending))
+            engine._steps.start([work], [])
+            found.append(engine.deployment.vocabulary.head(engine._steps.result([work])))
         engine.release(sequence)
         return np.concatenate(found)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from master.deployment import deploy
+from master.generation.speculation.pace import Gain, Pace
 from master.options import RunOptions
 from master.session import Session
 from master.workers.remote import RemoteWorker
@@ -33,13 +34,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @contextmanager
 def staged(
-    tmp_path: Path, model: str, layout: str, prepare: Callable[[Sequence[Laptop]], object] = len
+    tmp_path: Path,
+    model: str,
+    layout: str,
+    prepare: Callable[[Sequence[Laptop]], object] = len,
+    draft: str | None = None,
 ) -> Iterator[tuple[Session, dict[str, Laptop]]]:
     """A session over three laptops in this layout."""
     with house(tmp_path, 3) as laptops:
         prepare(laptops)
         addresses = tuple(each.address for each in laptops)
-        options = RunOptions(model, workers=addresses, cache=tmp_path / "master", stages=layout)
+        options = RunOptions(model, workers=addresses, cache=tmp_path / "master", stages=layout, draft=draft)
         with Session(options) as session:
             yield session, {each.name: each for each in laptops}
 
@@ -60,6 +65,28 @@ def test_a_node_lost_in_any_stage_costs_no_token(
         assert session.names == ("master", *sorted({"a", "b", "c"} - {victim}))
         assert any(f"names the node '{victim}'" in sentence for sentence in said)
         assert len(session.engine.deployment.stages) > 1
+
+
+def test_a_node_lost_while_a_model_drafts_costs_no_token(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "continues", lambda pace, plain, drafted, further, spent: len(drafted) < 3)
+    monkeypatch.setattr(Pace, "rows", lambda pace, plain, chances: len(chances))
+    monkeypatch.setattr(Gain, "off", property(lambda gain: False))
+    with staged(tmp_path, model, LAYOUT, draft=model) as (session, laptops):
+        session.engine.drafts = False
+        wanted = speak(session, PROMPT, LENGTH).tokens
+        session.engine.drafts = True
+        drafted = session.engine.speculation.drafted
+        spoken = speak(
+            session, PROMPT, LENGTH, lambda count: laptops["b"].signal(signal.SIGKILL) if count == 9 else None
+        )
+        assert spoken.tokens == wanted
+        assert session.names == ("master", "a", "c")
+        before = drafted["model"]
+        assert before > 0
+        assert speak(session, PROMPT, LENGTH).tokens == wanted
+        assert drafted["model"] > before
 
 
 def test_the_node_that_hangs_is_left_out_not_the_one_that_waits_for_it(

@@ -11,7 +11,7 @@ from master.deployment.pages import PagePool
 from master.generation.batcher import Batcher
 from master.generation.sequence import Sequence
 from master.generation.speculation.lookup import EarlierAnswers, ids, look_up
-from master.generation.speculation.pace import ROWS, Chance, Pace
+from master.generation.speculation.pace import ROWS, Chance, Pace, StepTimes
 from master.generation.speculation.speculation import Draft
 from tpi.kernels.spec import PAGE_TOKENS
 
@@ -75,10 +75,10 @@ def test_rows_are_added_while_tokens_per_second_grow() -> None:
 def test_a_loss_ends_drafting_for_a_while() -> None:
     pace = Pace()
     pace.learn(1, 0, 0, 1.0)
-    while pace.drafts:
+    while not pace.others.off:
         pace.learn(1, 4, 0, 3.0)
     plain = 0
-    while not pace.drafts:
+    while pace.others.off:
         pace.learn(1, 0, 0, 1.0)
         plain += 1
     assert plain == 256
@@ -118,7 +118,7 @@ def test_drafts_take_only_pages_that_no_sequence_needs(pages: int, drafts: int) 
         sequence.computed, sequence.sent, sequence.announced = PAGE_TOKENS, PAGE_TOKENS, 1
         sequence.tokens.append(7)
         sequences.append(sequence)
-    long = Draft(tuple(np.arange(PAGE_TOKENS).tolist()), ("lookup", 8))
+    long = Draft(tuple(np.arange(PAGE_TOKENS).tolist()), PAGE_TOKENS * (("lookup", 8),))
     work = batcher.pick(sequences, {0: long, 1: long})
     beyond = [item for item in work if len(item.sequence.table) > 2]
     assert len(beyond) == drafts
@@ -132,3 +132,30 @@ def test_drafts_take_only_pages_that_no_sequence_needs(pages: int, drafts: int) 
     sequences[0].tokens.extend([0, 1, 5])
     batcher.accept(work[0], 2)
     assert sequences[0].computed == PAGE_TOKENS + 3
+
+
+def test_a_draft_model_goes_on_while_tokens_per_second_grow() -> None:
+    pace = Pace()
+    pace.times.learn(1, 1.0)
+    pace.times.learn(2, 1.1)
+    assert pace.continues(1, [], [0.7], 0.0)  # the model's speed is not known yet
+    pace.drafting.learn(1, 0.2)
+    assert pace.continues(1, [], [0.7], 0.0)
+    assert not pace.continues(1, [], [0.2], 0.0)
+    assert not pace.continues(1, [0.7], [0.1], 0.2)
+    assert not pace.continues(1, [1.0] * (ROWS - 1), [1.0], 0.2)
+    pace.drafting = StepTimes()
+    pace.drafting.learn(1, 1.0)
+    assert not pace.continues(1, [], [0.7], 0.0)
+
+
+def test_a_draft_model_that_loses_rests_while_other_drafts_go_on() -> None:
+    pace = Pace()
+    pace.learn(1, 0, 0, 1.0)
+    while not pace.model.off:
+        pace.learn(1, 2, 1, 1.2, 2.0)
+    assert not pace.others.off
+    for _ in range(256):
+        assert pace.model.off
+        pace.learn(1, 0, 0, 1.0)
+    assert not pace.model.off

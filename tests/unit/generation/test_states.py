@@ -7,8 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from master.deployment.pages import PagePool
 from master.deployment.states import StatePool
 from master.generation.batcher import Batcher
-from master.generation.engine import _entry
 from master.generation.sequence import Sequence
+from master.generation.steps import _entry
 from tpi.kernels.spec import PAGE_TOKENS
 from worker.node.pages import PageTables
 

@@ -1,0 +1,69 @@
+"""A draft model by `--draft`: the same answer, within `--memory`, or one sentence that refuses it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from master.options import RunOptions
+from master.session import Session
+from tests.support.commands import run_json
+from tests.support.models import TinyModel
+from tpi.errors import PlanError, UsageError
+
+FLAGS = ("-p", "Hello", "-n", "24", "--temp", "0")
+MEMORY = 64 << 20
+
+
+@pytest.fixture
+def other_tokens(model: str, tmp_path: Path) -> str:
+    """A copy of the model in which two tokens have each other's ids."""
+    copy = copytree(model, tmp_path / "other")
+    file = copy / "tokenizer.json"
+    made = json.loads(file.read_text())
+    names = {number: name for name, number in made["model"]["vocab"].items()}
+    made["model"]["vocab"] |= {names[70]: 71, names[71]: 70}
+    file.write_text(json.dumps(made))
+    return str(copy)
+
+
+def _session(model: str, draft: str, cache: Path, memory: int | None = None) -> Session:
+    return Session(RunOptions(model, draft=draft, cache=cache, memory=memory))
+
+
+def test_a_run_with_a_draft_model_gives_the_same_answer(model: str, cache: Path) -> None:
+    plain = run_json("-m", model, *FLAGS, cache=cache)
+    drafted = run_json("-m", model, *FLAGS, "--draft", model, "--local", "1", cache=cache)
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["finish_reason"] == plain["finish_reason"]
+
+
+def test_another_tokenizer_is_refused_with_both_names(model: str, other_tokens: str, cache: Path) -> None:
+    with pytest.raises(UsageError, match="another tokenizer") as refused, _session(model, other_tokens, cache):
+        pass
+    assert model in str(refused.value)
+    assert other_tokens in str(refused.value)
+
+
+def test_a_model_that_cannot_run_drafts_refuses_a_draft_model(
+    model: str, cache: Path, tiny_model: Callable[[str], TinyModel]
+) -> None:
+    with (
+        pytest.raises(UsageError, match="--draft has no effect"),
+        _session(str(tiny_model("mixtral").directory), model, cache),
+    ):
+        pass
+    with pytest.raises(UsageError, match="recurrent layers"), _session(model, str(tiny_model("lfm2").directory), cache):
+        pass
+
+
+def test_the_draft_model_is_counted_within_the_memory(model: str, cache: Path) -> None:
+    with _session(model, model, cache, memory=MEMORY) as session:
+        taken = session.placement.draft_memory
+        assert taken > 0
+        assert session.node.budget.total == MEMORY - taken
+        assert session.node.budget.used + taken <= MEMORY
+    with pytest.raises(PlanError, match=f"--draft {model}"), _session(model, model, cache, memory=1 << 20):
+        pass

@@ -42,4 +42,9 @@ def machine_speed(kernels: Kernels, threads: int, cache: Path, remeasure: bool =
     """Return the speed of this machine with `threads` threads (0: all cores), and of its disk if that is known."""
     kernels.set_threads(threads or usable_cores())
     rates = host_rates_allowed(kernels, cache, remeasure).figures
-    return MachineSpeed(rates.read, rates.operations, OF_DISK * known_speed(cache, cache))
+    return MachineSpeed(rates.read, rates.operations, known_disk(cache))
+
+
+def known_disk(cache: Path) -> float:
+    """Return the read rate of the disk of `cache` during computation, in bytes per second; 0 if it is not known yet."""
+    return OF_DISK * known_speed(cache, cache)

@@ -1,6 +1,6 @@
 """The options of a worker, its ports, and the master that it serves."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tpi.cachelimit import CacheLimit
@@ -39,8 +39,15 @@ class WorkerOptions:
             raise UsageError("--memory is more than any machine has; write for example 4GiB")
 
     def profile(self) -> Profile:
-        """Return the profile of this machine as it is now."""
-        return measure_machine(self.cache, self.threads, self.memory, self.card, self.speed)
+        """Return the profile of this machine as it is now, with the speed of its disk if a run has measured it."""
+        return measure_machine(self.cache, self.threads, self.memory, self.card, self._speed_now())
+
+    def _speed_now(self) -> MachineSpeed | None:
+        if self.speed is None:
+            return None
+        from worker.measure.speed import known_disk  # imports more than a worker without a speed needs
+
+        return replace(self.speed, disk=known_disk(self.cache) or self.speed.disk)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scheduler.model.machine import LAPTOP, DiskRate, laptop_gpu
+from scheduler.storage import tune
 from scheduler.storage.tune import DiskSpeed
 from tests.support.kernels.kernel_cases import reference
 from tpi.devices.arena import Arena
@@ -20,12 +21,14 @@ from tpi.devices.pages import Bytes, page_buffer
 from tpi.kernels import Kernels
 from tpi.kernels.kv import KV_DTYPES
 from tpi.kernels.spec import Batch
+from tpi.net.fields import MachineSpeed
 from worker.equipment import measured
 from worker.measure import machine, remembered, speed
 from worker.measure.attention import AttentionSample, Heads
 from worker.measure.machine import link_of, measure_device, measure_host, sample_block
 from worker.measure.remembered import contradicts, device_rates, doubt_machine, host_rates
 from worker.plan.speeds import OF_DISK
+from worker.service.options import WorkerOptions
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -372,3 +375,15 @@ def test_a_run_plans_with_the_disk_that_was_measured(
     (tmp_path / "packs" / "model").mkdir(parents=True)
     (tmp_path / "packs" / "model" / "one.safetensors").write_bytes(b"weights")
     assert measured(host, [device], tmp_path).machine.disk == DiskRate(OF_DISK * (1e9 + 1))
+
+
+def test_a_worker_tells_the_speed_of_its_disk_once_a_run_has_measured_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = WorkerOptions("127.0.0.1", 0, "lap", tmp_path, speed=MachineSpeed(1e10, 1e11, 0.0))
+    assert options.profile().speed == MachineSpeed(1e10, 1e11, 0.0)
+    shard = tmp_path / "big.shard"
+    shard.write_bytes(bytes(33 << 20))
+    monkeypatch.setattr("scheduler.storage.tune.measure_disk", lambda extents: DiskSpeed(1 << 20, 2, 1e8))
+    tune.disk_for([shard], tmp_path)
+    assert options.profile().speed == MachineSpeed(1e10, 1e11, OF_DISK * 1e8)

@@ -7,6 +7,7 @@ from typing import Any
 
 from master.vocabulary.sampler import Sampling
 from tpi.errors import UsageError
+from tpi.pack.builder.sampling import SUPPRESSED
 
 _SETTINGS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
@@ -16,10 +17,14 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """A model's usable settings by their names in `Sampling`, and a note on each setting that cannot be used."""
+    """A model's usable settings by their names in `Sampling`, and a note on each setting that cannot be used.
+
+    The tokens in `suppressed` are never drawn, whatever the user gives.
+    """
 
     values: Mapping[str, float] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    suppressed: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "SamplingDefaults":
@@ -40,11 +45,17 @@ class SamplingDefaults:
                 values[setting] = usable
         if isinstance(said, Mapping) and said.get("do_sample") is False:
             values["temperature"] = 0
-        return cls(values, tuple(ignored))
+        listed = said.get(SUPPRESSED) if isinstance(said, Mapping) else None
+        ids = listed if isinstance(listed, list) and all(type(one) is int and one >= 0 for one in listed) else None
+        if listed is not None and ids is None:
+            ignored.append(f"the model's {SUPPRESSED} of {str(listed)[:40]} is not used: token ids are expected")
+        return cls(values, tuple(ignored), tuple(ids or ()))
 
     def under(self, sampling: Sampling) -> Sampling:
         """Return `sampling` with the model's settings in place of those that were not given."""
-        return replace(sampling, **self.missing(sampling)) if self.values else sampling  # type: ignore[arg-type]
+        if not self.values and not self.suppressed:
+            return sampling
+        return replace(sampling, suppressed=self.suppressed, **self.missing(sampling))  # type: ignore[arg-type]
 
     def missing(self, sampling: Sampling) -> dict[str, float]:
         """Return the model's settings that `sampling` lacks; empty if `sampling` is to be used as it is."""

@@ -63,6 +63,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     bias: Mapping[int, float] = field(default_factory=dict)
+    suppressed: tuple[int, ...] = ()  # tokens that are never drawn
     given: frozenset[str] | None = None  # settings that the user gave; the model's own replace others. None: all
 
     @classmethod
@@ -181,10 +182,10 @@ def _logprobs(logits: F32, token: int, best: int) -> Logprobs:
 
 
 def _discourage(logits: F32, made: Sequence[int], settings: Sampling) -> F32:
-    """Subtract the frequency and presence penalties of the tokens `made`, and add the bias."""
+    """Subtract the penalties of the tokens `made`, add the bias, and exclude suppressed tokens."""
     often, once = settings.frequency_penalty, settings.presence_penalty
     penalised = bool(made) and (often != 0 or once != 0)
-    if not penalised and not settings.bias:
+    if not penalised and not settings.bias and not settings.suppressed:
         return logits
     logits = logits.copy()
     if penalised:
@@ -192,6 +193,7 @@ def _discourage(logits: F32, made: Sequence[int], settings: Sampling) -> F32:
         logits[tokens] -= (often * counts + once).astype(np.float32)
     for token, bias in settings.bias.items():
         logits[token] += np.float32(bias)
+    logits[[token for token in settings.suppressed if token < logits.size]] = -np.inf
     return logits
 
 

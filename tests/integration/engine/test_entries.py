@@ -13,7 +13,7 @@ from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.cluster.inprocess import in_process_deployment, in_process_engine
 from tests.support.entries import ENTRIES, ORDERS
 from tests.support.generating import generate, together
-from tests.support.models import VOCAB, TinyModel, reference_logits
+from tests.support.models import RECURRENT, VOCAB, TinyModel, reference_logits
 from tpi.pack.reader import Pack
 
 TOKENS = [1, *np.random.default_rng(5).integers(3, VOCAB, 36).tolist()]
@@ -21,7 +21,7 @@ LONG = [1, *np.random.default_rng(6).integers(3, VOCAB, 98).tolist()]
 TOLERANCE = 1e-4
 GREEDY = Sampler(Sampling(temperature=0))
 GEMMA4 = ("gemma4", "gemma4moe", "gemma4e")
-STATEFUL = ("qwen35", "lfm2", "granite4hmoe", "nemotronhmoe")  # with states of each kind
+LATENT = ("deepseek3", "glm4moelite")
 Packs = Callable[..., Pack]
 
 
@@ -59,7 +59,7 @@ def test_three_nodes_that_stream_every_block(
     assert np.abs(logits - reference_logits(tiny_model(family), TOKENS)).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("family", [*ORDERS, *GEMMA4])
+@pytest.mark.parametrize("family", [*ENTRIES, *GEMMA4])
 def test_sequences_of_mixed_lengths(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     prompts = [LONG[:21], LONG[21:26], LONG[26:60], LONG[60:61]]
 
@@ -70,7 +70,7 @@ def test_sequences_of_mixed_lengths(family: str, tiny_pack: Packs, tmp_path: Pat
     assert greedy(prompts) == [greedy([prompt])[0] for prompt in prompts]
 
 
-@pytest.mark.parametrize("family", [*ORDERS, *GEMMA4])
+@pytest.mark.parametrize("family", [*ENTRIES, *GEMMA4, *LATENT])
 def test_a_prompt_reuses_pages_and_survives_a_lost_worker(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     pack = tiny_pack(family)
     with in_process_engine(pack, [1], tmp_path) as engine:
@@ -84,7 +84,7 @@ def test_a_prompt_reuses_pages_and_survives_a_lost_worker(family: str, tiny_pack
         assert [*begun, *(sampled.token for sampled in generate(engine, sequence, GREEDY, 6))] == expected
 
 
-@pytest.mark.parametrize("family", [*ORDERS, *STATEFUL])
+@pytest.mark.parametrize("family", [*ENTRIES, *GEMMA4, *LATENT, *RECURRENT])
 def test_preempted_requests_end_as_if_they_were_alone(family: str, tiny_pack: Packs, tmp_path: Path) -> None:
     """There are too few pages for both, so one of them is computed again."""
     prompts = [LONG[:40], LONG[40:80]]

@@ -75,6 +75,9 @@ def write_gguf(
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     writer.add_rope_scaling_finetuned(False)
     width = config.moe_intermediate_size if routed else config.intermediate_size

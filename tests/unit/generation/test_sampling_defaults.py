@@ -7,6 +7,7 @@ from shutil import copytree
 from typing import Any, TypeAlias
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from gguf import GGUFWriter
@@ -20,7 +21,7 @@ from master.chat.remote import ServerChatBackend
 from master.generation.client import Client
 from master.generation.defaults import SamplingDefaults
 from master.options import sampling_options, take_sampling
-from master.vocabulary.sampler import Sampling
+from master.vocabulary.sampler import Sampler, Sampling
 from tests.support.chat import ShownScreen, Thinker
 from tests.support.models import TinyModel
 from tests.support.weights.gguf_models import byte_level_vocabulary, write_gguf
@@ -73,7 +74,7 @@ def test_without_sampling_a_model_is_greedy() -> None:
     "said",
     [
         *({name: value} for name in [*SAID][:-1] for value in ("x", True, -7, 1e999, float("nan"), 1e40)),
-        {"top_k": 0.5}, {"top_p": 0}, {"temperature": [0.6]},
+        {"top_k": 0.5}, {"top_p": 0}, {"temperature": [0.6]}, {"suppress_tokens": 3}, {"suppress_tokens": [5, -1]},
     ],
 )  # fmt: skip
 def test_what_is_not_valid_is_named_and_not_used(said: dict[str, Any]) -> None:
@@ -91,6 +92,15 @@ def test_a_damaged_pack_says_nothing_of_sampling(said: Any) -> None:
 
 def test_a_top_k_of_minus_one_is_all() -> None:
     assert drawn(typed(), {"top_k": -1})[1] == 0
+
+
+def test_suppressed_tokens_are_never_drawn_whatever_is_given() -> None:
+    defaults = SamplingDefaults.of({"sampling": {"suppress_tokens": [0, 2, 1 << 70]}})
+    for given in (typed("--temp", "0"), Sampling(temperature=0)):
+        assert Sampler(defaults.under(given)).sample(np.array([3, 1, 2, 0], np.float32)) == 1
+    likelier = Sampling(temperature=9.0, top_k=0, top_p=1, min_p=0, seed=1, bias={0: 100.0})
+    sampler = Sampler(defaults.under(likelier))
+    assert {sampler.sample(np.zeros(4, np.float32)) for _ in range(60)} == {1, 3}
 
 
 def test_it_is_said_for_people_what_is_used() -> None:
@@ -127,10 +137,19 @@ def packed(source: Path, target: Path) -> Any:
 def test_a_pack_has_what_a_directory_says(tiny_model: Models, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     copytree(tiny_model("llama").directory, directory)
-    said = {**SAID, "top_p": float("inf"), "max_new_tokens": 7, "min_p": None, "temperature": ["x"], "eos_token_id": 2}
+    said: dict[str, Any] = {
+        **SAID,
+        "top_p": float("inf"),
+        "max_new_tokens": 7,
+        "min_p": None,
+        "temperature": ["x"],
+        "eos_token_id": 2,
+    }
+    said |= {"suppress_tokens": [5, 9]}
     (directory / "generation_config.json").write_text(json.dumps(said).replace("Infinity", "1e999"))
     assert packed(directory, tmp_path / "pack") == {
         "do_sample": True, "temperature": "['x']", "top_k": 20, "top_p": "inf", "repetition_penalty": 1.1,
+        "suppress_tokens": [5, 9],
     }  # fmt: skip
 
 
@@ -145,7 +164,8 @@ def test_a_pack_has_what_a_gguf_file_says(keys: Sequence[str], tiny_model: Model
             writer.add_float32(f"general.sampling.{key}", 0.5)
         if keys:
             writer.add_int32("general.sampling.top_k", 20)
+            writer.add_array("tokenizer.ggml.suppress_tokens", [5, 9])
 
     write_gguf(tmp_path / "m.gguf", model, "llama", vocabulary=described)
-    said = {"temperature": 0.5, "top_p": 0.5, "repetition_penalty": 0.5, "top_k": 20}
+    said = {"temperature": 0.5, "top_p": 0.5, "repetition_penalty": 0.5, "top_k": 20, "suppress_tokens": [5, 9]}
     assert packed(tmp_path / "m.gguf", tmp_path / "pack") == (said if keys else None)

@@ -59,7 +59,8 @@ def nemotron(fields: Fields) -> dict[str, Any]:
     Raises:
         ModelError: if sizes differ between blocks of a kind, or contradict each other.
     """
-    fields.get("expert_shared_count")  # mark as read: there is one, whose length the file has
+    for key in ("expert_shared_count", "attention.layer_norm_epsilon"):
+        fields.get(key)  # mark as read: there is one, whose length the file has; all norms are RMS norms
     kinds = _kinds(fields)
     found = layers_of(kinds) | {
         "activation": "relu2",

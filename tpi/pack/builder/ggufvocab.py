@@ -23,7 +23,6 @@ _NEUTRAL = {
     "normalizer.strip_accents": False,
     "precompiled_charsmap": [],
     "remove_extra_whitespaces": False,
-    "suppress_tokens": [],
     "treat_whitespace_as_suffix": False,
 }
 _LONGEST = 256  # limit in characters of a SentencePiece piece; SentencePiece's own default limit is 16

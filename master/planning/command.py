@@ -169,7 +169,7 @@ def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, f
     left = (several_cards(machine) for machine in home.batching)
     if flags["batch"] > 1 and (why := next(filter(None, (_without_batches(shape.config), *left)), "")):
         raise PlanError(why)
-    report = None if home.cards and flags["batch"] > 1 else _home_report(asked)
+    report = None if home.cards and flags["batch"] > 1 else _home_report(asked, drop=not flags["workers"])
     batch = GroupBatchReport.of(asked, _dealt(asked)) if flags["batch"] > 1 else None
     if as_json:
         fields = report.fields() if report else {}
@@ -184,10 +184,13 @@ def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, f
         print_batch(batch)
 
 
-def _home_report(asked: HomeModel) -> HomeReport | None:
-    """Return the report for all requests at once; None if they do not fit and are batched instead."""
+def _home_report(asked: HomeModel, drop: bool) -> HomeReport | None:
+    """Return the report for all requests at once; None if they do not fit and are batched instead.
+
+    With `drop`, nodes that make a token slower are left out.
+    """
     try:
-        return HomeReport.of(asked)
+        return HomeReport.of(asked, drop)
     except PlanError:
         if asked.request.sequences == 1:
             raise

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.model.home.layouts import chosen, layouts, pure_layouts
+from scheduler.model.home.layouts import best_layout, chosen, layouts, pure_layouts
 from scheduler.model.home.problem import Members
 from scheduler.model.home.stages import Layout, StageProblem
 from tpi.text import short_number
@@ -22,7 +22,7 @@ class ComparedLayouts:
     Attributes:
         names: the nodes' names by rank.
         use: the layout to use.
-        best: the fastest layouts of different numbers of stages, at most three.
+        best: the fastest layouts of different numbers of stages over all or some nodes, at most three.
         one: one stage of all nodes; None if that does not fit.
         singles: stages of one node each; None if that does not fit.
     """
@@ -34,17 +34,16 @@ class ComparedLayouts:
     singles: Layout | None
 
     @classmethod
-    def of(
-        cls, problem: StageProblem, names: Sequence[str], drop: bool = True, several: bool = True
-    ) -> "ComparedLayouts":
+    def of(cls, problem: StageProblem, names: Sequence[str], drop: bool = True) -> "ComparedLayouts":
         """Compare layouts; arguments and errors as for `scheduler.model.home.layouts.best_layout`."""
-        found = layouts(problem, drop, several)
+        found = layouts(problem)
+        use = chosen(found) if drop else best_layout(problem, drop=False)
         one, singles = pure_layouts(problem)
-        return cls(names, chosen(found), tuple(found[:_BEST]), one, singles)
+        return cls(names, use, tuple(found[:_BEST]), one, singles)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield a row of cells for each layout, in milliseconds, and last how many times as fast drafts make it."""
-        told = [*self.best, *(each for each in (self.one, self.singles) if each is not None)]
+        told = [self.use, *self.best, *(each for each in (self.one, self.singles) if each is not None)]
         shown: list[Members | tuple[object, ...]] = []
         for layout in told:
             what = tuple((stage.first, stage.last, stage.split.members) for stage in layout.stages)

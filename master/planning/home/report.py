@@ -29,13 +29,15 @@ class HomeReport:
     gains: tuple[Gain, ...]
 
     @classmethod
-    def of(cls, model: HomeModel) -> "HomeReport":
+    def of(cls, model: HomeModel, drop: bool = True) -> "HomeReport":
         """Return the report on the best layout of the model and on the forecast of its speed.
+
+        With `drop`, nodes that make a token slower are left out.
 
         Raises:
             PlanError: if the nodes' memories cannot hold the model.
         """
-        compared = ComparedLayouts.of(model.staged, model.home.names)
+        compared = ComparedLayouts.of(model.staged, model.home.names, drop)
         ahead = forecast_home(model, compared.use)
         everyone = layouts(model.staged, drop=False) if len(ahead.members) < len(model.home.names) else []
         return cls(model, compared, ahead, next(iter(everyone), None), tuple(_gains(model, compared.use)))
@@ -44,6 +46,13 @@ class HomeReport:
     def layout(self) -> Layout:
         """The layout to use."""
         return self.ahead.layout
+
+    @property
+    def faster(self) -> Layout | None:
+        """A faster layout that leaves out nodes which were to be used; None if there is none."""
+        best = self.compared.best[0]
+        left = not {*self.layout.members} <= {*best.members}
+        return best if left and best.seconds < self.layout.seconds else None
 
     @property
     def collective(self) -> str:

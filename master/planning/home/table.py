@@ -69,6 +69,9 @@ def _sentences(report: HomeReport) -> Iterator[str]:
     if summing:
         yield f"partial results are summed by {report.collective}"
     yield from _left_out(report)
+    if report.faster:
+        rate, group = short_number(1 / report.faster.seconds), report.compared.words(report.faster)
+        yield f"faster without some of them: {rate} tok/s with {group}"
     helping = [gain for gain in report.gains if gain.faster > _HELPS][:_NAMED]
     told = ", ".join(f"{gain.times:g}x {gain.thing} {gain.faster:.2f}x as fast" for gain in helping)
     yield f"what would help most: {told}" if told else "twice as much of any one thing would not help"

@@ -10,7 +10,7 @@ from typing import Literal
 from master.generation.client import Client
 from master.generation.request import DraftedTokens, Sampled
 from master.generation.thread import EngineRequest, EngineThread, Ticket
-from master.text.channels import SPELLED, ShownChannels, has_channels
+from master.text.channels import SPELLED, ShownChannels, has_channels, has_recipients
 from master.text.prompts import checked_text
 from master.text.stops import StopFilter
 from master.text.tokenizer import Message, Tokenizer
@@ -116,7 +116,8 @@ class _ShownText:
 
     def __init__(self, tokenizer: Tokenizer, limits: AnswerLimits, result: Answer, show: Callable[[str], None]) -> None:
         """Create a text that is appended to `result.text` and passed to `show`."""
-        self._channels = ShownChannels() if has_channels(tokenizer.chat_template) else None
+        template = tokenizer.chat_template
+        self._channels = ShownChannels() if has_channels(template) or has_recipients(template) else None
         found = [tokenizer.control(name) for name in SPELLED] if self._channels else []
         self._text = AnswerText(tokenizer, limits, [token for token in found if token is not None])
         self._result, self._show = result, show

@@ -1,8 +1,9 @@
 """Harmony, the format of gpt-oss's answers: thinking, text and tool calls in channels marked by control tokens.
 
 `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>`. A channel may name
-a recipient: `commentary to=functions.weather`. This module cuts such text into pieces of channels as it comes; the
-caller decides how to show them.
+a recipient: `commentary to=functions.weather`. Muse Glimmer's answers have recipients in place of channels:
+`<|start|>assistant to=self<|message|>...<|eom|>` is thinking, and `to=user` the answer. This module cuts such text into
+pieces of channels as it comes; the caller decides how to show them.
 """
 
 from dataclasses import dataclass
@@ -10,16 +11,21 @@ from dataclasses import dataclass
 from master.text.thoughts import ShownThoughts
 
 START, CHANNEL, MESSAGE, KIND = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-ENDS = ("<|end|>", "<|return|>", "<|call|>", START)
-SPELLED = (START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", KIND)
+ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|eom|>", START)
+SPELLED = (START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", "<|eom|>", KIND)
 """Control tokens that must reach this module as text."""
-THINKING, TOOL = "analysis", "functions."
+THINKING, TOOL, SELF = "analysis", "functions.", "self"
 _MARKERS = (CHANNEL, MESSAGE, *ENDS)
 
 
 def has_channels(template: str | None) -> bool:
     """Return True if models with this chat template write in channels."""
     return template is not None and CHANNEL in template and MESSAGE in template
+
+
+def has_recipients(template: str | None) -> bool:
+    """Return True if models with this chat template name the recipient of each part of an answer."""
+    return template is not None and all(mark in template for mark in (START, MESSAGE, f"to={SELF}"))
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class ChannelText:
     @property
     def thought(self) -> bool:
         """True if it is thinking, which is not for the user."""
-        return self.channel == THINKING and not self.to
+        return self.to == SELF or (self.channel == THINKING and not self.to)
 
 
 class Channels:

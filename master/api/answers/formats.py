@@ -12,7 +12,7 @@ from master.api.tools.families import SPELLED, ToolFamily, family_of, reasoning_
 from master.api.tools.harmony import HarmonyParser
 from master.api.tools.parser import NoTools, ToolParser
 from master.api.tools.reasoning import ReasoningParser
-from master.text.channels import has_channels
+from master.text.channels import has_channels, has_recipients
 from master.text.tokenizer import Tokenizer
 
 
@@ -41,6 +41,7 @@ class AnswerFormats:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.channels = has_channels(tokenizer.chat_template)
+        self._recipients = has_recipients(tokenizer.chat_template)
         self._literal = grammars.literal_of(tokenizer.control)
 
     @cached_property
@@ -89,7 +90,7 @@ class AnswerFormats:
 
         def parser() -> ToolParser:
             inner = self._reader(ask)
-            if self.channels:
+            if self.channels or self._recipients:
                 return HarmonyParser(inner)
             return ReasoningParser(self.thinking, begun, inner) if self.thinking else inner
 

@@ -69,6 +69,10 @@ _UNSHOWN: Mapping[str, ToolFamily] = {
     "List of tools: [": _LFM2,
     "<function_calls>": _learnt(_python("<function_calls>", "</function_calls>", "\n")),  # OLMo 3
     "func_name1(params_name1=": _learnt(_python("[", "]")),  # Llama 3.2 and 4
+    "<atem:function_calls>": _learnt(CallMarks(  # Muse Glimmer, whose template also names the tool as the recipient
+        "tags", "<atem:function_calls>\n", '<atem:invoke name="', '">\n', '<atem:parameter name="', '">', '">',
+        "</atem:parameter>\n", closing="</atem:invoke>\n", section_end="</atem:function_calls>",
+    )),
     "<|tool_calls_section_begin|>": _learnt(CallMarks(  # Kimi K2, whose template shows ids in place of names
         "json", "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.",
         f":{ANY}<|tool_call_argument_begin|>", closing="<|tool_call_end|>", section_end="<|tool_calls_section_end|>",

@@ -11,11 +11,12 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from master.api.answers.events import Piece, ReasoningPiece, TextPiece, ToolCall
 from master.api.tools.families import SPELLED as SEEN
+from master.api.tools.families import family_of
 from master.api.tools.harmony import HarmonyParser
 from master.api.tools.parser import NoTools
 from master.generation.answer import AnswerLimits, answer
 from master.generation.thread import EngineThread
-from master.text.channels import SPELLED, ShownChannels, has_channels
+from master.text.channels import SPELLED, ShownChannels, has_channels, has_recipients
 from master.text.tokenizer import Tokenizer
 from master.vocabulary.sampler import Sampler, Sampling
 from tests.support import models
@@ -26,6 +27,7 @@ _TOKENS = re.compile("|".join(map(re.escape, SPELLED)) + r"|[^<]|<")
 THOUGHT = "<|channel|>analysis<|message|>Paris, I think: 1 < 2.<|end|><|start|>assistant"
 ANSWER = "<|channel|>final<|message|>It is Paris."
 CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}'
+RECIPIENTS = " to=self<|message|>Paris, I think.<|eom|><|start|>assistant to=user<|message|>It is Paris."
 OTHER = '<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}'
 
 
@@ -58,6 +60,7 @@ def shown(tokens: list[str]) -> tuple[str, str]:
     [
         (THOUGHT + ANSWER, [ReasoningPiece("Paris, I think: 1 < 2."), TextPiece("It is Paris.")]),
         (ANSWER, [TextPiece("It is Paris.")]),
+        (RECIPIENTS, [ReasoningPiece("Paris, I think."), TextPiece("It is Paris.")]),
         (THOUGHT + CALL, [ReasoningPiece("Paris, I think: 1 < 2."), ToolCall("weather", '{"city": "Paris"}')]),
         (CALL + "<|call|>" + OTHER, [ToolCall("weather", f'{{"city": "{city}"}}') for city in ("Paris", "Rome")]),
         (OTHER.removeprefix("<|start|>assistant"), [ToolCall("weather", '{"city": "Rome"}')]),
@@ -93,8 +96,26 @@ def test_nothing_breaks_it(tokens: list[str]) -> None:
     assert shown(["".join(tokens)]) == (text, said)
 
 
+@pytest.mark.parametrize("cut", [0, 30, 90, 150, 400])
+def test_a_call_of_muse_glimmer_names_its_tool_as_the_recipient(cut: int) -> None:
+    text = (
+        " to=self<|message|>Let me look.<|eom|><|start|>assistant to=weather.get<|message|><atem:function_calls>\n"
+        '<atem:invoke name="weather.get">\n<atem:parameter name="city">Paris</atem:parameter>\n'
+        '<atem:parameter name="days">5</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+    )
+    properties = {"city": {"type": "string"}, "days": {"type": "integer"}}
+    tools = [{"name": "weather.get", "parameters": {"type": "object", "properties": properties}}]
+    parser = HarmonyParser(family_of(text).parser(tools))
+    found = [*parser.push(text[:cut]), *parser.push(text[cut:]), *parser.flush()]
+    assert "".join(piece.text for piece in found if isinstance(piece, ReasoningPiece)) == "Let me look."
+    calls = [piece for piece in found if not isinstance(piece, ReasoningPiece)]
+    assert calls == [ToolCall("weather.get", '{"city": "Paris", "days": 5}')]
+
+
 def test_templates_and_tokens() -> None:
     assert has_channels("{{ '<|channel|>final<|message|>' }}")
+    assert has_recipients("{{ '<|start|>assistant to=self<|message|>' }}")
+    assert not has_recipients("{{ '<|start|>assistant<|channel|>final<|message|>' }}")
     assert not has_channels("<|im_start|>")
     assert not has_channels(None)
     assert set(SPELLED) <= set(SEEN)

@@ -17,6 +17,7 @@ _DECAY = 0.99  # weight of all earlier drafted tokens after one more
 _FIRST = 0.5  # first guess of a chance
 _GUESS = {2: 0.25, 3: 0.35}  # first guess after a match of so few tokens
 _TRIED = 64  # drafted steps' tokens after which the gain is judged
+_RESTS = 16  # pauses of a draft model after which its speed is measured again
 _OFF = 256  # tokens for which nothing is drafted after a loss
 
 
@@ -117,6 +118,7 @@ class Pace:
         self.drafting = StepTimes()  # of a draft model, by the number of sequences that it continues by a token
         self.others, self.model = Gain(), Gain()
         self._since_plain = 0  # steps since the last one without drafts
+        self._rests = 0  # pauses of the draft model
 
     @property
     def drafts(self) -> bool:
@@ -149,6 +151,13 @@ class Pace:
             return False
         longer = self.times.expect(rows + len(further)) + spent + self.drafting.expect(len(further), 0.0)
         return (made + sum(further)) / longer > made / (self.times.expect(rows) + spent)
+
+    def rest(self) -> None:
+        """Let the draft model rest, as it is too slow, or wrong too often; measure its speed again now and then."""
+        self.model.pause()
+        self._rests += 1
+        if self._rests % _RESTS == 0:
+            self.drafting = StepTimes()
 
     def learn(self, plain: int, drafted: int, right: int, seconds: float, drafting: float | None = None) -> None:
         """Record a step of `plain` rows and `drafted` further ones, of which `right` brought a token.

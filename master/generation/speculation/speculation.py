@@ -120,6 +120,8 @@ class Speculation:
         Go on as long as that raises the expected tokens per second of a step that also has `plain` rows and drafted
         ones of other sources, with the chances `others`.
         """
+        if not asked or not self._worth(plain, others, len(asked) * [self._chance(_MODEL).share]):
+            return {}
         requests = {each.sequence.id: each for each in asked}
         live = model.follow([each.sequence for each in asked])
         known, began = {own.id: len(own.tokens) for own in live}, perf_counter()
@@ -129,9 +131,6 @@ class Speculation:
             drafted = others + [chance for each in kinds.values() for chance in self._each(each)]
             coming = [prod(self._chance(kind).share for kind in (*kinds[own.id], _MODEL)) for own in live]
             if not self._pace.continues(plain, drafted, coming, spent):
-                if not spent:  # the model is too slow, or is wrong too often; try again after a while
-                    self._pace.model.pause()
-                    self._chances = {kind: chance for kind, chance in self._chances.items() if kind[0] != "model"}
                 break
             for own, probability in zip(live, model.continued(live), strict=True):
                 kinds[own.id].append(("model", int(probability * _LONG)))
@@ -142,6 +141,18 @@ class Speculation:
         return {
             id_: self._of_model(requests[id_], model.since(id_, known[id_]), own) for id_, own in kinds.items() if own
         }
+
+    def _worth(self, plain: int, others: list[float], first: list[float]) -> bool:
+        """Return True if the model should draft, with the chances `first` of its first tokens; else let it rest.
+
+        After the rest its chances are learnt again. Asking it costs more than its draft, as it then also computes the
+        tokens that it has missed.
+        """
+        if self._pace.continues(plain, others, first, 0.0):
+            return True
+        self._pace.rest()
+        self._chances = {kind: chance for kind, chance in self._chances.items() if kind[0] != "model"}
+        return False
 
     def _of_model(self, request: Request, tokens: list[int], kinds: Sequence[Kind]) -> Draft:
         """Return the model's draft, up to the first token that the grammar forbids."""

@@ -159,3 +159,14 @@ def test_a_draft_model_that_loses_rests_while_other_drafts_go_on() -> None:
         assert pace.model.off
         pace.learn(1, 0, 0, 1.0)
     assert not pace.model.off
+
+
+def test_the_speed_of_a_draft_model_is_measured_again_now_and_then() -> None:
+    pace = Pace()
+    pace.times.learn(1, 1.0)
+    pace.drafting.learn(1, 3.0)
+    for _ in range(15):
+        pace.rest()
+        assert not pace.continues(1, [], [0.7], 0.0)
+    pace.rest()
+    assert pace.continues(1, [], [0.7], 0.0)

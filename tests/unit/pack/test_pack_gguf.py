@@ -72,7 +72,9 @@ def test_every_value_is_kept(kind: str, format: str, dtype: str, tiny_model: Mod
     assert not pack.config.tied
 
 
-def test_formats_are_those_of_each_tensor(tiny_model: Models, tmp_path: Path) -> None:
+def test_formats_are_those_of_each_tensor(
+    tiny_model: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kinds = {"ffn_gate": "Q4_0", "ffn_up": "Q8_0", "ffn_down": "Q4_1", "attn_k": "F32", "attn_v": "Q8_0"}
 
     def kind(name: str) -> str:
@@ -83,13 +85,17 @@ def test_formats_are_those_of_each_tensor(tiny_model: Models, tmp_path: Path) ->
     pack = pack_of(tmp_path / "m.gguf")
     attention, ffn = pack.layers[0]
     assert [item.format for item in ffn.run("neuron").parts] == ["q4s", "q8", "q4"]
-    assert [item.format for item in attention.run("kv").parts] == ["f32", "f32"]  # what is mixed is kept exactly
-    assert attention.run("kv").layout == "record"
+    assert [item.format for item in attention.run("kv").parts] == ["q8", "q8"]  # k is in F32
+    assert "re-quantised: F32 as q8" in capsys.readouterr().err
     assert attention.run("kv").width == pack.layers[1][0].run("kv").width
     for half in (attention, ffn):
         for run, item in runs(half):
             name = f"blk.0.{GGUF_NAMES.get(item, f'attn_{item}')}.weight"
-            np.testing.assert_array_equal(part(half, run, item), expected(model, 0, item, kind(name)))
+            found, values = part(half, run, item), expected(model, 0, item, kind(name))
+            if item == "k":
+                np.testing.assert_allclose(found, values, atol=np.abs(values).max() / 200)
+            else:
+                np.testing.assert_array_equal(found, values)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def plan_pack(model: Model, source: Source, dtype: str) -> PackPlan:
     With `q4` and `q4s`, the tensors that affect quality most are stored in q8: the embedding and head, k and v if
     several query heads share a KV head, and the latent projections.
 
-    If a run would contain both float and quantised parts, all of it is stored in f32, which is exact.
+    If a run would contain both float and quantised parts, the float parts are stored in q8.
 
     Raises:
         ModelError: if a tensor is missing or unknown, or `dtype` is not possible for this model.
@@ -160,19 +160,25 @@ class _Formats:
     def runs(self, refs: BlockRefs) -> dict[RunName, dict[str, Format]]:
         """Return the formats of the parts of each run of a block."""
         runs = attention_parts(self._config) if refs.kind == "attention" else _RUNS[refs.kind]
-        return {run: self._run(names, refs, _pieces(refs, run)) for run, names in runs.items()}
+        shapes = attention_shapes(self._config) if refs.kind == "attention" else {}
+        hidden = {run: shapes[run].hidden if run in shapes else self._config.hidden for run in runs}
+        return {run: self._run(names, refs, _pieces(refs, run), hidden[run]) for run, names in runs.items()}
 
-    def _run(self, names: tuple[str, ...], refs: BlockRefs, pieces: Pieces) -> dict[str, Format]:
-        """Return the formats of the parts of one run: all quantised, or none.
+    def _run(self, names: tuple[str, ...], refs: BlockRefs, pieces: Pieces, hidden: int) -> dict[str, Format]:
+        """Return the formats of the parts of one run, whose vectors have `hidden` values: all quantised, or none.
 
-        If the experts of a block have different formats, the part is stored in f32.
+        If only some matrices are quantised, the others become q8; if vectors are not whole groups, all become f32. A
+        part whose matrices have different formats, in a block of experts, is stored in q8, or in f32 if all are floats.
         """
-        found: dict[str, Format] = {}
+        found: dict[str, set[Format]] = {}
         for name, ref in (part for piece in pieces for part in piece if part[0] in names):
-            format = self.one(ref, refs.kind, name)
-            found[name] = format if found.get(name, format) == format else "f32"
-        quantised = [is_quantised(format) for format in found.values()]
-        return dict.fromkeys(found, "f32") if any(quantised) and not all(quantised) else found
+            found.setdefault(name, set()).add(self.one(ref, refs.kind, name))
+        quantised = {is_quantised(format) for formats in found.values() for format in formats}
+        common: Format = "q8" if any(quantised) and hidden % GROUP == 0 else "f32"
+        chosen = {name: formats.pop() if len(formats) == 1 else common for name, formats in found.items()}
+        if all(quantised) or not any(quantised):
+            return chosen
+        return {name: format if is_quantised(format) and common == "q8" else common for name, format in chosen.items()}
 
     def one(self, ref: Ref, kind: BlockKind, name: str = "row", hidden: int = 0) -> Format:
         """Return the format of one matrix. `hidden` is the length of a table's rows if it is not the hidden size."""

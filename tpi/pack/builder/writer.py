@@ -117,8 +117,9 @@ class BlockWriter:
         bounds = (first * run.width, last * run.width)
         pairs = list(zip(run.parts, slabs, strict=True))
         units = assemble(run, {part.name: self._part(part, run, slab, *bounds) for part, slab in pairs})
+        rounded = any(slab.element.rounded for slab in slabs)
         for part, slab in pairs:
-            if is_quantised(part.format) and slab.element.rounded and not _keeps_codes(part, run, slab):
+            if rounded and is_quantised(part.format) and not _keeps_codes(part, run, slab):
                 self.losses.add((slab.element.name, part.format), slab.values(*bounds), decode_part(part, run, units))
         return units, b"".join(sha256(unit.data).digest() for unit in units)
 

@@ -30,7 +30,7 @@ ACCEPTED = (
     f"an alias ({', '.join(ALIASES)}), a directory in Hugging Face format, a .gguf file, a pack directory, or a hub id "
     "such as Qwen/Qwen3-0.6B or, of GGUF files, owner/name:Q4_K_M"
 )
-_MAKING = 3  # version of the packer; increase it when the same source results in a different pack
+_MAKING = 4  # version of the packer; increase it when the same source results in a different pack
 _SMALL = 1 << 20  # bytes; files up to this size are identified by their content, larger ones by their time
 _PARTS = (
     "*.safetensors",

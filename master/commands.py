@@ -100,7 +100,7 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
     """Measure the speed of prefill (pp) and decode (tg): medians over the repeats, and mean figures of each node.
 
     Also measure decode with drafts if this model can have them, and show the measurements by which the collective was
-    chosen.
+    chosen, and the layouts from which the stages were.
     """
     placement = RunOptions.from_flags(flags)
     with Session(placement) as session:
@@ -113,13 +113,14 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
             drafting = [_measure(session, engine, prompt, limits, drafts=True)[0] for _ in range(times)]
         results, nodes = [result for result, _ in measured], session.figures.report([span for _, span in measured])
         write_trace(session.figures, session.placement.trace)
+        compared = session.compared()
         if as_json:
             write(
                 _json(
                     _medians(results)
                     | _with_drafts(drafting)
                     | session.figures.fields()
-                    | {"nodes": node_fields(nodes)}
+                    | {"layouts": compared.fields() if compared else None, "nodes": node_fields(nodes)}
                 )
             )
         else:
@@ -132,6 +133,10 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
             print_nodes(nodes, summary)
             if choice := session.figures.fields()["choice"]:
                 print_choice(choice)
+            if compared:
+                from master.planning.home.table import print_layouts  # imports the planner
+
+                print_layouts(compared)
 
 
 def _measure(

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from master.deployment.deploy import (
     MASTER,
@@ -52,6 +53,10 @@ from worker.equipment import Equipment, measured, open_equipment
 from worker.node.node import Node
 from worker.profile import memory_budget, rss
 from worker.shards.inventory import keep_within
+
+if TYPE_CHECKING:
+    from master.planning.home.compared import ComparedLayouts
+
 
 _MANY = 1 << 30  # requests: no limit
 _LEAST_CONTEXT = 128  # tokens; a shorter context is too short for a conversation
@@ -200,6 +205,10 @@ class Session:
         self._equipment, self._deployer = left, replace(self._deployer, equipment=left)
         self._membership.renew(wanted)
         return True
+
+    def compared(self) -> "ComparedLayouts | None":
+        """Return the layouts from which the present one was chosen, measured as by now; None if the user chose it."""
+        return self._membership.shares.compared([worker.id for worker in self._cluster.workers])
 
     def break_off(self) -> None:
         """Abort all computing, loading and waiting, each with a TpiError. May be called from any thread."""

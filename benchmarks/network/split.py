@@ -61,12 +61,15 @@ def _compare(about: str, topology: Topology, turns: int, tokens: dict[str, int])
                 said = place.bench(model, *REQUEST, tokens[split], "--repeat", "1", "--split", split)
                 speeds[split].append(said["decode_tokens_per_s"])
     ratios = [mine / equal for mine, equal in zip(speeds["auto"], speeds["equal"], strict=True)]
-    parts = ", ".join(f"{node['name']} {node['units']['neurons']}" for node in plan["nodes"])
+    best = plan["layouts"]["best"][0]
+    parts = [f"{stage['layers'][0]}-{stage['layers'][1] - 1}: {'+'.join(stage['nodes'])}" for stage in best["stages"]]
+    used = {node for stage in best["stages"] for node in stage["nodes"]}
+    out = [name for name in ("master", *(each.name for each in topology.devices[1:])) if name not in used]
     return {
         "machines": about,
-        "neuron units": parts,
-        "left out": ", ".join(plan["left_out"]) or "-",
-        "predicted tok/s": plan["decode_tokens_per_s"],
+        "layers": ", ".join(parts),
+        "left out": ", ".join(out) or "-",
+        "predicted tok/s": 1 / best["seconds"],
         "planned tok/s": median(speeds["auto"]),
         "equal tok/s": median(speeds["equal"]),
         "times equal parts": median(ratios),

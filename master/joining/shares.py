@@ -3,13 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from master.deployment.planner import Split
 from master.workers.cluster import Cluster
 from master.workers.places import WorkerId, recognise
 from tpi.keys.policy import leaves_machine
 from tpi.net.sockets import split_address
+
+if TYPE_CHECKING:
+    from master.planning.home.compared import ComparedLayouts
 
 
 class Sharing(Protocol):
@@ -25,6 +28,10 @@ class Sharing(Protocol):
 
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
         """Return those workers that would slow the others, each with the reason as a phrase."""
+        ...
+
+    def compared(self, workers: Sequence[WorkerId]) -> "ComparedLayouts | None":
+        """Return the layouts from which that over these workers is chosen; None if the user chose it."""
         ...
 
 
@@ -59,6 +66,10 @@ class Shares:
         """Return no worker: the user chose which ones take part."""
         return {}
 
+    def compared(self, workers: Sequence[WorkerId]) -> "ComparedLayouts | None":
+        """Return None: the user chose the shares."""
+        return None
+
 
 @dataclass(frozen=True)
 class SharesLater:
@@ -85,6 +96,10 @@ class SharesLater:
     def refused(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, str]:
         """Return the workers that the plan leaves out; workers on this machine are never left out."""
         return self._planned.refused(workers) if _elsewhere(workers) else {}
+
+    def compared(self, workers: Sequence[WorkerId]) -> "ComparedLayouts | None":
+        """Return the layouts that were compared; None if there are no workers, or some are on this machine."""
+        return self._planned.compared(workers) if _elsewhere(workers) else None
 
 
 def _elsewhere(workers: Sequence[WorkerId]) -> bool:

@@ -9,6 +9,7 @@ from master.deployment.stages import AUTO
 from master.joining.measured import MeasuredWorkers
 from master.options import RunOptions
 from master.planning.home.asked import Neighbour, home_of_neighbours
+from master.planning.home.compared import ComparedLayouts, layout_words
 from master.planning.home.dealing import HomeModel
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
@@ -24,7 +25,7 @@ from tpi.devices.host import open_host
 from tpi.errors import PlanError
 from tpi.keys.policy import KeyPolicy
 from tpi.net.messages import StagePlan
-from tpi.progress import phase
+from tpi.progress import note, phase
 from tpi.text import short_number, with_address
 from worker.measure.speed import machine_speed
 
@@ -53,7 +54,21 @@ class PlannedSplit:
             layout = self.layout(known, drop=False)
         except PlanError:  # the same error is raised with the node's name when weights are assigned
             return equal
+        if len(layout.stages) > 1:
+            names = ("master", *(one.name for one in known))
+            note(f"stages: {layout_words(layout, names)}; {short_number(1 / layout.seconds)} tok/s expected")
         return split_of(layout)
+
+    def compared(self, workers: Sequence[WorkerId]) -> ComparedLayouts | None:
+        """Return the layouts over these workers; None if one is not measured, nothing fits, or there is one stage."""
+        known = self.measured.known(workers)
+        if not known or not self._several:
+            return None
+        model = self._model(known)
+        try:
+            return ComparedLayouts.of(model.staged, model.home.names, drop=False)
+        except PlanError:
+            return None
 
     def meet(self, cluster: Cluster) -> None:
         """Measure the unknown links between the workers of `cluster`."""
@@ -75,10 +90,14 @@ class PlannedSplit:
         Raises:
             PlanError: if nothing fits.
         """
+        model = self._model(neighbours)
+        several = self._several and not (model.home.cards and self.options.batched)
+        return best_layout(model.staged, drop, several)
+
+    def _model(self, neighbours: Sequence[Neighbour]) -> HomeModel:
         home = home_of_neighbours(self.own, neighbours, self.links)
         request = request_of(self.shape.config, None, None, 1, self.options.context)
-        several = self._several and not (home.cards and self.options.batched)
-        return best_layout(HomeModel(self.shape, home, request, self.options.kv_dtype).staged, drop, several)
+        return HomeModel(self.shape, home, request, self.options.kv_dtype)
 
     @property
     def _several(self) -> bool:

@@ -56,17 +56,8 @@ class ComparedLayouts:
             yield used + self.words(layout), *(short_number(_MS * seconds) for seconds in figures), faster
 
     def words(self, layout: Layout) -> str:
-        """Return the stages of a layout: layers and nodes, or where there are many, how many stages of how many."""
-        stages = [stage.split.members for stage in layout.stages]
-        if len(stages) == 1:
-            return self._group(stages[0])
-        if len(stages) > _NAMED:
-            sizes = sorted({len(members) for members in stages})
-            each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-            return f"{len(stages)} stages of {each} node{'s' * (sizes[-1] > 1)}"
-        return ", ".join(
-            f"{stage.first}-{stage.last - 1}: {self._group(stage.split.members)}" for stage in layout.stages
-        )
+        """Return the stages of a layout in words."""
+        return layout_words(layout, self.names)
 
     def fields(self) -> dict[str, Any]:
         """Return the object for `--json`, in seconds."""
@@ -92,10 +83,27 @@ class ComparedLayouts:
             "times_as_fast_with_drafts": faster,
         }
 
-    def _group(self, members: Members) -> str:
-        if len(members) > _NAMED:
-            return f"all {len(members)}" if len(members) == len(self.names) else f"{len(members)} nodes"
-        return "+".join(self.names[rank] for rank in members)
+
+def layout_words(layout: Layout, names: Sequence[str]) -> str:
+    """Return the stages of a layout: layers and nodes, or where there are many, how many stages of how many.
+
+    `names` are those of all nodes by rank.
+    """
+    stages = [stage.split.members for stage in layout.stages]
+    if len(stages) == 1:
+        return _group(stages[0], names)
+    if len(stages) > _NAMED:
+        sizes = sorted({len(members) for members in stages})
+        each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        return f"{len(stages)} stages of {each} node{'s' * (sizes[-1] > 1)}"
+    parts = ((stage.first, stage.last - 1, _group(stage.split.members, names)) for stage in layout.stages)
+    return ", ".join(f"{first}-{last}: {group}" for first, last, group in parts)
+
+
+def _group(members: Members, names: Sequence[str]) -> str:
+    if len(members) > _NAMED:
+        return f"all {len(members)}" if len(members) == len(names) else f"{len(members)} nodes"
+    return "+".join(names[rank] for rank in members)
 
 
 def seconds_by_part(layout: Layout) -> dict[str, float]:

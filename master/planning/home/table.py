@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from master.planning.home.compared import PARTS
+from master.planning.home.compared import PARTS, ComparedLayouts
 from master.planning.home.report import HomeReport
 from master.planning.shapes import weight_bytes
 from master.reporting.report import figures_table, wide_console
@@ -28,10 +28,15 @@ def print_home(report: HomeReport) -> None:
     console.print(figures_table(*columns, rows=list(_nodes(report))))
     for line in _sentences(report):
         console.say(line)
-    rows = list(report.compared.rows())
+    print_layouts(report.compared)
+
+
+def print_layouts(compared: ComparedLayouts) -> None:
+    """Print the table of the layouts that were compared on stdout, if there are several."""
+    rows = list(compared.rows())
     if len(rows) > 1:
         columns = ("layout (ms a token)", "all", *PARTS, "drafts 50/80%")
-        console.print(figures_table(*columns, rows=rows))
+        wide_console(stderr=False).print(figures_table(*columns, rows=rows))
 
 
 def _kinds(report: HomeReport) -> list[str]:

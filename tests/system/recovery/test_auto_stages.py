@@ -60,6 +60,9 @@ def test_far_workers_get_stages_again_after_a_loss_and_a_return(
     with far_apart(tmp_path, model, monkeypatch) as (session, laptops):
         assert {1, 2} <= {rank for ranks in members(session) for rank in ranks}
         assert len(members(session)) > 1
+        compared = session.compared()
+        assert compared is not None
+        assert [stage.split.members for stage in compared.use.stages] == members(session)
         assert speak(session, PROMPT, LENGTH).tokens == wanted
         kill = laptops["a"].signal
         assert speak(session, PROMPT, LENGTH, lambda n: kill(signal.SIGKILL) if n == 9 else None).tokens == wanted
@@ -76,4 +79,5 @@ def test_one_stage_stays_where_it_is_asked_for(
 ) -> None:
     with far_apart(tmp_path, model, monkeypatch, **options) as (session, _):
         assert members(session) == [(0, 1, 2)]
+        assert session.compared() is None
         assert len(speak(session, PROMPT, LENGTH).tokens) == LENGTH

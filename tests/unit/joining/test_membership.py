@@ -159,6 +159,9 @@ class Rules:
         slow = [self.slows.get(name) in ("master", *names) for name in names]
         return {one: "it is slow" for one, out in zip(workers, slow, strict=True) if out}
 
+    def compared(self, workers: Sequence[WorkerId]) -> None:
+        return None
+
 
 @dataclass
 class Home:

@@ -106,11 +106,13 @@ class RunFigures:
         }
 
     def describe(self) -> str:
-        """Return a one-line description of the group: nodes, format, collective."""
-        nodes, fields = 1 + len(self._cluster.workers), self.fields()
+        """Return a one-line description of the nodes: their number, stages, format, the master's collective."""
+        nodes, stages, fields = 1 + len(self._cluster.workers), len(self._deployment.stages), self.fields()
+        staged = f" in {stages} stages" if stages > 1 else ""
+        alone = self._deployment.node.loop.group.trivial
+        collective = "" if alone else f", {fields['collective']} over {fields['wire']}"
         sent = f", {fields['weights_sent_bytes'] / 1e6:.1f} MB of weights sent" if nodes > 1 else ""
-        collective = f"{fields['collective']} over {fields['wire']}"
-        return f"{nodes} node{'s' if nodes > 1 else ''}, {self._pack.format}, {collective}{sent}"
+        return f"{nodes} node{'s' if nodes > 1 else ''}{staged}, {self._pack.format}{collective}{sent}"
 
     @contextmanager
     def prompt_progress(self) -> Iterator[Callable[[Ticket], None]]:

@@ -159,6 +159,14 @@ BENCHMARKS = {
         quick=False,
     ),
     "home_prefill": Benchmark("benchmarks.network.home_prefill:bench", HOME, 6, ROOT_AND_QUIET, root=True, quick=False),
+    "homes": Benchmark(
+        "benchmarks.network.homes:bench",
+        (*HOME, "benchmarks/network/home.py", "benchmarks/network/forecast.py"),
+        20,
+        ROOT_AND_QUIET,
+        root=True,
+        quick=False,
+    ),
     "tensor_parallel": Benchmark(
         "benchmarks.network.tensor_parallel:bench",
         (*HOME, "benchmarks/network/layerwise.py"),

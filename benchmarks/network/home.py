@@ -32,7 +32,7 @@ class Home:
     """A running home whose workers wait for a master."""
 
     def __init__(self, bed: Testbed, addresses: str, logs: Path) -> None:
-        self.bed, self._addresses, self._logs = bed, addresses, logs
+        self.bed, self.addresses, self._logs = bed, addresses, logs
 
     def bench(self, model: str, *flags: object) -> dict[str, Any]:
         """Run `tpi bench --json` on the first device and return its fields."""
@@ -42,7 +42,7 @@ class Home:
 
     def plan(self, model: str, *flags: object) -> dict[str, Any]:
         """Run `tpi plan --json` for this home on the first device and return its fields."""
-        command = [sys.executable, "-m", "tpi.cli", "plan", "--json", "--workers", self._addresses, "-m", model]
+        command = [sys.executable, "-m", "tpi.cli", "plan", "--json", "--workers", self.addresses, "-m", model]
         fields: dict[str, Any] = json.loads(self.run([*command, *map(str, flags)]).splitlines()[-1])
         return fields
 
@@ -53,7 +53,7 @@ class Home:
             RuntimeError: if the command fails; the message holds its output and the last output of the workers.
         """
         first = self.bed.topology.devices[0].name
-        environment = {**os.environ, WORKERS: self._addresses}
+        environment = {**os.environ, WORKERS: self.addresses}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with self.bed.popen(first, list(command), env=environment, **pipes) as process:
             output, said = process.communicate()
@@ -80,7 +80,8 @@ def home(topology: Topology, shaped: bool = True) -> Iterator[Home]:
     with tempfile.TemporaryDirectory() as logs, Testbed.start(topology) as bed:
         if shaped:
             verify_patiently(bed)
-        options = HostWorkerOptions(cache=default_cache() / "benchmarks" / f"home-{size}", logs=Path(logs))
+        disks = "-slow-disks" if any(device.disk for device in topology.devices) else ""  # a cache remembers its disk
+        options = HostWorkerOptions(cache=default_cache() / "benchmarks" / f"home-{size}{disks}", logs=Path(logs))
         with workers(bed, options) as addresses:
             yield Home(bed, addresses, Path(logs))
 

@@ -183,22 +183,15 @@ def _quantise_q8(groups: F32) -> U8:
 
 
 def _quantise_line(coding: Coding, groups: F32) -> U8:
-    """Quantise groups by least squares: try several ranges, fit each to its rounded codes, and keep the closest.
-
-    Then change the scale of the closest by a few percent about the middle of its codes, and fit again.
-    """
+    """Quantise groups by least squares: try several ranges, refit each to its rounded codes, use the closest."""
     most = np.float32((1 << sum(coding.planes)) - 1)
     low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
     best = _line(groups, (high - low) / most, low, most)
-    for shrink in (0.94, 0.88):
+    for shrink in (1.0, 0.94, 0.88):
         half = (high - low) / 2 * np.float32(shrink)
-        best = _closer(best, _line(groups, half / (most / 2), (low + high) / 2 - half, most))
-    for _ in range(2):
-        best = _closer(best, _line(groups, *_fit_line(best[1], groups), most))
-    for factor in (0.95, 1.05, 0.97, 1.03, 0.9, 0.93):
-        scale = best[2] * np.float32(factor)
-        changed = _line(groups, scale, best[3] + (best[2] - scale) * (most / 2), most)
-        best = _closer(best, _line(groups, *_fit_line(changed[1], groups), most))
+        tried = _line(groups, half / (most / 2), (low + high) / 2 - half, most)
+        for candidate in (tried, _line(groups, *_fit_line(tried[1], groups), most)):
+            best = _closer(best, candidate)
     _, codes, scale, minimum = best
     planes = pack_codes(coding.planes, codes.astype(np.uint8))
     return np.concatenate([_f16_bytes(scale), _f16_bytes(minimum), planes], axis=-1)

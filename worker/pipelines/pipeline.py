@@ -146,7 +146,7 @@ class BatchPipeline:
         )
 
     def _begin(self, parts: Sequence[QueuedMicroBatch], order: Order, host_attends: bool) -> None:
-        found = visits(order, len(self.attends), len(parts))
+        found = visits(order, range(len(self.attends)), len(parts))
         set_visit_counts(found, self.holds)
         self.on_start(host_attends)
         if self.visiting is not None:

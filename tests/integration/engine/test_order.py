@@ -33,7 +33,7 @@ def test_visits_hold_every_task_once_and_in_order(order: Order, blocks: int, mic
     tasks = list(order(blocks, micro_batches))
     run = [
         (visit.block, job.micro_batch, phase)
-        for visit in visits(order, blocks, micro_batches)
+        for visit in visits(order, range(blocks), micro_batches)
         for job in (*visit.jobs, *visit.sums)
         for phase in sorted(job.phases)
     ]
@@ -44,7 +44,7 @@ def test_visits_hold_every_task_once_and_in_order(order: Order, blocks: int, mic
 
 
 def test_the_plain_order_fuses_the_phases_of_each_block() -> None:
-    found = visits(block_by_block, 3, 2)
+    found = visits(block_by_block, range(3), 2)
     assert [visit.block for visit in found] == [0, 1, 2]
     for visit in found:
         assert [(job.micro_batch, job.phases) for job in visit.jobs] == [
@@ -54,7 +54,7 @@ def test_the_plain_order_fuses_the_phases_of_each_block() -> None:
 
 
 def test_phase_by_phase_keeps_phases_apart() -> None:
-    (visit,) = visits(phase_by_phase, 1, 2)
+    (visit,) = visits(phase_by_phase, range(1), 2)
     phases = [phase for phase, _ in groupby(min(job.phases) for job in visit.jobs)]
     assert phases == sorted(COMPUTE)
     assert len(visit.sums) == 2

@@ -93,7 +93,7 @@ def sums_of(order: Interleaved | Layerwise, blocks: int, parts: int) -> list[Eve
             flying.pop(0)
             log.append(("finish", None))
 
-    for visit in visits(order, blocks, parts):
+    for visit in visits(order, range(blocks), parts):
         for job in (*visit.jobs, *visit.sums):
             if Phase.SUM not in job.phases:
                 finish_for(job.micro_batch)

@@ -11,6 +11,7 @@ from master.options import RunOptions
 from master.planning.home.asked import Neighbour, home_of_neighbours
 from master.planning.home.compared import ComparedLayouts, layout_words
 from master.planning.home.dealing import HomeModel
+from master.planning.home.forecast import best_forecast
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import ModelShape, model_shape
@@ -18,7 +19,6 @@ from master.workers.cluster import Cluster
 from master.workers.places import WorkerId
 from master.workers.predictors import are_records
 from master.workers.survey import WorkerLinks
-from scheduler.model.home.layouts import best_layout
 from scheduler.model.home.stages import Layout
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from tpi.devices.host import open_host
@@ -66,7 +66,7 @@ class PlannedSplit:
             return None
         model = self._model(known)
         try:
-            return ComparedLayouts.of(model.staged, model.home.names, drop=False)
+            return ComparedLayouts.of(model, self.layout(known, drop=False))
         except PlanError:
             return None
 
@@ -92,7 +92,7 @@ class PlannedSplit:
         """
         model = self._model(neighbours)
         several = self._several and not (model.home.cards and self.options.batched)
-        return best_layout(model.staged, drop, several)
+        return best_forecast(model, drop, several).layout
 
     def _model(self, neighbours: Sequence[Neighbour]) -> HomeModel:
         home = home_of_neighbours(self.own, neighbours, self.links)

@@ -10,12 +10,11 @@ from master.models.recommended import Recommended
 from master.options import worker_addresses
 from master.planning.home.asked import home_asked, home_of_neighbours
 from master.planning.home.dealing import HomeModel
-from master.planning.home.forecast import forecast_home
+from master.planning.home.forecast import best_forecast
 from master.planning.home.members import Home
 from master.planning.node import NodeFlags, planned_node
 from master.planning.problem import request_of
 from master.planning.shapes import weight_bytes
-from scheduler.model.home.layouts import best_layout
 from tpi.errors import PlanError
 from tpi.keys.policy import KeyPolicy
 from tpi.progress import warn
@@ -44,7 +43,7 @@ class ModelForecast:
         shape = model.shape()
         asked = HomeModel(shape, home, request_of(shape.config, None, None, 1, None))
         try:
-            ahead = forecast_home(asked, best_layout(asked.staged))
+            ahead = best_forecast(asked)
         except PlanError:
             return cls(model, weight_bytes(shape))
         streamed = any(member.disk_bytes for member in ahead.members)

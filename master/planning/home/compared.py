@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.model.home.layouts import best_layout, chosen, layouts, pure_layouts
+from master.planning.home.dealing import HomeModel
+from scheduler.model.home.layouts import layouts, pure_layouts
 from scheduler.model.home.problem import Members
-from scheduler.model.home.stages import Layout, StageProblem
+from scheduler.model.home.stages import Layout
 from tpi.text import short_number
 
 _BEST, _MS = 3, 1e3
@@ -34,12 +35,10 @@ class ComparedLayouts:
     singles: Layout | None
 
     @classmethod
-    def of(cls, problem: StageProblem, names: Sequence[str], drop: bool = True) -> "ComparedLayouts":
-        """Compare layouts; arguments and errors as for `scheduler.model.home.layouts.best_layout`."""
-        found = layouts(problem)
-        use = chosen(found) if drop else best_layout(problem, drop=False)
-        one, singles = pure_layouts(problem)
-        return cls(names, use, tuple(found[:_BEST]), one, singles)
+    def of(cls, model: HomeModel, use: Layout) -> "ComparedLayouts":
+        """Compare the layout `use` with the best ones and the pure forms."""
+        one, singles = pure_layouts(model.staged)
+        return cls(model.home.names, use, tuple(layouts(model.staged)[:_BEST]), one, singles)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield a row of cells for each layout, in milliseconds, and last how many times as fast drafts make it."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from master.planning.home.dealing import HomeModel
 from master.planning.problem import layer_blocks
+from scheduler.model.home.layouts import chosen, layouts, pure_layouts
 from scheduler.model.home.stages import Layout, Stage
 from scheduler.model.offload.choice import choose
 from scheduler.model.offload.forecast import OffloadForecast, forecast
@@ -11,7 +12,11 @@ from scheduler.model.offload.memory import MemoryParts, peaks
 from scheduler.model.offload.problem import Problem
 from scheduler.model.offload.work import NodeWork, SegmentWork, TableWork, Workload
 from tpi.config import RECURRENT
+from tpi.errors import PlanError
 from tpi.partition import Range
+
+_OFF = 1.1  # a forecast that is slower than the search expects by this factor makes others worth a forecast
+_COMPARED = 4  # layouts that are compared then
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,38 @@ class HomeForecast:
     def within(self, stage: Stage) -> list[MemberForecast]:
         """Return the nodes of a stage."""
         return [each for each in self.members if each.rank in stage.split.members]
+
+
+def best_forecast(model: HomeModel, drop: bool = True, several: bool = True) -> HomeForecast:
+    """Return the forecast for the layout to use.
+
+    The search does not know the memory for weights on their way from disk. If the forecast for its choice is slower
+    than it expects, its next best layouts and the pure forms are compared by their forecasts.
+
+    Args:
+        model: the model and the home.
+        drop: whether nodes may be left out.
+        several: whether there may be several stages.
+
+    Raises:
+        PlanError: if no layout fits the nodes' memories.
+    """
+    found = layouts(model.staged, drop, several)
+    use = chosen(found)
+    if (best := _forecast(model, use)) is not None and best.token <= _OFF * use.seconds:
+        return best
+    pure = [each for each in pure_layouts(model.staged) if each is not None and (several or len(each.stages) == 1)]
+    others = [_forecast(model, each) for each in (*found[:_COMPARED], *pure)]
+    if not (fitting := [each for each in (best, *others) if each is not None]):
+        return forecast_home(model, use)
+    return min(fitting, key=lambda each: each.token)
+
+
+def _forecast(model: HomeModel, layout: Layout) -> HomeForecast | None:
+    try:
+        return forecast_home(model, layout)
+    except PlanError:
+        return None
 
 
 def forecast_home(model: HomeModel, layout: Layout) -> HomeForecast:

@@ -6,7 +6,7 @@ from typing import Any
 
 from master.planning.home.compared import ComparedLayouts, seconds_by_part
 from master.planning.home.dealing import HomeModel
-from master.planning.home.forecast import HomeForecast, MemberForecast, forecast_home
+from master.planning.home.forecast import HomeForecast, MemberForecast, best_forecast
 from master.planning.shapes import weight_bytes
 from scheduler.model.home.layouts import best_layout, layouts
 from scheduler.model.home.stages import Layout
@@ -37,8 +37,8 @@ class HomeReport:
         Raises:
             PlanError: if the nodes' memories cannot hold the model.
         """
-        compared = ComparedLayouts.of(model.staged, model.home.names, drop)
-        ahead = forecast_home(model, compared.use)
+        ahead = best_forecast(model, drop)
+        compared = ComparedLayouts.of(model, ahead.layout)
         everyone = layouts(model.staged, drop=False) if len(ahead.members) < len(model.home.names) else []
         return cls(model, compared, ahead, next(iter(everyone), None), tuple(_gains(model, compared.use)))
 
@@ -50,9 +50,11 @@ class HomeReport:
     @property
     def faster(self) -> Layout | None:
         """A faster layout that leaves out nodes which were to be used; None if there is none."""
-        best = self.compared.best[0]
-        left = not {*self.layout.members} <= {*best.members}
-        return best if left and best.seconds < self.layout.seconds else None
+        if self.everyone is not None:
+            return None
+        best = best_forecast(self.model)
+        left = not {*self.layout.members} <= {*best.layout.members}
+        return best.layout if left and best.token < self.ahead.token else None
 
     @property
     def collective(self) -> str:

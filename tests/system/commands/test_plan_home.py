@@ -120,3 +120,14 @@ def test_shipped_homes_get_few_stages_for_a_large_model(home: str, stages: int, 
     assert [stage["layers"][0] for stage in used["stages"]] == [
         0, *(stage["layers"][1] for stage in used["stages"][:-1])
     ]  # fmt: skip
+
+
+def test_memory_for_weights_on_their_way_from_disk_counts_in_the_choice(tmp_path: Path) -> None:
+    """One machine could hold these experts alone but for the memory through which it would read the rest."""
+    models = json.loads((ROOT / "master/models/recommended.json").read_text())
+    config = next(one["config"] for one in models if "Nemotron-3-Nano" in one["name"])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    home = ("--dtype", "q4", "--devices", "2x20GiB", "--link", "1 Gbit, 1 ms")
+    found = plan_json("-m", str(tmp_path), *home, cache=tmp_path)
+    assert [node["layers"] for node in found["nodes"]] == [[0, 12], [12, 29]]
+    assert found["token_s"]["disks"] < 0.01 * sum(found["token_s"].values())

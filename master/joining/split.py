@@ -1,7 +1,7 @@
 """The default layout over machines of different speeds: the fastest one, which may leave some machines out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from master.deployment.deploy import master_memory, needs_one_stage, own_threads
 from master.deployment.planner import Split
@@ -19,6 +19,7 @@ from master.workers.cluster import Cluster
 from master.workers.places import WorkerId
 from master.workers.predictors import are_records
 from master.workers.survey import WorkerLinks
+from scheduler.model.home.layouts import evaluate
 from scheduler.model.home.stages import Layout
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from tpi.devices.host import open_host
@@ -28,6 +29,8 @@ from tpi.net.messages import StagePlan
 from tpi.progress import note, phase
 from tpi.text import short_number, with_address
 from worker.measure.speed import machine_speed
+
+_STEADY = 1.15  # two measurements of the same machines and links differ by about so much
 
 
 @dataclass(frozen=True)
@@ -42,22 +45,37 @@ class PlannedSplit:
     measured: MeasuredWorkers
     options: RunOptions
     links: WorkerLinks
+    used: dict[tuple[bytes | str, ...], Layout] = field(default_factory=dict)  # by keys of workers, or their addresses
 
     def among(self, workers: Sequence[WorkerId]) -> Sequence[float] | Split:
-        """Return the best split over exactly these workers; equal shares if one is not measured or nothing fits."""
+        """Return the best split over exactly these workers; equal shares if one is not measured or nothing fits.
+
+        If the same workers had another split before that is about as fast, return that, because they have its weights.
+        """
         equal = [1.0] * (1 + len(workers))
         if new := self.measured.missing(workers):
             self.measured.ask(new)
         if not (known := self.measured.known(workers)):
             return equal
         try:
-            layout = self.layout(known, drop=False)
+            layout = self._steady(workers, self.layout(known, drop=False))
         except PlanError:  # the same error is raised with the node's name when weights are assigned
             return equal
         if len(layout.stages) > 1:
             names = ("master", *(one.name for one in known))
             note(f"stages: {layout_words(layout, names)}; {short_number(1 / layout.seconds)} tok/s expected")
         return split_of(layout)
+
+    def _steady(self, workers: Sequence[WorkerId], best: Layout) -> Layout:
+        """Return the layout that these workers had before if it is at most `_STEADY` times as slow, else `best`."""
+        names = tuple(one.key or one.address for one in workers)
+        if (before := self.used.get(names)) is not None:
+            stages = [(stage.first, stage.last, stage.split.members) for stage in before.stages]
+            now = evaluate(best.problem, stages)
+            if now is not None and now.seconds <= _STEADY * best.seconds:
+                return before
+        self.used[names] = best
+        return best
 
     def compared(self, workers: Sequence[WorkerId]) -> ComparedLayouts | None:
         """Return the layouts over these workers; None if one is not measured, nothing fits, or there is one stage."""

@@ -18,6 +18,7 @@ DEFAULT_LINK = "300 Mbit, 1 ms"  # TPI-LLM's testbed, section 4
 _MOST = 64
 _SOME = re.compile(r"\s*(?:(\d+)\s*x\s*)?([^\s,]+(?: ?[KMGT]i?B)?)\s*", re.IGNORECASE)
 _BITS = 8
+_DETOUR = 4  # a link this many times as slow as the way over the master is not believed
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,14 @@ def links_of_home(to_workers: Sequence[Link], between: Mapping[tuple[int, int], 
     Args:
         to_workers: the links from the master to each worker.
         between: links between workers, by indices into `to_workers`. The others are assumed to be as slow as the
-            slower of the two workers' links to the master.
+            slower of the two workers' links to the master. So are those that are far slower than the way over the
+            master, because they were measured when something was wrong.
     """
     size = 1 + len(to_workers)
     found = {(0, rank): link for rank, link in enumerate(to_workers, 1)}
     for a, b in combinations(range(1, size), 2):
         one, other = to_workers[a - 1], to_workers[b - 1]
         met = Link(max(one.latency_s, other.latency_s), min(one.bytes_per_s, other.bytes_per_s))
-        found[a, b] = between.get((a - 1, b - 1), met)
+        direct = between.get((a - 1, b - 1), met)
+        found[a, b] = direct if direct.latency_s <= _DETOUR * (one.latency_s + other.latency_s) else met
     return LinkTable(size, found)

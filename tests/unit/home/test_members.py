@@ -59,6 +59,8 @@ def test_unmeasured_workers_are_as_far_as_the_farther() -> None:
     assert links_of_home(to_workers, {}).between(0, 1) == Link(0.001, 1e8)
     assert links_of_home(to_workers, {}).between(1, 2) == Link(0.005, 1e6)
     assert links_of_home(to_workers, {(0, 1): wired}).between(1, 2) == wired
+    slowed = {(0, 1): Link(0.1, 1e6)}  # measured while something was wrong
+    assert links_of_home(to_workers, slowed).between(1, 2) == Link(0.005, 1e6)
 
 
 def test_a_link_from_echoes() -> None:

@@ -19,8 +19,8 @@ from master.planning.shapes import model_shape
 from master.workers.asking import WorkerInquiry
 from master.workers.places import WorkerId
 from master.workers.survey import WorkerLinks
-from scheduler.model.home.problem import HomeNode, HomeSplit
-from scheduler.model.home.stages import Layout, Stage, StageProblem
+from scheduler.model.home.problem import HomeNode, HomeSplit, UnitKind
+from scheduler.model.home.stages import LayerWork, Layout, Stage, StageProblem
 from scheduler.model.machine import LAPTOP
 from tests.support.paths import DATA
 from tpi.devices.options import DeviceOptions, OffloadOptions
@@ -46,7 +46,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> PlannedSplit:
 
     def dealt(self: PlannedSplit, neighbours: Sequence[Neighbour], drop: bool) -> Layout:
         nodes = [HomeNode("node", 1.0, 1.0, 1)] * (1 + len(neighbours))
-        problem = StageProblem(tuple(nodes), (), (), lambda *_: 0.0, lambda *_: 0.0)
+        layer = LayerWork((UnitKind("heads", 9, 1, 0.0, 1.0),), 0)
+        problem = StageProblem(tuple(nodes), (layer,), (0, 1), lambda *_: 0.0, lambda *_: 0.0)
         heads = (1, *(len(one.address) for one in neighbours))
         split = HomeSplit(tuple(range(len(heads))), {"heads": heads}, 1.0, 0.0)
         return Layout(problem, (Stage(0, 1, split, 0.0),), 0.0, 0.0)
@@ -160,6 +161,19 @@ def test_far_machines_that_are_all_needed_hold_layers() -> None:
     assert {rank for stage in found.stages for rank in stage.ranks} >= {1, 2}
     assert len(found.stages) > 1
     assert [stage.first for stage in found.stages] == [0, *(stage.last for stage in found.stages[:-1])]
+
+
+def test_workers_that_come_back_get_the_split_whose_weights_they_have() -> None:
+    """Their speeds are measured again, and differ a little. Where another split is much faster, it is used."""
+    links, workers = {"a": Link(0.001, 1e8), "b": Link(0.001, 1e8)}, [worker("a"), worker("b")]
+    first = home_of(**links)
+    wanted = first.among(workers)
+    for faster, same in ((1.05, True), (4.0, False)):
+        host = replace(LAPTOP.host, read=faster * LAPTOP.host.read)
+        again = replace(home_of(**links), own=replace(first.own, host=host))
+        assert again.among(workers) != wanted
+        assert (replace(again, used=dict(first.used)).among(workers) == wanted) is same
+    assert first.among([worker("a")]) != wanted
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class RowTable:
         wanted = np.asarray(rows, np.int32)
         found = np.empty((len(wanted), self._run.hidden), np.float32)
         units, waited = wanted // self._run.width, 0.0
-        for unit in np.unique(units):
+        for unit in sorted(set(units.tolist())):  # np.unique would import numpy.ma, a few MB
             here = np.flatnonzero(units == unit)
             inside = wanted[here] - np.int32(unit * self._run.width)
             begun = perf_counter()

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import default_rng
 
 from tpi.errors import NotFiniteError, UsageError
 
@@ -119,7 +120,7 @@ class Sampler:
     def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
         self.sampling = sampling
         self._constraint = constraint
-        self._random = np.random.default_rng(None if sampling.seed == RANDOM_SEED else sampling.seed)
+        self._random = default_rng(None if sampling.seed == RANDOM_SEED else sampling.seed)
 
     def draw(self, logits: F32, history: Sequence[int], prompt: int, best: int | None) -> tuple[int, Logprobs | None]:
         """Sample a token as `sample` does.

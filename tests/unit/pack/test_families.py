@@ -112,6 +112,7 @@ def test_what_is_not_supported_is_named(fields: dict[str, Any], words: list[str]
 
 @settings(max_examples=300, deadline=None)
 @example("LlamaForCausalLM", {"rope_theta": 2.5e-228})
+@example("GraniteMoeHybridForCausalLM", {"hidden_size": "wide"})
 @given(
     st.sampled_from([name for family in FAMILIES for name in family.architectures]),
     st.dictionaries(

@@ -58,7 +58,10 @@ def _granite(fields: Fields) -> Mamba:
         raise ModelError(f"hidden_act is {str(fields['hidden_act'])[:80]!r}; Mamba2 layers are supported with silu")
     bool_field(fields, "mamba_conv_bias")
     size_field(fields, "mamba_chunk_size")  # how the original code divides a prompt
-    heads, inner = size_field(fields, "mamba_n_heads"), size_field(fields, "mamba_expand") * fields["hidden_size"]
+    heads, inner = (
+        size_field(fields, "mamba_n_heads"),
+        size_field(fields, "mamba_expand") * size_field(fields, "hidden_size"),
+    )
     value = inner // heads if fields["mamba_d_head"] == "auto" else size_field(fields, "mamba_d_head")
     if heads * value != inner:
         raise ModelError(f"mamba_n_heads {heads} times mamba_d_head {value} is not {inner}, the width of Mamba2 layers")

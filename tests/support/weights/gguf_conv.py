@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import ExpertGatingFuncType, GGMLQuantizationType, GGUFWriter
+from gguf import ExpertGatingFuncType, GGUFWriter
 
 from tests.support.models import TinyModel
-from tests.support.weights.gguf_models import encoded
+from tests.support.weights.gguf_models import write_tensors
 
 Array = npt.NDArray[Any]
 
@@ -84,11 +84,4 @@ def write_gguf(
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
     vocabulary(writer)
-    for name, values in written.items():
-        chosen = kind(name) if values.ndim > 1 and "shortconv.conv" not in name else "F32"
-        raw = encoded(values, chosen)
-        writer.add_tensor(name, raw, raw_dtype=None if chosen in ("F32", "F16") else GGMLQuantizationType[chosen])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, written, kind, ("shortconv.conv",))

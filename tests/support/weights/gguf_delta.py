@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGUFWriter
 
 from tests.support.models import TinyModel
-from tests.support.weights.gguf_models import encoded
+from tests.support.weights.gguf_models import write_tensors
 
 Array = npt.NDArray[Any]
 
@@ -131,11 +131,4 @@ def write_gguf(
     if family == "qwen3next":
         writer.add_feed_forward_length(config.intermediate_size)
     vocabulary(writer)
-    for name, values in tensors(model, family).items():
-        chosen = kind(name) if values.ndim > 1 and "conv1d" not in name else "F32"
-        raw = encoded(values, chosen)
-        writer.add_tensor(name, raw, raw_dtype=None if chosen in ("F32", "F16") else GGMLQuantizationType[chosen])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, tensors(model, family), kind, ("conv1d",))

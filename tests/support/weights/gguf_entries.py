@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGUFWriter
 
 from tests.support.models import TinyModel
-from tests.support.weights.gguf_models import Array, encoded, interleave
+from tests.support.weights.gguf_models import Array, interleave, write_tensors
 
 _NAMES = {
     "embed_tokens.weight": "token_embd.weight",
@@ -99,11 +99,4 @@ def write_gguf(
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add.get(type(value), writer.add_array)(f"{architecture}.{key}", value)
     vocabulary(writer)
-    for name, values in _tensors(model, architecture).items():
-        chosen = kind(name) if values.ndim > 1 else "F32"
-        raw = encoded(values, chosen)
-        writer.add_tensor(name, raw, raw_dtype=None if chosen in ("F32", "F16") else GGMLQuantizationType[chosen])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, _tensors(model, architecture), kind)

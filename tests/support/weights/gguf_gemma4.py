@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFWriter
 
-from tests.support.weights.gguf_models import Array, encoded
+from tests.support.weights.gguf_models import Array, write_tensors
 
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -109,10 +109,5 @@ def write_gguf(
         else:
             writer.add_uint32(f"gemma4.{key}", value)
     vocabulary(writer)
-    for name, values in gguf_tensors(reference, fused).items():
-        if name != leave_out:
-            writer.add_tensor(name, encoded(values, "F32"))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    kept = {name: values for name, values in gguf_tensors(reference, fused).items() if name != leave_out}
+    write_tensors(writer, kept, lambda name: "F32")

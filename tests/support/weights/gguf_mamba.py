@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGUFWriter
 
 from tests.support.models import TinyModel
-from tests.support.weights.gguf_models import encoded, interleave
+from tests.support.weights.gguf_models import interleave, write_tensors
 
 Array = npt.NDArray[Any]
 
@@ -96,11 +96,4 @@ def write_gguf(
     writer.add_expert_used_count(config.num_experts_per_tok if config.num_local_experts else 0)
     writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     vocabulary(writer)
-    for name, values in tensors(model).items():
-        chosen = kind(name) if values.ndim > 1 and not any(part in name for part in _FLOATS) else "F32"
-        raw = encoded(values, chosen)
-        writer.add_tensor(name, raw, raw_dtype=None if chosen in ("F32", "F16") else GGMLQuantizationType[chosen])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, tensors(model), kind, _FLOATS)

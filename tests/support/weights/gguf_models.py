@@ -1,6 +1,6 @@
 """Writes the tiny models of `tests.support.models` as GGUF files, named and ordered as llama.cpp's converter does."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,7 @@ def write_gguf(
     writer.add_rope_freq_base(theta)
     _add_own(writer, family, config)
     vocabulary(writer)
-    for name, values in (gguf_tensors(model, family) | dict(extra or {})).items():
-        _add(writer, name, values, kind(name) if values.ndim > 1 else "F32")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, gguf_tensors(model, family) | dict(extra or {}), kind)
 
 
 def _add_own(writer: GGUFWriter, family: str, config: Any) -> None:
@@ -112,6 +107,19 @@ def _add_own(writer: GGUFWriter, family: str, config: Any) -> None:
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_attention_scale(config.attention_multiplier)
+
+
+def write_tensors(
+    writer: GGUFWriter, tensors: Mapping[str, Array], kind: Callable[[str], str], floats: Sequence[str] = ()
+) -> None:
+    """Write all tensors and close the file: matrices as `kind(name)`; vectors and what `floats` names as F32."""
+    for name, values in tensors.items():
+        matrix = values.ndim > 1 and not any(part in name for part in floats)
+        _add(writer, name, values, kind(name) if matrix else "F32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def encoded(values: Array, kind: str) -> Array:

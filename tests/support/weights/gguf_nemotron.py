@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf import GGUFValueType, GGUFWriter
 
 from tests.support.models import TinyModel
-from tests.support.weights.gguf_models import encoded
+from tests.support.weights.gguf_models import write_tensors
 
 Array = npt.NDArray[Any]
 
@@ -101,11 +101,4 @@ def write_gguf(
     for key, value in (changes or {}).items():
         writer.kv_data[0].pop(key, None)
         writer.add_key_value(key, value, GGUFValueType.get_type(value))
-    for name, values in tensors(model).items():
-        chosen = kind(name) if values.ndim > 1 and not any(part in name for part in _FLOATS) else "F32"
-        raw = encoded(values, chosen)
-        writer.add_tensor(name, raw, raw_dtype=None if chosen in ("F32", "F16") else GGMLQuantizationType[chosen])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, tensors(model), kind, _FLOATS)

@@ -19,6 +19,26 @@ def mixtral(fields: Fields) -> dict[str, Any]:
     return settings.mistral(fields) | {"mixture": mixture}
 
 
+def sigmoid_mixture(fields: Fields, experts: int, shared: int) -> Mixture:
+    """Return DeepSeek-V3's selection of experts, of which other families have `experts`, and `shared` shared neurons.
+
+    The score of an expert is a sigmoid. Groups of experts are ranked by the sum of their two best scores.
+    """
+    groups = size_field(fields, "n_group")
+    return Mixture(
+        experts,
+        size_field(fields, "num_experts_per_tok"),
+        size_field(fields, "moe_intermediate_size"),
+        shared=shared,
+        scores="sigmoid",
+        normalised=bool_field(fields, "norm_topk_prob"),
+        scale=float_field(fields, "routed_scaling_factor"),
+        groups=groups,
+        groups_used=size_field(fields, "topk_group"),
+        group_best=2 if groups > 1 else 1,
+    )
+
+
 def qwen2(fields: Fields) -> dict[str, Any]:
     """Return the fields of Qwen2-MoE, which has a shared expert with a sigmoid gate.
 

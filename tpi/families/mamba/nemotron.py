@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tpi.config import Mamba, Mixture
 from tpi.errors import ModelError
 from tpi.families.base import Fields, Model, Numbers, activation, float_field, size_field
+from tpi.families.experts import sigmoid_mixture
 from tpi.families.mamba.settings import adapt_refs
 from tpi.families.settings import bool_field
 
@@ -111,19 +112,8 @@ def _mixture(fields: Fields) -> Mixture:
     """
     if bool_field(fields, "mlp_bias"):
         raise ModelError("mlp_bias is true: experts with biases are not supported for this architecture")
-    groups = size_field(fields, "n_group")
-    return Mixture(
-        size_field(fields, "n_routed_experts"),
-        size_field(fields, "num_experts_per_tok"),
-        size_field(fields, "moe_intermediate_size"),
-        shared=size_field(fields, "moe_shared_expert_intermediate_size"),
-        scores="sigmoid",
-        normalised=bool_field(fields, "norm_topk_prob"),
-        scale=float_field(fields, "routed_scaling_factor"),
-        groups=groups,
-        groups_used=size_field(fields, "topk_group"),
-        group_best=2 if groups > 1 else 1,
-    )
+    shared = size_field(fields, "moe_shared_expert_intermediate_size")
+    return sigmoid_mixture(fields, size_field(fields, "n_routed_experts"), shared)
 
 
 def _mamba(fields: Fields) -> Mamba:

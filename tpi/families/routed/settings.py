@@ -10,6 +10,7 @@ from tpi.families import settings
 from tpi.families.afternorm.settings import exaone_layers
 from tpi.families.base import Fields, Model, float_field, int_field, size_field
 from tpi.families.dense.settings import interleaved
+from tpi.families.experts import sigmoid_mixture
 from tpi.families.huggingface import rope as hfrope
 from tpi.families.latent.settings import dense, dense_glm
 from tpi.families.settings import bool_field, layer_range
@@ -19,19 +20,8 @@ _LEAST_SUM = 1e-9  # far below any sum of softmax scores that matters
 
 def glm4(fields: Fields) -> dict[str, Any]:
     """Return the fields of GLM-4.5: DeepSeek-V3's selection of experts, and RoPE on a part of each head."""
-    width = size_field(fields, "moe_intermediate_size")
-    mixture = Mixture(
-        size_field(fields, "n_routed_experts"),
-        size_field(fields, "num_experts_per_tok"),
-        width,
-        shared=width * size_field(fields, "n_shared_experts"),
-        scores="sigmoid",
-        normalised=bool_field(fields, "norm_topk_prob"),
-        scale=float_field(fields, "routed_scaling_factor"),
-        groups=size_field(fields, "n_group"),
-        groups_used=size_field(fields, "topk_group"),
-        group_best=2,
-    )
+    shared = size_field(fields, "moe_intermediate_size") * size_field(fields, "n_shared_experts")
+    mixture = sigmoid_mixture(fields, size_field(fields, "n_routed_experts"), shared)
     return _partial_rope(fields) | {"mixture": mixture}
 
 
@@ -44,19 +34,8 @@ def exaone(fields: Fields) -> dict[str, Any]:
     for name, only in _EXAONE.items():
         if fields[name] != only:
             raise ModelError(f"{name} is {str(fields[name])[:80]!r}; {only!r} is supported for this architecture")
-    width, groups = size_field(fields, "moe_intermediate_size"), size_field(fields, "n_group")
-    mixture = Mixture(
-        size_field(fields, "num_experts"),
-        size_field(fields, "num_experts_per_tok"),
-        width,
-        shared=width * size_field(fields, "num_shared_experts"),
-        scores="sigmoid",
-        normalised=bool_field(fields, "norm_topk_prob"),
-        scale=float_field(fields, "routed_scaling_factor"),
-        groups=groups,
-        groups_used=size_field(fields, "topk_group"),
-        group_best=2 if groups > 1 else 1,
-    )
+    shared = size_field(fields, "moe_intermediate_size") * size_field(fields, "num_shared_experts")
+    mixture = sigmoid_mixture(fields, size_field(fields, "num_experts"), shared)
     return exaone_layers(fields) | {"mixture": mixture}
 
 

@@ -169,9 +169,9 @@ class Group(ABC):
         self._stats.seconds += perf_counter() - started
 
     def finish(self) -> F32 | None:
-        """Return the sum that was started first; None if it is not for this node.
+        """Wait for the oldest sum in flight and return it; None if it is not for this node.
 
-        Valid until the next sum is finished.
+        The result is valid until the next sum is finished.
         """
         started = perf_counter()
         flight = self._pending.popleft()

@@ -174,7 +174,7 @@ class Sampler:
 
 
 def _logprobs(logits: F32, token: int, best: int) -> Logprobs:
-    """Return log-probabilities from the unmodified logits, at temperature 1."""
+    """Return the log-probabilities of `token` and of the `best` likeliest tokens, with the logits at temperature 1."""
     scores = logits.astype(np.float64)
     top = scores.max()
     scores -= top + np.log(np.exp(scores - top).sum())

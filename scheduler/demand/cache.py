@@ -68,7 +68,9 @@ class DemandCache:
             PlanError: if `memory` does not hold one unit.
         """
         if memory.size < source.slot_bytes:
-            raise PlanError(f"{memory.size} bytes hold no unit; give the cache at least {source.slot_bytes} bytes")
+            raise PlanError(
+                f"a unit does not fit into {memory.size} bytes; give the cache at least {source.slot_bytes} bytes"
+            )
         size = source.slot_bytes
         self._device, self._source = device, source
         self._slots = [memory[at : at + size] for at in range(0, memory.size - size + 1, size)] if size else []

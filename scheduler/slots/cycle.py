@@ -14,7 +14,9 @@ from scheduler.model.ring import Ring
 
 
 class Cycle:
-    """The state of the uses of a ring: which are over, held, loaded, or not loaded yet."""
+    """The uses of a ring: each time that a block of the ring is computed is one use, numbered from 0.
+
+    A use is over, held, loaded, or not loaded yet."""
 
     def __init__(self, ring: Ring) -> None:
         self.period = len(ring.blocks)

@@ -18,7 +18,7 @@ _ONE_AT_A_TIME = {"weight load", "kv load"}
 
 
 class QueuedTransfer:
-    """One transfer. If it fails, or a transfer that had to succeed before it, `wait` raises the error."""
+    """One transfer. If it, or a transfer that it depends on, fails, `wait` raises the error."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class Browser:
         self.show(back)
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What the body of a function returns in the page; of promises, what they come to."""
+        """Run the body of a function in the page, and return its result, or that of the promise which it returns."""
         return self._post("execute/sync", script=script, args=list(arguments))
 
     def wait(self, condition: str, seconds: float = 60) -> Any:
@@ -75,7 +75,7 @@ class Browser:
             self._press(held, key[len(held) :])
 
     def size(self, width: int, height: int, scale: float = 1) -> None:
-        """Of the page, in CSS pixels."""
+        """Set the size of the page, in CSS pixels."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
         self.command("Emulation.setDeviceMetricsOverride", **metrics)
 

@@ -70,7 +70,9 @@ def check_heads(config: ModelConfig, where: str) -> None:
         if config.heads % full.kv_heads:
             raise ModelError(f"{where}: {config.heads} query heads are not a multiple of {full.kv_heads} KV heads")
         if not any(config.windows) or all(config.windows) or config.latent is not None:
-            raise ModelError(f"{where}: heads of full layers of their own need layers of both kinds, and no latent")
+            raise ModelError(
+                f"{where}: separate heads for layers without a window need layers of both kinds, and no latent"
+            )
     _check_shared(config, where)
     if len(config.rope_kinds) not in (0, config.layers) or any(kind not in (0, 1, 2) for kind in config.rope_kinds):
         raise ModelError(f"{where}: kinds of rotary embedding must be 0, 1 or 2 for each layer")

@@ -294,8 +294,8 @@ class Residual:
         norm: norm of sum plus bias, or None; with `stacked`, of the last rows of the sum.
         stacked: the other norms if another block shares the sum, or None.
         scale: multiplies the hidden states after the addition (Gemma 4, in the last block of a layer).
-        spread: the norm of the results of all nodes' heads, or None; with it, rows with their sums of squares follow
-            those of the sum (`tpi.kernels.recurrent.squares`).
+        spread: the norm of the results of all nodes' heads, or None. If it is set, the sum has additional rows:
+            the sums of squares of these results (`tpi.kernels.recurrent.squares`).
         per_layer: what the token's embedding for this layer adds after the addition, or None.
     """
 

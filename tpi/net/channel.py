@@ -43,7 +43,7 @@ class FullError(UnreachableError):
 
 
 class Channel:
-    """Typed messages over one ROUTER or DEALER socket. Used by one thread at a time.
+    """Typed messages over one ROUTER or DEALER socket. Only one thread at a time may use it.
 
     Received frames are copied: an interrupt that arrives while pyzmq destroys a `zmq.Frame` would be printed and lost.
     """

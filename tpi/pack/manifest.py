@@ -146,7 +146,7 @@ def _check_per_layer(manifest: Manifest) -> None:
     if ("per_layer.first_norm", config.per_layer) not in blocks[manifest.final].vectors:
         raise ValueError("the norm of the embeddings of layers is missing")
     if any(not per_layer_vectors(config).items() <= set(blocks[names[-1]].vectors) for names in manifest.layers):
-        raise ValueError("a layer lacks what its embeddings are multiplied with")
+        raise ValueError("a layer lacks the vectors for its embedding")
 
 
 def _check_router(shape: BlockShape, values: int) -> None:

@@ -40,9 +40,9 @@ def resolve_inside(directory: Path, name: str) -> Path:
     snapshot = next((parent for parent in (home, home.parent) if parent.parent.name == "snapshots"), None)
     blobs = home if snapshot is None else snapshot.parent.parent / "blobs"
     if not real.is_file():
-        raise ModelError(f"{path} is not a regular file; refused, put the file itself there")
+        raise ModelError(f"{path} is not a regular file; put a regular file there")
     if real.parent not in (home, blobs):
-        raise ModelError(f"{path} is a link out of its directory; refused, put the file itself there")
+        raise ModelError(f"{path} is a link to a file outside its directory; put the file itself there")
     return real
 
 

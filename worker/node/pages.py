@@ -73,7 +73,7 @@ class PageTables:
         if entry.kept > len(table):
             raise MessageError(f"step keeps {entry.kept} pages of sequence {entry.sequence}, which has {len(table)}")
         if len(self._tables) > self._pages or entry.kept + len(entry.appended) > self._pages:
-            raise MessageError(f"step's tables name more than the {self._pages} pages that this node has")
+            raise MessageError(f"the page tables of a step name more than the {self._pages} pages that this node has")
         if any(not 0 <= page < self._pages for page in entry.appended):
             raise MessageError(f"step names a page beyond the {self._pages} that this node has")
         table[entry.kept :] = entry.appended

@@ -286,5 +286,5 @@ def open_segment(
 
 
 def _nothing(part: MicroBatch, further: int = 0) -> Pending[F32]:
-    """Return a partial result of zeros, with so many further rows."""
+    """Return a partial result of zeros, with `further` additional rows."""
     return Finished(lambda: np.zeros((len(part.x) + further, part.x.shape[1]), np.float32))

@@ -1,4 +1,4 @@
-"""The division of a step of a batch into micro-batches, the order of their tasks, and the visits of their KV pages."""
+"""The division of a step of a batch into micro-batches, the order of their tasks, and when KV pages are copied."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

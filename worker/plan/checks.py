@@ -210,7 +210,7 @@ def _block_faults(assign: Assign) -> Iterator[Fault]:
         }
         yield from _layer_faults([block.kind for block in blocks], config.parallel_experts)
         ends = {vector.name for vector in blocks[-1].vectors}
-        yield _if(not per_layer_vectors(config).keys() <= ends, "a layer lacks what its embeddings are multiplied with")
+        yield _if(not per_layer_vectors(config).keys() <= ends, "a layer lacks the vectors for its embedding")
         for block in blocks:
             layouts = [assign.layouts[run.layout] for run in block.runs]
             names = [layout.name for layout in layouts]

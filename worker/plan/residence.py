@@ -108,7 +108,7 @@ def residence_of(case: Case, chosen: Candidate[Any]) -> Residence:
 
 
 def memory_with_window(plan: NodePlan, tables: Tables | None, window: int, retain: int) -> int:
-    """Return the `--memory`, in bytes, that the paper's window and retention need with the head in memory."""
+    """Return the `--memory`, in bytes, for `window` blocks at once, one in `retain` FFN blocks, and the head."""
     asked = replace(plan, options=replace(plan.options, window=window, retain=retain))
     return window_budget(need(asked, tables), window, retain, plan.options.prefill_tokens)
 

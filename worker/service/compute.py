@@ -107,7 +107,7 @@ class Compute:
 
     @property
     def position(self) -> WindowPosition:
-        """Position of the node's memory window."""
+        """The memory window's place in the cycle of streamed blocks; may be read while a step runs."""
         node = self._node
         return node.position if node else WindowPosition()
 

@@ -165,7 +165,7 @@ class PartialImage:
 
 
 def out_of_disk(root: Path, needed: int, free: int | None = None) -> WeightsError:
-    """Return the error for a disk that lacks `needed` bytes for shards; `free`: the free bytes, if known."""
+    """Return the error for a disk without room for `needed` more bytes of shards; `free` bytes are free, if known."""
     has = "" if free is None else f", {free >> 20} MiB are free"
     return WeightsError(
         f"disk full: {root} needs {-(-needed >> 20)} MiB more for shards{has}; make room "

@@ -174,7 +174,7 @@ def _to_json(
     nonce, kept = token_hex(16), list[Text]()
 
     def held(part: Any) -> Any:
-        """Replace each text of the template by a name that no caller can guess."""
+        """Replace each text that the template wrote by a random name, which no text of the caller contains."""
         if isinstance(part, Text) and CALLER * len(part) != marks_of(part):
             kept.append(part)
             return f"{nonce}{len(kept) - 1:08d}"

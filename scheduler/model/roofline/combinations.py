@@ -89,7 +89,7 @@ class Combination:
     def look_at(self, pairs: I64) -> None:
         """Bound the seconds per sequence of the pairs with these numbers; infinite if the memories rule a pair out.
 
-        The bound of each roof is for the shares that are best for this roof, among all that fit into the memories. If
+        Each roof is bounded with the shares that suit it best, among all that fit into the memories. If
         keys and values are not divided, both sides are tried.
         """
         (_, kv, _), (_, most_kv, _) = self.lower, self.upper

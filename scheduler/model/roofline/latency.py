@@ -214,7 +214,7 @@ class _Layer:
     def _turns(self, found: dict[str, Number]) -> Number:
         """Return the seconds of work that is done in turns for lack of micro-batches; 0 if there are enough.
 
-        Attention then does not overlap with the work before it, and sums overlap with neither.
+        With too few, attention does not overlap with the work before it, and sums overlap with neither.
         """
         at = self._at
         if self._prompt or not (at.attention or at.ffn):

@@ -104,7 +104,7 @@ def test_links_are_cached_by_peer(tmp_path: Path) -> None:
 
 
 def tuned(known: Link, path: Path) -> tuple[Choice, float, LinkTable]:
-    """What the master has chosen, and the age and table of its links, where all links were remembered as `known`."""
+    """Return the master's choice, and the age and table of its links, if all links were remembered as `known`."""
 
     def node(rank: int) -> Auto:
         with closing(Auto(house.spec(rank), house.endpoints(rank, links_cache=path))) as group:
@@ -207,7 +207,7 @@ TICK_S = 1e-4
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    """What sums are timed with: a node's own work and a tick at each look, however busy this machine is."""
+    """A clock for sums that counts a node's own work and a tick at each look, however busy this machine is."""
     clock = VirtualTime()
 
     def look() -> float:
@@ -219,7 +219,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
 
 
 def test_prefill_is_timed_with_what_is_computed_meanwhile(clock: VirtualTime) -> None:
-    """What is timed of prefill includes the work, whole or in parts; of decode it does not."""
+    """The times for prefill include the work, whole or in parts; those for decode do not."""
     takes = 0.02
 
     def node(group: Group) -> tuple[Choice, list[int]]:

@@ -1,4 +1,4 @@
-"""What a config.json may say: TPI does as transformers does, or refuses it. And the defaults of what is not said."""
+"""Any config.json: TPI computes what transformers computes, or refuses it. Missing fields have its defaults."""
 
 from pathlib import Path
 from typing import Any

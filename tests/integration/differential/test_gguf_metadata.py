@@ -81,7 +81,7 @@ def test_a_factor_without_a_type_is_linear(tmp_path: Path) -> None:
 
 
 def test_a_factor_of_yarn_that_all_programs_agree_on_is_taken(tmp_path: Path) -> None:
-    """As in files of OLMo 3: the factor that YaRN has anyway."""
+    """Files of OLMo 3 name the factor that YaRN has by default."""
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0}
     plain(yarn | {"rope.scaling.yarn_attn_factor": 1.2079441541679836}, "olmo2").write(tmp_path / "m.gguf")
     assert open_source(tmp_path / "m.gguf").model.config.rope_scale == pytest.approx(1.2079441541679836)

@@ -131,7 +131,7 @@ def test_an_accelerator_too_small_for_attention_is_refused(relu_pack: Callable[[
     pack = relu_pack("f32")
     with (
         closing(open_emulated("1MiB,stretch=1")) as card,
-        pytest.raises(PlanError, match="--gpu-memory, or leave --sparsity off"),
+        pytest.raises(PlanError, match="--gpu-memory, or add --sparsity off"),
     ):
         sparse_answers(pack, tmp_path, card, setup_of(pack, Exact, DYNAMIC), [[3, 4]])
 

@@ -33,7 +33,7 @@ def port_of(address: str) -> int:
 
 
 def announce(monkeypatch: pytest.MonkeyPatch, *found: Announcement) -> None:
-    """What mDNS brings."""
+    """Have mDNS find these workers."""
     monkeypatch.setattr(discovery, "find_workers", lambda policy: list(found))
 
 

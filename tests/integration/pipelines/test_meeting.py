@@ -84,7 +84,7 @@ def _able(event: Event, rank: int, started: list[list[Any]], done: list[int]) ->
 
 
 def sums_of(order: Interleaved | Layerwise, blocks: int, parts: int) -> list[Event]:
-    """What the block loop makes of an order: it finishes a micro-batch's sum before it goes on with it."""
+    """Return the sums of an order as the block loop starts and finishes them: a micro-batch goes on after its sum."""
     log: list[Event] = []
     flying: list[int] = []
 

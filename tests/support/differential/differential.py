@@ -128,7 +128,7 @@ class Draw:
 
 @dataclass
 class Tally:
-    """What became of the draws. `wrong` holds what must not be: a description of each disagreement."""
+    """Counts of the draws by outcome. `wrong` has a description of each disagreement, and must stay empty."""
 
     ran: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)

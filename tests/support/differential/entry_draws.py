@@ -1,4 +1,4 @@
-"""What the fields of families may be in draws that differ from others in few settings."""
+"""Values of fields for random draws of the families that differ from others in few settings."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is fuzzed, each with the well-formed inputs that are mutated."""
+"""The readers that are fuzzed, each with the well-formed inputs that are mutated."""
 
 import json
 import struct

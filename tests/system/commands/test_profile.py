@@ -53,7 +53,7 @@ def test_a_profile_that_was_stopped_goes_on(pack: Path) -> None:
     tokens = cut_sequences(Tokenizer.load(opened).encode(TEXT.read_text()), 32, 3 * PIECE)
 
     class Stopped(BaseException):
-        """As a kill would."""
+        """Ends the command as a kill would."""
 
     def stop(done: int, total: int) -> None:
         if done:
@@ -137,7 +137,7 @@ def test_training_that_was_stopped_keeps_what_it_collected(pack: Path, monkeypat
     from master.profiling import predictors
 
     class Stopped(BaseException):
-        """As a kill would."""
+        """Ends the command as a kill would."""
 
     def stop(*words: object) -> None:
         raise Stopped

@@ -1,4 +1,4 @@
-"""What a network does to a cluster, in namespaces: a way is cut, a link is slow and loses. Needs root on Linux."""
+"""Faults of the network, in namespaces: a way is cut, or a link is slow and loses packets. Needs root on Linux."""
 
 import math
 import os

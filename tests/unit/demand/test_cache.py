@@ -190,7 +190,7 @@ def test_what_was_read_ahead_in_vain_is_counted() -> None:
 def test_memory_that_holds_no_unit_is_refused() -> None:
     files, extents = files_of(1, 1, 700)
     source = DiskUnits(ShuffledDisk(files, 1), extents)
-    with pytest.raises(PlanError, match="hold no unit"):
+    with pytest.raises(PlanError, match="a unit does not fit into"):
         DemandCache(source, page_buffer(0), PolicyChoice("lru").open(np.zeros(1, np.int64)), Readers(1))
 
 

@@ -152,7 +152,7 @@ def refused(call: Callable[[], object]) -> str:
         tracemalloc.stop()
     assert seconds < 1
     assert peak < 64 << 20
-    assert len(str(caught.value)) < 600
+    assert len(str(caught.value)) < 500
     return str(caught.value)
 
 

@@ -111,7 +111,7 @@ def _multiplies_int8(device: Any) -> bool:
 
 
 def _sizes(weights: PackedMatrix, index: Tensor | None) -> tuple[int, int]:
-    """Return the outputs and inputs of a product with the vectors of `index`."""
+    """Return the numbers of outputs and of inputs of a product with the vectors of `index`."""
     if index is None:
         return weights.outputs, weights.inputs
     return (weights.length, len(index)) if weights.column else (len(index), weights.length)

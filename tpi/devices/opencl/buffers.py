@@ -81,7 +81,7 @@ class BufferPool:
         return buffer
 
     def _collect(self) -> None:
-        """Add buffers that were returned since the last call to the free ones."""
+        """Make all returned buffers available for reuse."""
         while self._returned:
             buffer = self._returned.popleft()
             self._held.append(buffer)

@@ -1,4 +1,4 @@
-"""Muse Glimmer: normed embedding, heads normed without weights, an output gate, post norms of their own epsilon."""
+"""Muse Glimmer: a normed embedding, heads normed without weights, an output gate, post-norms with another epsilon."""
 
 from collections.abc import Callable
 from dataclasses import replace

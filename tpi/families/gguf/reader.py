@@ -47,9 +47,10 @@ def _family(source: GgufSource) -> Family:
     for family in FAMILIES:
         if family.gguf is not None and family.gguf == name:
             return family
-    supported = ", ".join(family.gguf for family in FAMILIES if family.gguf)
     why = f" ({text})" if (text := why_unsupported_gguf(name)) else ""
-    raise ModelError(f"{source.label} has the architecture {name!r}{why}; supported in GGUF are {supported}")
+    raise ModelError(
+        f"{source.label} has the architecture {name!r}{why}, which is not supported; docs/models.md lists what is"
+    )
 
 
 def _config(family: Family, fields: Fields, source: GgufSource) -> ModelConfig:

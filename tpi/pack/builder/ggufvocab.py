@@ -123,7 +123,7 @@ def _merges(source: GgufSource) -> list[tuple[str, str]]:
 
 
 def _pieces(source: GgufSource, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, float]:
-    """Return the scores of the pieces that text may become. The names of control tokens are not among them."""
+    """Return the scores of the pieces into which text is divided. Control tokens are left out."""
     scores = source.array("tokenizer.ggml.scores")
     return {
         token: score

@@ -71,7 +71,7 @@ class BlockRecipe:
 
     @property
     def shape(self) -> BlockShape:
-        """Shape of the block's file."""
+        """The kind, runs and vectors of the block, as its file has them."""
         vectors = tuple((name, length) for name, _, length in self.vectors)
         return BlockShape(self.kind, tuple(run.layout for run in self.runs), vectors)
 

@@ -188,7 +188,7 @@ def _by_halves(name: str, blocks: U8, scales: U8, whole: U8 | None = None) -> Gr
 
 
 def _codes_of(name: str, blocks: U8, scales: F32) -> U8:
-    """Return the codes of exact values divided by their scales, `[blocks, n]`, as `[blocks, 8, 32]`."""
+    """Return codes `[blocks, 8, 32]`: the exact values of `blocks`, divided by `scales` `[blocks, n]`."""
     element = Element(name, 256, blocks.shape[1])
     values = decode(element, blocks).reshape(*scales.shape, -1)
     coding = CODINGS[element.nearest]

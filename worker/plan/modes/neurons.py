@@ -140,14 +140,14 @@ def plan_on_accelerator(case: Case, setup: NeuronSetup) -> Candidate[NeuronArena
             True,
             f"--sparsity {'dynamic' if setup.migration.migrate else 'static'} with an accelerator keeps all neurons "
             "in memory",
-            "give more --memory, or leave --sparsity off",
+            "give more --memory, or add --sparsity off",
         ),
     )
     room = problem.free_bytes[0] - offload.memory_bytes
     if room < 0:
         raise PlanError(
             f"the accelerator lacks {-(room >> 20)}MiB for attention, which must fit before any neurons; give it more "
-            "with --gpu-memory, or leave --sparsity off"
+            "with --gpu-memory, or add --sparsity off"
         )
     neurons = _neurons(pieces, case.machine, setup, min(room, setup.max_bytes or room))
     placement = place_neurons(neurons, _SOLVING)
@@ -222,7 +222,7 @@ def ffn_seconds(offload: OffloadPlan, arenas: NeuronArenas) -> Iterator[float]:
 def _check(pieces: tuple[NodeSegment, ...], setup: NeuronSetup) -> None:
     for piece in neuron_blocks(pieces):
         if piece.block.layer not in setup.frequency:
-            raise PlanError(f"{piece.block.name} has no predictors; make them again, or leave --sparsity off")
+            raise PlanError(f"{piece.block.name} has no predictors; make them again, or add --sparsity off")
         for run in piece.runs:
             if run.name != "neuron" or run.layout.layout != "record":
                 raise PlanError(

@@ -29,7 +29,7 @@ def many_grouped(
 ):  # fmt: skip
     """Compute the product of `few_grouped` for many tokens.
 
-    Codes of a group are multiplied exactly, then scaled. INT8: see `code_products`.
+    Codes of a group are multiplied exactly, then scaled. With INT8, tensor cores multiply them (`code_products`).
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     place = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)

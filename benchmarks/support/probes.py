@@ -17,12 +17,29 @@ Figures = dict[str, float]
 
 WORK = ("-c", "1024", "--prompt-tokens", "128", "--gen-tokens", "48", "--repeat", "3", "--json")
 STREAMED = "200MiB"  # of the 540 MB of SmolLM2 in f32
-BATCHES = """
+OWN = """
 import json, sys
 import tpi, scheduler, worker, master, allreduce  # the installed packages, with native modules; the tree has none
 sys.path.insert(0, sys.argv[1])
+"""
+BATCHES = """
 from benchmarks.experts.cgopipe import SETTINGS, STEPS, _run
-print(json.dumps({setting.name: _run(setting, STEPS).rate for setting in SETTINGS}))
+print(json.dumps({f"batch, {setting.name}": _run(setting, STEPS).rate for setting in SETTINGS}))
+"""
+HYBRID = """
+from benchmarks.sparsity.hybrid import bench
+print(json.dumps({f"{row['']}, s": row["ms per token"] / 1e3 for row in bench(quick=True).tables[0].rows}))
+"""
+EXPERTS = """
+from benchmarks.experts.disk import bench
+rows = bench(quick=True).tables[0].rows
+print(json.dumps({f"repeats {row['repeats']}, s": row["ms, a quarter"] / 1e3 for row in rows}))
+"""
+SERVING = """
+from benchmarks.serving.server import running
+from benchmarks.serving.streams import stream_rates
+with running("-c", "4096") as server:
+    print(json.dumps({f"{count} streams": rate for count, rate in stream_rates(server, 32).items()}))
 """
 ANSWER = ("--local", "2", "-p", "What is the capital of France?", "--temp", "0", "-n", "8")
 
@@ -50,12 +67,10 @@ class Side:
         return kept | {"TPI_CACHE": str(self.cache)}
 
     def own(self, code: str) -> Any:
-        """Run `code` with the benchmarks of the side's tree, which is `sys.argv[1]`; return its last line, read as
-        JSON.
-        """
+        """Run `code` with the benchmarks of the side's tree; return the last line that it prints, read as JSON."""
         self.cache.mkdir(exist_ok=True)
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        command = [self.python, "-c", code, str(self.tree)]
+        command = [self.python, "-c", OWN + code, str(self.tree)]
         done = subprocess.run(command, env=self.environment, cwd=self.cache, check=True, **pipes)
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -112,9 +127,14 @@ def streamed(side: Side) -> Figures:
     return _figures(f"{model.name} in f32, {STREAMED}", said)
 
 
-def cgopipe(side: Side) -> Figures:
-    """Decode of a batch on emulated machines, by the policy that each commit chooses (`benchmarks.experts.cgopipe`)."""
-    return {f"batch, {name}": rate for name, rate in side.own(BATCHES).items()}
+def _own(code: str) -> Callable[[Side], Figures]:
+    """Return a probe that runs `code` with each side's own benchmarks."""
+
+    def probe(side: Side) -> Figures:
+        figures: Figures = side.own(code)
+        return figures
+
+    return probe
 
 
 PROBES: dict[str, Callable[[Side], Figures]] = {
@@ -122,5 +142,8 @@ PROBES: dict[str, Callable[[Side], Figures]] = {
     "two_nodes": two_nodes,
     "startup": startup,
     "streamed": streamed,
-    "cgopipe": cgopipe,
+    "cgopipe": _own(BATCHES),  # decode of a batch on emulated machines, by the policy that each commit chooses
+    "hybrid": _own(HYBRID),
+    "experts_disk": _own(EXPERTS),
+    "serving": _own(SERVING),
 }

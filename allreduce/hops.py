@@ -17,16 +17,6 @@ from tpi.kernels.constants import STREAM_TOKENS
 from tpi.net.wire import EXACT, Wire, wire_format
 
 MASTER_RANK = 0
-MOST_STAGES = 32  # lanes are counted with 6 bits, and a stage has two
-
-
-def most_in_flight(stages: Sequence[Sequence[int]]) -> int:
-    """Return the most steps that may be in flight: one in each stage, or one in all if a node is in several stages.
-
-    `stages` are the ranks of each stage. Such a node computes one step after the other, each through all its stages.
-    """
-    ranks = [rank for stage in stages for rank in stage]
-    return len(stages) if len(set(ranks)) == len(ranks) else 1
 
 
 def sums_lane(stage: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from allreduce.algorithms import shared
 from allreduce.algorithms.torchdist import refuse_keys
 from allreduce.base import Endpoints
-from allreduce.hops import most_in_flight
+from allreduce.stages import most_in_flight
 from master.deployment.assignments import assignments
 from master.deployment.deployment import Capacity, Concurrency, Deployment, choose_collective
 from master.deployment.planner import Split, most_that_fit

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from allreduce.hops import MASTER_RANK, most_in_flight
+from allreduce.hops import MASTER_RANK
+from allreduce.stages import most_in_flight
 from master.deployment.pages import PagePool
 from master.deployment.stages import Stage
 from master.deployment.states import StatePool

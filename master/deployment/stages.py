@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from allreduce.hops import MOST_STAGES
+from allreduce.stages import MOST_STAGES
 from master.deployment.planner import Split, deal_shards, units_of
 from tpi.errors import PlanError, UsageError
 from tpi.net.messages import StagePlan

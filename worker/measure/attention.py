@@ -77,6 +77,6 @@ def _spec(heads: Heads) -> AttentionSpec:
     )  # fmt: skip
 
 
-def _projected(heads: Heads, sequences: int, random: np.random.Generator) -> Projected:
+def _projected(heads: Heads, sequences: int, random: "np.random.Generator") -> Projected:
     counts = (heads.query, heads.kv, heads.kv)
     return Projected(*(random.normal(size=(sequences, count, heads.dim)).astype(np.float32) for count in counts))

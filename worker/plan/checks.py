@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 
 from allreduce.base import group_names
-from allreduce.hops import MOST_STAGES
+from allreduce.stages import MOST_STAGES
 from tpi.config import RECURRENT, BlockKind, ModelConfig
 from tpi.errors import PlanError
 from tpi.net.fields import Card
@@ -40,7 +40,6 @@ from worker.plan.blocks import (
     lacks_of_heads,
     settings_fault,
 )
-from worker.plan.choose import check
 from worker.plan.predictors import predictor_faults
 
 _MOST = 1 << 24  # for any dimension of a model, and for tokens
@@ -65,6 +64,8 @@ def check_assign(assign: Assign, card: Card | None = None) -> None:
     for fault in _faults(assign):
         if fault:
             raise PlanError(f"the master's plan cannot be run: {fault}; use the same version of tpi on all nodes")
+    from worker.plan.choose import check  # here, because a worker without a plan uses no planner
+
     check(node_plan(assign), card=card)
 
 

@@ -13,7 +13,7 @@ from threading import Thread
 
 from allreduce.base import Endpoints
 from allreduce.deadline import Lateness
-from allreduce.hops import most_in_flight
+from allreduce.stages import most_in_flight
 from scheduler.model.sizes import STAGE_CHUNK
 from scheduler.model.timeline import OtherWaits
 from scheduler.window.stats import WindowPosition

@@ -29,7 +29,7 @@ F64 = npt.NDArray[np.float64]
 Used = tuple[int, ...]
 """How many nodes of each class are used."""
 
-MOST_STAGES = 32  # as many as messages can name (`allreduce.hops`)
+MOST_STAGES = 32  # as many as messages can name (`allreduce.stages`)
 _MOST_STEPS = 7000  # pairs of a set of nodes and the next group; so many take about half a second
 _MOST_SUMS = 50_000_000  # additions in all tables together, about a fifth of a second
 _MARGIN = 1.03  # another layout must be faster than one stage by this factor

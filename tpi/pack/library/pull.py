@@ -17,7 +17,6 @@ from tpi.errors import ModelError, WeightsError
 from tpi.pack.library.store import build_directory
 from tpi.progress import Phase, Progress, phase
 from tpi.sources.gguf import open_gguf
-from tpi.system.download import DamagedFileError, download, wants_more
 from tpi.system.fulldisk import is_full
 from tpi.system.modules import module_command
 from tpi.system.private import private
@@ -97,6 +96,8 @@ def _resumed(name: str, requirement: str, directory: Path, progress: Phase) -> P
     Return None if pip has to download it instead: pip found a local file, the server asks for credentials or
     certificates that only pip has, or no data arrives (for example, because only pip's settings name a proxy).
     """
+    from tpi.system.download import DamagedFileError, download, wants_more  # here: it imports ssl, email and others
+
     found = _address(requirement)
     if found is None:
         return None

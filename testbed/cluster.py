@@ -87,6 +87,8 @@ class StopSignal:
 def run(bed: Testbed, command: list[str], addresses: str, stop: StopSignal | None = None) -> int:
     """Run `command` on the first device with `TPI_WORKERS` set to `addresses`. Return its exit code.
 
+    Ctrl-C at a terminal is left to the command, which may go on: in `tpi chat` it stops an answer.
+
     Raises:
         TestbedError: if the testbed ends before the command does.
         SystemExit: if this process received a signal to end, as recorded in `stop`.
@@ -99,13 +101,23 @@ def run(bed: Testbed, command: list[str], addresses: str, stop: StopSignal | Non
             stop.check()
             if bed.ended():
                 raise TestbedError("the testbed's holder process ended, and the network with it: start again")
-            _wait(process, 0.2)
-    except KeyboardInterrupt:
-        _wait(process, 2.0)  # the terminal interrupted the command too: let it print its last messages
-        raise
+            try:
+                _wait(process, 0.2)
+            except KeyboardInterrupt:
+                if not _has_terminal():
+                    raise
     finally:
         _stop([process])
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _has_terminal() -> bool:
+    """Return True if this process and its children are a terminal's foreground job, which Ctrl-C interrupts."""
+    try:
+        with Path(os.ctermid()).open("rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from testbed import state
+from tests.support.terminal import CTRL_C, ENTER, terminal
 from tests.support.testbed_helpers import ECHO, PATIENCE_S, TPI, needs_root, traces, until
 
 ASK = """
@@ -57,7 +58,9 @@ def sleeping_run(worker: str) -> tuple["subprocess.Popen[str]", str]:
     """A run whose command never ends, and the id of its testbed."""
     script = "import os, time; print(os.environ['TPI_TESTBED'], flush=True); time.sleep(1000)"
     command = [*TPI, "run", "two-devices", "--no-verify", "--worker", worker, "--", sys.executable, "-c", script]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    run = subprocess.Popen(  # in a session of its own, and so without a terminal
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
     assert run.stdout is not None
     with run.stdout:
         return run, run.stdout.readline().strip()
@@ -160,6 +163,18 @@ def test_whatever_ends_a_run_nothing_is_left(worker: str, number: signal.Signals
     code = run.wait(30)
     assert code == (-number if number == signal.SIGKILL else 130 if number == signal.SIGINT else 128 + number)
     until(lambda: traces(state.default_root(), name) == [])
+
+
+@needs_root
+def test_ctrl_c_is_left_to_the_command(worker: str) -> None:
+    script = "try: input('ready')\nexcept KeyboardInterrupt: raise SystemExit(int(input('goes on')))"
+    command = [*TPI, "run", "two-devices", "--no-verify", "--worker", worker, "--", sys.executable, "-c", script]
+    with terminal(command, os.environ) as run:
+        run.expect("ready")
+        run.type(CTRL_C)
+        run.expect("goes on")
+        run.type("5" + ENTER)
+        assert run.leave() == 5
 
 
 @needs_root

@@ -14,7 +14,7 @@ from master.generation.thread import EngineThread
 from master.options import RunOptions, placement_options, quiet_option, sampling_options, take_sampling, verbose_option
 from master.reporting.output import at_terminal, stream_answer, write, write_trace
 from master.reporting.prose import AnswerWriter
-from master.reporting.report import answer_fields, node_fields, print_choice, print_nodes
+from master.reporting.report import answer_fields, node_fields, print_choice, print_compared, print_nodes
 from master.reporting.spans import Span
 from master.session import Session
 from master.text.prompts import checked_text, read_prompt
@@ -80,6 +80,8 @@ def run(
             write(_json(answer_fields(result) | session.figures.fields() | {"nodes": node_fields(nodes)}))
         elif not quiet:
             print_nodes(nodes, _summary(result, session), stderr=True, table=verbose or len(nodes) > 1)
+            if verbose:
+                print_compared(session.compared(), stderr=True)
         if result.finish_reason == "length":
             warn(_cut(tokens, len(asked) + len(result.token_ids), session))
 
@@ -113,8 +115,8 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
             drafting = [_measure(session, engine, prompt, limits, drafts=True)[0] for _ in range(times)]
         results, nodes = [result for result, _ in measured], session.figures.report([span for _, span in measured])
         write_trace(session.figures, session.placement.trace)
-        compared = session.compared()
         if as_json:
+            compared = session.compared()
             write(
                 _json(
                     _medians(results)
@@ -133,10 +135,7 @@ def bench(prompt_tokens: int, gen_tokens: int, repeat: int, as_json: bool, quiet
             print_nodes(nodes, summary)
             if choice := session.figures.fields()["choice"]:
                 print_choice(choice)
-            if compared:
-                from master.planning.home.table import print_layouts  # imports the planner
-
-                print_layouts(compared)
+            print_compared(session.compared())
 
 
 def _measure(

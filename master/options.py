@@ -142,7 +142,10 @@ def quiet_option(command: Command) -> Command:
 
 
 verbose_option = click.option(
-    "-v", "--verbose", is_flag=True, help="Print the table of nodes even if there is only one."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print the table of nodes even if there is only one, and the layouts from which the stages were chosen.",
 )
 
 

@@ -17,7 +17,7 @@ from master.deployment.deploy import (
     own_threads,
 )
 from master.deployment.deployment import Deployment
-from master.deployment.draft import LoadedDraft, load_draft
+from master.deployment.draft import NO_EFFECT, LoadedDraft, load_draft
 from master.deployment.dtype import choose_dtype
 from master.deployment.planner import Split, parse_split, refuse_too_many
 from master.deployment.stages import AUTO, ONE
@@ -299,10 +299,7 @@ class Session:
         if self._draft is None:
             return None
         if not deployment.drafts:
-            raise UsageError(
-                "--draft has no effect on a model with experts or recurrent layers, nor with --sparsity or an "
-                "accelerator; leave it out"
-            )
+            raise UsageError(NO_EFFECT)
         return DraftModel(self._draft.deployment, self.pack.config.vocab)
 
     def _number(self, shares: Callable[[], Sequence[float] | Split]) -> None:

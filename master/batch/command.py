@@ -123,7 +123,7 @@ def _answer(
     from master.batch.answering import BatchCounts
     from master.batch.watch import watching
     from master.reporting.output import write_trace
-    from master.reporting.report import print_nodes
+    from master.reporting.report import print_compared, print_nodes
 
     counts = BatchCounts()
     with Session(placement) as session:
@@ -139,6 +139,8 @@ def _answer(
         if not quiet:
             summary = _summary(counts, results, perf_counter() - began)
             print_nodes(nodes, summary, stderr=True, table=verbose or len(nodes) > 1)
+            if verbose:
+                print_compared(session.compared(), stderr=True)
 
 
 def _run(

@@ -10,6 +10,8 @@ from master.deployment.stages import ONE
 from master.options import DEFAULT_CONTEXT, RunOptions
 from master.text.tokenizer import Tokenizer
 from master.workers.cluster import Cluster
+from scheduler.budget import Budget
+from tpi.config import ModelConfig
 from tpi.devices.host import HostDevice
 from tpi.errors import PlanError, UsageError
 from tpi.net.sockets import Net
@@ -17,7 +19,11 @@ from tpi.pack.library.locate import locate, open_located
 from tpi.progress import note
 from worker.equipment import Equipment
 
-_DTYPE = "q4"  # drafts need not be exact, and the smaller the weights, the sooner they are read
+DTYPE = "q4"  # drafts need not be exact, and the smaller the weights, the sooner they are read
+NO_EFFECT = (
+    "--draft has no effect on a model with experts or recurrent layers, nor with --sparsity or an accelerator; leave "
+    "it out"
+)
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,8 @@ def load_draft(options: RunOptions, host: HostDevice, make_room: Callable[[], No
         UsageError: if it has recurrent layers, whose states could not follow wrong drafts.
     """
     assert options.draft is not None
-    pack = open_located(locate(options.draft, options.cache), _DTYPE, options.cache)
-    if any(pack.config.recurrent):
-        raise UsageError(f"--draft {options.draft} has recurrent layers, which cannot take drafts back; give another")
+    pack = open_located(locate(options.draft, options.cache), DTYPE, options.cache)
+    refuse_recurrent(options.draft, pack.config)
     alone = RunOptions(
         model=options.draft,
         memory=options.memory,
@@ -84,9 +89,23 @@ def _deployed(deployer: Deployer, draft: str) -> Deployment:
         deployment = deployer.deploy([1.0])
     except PlanError as error:
         raise PlanError(f"--draft {draft}: {error}", error.node) from error
-    if deployment.node.budget.placement.streamed_bytes:
+    try:
+        refuse_streamed(draft, deployment.node.budget)
+    except PlanError:
         deployment.close()
+        raise
+    return deployment
+
+
+def refuse_recurrent(draft: str, config: ModelConfig) -> None:
+    """Raise UsageError if the draft model has recurrent layers."""
+    if any(config.recurrent):
+        raise UsageError(f"--draft {draft} has recurrent layers, which cannot take drafts back; give another")
+
+
+def refuse_streamed(draft: str, budget: Budget) -> None:
+    """Raise PlanError if some of the draft model's weights would have to be read from disk for each token."""
+    if budget.placement.streamed_bytes:
         raise PlanError(
             f"--draft {draft} does not fit into this node's memory; raise --memory, or give a smaller model"
         )
-    return deployment

@@ -20,7 +20,7 @@ from master.workers.places import WorkerId
 from master.workers.predictors import are_records
 from master.workers.survey import WorkerLinks
 from scheduler.model.home.layouts import evaluate
-from scheduler.model.home.stages import Layout
+from scheduler.model.home.stages import Layout, StageProblem
 from scheduler.model.machine import LAPTOP, DiskRate, NodeMachine, Rates
 from tpi.devices.host import open_host
 from tpi.errors import PlanError
@@ -68,14 +68,18 @@ class PlannedSplit:
 
     def _steady(self, workers: Sequence[WorkerId], best: Layout) -> Layout:
         """Return the layout that these workers had before if it is at most `_STEADY` times as slow, else `best`."""
-        names = tuple(one.key or one.address for one in workers)
-        if (before := self.used.get(names)) is not None:
-            stages = [(stage.first, stage.last, stage.split.members) for stage in before.stages]
-            now = evaluate(best.problem, stages)
-            if now is not None and now.seconds <= _STEADY * best.seconds:
-                return before
+        names = _names(workers)
+        now = self._now(workers, best.problem)
+        if now is not None and now.seconds <= _STEADY * best.seconds:
+            return self.used[names]
         self.used[names] = best
         return best
+
+    def _now(self, workers: Sequence[WorkerId], problem: StageProblem) -> Layout | None:
+        """Return the layout that these workers had, with the times that `problem` has for it; None if there is none."""
+        if (before := self.used.get(_names(workers))) is None:
+            return None
+        return evaluate(problem, [(stage.first, stage.last, stage.split.members) for stage in before.stages])
 
     def compared(self, workers: Sequence[WorkerId]) -> ComparedLayouts | None:
         """Return the layouts over these workers; None if one is not measured, nothing fits, or there is one stage."""
@@ -84,7 +88,7 @@ class PlannedSplit:
             return None
         model = self._model(known)
         try:
-            return ComparedLayouts.of(model, self.layout(known, drop=False))
+            return ComparedLayouts.of(model, self._now(workers, model.staged) or self.layout(known, drop=False))
         except PlanError:
             return None
 
@@ -148,6 +152,11 @@ class PlannedSplit:
             return short_number(1 / self.layout(known, drop=False).seconds)
         except PlanError:
             return ""
+
+
+def _names(workers: Sequence[WorkerId]) -> tuple[bytes | str, ...]:
+    """Return the keys of these workers, or the addresses of those without one."""
+    return tuple(one.key or one.address for one in workers)
 
 
 @dataclass(frozen=True)

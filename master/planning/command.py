@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from master.deployment.stages import AUTO, ONE, lay_out
 from master.planning.batch import BatchReport
 from master.planning.home.batch import GroupBatchReport
 from master.planning.home.dealing import HomeModel
@@ -19,7 +20,7 @@ from master.planning.report import PlanReport
 from master.planning.shapes import ModelShape, model_shape
 from scheduler.model.home.problem import HomeSplit
 from scheduler.model.home.solve import best_split
-from scheduler.model.machine import EXAMPLE
+from scheduler.model.machine import EXAMPLE, NodeMachine
 from scheduler.model.offload.work import Workload
 from tpi.config import ModelConfig, default_cache, parse_size
 from tpi.devices.options import OffloadOptions, check_several
@@ -77,6 +78,14 @@ from worker.plan.modes.batch import several_cards
     help="Requests at once; for more than 1, also plan how to batch them.",
 )
 @home_options
+@click.option(
+    "--stages",
+    default=AUTO,
+    show_default=True,
+    metavar="auto|N|LAYOUT",
+    help="Groups of machines that hold different layers, as for tpi run.",
+)
+@click.option("--draft", metavar="MODEL", help="Also count the memory of a draft model on this machine, in q4.")
 @click.option("--svg", type=PATH, help="With --batch: draw this machine's roofs to a file.")
 @click.option("--remeasure", is_flag=True, help="Measure this machine again.")
 @click.option("--cache", type=DIRECTORY, help="Directory for packs and figures (default: ~/.cache/tpi).")
@@ -141,13 +150,33 @@ def _without_batches(config: ModelConfig) -> str:
 def _case(model: str, dtype: str, cache: Path, flags: dict[str, Any]) -> tuple[ModelShape, PlannedNode, Case]:
     node = planned_node(_node_flags(flags), cache, _files(cache))
     machine = node.machine
+    machine = replace(machine, memory=max(1, machine.memory - _draft_bytes(machine, cache, flags)))
     room = machine.memory + sum(card.memory for card in machine.cards)
     shape = model_shape(model, dtype, cache, room)
+    lay_out(flags["stages"], ["master"], shape.config.stage_cuts, [1.0])  # refuses stages that need several machines
     if machine.cards and (part := shape.config.host_only):
         warn(f"the accelerator is left out: only the CPU computes the {part} of {shape.config.family} models")
-        node = replace(node, machine=replace(machine, accelerator=None, more=()))
+        machine = replace(machine, accelerator=None, more=())
+    node = replace(node, machine=machine)
+    _refuse_draft(shape, bool(machine.cards), flags)
     options = OffloadOptions(flags["weights"], flags["kv"], flags["pipeline"])
     return shape, node, planning_case(shape, node.machine, _request(shape, flags), options, flags["kv_dtype"])
+
+
+def _draft_bytes(machine: NodeMachine, cache: Path, flags: dict[str, Any]) -> int:
+    """Return the bytes of the master's memory that `--draft` takes; 0 without it."""
+    if flags["draft"] is None:
+        return 0
+    from master.planning.draft import draft_bytes  # imports what loads draft models
+
+    return draft_bytes(flags["draft"], cache, machine, flags["context"])
+
+
+def _refuse_draft(shape: ModelShape, accelerated: bool, flags: dict[str, Any]) -> None:
+    if flags["draft"] is not None:
+        from master.planning.draft import refuse_draft
+
+        refuse_draft(shape, accelerated)
 
 
 def _request(shape: ModelShape, flags: dict[str, Any]) -> Workload:
@@ -162,15 +191,19 @@ def _files(cache: Path) -> list[Path]:
 
 def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, flags: dict[str, Any]) -> None:
     """Report what each machine of a home would hold of the model, and how fast it would be."""
+    home = home.without_bytes(_draft_bytes(home.machines[0], cache, flags))
     room = sum(machine.memory for machine in home.machines)
     shape = model_shape(model, dtype, cache, room, len(home.machines))
     home = replace(home, cards=()) if shape.config.host_only else home
+    _refuse_draft(shape, bool(home.cards), flags)
+    staged = flags["stages"] not in (AUTO, ONE)
     asked = HomeModel(shape, home, _request(shape, flags), flags["kv_dtype"])
     left = (several_cards(machine) for machine in home.batching)
     if flags["batch"] > 1 and (why := next(filter(None, (_without_batches(shape.config), *left)), "")):
         raise PlanError(why)
-    report = None if home.cards and flags["batch"] > 1 else _home_report(asked, drop=not flags["workers"])
-    batch = GroupBatchReport.of(asked, _dealt(asked)) if flags["batch"] > 1 else None
+    batched = flags["batch"] > 1 and not staged
+    report = None if home.cards and batched else _home_report(asked, not flags["workers"], flags["stages"])
+    batch = GroupBatchReport.of(asked, _dealt(asked)) if batched else None
     if as_json:
         fields = report.fields() if report else {}
         click.echo(json_text(fields | ({"batch": batch.fields()} if batch else {})))
@@ -184,15 +217,15 @@ def _plan_home(home: Home, model: str, dtype: str, as_json: bool, cache: Path, f
         print_batch(batch)
 
 
-def _home_report(asked: HomeModel, drop: bool) -> HomeReport | None:
+def _home_report(asked: HomeModel, drop: bool, stages: str) -> HomeReport | None:
     """Return the report for all requests at once; None if they do not fit and are batched instead.
 
-    With `drop`, nodes that make a token slower are left out.
+    With `drop`, nodes that make a token slower are left out. `stages` is the value of `--stages`.
     """
     try:
-        return HomeReport.of(asked, drop)
+        return HomeReport.of(asked, drop, stages)
     except PlanError:
-        if asked.request.sequences == 1:
+        if asked.request.sequences == 1 or stages not in (AUTO, ONE):
             raise
         return None
 

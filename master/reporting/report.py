@@ -12,6 +12,7 @@ from tpi.partition import FFN_UNIT, Range, Shard
 if TYPE_CHECKING:  # loaded only when a table is drawn, after the answer
     from rich.table import Table
 
+    from master.planning.home.compared import ComparedLayouts
     from tpi.console import SafeConsole
 
 MILLI = 1e3
@@ -136,6 +137,14 @@ def print_nodes(nodes: Sequence[NodeReport], summary: str, stderr: bool = False,
             console.say(f"{node.name}: {_verdict(node.steady)}")
         if node.accelerator:
             console.say(f"{node.name}: {node.accelerator}")
+
+
+def print_compared(compared: "ComparedLayouts | None", stderr: bool = False) -> None:
+    """Print the table of the layouts that `tpi plan` would print, if several were compared."""
+    if compared is not None:
+        from master.planning.home.table import print_layouts  # imports the planner
+
+        print_layouts(compared, stderr)
 
 
 def print_choice(choice: Mapping[str, Any]) -> None:

@@ -91,6 +91,8 @@ def layout_words(layout: Layout, names: Sequence[str]) -> str:
     stages = [stage.split.members for stage in layout.stages]
     if len(stages) == 1:
         return _group(stages[0], names)
+    if layout.ring:
+        return f"{len(stages)} stages of {len(layout.members)} nodes in turn"
     if len(stages) > _NAMED:
         sizes = sorted({len(members) for members in stages})
         each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"

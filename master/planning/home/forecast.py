@@ -1,16 +1,19 @@
 """The forecast of a layout, node by node: each computes its share on its own machine, and waits for the sums."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from master.deployment.stages import lay_out
 from master.planning.home.dealing import HomeModel
 from master.planning.problem import layer_blocks
-from scheduler.model.home.layouts import chosen, layouts, pure_layouts
+from scheduler.model.home.layouts import chosen, evaluate, layouts, pure_layouts
 from scheduler.model.home.stages import Layout, Stage
 from scheduler.model.offload.choice import choose
-from scheduler.model.offload.forecast import OffloadForecast, forecast
+from scheduler.model.offload.forecast import OffloadForecast, PhaseForecast, decode_forecast, forecast
 from scheduler.model.offload.memory import MemoryParts, peaks
 from scheduler.model.offload.problem import Problem
-from scheduler.model.offload.work import NodeWork, SegmentWork, TableWork, Workload
+from scheduler.model.offload.work import Offload, SegmentWork, TableWork, Workload
 from tpi.config import RECURRENT
 from tpi.errors import PlanError
 from tpi.partition import Range
@@ -21,17 +24,37 @@ _COMPARED = 4  # layouts that are compared then
 
 @dataclass(frozen=True)
 class MemberForecast:
-    """The forecast for one node: its units of a block by kind, its bytes in RAM and on disk, and its times."""
+    """The forecast for one node: its layers, its bytes in RAM and on disk, and its times.
+
+    Attributes:
+        rank: the node's rank.
+        layers: the layers of each of its stages.
+        weight_bytes: bytes of its weights.
+        disk_bytes: those of `weight_bytes` that do not fit into memory.
+        memory: its use of memory.
+        decode: its times for a token.
+        long: the problem of its prompts.
+        places: where its weights lie and are computed.
+    """
 
     rank: int
-    units: dict[str, int]
-    layers: Range
-    request: Workload
+    layers: tuple[Range, ...]
     weight_bytes: int
-    disk_bytes: int  # part of `weight_bytes` that is read for every token
+    disk_bytes: int
     memory: MemoryParts
-    decode: OffloadForecast
-    prompt: OffloadForecast
+    decode: PhaseForecast
+    long: Problem
+    places: Offload
+
+    @cached_property
+    def prompt(self) -> OffloadForecast:
+        """The times of its prompts."""
+        return forecast(self.long, self.places)
+
+    @property
+    def request(self) -> Workload:
+        """The requests that were planned for."""
+        return self.long.request
 
 
 @dataclass(frozen=True)
@@ -44,7 +67,9 @@ class HomeForecast:
     @property
     def token(self) -> float:
         """Seconds of a token: sums wait for the slowest node at every block, while disks read ahead."""
-        slowest = sum(max(each.decode.decode.seconds for each in self.within(stage)) for stage in self.layout.stages)
+        if self.layout.ring:  # the forecast of a node knows no pauses between its stages
+            return self.layout.seconds
+        slowest = sum(max(each.decode.seconds for each in self.within(stage)) for stage in self.layout.stages)
         return max(self.layout.seconds, slowest + self.layout.hops + self.layout.turn)
 
     @property
@@ -94,10 +119,38 @@ def best_forecast(model: HomeModel, drop: bool = True, several: bool = True) -> 
     if (best := _forecast(model, use)) is not None and best.token <= _OFF * use.seconds:
         return best
     pure = [each for each in pure_layouts(model.staged) if each is not None and (several or len(each.stages) == 1)]
-    others = [_forecast(model, each) for each in (*found[:_COMPARED], *pure)]
-    if not (fitting := [each for each in (best, *others) if each is not None]):
-        return forecast_home(model, use)
-    return min(fitting, key=lambda each: each.token)
+    for layout in sorted((*found[:_COMPARED], *pure), key=lambda each: each.seconds):
+        if best is not None and layout.seconds >= best.token:  # no forecast is faster than its layout
+            break
+        if (other := _forecast(model, layout)) is not None and (best is None or other.token < best.token):
+            best = other
+    return best or forecast_home(model, use)
+
+
+def asked_forecast(model: HomeModel, asked: str) -> HomeForecast:
+    """Return the forecast for the stages that `--stages` asks for; arguments and errors as for `asked_layout`."""
+    return forecast_home(model, asked_layout(model, asked))
+
+
+def asked_layout(model: HomeModel, asked: str) -> Layout:
+    """Return the layout for the stages that `--stages` asks for. The nodes of a stage get equal shares, as in a run.
+
+    Args:
+        model: the model and the home.
+        asked: a number of stages, or the layers and nodes of each (`master.deployment.stages.lay_out`).
+
+    Raises:
+        PlanError: if the model cannot be cut into so many stages, or a node's memory cannot hold its part.
+        UsageError: if `asked` cannot be read, or does not suit the nodes.
+    """
+    names, cuts = model.home.names, model.shape.config.stage_cuts
+    laid = lay_out(asked, names, cuts, [1.0] * len(names))
+    layout = evaluate(model.staged, [(each.first, each.last, each.ranks) for each in laid], equal=True)
+    if layout is None:
+        raise PlanError(
+            f"--stages {asked}: a node has too little memory for its keys and values; give a smaller -c, or more memory"
+        )
+    return layout
 
 
 def _forecast(model: HomeModel, layout: Layout) -> HomeForecast | None:
@@ -115,49 +168,54 @@ def forecast_home(model: HomeModel, layout: Layout) -> HomeForecast:
     """
     known: dict[tuple[object, ...], MemberForecast] = {}
     members = []
-    for stage in layout.stages:
-        for position, rank in enumerate(stage.split.members):
-            units = {kind: counts[position] for kind, counts in stage.split.units.items()}
-            alike = (model.home.machines[rank], rank == 0, stage.first, *units.items())
-            if alike not in known:
-                known[alike] = _member(model, stage, rank, units)
-            members.append(replace(known[alike], rank=rank))
-    return HomeForecast(layout, tuple(sorted(members, key=lambda each: each.rank)))
+    for rank in layout.members:
+        stages = [stage for stage in layout.stages if rank in stage.split.members]
+        held = [(stage.first, stage.last, *_units(stage, rank).items()) for stage in stages]
+        alike = (model.home.machines[rank], rank == 0, *held)
+        if alike not in known:
+            known[alike] = _member(model, stages, rank)
+        members.append(replace(known[alike], rank=rank))
+    return HomeForecast(layout, tuple(members))
 
 
-def _member(model: HomeModel, stage: Stage, rank: int, units: dict[str, int]) -> MemberForecast:
+def _units(stage: Stage, rank: int) -> dict[str, int]:
+    """Return the units of each kind that a node has of each block of a stage."""
+    position = stage.split.members.index(rank)
+    return {kind: counts[position] for kind, counts in stage.split.units.items()}
+
+
+def _member(model: HomeModel, stages: Sequence[Stage], rank: int) -> MemberForecast:
     whole = model.whole
-    work = _share(model, stage, units, rank == 0)
-    machine = model.home.machines[rank]
-    alone = Problem(work, machine, whole.request, whole.needs, whole.limits)
+    segments = tuple(segment for stage in stages for segment in _segments(model, stage, _units(stage, rank)))
+    table = whole.work.head if rank == 0 else TableWork()
+    work = replace(whole.work, segments=segments, head=table)
+    alone = Problem(work, model.home.machines[rank], whole.request, whole.needs, whole.limits)
     tokens = (1, round(alone.step("prompt")[0].tokens))
-    sums = [model.exchange(stage.split.members, count)[0] for count in tokens]
+    sums = [model.exchange(stages[0].split.members, count)[0] for count in tokens]
     decode, prompt = (replace(alone, exchange=seconds) for seconds in (min(sums), max(sums)))
-    chosen = choose(decode).offload
-    lying = zip(work.segments, chosen.residence, strict=True)
+    places = choose(decode).offload
+    lying = zip(segments, places.residence, strict=True)
     return MemberForecast(
         rank=rank,
-        units=units,
-        layers=Range(stage.first, stage.last),
-        request=model.request,
+        layers=tuple(Range(stage.first, stage.last) for stage in stages),
         weight_bytes=work.nbytes,
         disk_bytes=sum(segment.nbytes for segment, tier in lying if tier == "disk"),
-        memory=peaks(work, chosen, alone.request, alone.needs, alone.chunk).host,
-        decode=forecast(decode, chosen),
-        prompt=forecast(prompt, chosen),
+        memory=peaks(work, places, alone.request, alone.needs, alone.chunk).host,
+        decode=decode_forecast(decode, places),
+        long=prompt,
+        places=places,
     )
 
 
-def _share(model: HomeModel, stage: Stage, units: dict[str, int], master: bool) -> NodeWork:
-    """Return the work of a node that holds `units` of every block of a stage; the `master` also computes the head."""
+def _segments(model: HomeModel, stage: Stage, units: dict[str, int]) -> Iterator[SegmentWork]:
+    """Yield the work of a node that holds `units` of every block of a stage."""
     shares = {each.kind: units[each.kind] / each.units for each in model.problem.kinds if each.kind in units}
     kinds = dict.fromkeys(RECURRENT, "heads") | {"attention": "heads", "ffn": "neurons", "experts": "experts"}
     held = layer_blocks(model.shape)[stage.first : stage.last]
     blocks = range(held[0].start, held[-1].stop)
-    parts = {number: shares[kinds[model.shape.blocks[number].kind]] for number in blocks}
-    segments = tuple(_cut(each, parts[each.block]) for each in model.whole.work.segments if each.block in blocks)
-    table = model.whole.work.head if master else TableWork()
-    return replace(model.whole.work, segments=segments, head=table)
+    for each in model.whole.work.segments:
+        if each.block in blocks:
+            yield _cut(each, shares[kinds[model.shape.blocks[each.block].kind]])
 
 
 def _cut(segment: SegmentWork, part: float) -> SegmentWork:

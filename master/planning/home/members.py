@@ -39,6 +39,14 @@ class Home:
         """The machines with their accelerators, if there are any; used to plan batches."""
         return self.cards or self.machines
 
+    def without_bytes(self, nbytes: int) -> "Home":
+        """Return the same machines with `nbytes` less memory on the user's own, where a draft model takes them."""
+        machines, cards = (
+            tuple(replace(each, memory=max(1, each.memory - (0 if rank else nbytes))) for rank, each in enumerate(some))
+            for some in (self.machines, self.cards)
+        )
+        return replace(self, machines=machines, cards=cards)
+
     def all_like(self, machine: NodeMachine) -> "Home":
         """Return the same machines, each as fast as `machine` and with its accelerator, but with its own memory."""
         cards = tuple(replace(machine, memory=each.memory) for each in self.machines)

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from master.deployment.stages import AUTO, ONE
 from master.planning.home.compared import ComparedLayouts, seconds_by_part
 from master.planning.home.dealing import HomeModel
-from master.planning.home.forecast import HomeForecast, MemberForecast, best_forecast
+from master.planning.home.forecast import HomeForecast, MemberForecast, asked_forecast, asked_layout, best_forecast
 from master.planning.shapes import weight_bytes
 from scheduler.model.home.layouts import best_layout, layouts
 from scheduler.model.home.stages import Layout
@@ -20,27 +21,44 @@ _PERCENT = 100
 
 @dataclass(frozen=True)
 class HomeReport:
-    """A model on a home: the layouts that were compared, the forecast of the best, and the nodes that are left out."""
+    """A plan of a model on a home.
+
+    Attributes:
+        model: the model and the home.
+        compared: the layouts that were compared, and the one to use.
+        ahead: the forecast of the layout to use.
+        asked: True if `--stages` gave the stages.
+        everyone: the best layout over all nodes, if the planner has left some out; else None.
+        gains: how much faster a token would be with more of one thing.
+    """
 
     model: HomeModel
     compared: ComparedLayouts
     ahead: HomeForecast
-    everyone: Layout | None  # the best layout over all nodes, if some are left out
+    asked: bool
+    everyone: Layout | None
     gains: tuple[Gain, ...]
 
     @classmethod
-    def of(cls, model: HomeModel, drop: bool = True) -> "HomeReport":
-        """Return the report on the best layout of the model and on the forecast of its speed.
+    def of(cls, model: HomeModel, drop: bool = True, stages: str = AUTO) -> "HomeReport":
+        """Return the report on a layout of the model and on the forecast of its speed.
 
-        With `drop`, nodes that make a token slower are left out.
+        Args:
+            model: the model and the home.
+            drop: whether nodes that make a token slower are left out of the best layout.
+            stages: the value of `--stages`. The best layout is taken if it is `auto`, or of one stage if it is `1`.
 
         Raises:
             PlanError: if the nodes' memories cannot hold the model.
+            UsageError: if `stages` cannot be read, or does not suit the model or the nodes.
         """
-        ahead = best_forecast(model, drop)
+        asked = stages not in (AUTO, ONE)
+        ahead = asked_forecast(model, stages) if asked else best_forecast(model, drop, stages == AUTO)
         compared = ComparedLayouts.of(model, ahead.layout)
-        everyone = layouts(model.staged, drop=False) if len(ahead.members) < len(model.home.names) else []
-        return cls(model, compared, ahead, next(iter(everyone), None), tuple(_gains(model, compared.use)))
+        dropped = len(ahead.members) < len(model.home.names) and not asked
+        everyone = layouts(model.staged, drop=False, several=stages == AUTO) if dropped else []
+        gains = _gains(model, ahead.layout, stages)
+        return cls(model, compared, ahead, asked, next(iter(everyone), None), tuple(gains))
 
     @property
     def layout(self) -> Layout:
@@ -50,7 +68,7 @@ class HomeReport:
     @property
     def faster(self) -> Layout | None:
         """A faster layout that leaves out nodes which were to be used; None if there is none."""
-        if self.everyone is not None:
+        if self.everyone is not None or self.asked:
             return None
         best = best_forecast(self.model)
         left = not {*self.layout.members} <= {*best.layout.members}
@@ -63,7 +81,7 @@ class HomeReport:
 
     @property
     def left_out(self) -> list[str]:
-        """Names of the nodes that would slow the others."""
+        """Names of the nodes that hold no layers."""
         return [name for rank, name in enumerate(self.model.home.names) if rank not in self.layout.members]
 
     @property
@@ -74,7 +92,7 @@ class HomeReport:
     @property
     def slowest(self) -> MemberForecast:
         """The node that takes the longest for its part."""
-        return max(self.ahead.members, key=lambda each: each.decode.decode.seconds)
+        return max(self.ahead.members, key=lambda each: each.decode.seconds)
 
     def name(self, member: MemberForecast) -> str:
         """Return the name of a node."""
@@ -115,17 +133,20 @@ class HomeReport:
         machine = self.model.home.machines[member.rank]
         return {
             "name": self.name(member),
-            "layers": [member.layers.first, member.layers.last],
+            "layers": [each.as_list() for each in member.layers],
             "holds": self.holds(member),
             "weight_bytes": member.weight_bytes,
             "disk_bytes": member.disk_bytes,
             "memory": asdict(member.memory) | {"total": member.memory.total, "limit": machine.memory},
-            "use_percent": {lane: round(_PERCENT * part, 1) for lane, part in member.decode.decode.use.items()},
+            "use_percent": {lane: round(_PERCENT * part, 1) for lane, part in member.decode.use.items()},
         }
 
 
-def _gains(model: HomeModel, layout: Layout) -> Iterator[Gain]:
-    """Yield the speed-up of a token from twice as much of each resource, with a new layout; the most helpful first."""
+def _gains(model: HomeModel, layout: Layout, stages: str) -> Iterator[Gain]:
+    """Yield the speed-up of a token from twice as much of each resource; the most helpful first.
+
+    The layout is chosen anew for each resource, unless `stages`, the value of `--stages`, says what it is.
+    """
     home = model.home
     better: dict[str, HomeModel] = {
         "quicker links": replace(model, home=replace(home, links=_faster(home.links, 1, _TIMES))),
@@ -133,7 +154,13 @@ def _gains(model: HomeModel, layout: Layout) -> Iterator[Gain]:
     }
     for what, change in (("RAM", "memory"), ("RAM speed", "host"), ("disk speed", "disk")):
         better[f"{what} everywhere"] = replace(model, home=replace(home, machines=tuple(_more(home, change))))
-    found = (Gain(thing, _TIMES, layout.seconds / best_layout(each.staged).seconds) for thing, each in better.items())
+
+    def seconds(changed: HomeModel) -> float:
+        if stages in (AUTO, ONE):
+            return best_layout(changed.staged, several=stages == AUTO).seconds
+        return asked_layout(changed, stages).seconds
+
+    found = (Gain(thing, _TIMES, layout.seconds / seconds(each)) for thing, each in better.items())
     yield from sorted(found, key=lambda gain: -gain.faster)
 
 

@@ -31,12 +31,12 @@ def print_home(report: HomeReport) -> None:
     print_layouts(report.compared)
 
 
-def print_layouts(compared: ComparedLayouts) -> None:
-    """Print the table of the layouts that were compared on stdout, if there are several."""
+def print_layouts(compared: ComparedLayouts, stderr: bool = False) -> None:
+    """Print the table of the layouts that were compared, if there are several, on stdout or `stderr`."""
     rows = list(compared.rows())
     if len(rows) > 1:
         columns = ("layout (ms a token)", "all", *PARTS, "drafts 50/80%")
-        wide_console(stderr=False).print(figures_table(*columns, rows=rows))
+        wide_console(stderr).print(figures_table(*columns, rows=rows))
 
 
 def _kinds(report: HomeReport) -> list[str]:
@@ -56,7 +56,8 @@ def _nodes(report: HomeReport) -> Iterator[tuple[str, ...]]:
             _size(memory.kv),
             f"{memory.total / _GIB:.2f} of {machine.memory / _GIB:.2f} GiB",
         )
-        yield report.name(member), f"{member.layers.first}-{member.layers.last - 1}", *counts, *sizes
+        layers = ", ".join(f"{each.first}-{each.last - 1}" for each in member.layers)
+        yield report.name(member), layers, *counts, *sizes
 
 
 def _sentences(report: HomeReport) -> Iterator[str]:
@@ -88,8 +89,10 @@ def _shown(report: HomeReport) -> list[tuple[str, float]]:
 
 
 def _left_out(report: HomeReport) -> Iterator[str]:
-    if report.left_out:
-        names, all_of_them = ", ".join(report.left_out), report.everyone
+    names, all_of_them = ", ".join(report.left_out), report.everyone
+    if names and report.asked:
+        yield f"in no stage: {names}"
+    elif names:
         slower = f"; with all of them {short_number(1 / all_of_them.seconds)} tok/s" if all_of_them else ""
         yield f"left out, because the others are faster without: {names}{slower}"
 

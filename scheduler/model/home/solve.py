@@ -95,6 +95,12 @@ def split_over(problem: HomeProblem, members: Members) -> HomeSplit | None:
     return None if solved.x is None else model.split(solved.x)
 
 
+def split_equally(problem: HomeProblem, members: Members) -> HomeSplit | None:
+    """Return the split with equal shares for each node; None if a memory cannot hold its keys and values."""
+    model, equal = _Model(problem, members), [1.0] * len(members)
+    return model.held([proportional(each.units, equal) for each in problem.kinds])
+
+
 @dataclass(frozen=True)
 class _Model:
     """The linear program.
@@ -125,6 +131,15 @@ class _Model:
         held, kept = nbytes.T @ units / _UNIT
         rooms = [self._room(rank) for rank in self.members]
         return self.split(units.reshape(-1)) if np.all((kept if len(rooms) == 1 else held) <= rooms) else None
+
+    def held(self, units: Sequence[Sequence[int]]) -> HomeSplit | None:
+        """Return the split that gives each node these `units` of each kind, `[kinds][nodes]`.
+
+        Return None if a memory cannot hold its keys and values.
+        """
+        dealt = np.array(units)
+        kept = np.array([each.kv_bytes for each in self.problem.kinds]) @ dealt / _UNIT
+        return self.split(dealt.reshape(-1)) if np.all(kept <= [self._room(rank) for rank in self.members]) else None
 
     def objective(self) -> F64:
         """Return the objective: the token's time, and a tiny weight on all other times and on the disks' bytes.

@@ -110,7 +110,8 @@ class Stage:
 class Layout:
     """A division of the model into stages, and the seconds of one token.
 
-    `back` is the hop to the master. `turn` is the head's time if the master is in no stage; else its stage has it.
+    `back` is the hop to the master. `turn` is the head's time if no stage has it: in a ring, and if the master is in no
+    stage.
     """
 
     problem: StageProblem
@@ -121,7 +122,17 @@ class Layout:
     @property
     def members(self) -> Members:
         """The ranks of all nodes that hold layers, in ascending order."""
-        return tuple(sorted(rank for stage in self.stages for rank in stage.split.members))
+        return tuple(sorted({rank for stage in self.stages for rank in stage.split.members}))
+
+    @property
+    def ring(self) -> bool:
+        """True if a node is in several stages."""
+        return len(self.members) < sum(len(stage.split.members) for stage in self.stages)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of steps that are computed at once, each in another stage; 1 in a ring."""
+        return 1 if self.ring else len(self.stages)
 
     @property
     def compute(self) -> float:
@@ -151,18 +162,18 @@ class Layout:
     def streams(self, count: int) -> float:
         """Return the seconds per token of `count` streams together: each stage computes a step of some of them.
 
-        A step has as many streams as make equally many steps as there are stages.
+        A step has as many streams as make equally many steps as can be in flight.
         """
-        rows = ceil(count / len(self.stages))
+        rows = ceil(count / self.in_flight)
         steps = [self._step(stage, rows) for stage in self.stages]
         return max(self.step(rows) / count, max(steps) / rows)
 
     def prompt(self, tokens: int) -> float:
         """Return the seconds of a prompt, whose chunks follow one another through the stages."""
-        stages = len(self.stages)
-        chunk = min(tokens, max(STAGE_CHUNK, LONGEST_CHUNK // stages))
-        steps = [self._step(stage, chunk) for stage in self.stages]
-        return self.step(chunk) + (ceil(tokens / chunk) - 1) * max(steps)
+        chunk = min(tokens, max(STAGE_CHUNK, LONGEST_CHUNK // self.in_flight))
+        one = self.step(chunk)
+        after = one if self.ring else max(self._step(stage, chunk) for stage in self.stages)
+        return one + (ceil(tokens / chunk) - 1) * after
 
     def drafted(self, acceptance: float) -> float:
         """Return how many times as fast answers are with drafts that are right with this chance each.

@@ -64,7 +64,12 @@ def forecast(problem: Problem, offload: Offload) -> OffloadForecast:
     """Return the forecast of a configuration that fits: its mean prompt step, and its decode step in the long run."""
     count = problem.step("prompt")[1]
     prompt = _phase(problem, offload, "prompt", min(count, 2), long_run=False)
-    return OffloadForecast(count * prompt.seconds, prompt, _phase(problem, offload, "decode", _STEPS, long_run=True))
+    return OffloadForecast(count * prompt.seconds, prompt, decode_forecast(problem, offload))
+
+
+def decode_forecast(problem: Problem, offload: Offload) -> PhaseForecast:
+    """Return the forecast of a decode step in the long run, for a configuration that fits."""
+    return _phase(problem, offload, "decode", _STEPS, long_run=True)
 
 
 def step_seconds(problem: Problem, offload: Offload, step: StepSize) -> float:

@@ -1,6 +1,7 @@
 """`tpi plan` for several machines: described, in a file, or asked; which node holds what, and which are left out."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def test_70b_on_eight_machines_from_its_configuration(tmp_path: Path) -> None:
     nodes = found["nodes"]
     assert len(nodes) + len(found["left_out"]) == 8
     for layer in range(80):
-        held = [node["holds"] for node in nodes if layer in range(*node["layers"])]
+        held = [node["holds"] for node in nodes if layer in range(*node["layers"][0])]
         assert sum(one["heads"] for one in held) == 64
         assert sum(one["neurons"] for one in held) == 28672  # neurons, no units of 32
     assert all(node["memory"]["total"] <= node["memory"]["limit"] < 8 * GIB for node in nodes)
@@ -73,7 +74,7 @@ def test_far_machines_are_left_out_by_name(model: str, tmp_path: Path) -> None:
 def test_a_mixture_is_dealt_by_slices_of_experts(tmp_path: Path) -> None:
     mixtral = str(ROOT / "tests/support/data/mixtral-8x7b")
     found = plan_json("-m", mixtral, "--dtype", "q4", "--devices", "4x8GiB", cache=tmp_path)
-    held = [node["holds"] for node in found["nodes"] if 0 in range(*node["layers"])]
+    held = [node["holds"] for node in found["nodes"] if 0 in range(*node["layers"][0])]
     assert sum(one["experts"] for one in held) == 14336  # neurons of each expert
 
 
@@ -102,6 +103,9 @@ def test_workers_are_asked_how_fast_they_are(model: str, tmp_path: Path) -> None
         (("--workers", "nowhere"), "HOST:PORT"),
         (("--devices", "2xlarge"), "is not"),
         (("--topology", "no-such-home"), "paper-4-laptops"),
+        (("--devices", "2x8GiB", "--stages", "3"), "at most as many as there are nodes"),
+        (("--devices", "2x8GiB", "--stages", "0-29:cellar"), "the node 'cellar', but the nodes are master, device-1"),
+        (("--machine", "8GiB RAM", "--stages", "2"), "at most as many as there are nodes"),
     ],
 )
 def test_flags_that_contradict(flags: tuple[str, ...], said: str, model: str, tmp_path: Path) -> None:
@@ -129,5 +133,50 @@ def test_memory_for_weights_on_their_way_from_disk_counts_in_the_choice(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     home = ("--dtype", "q4", "--devices", "2x20GiB", "--link", "1 Gbit, 1 ms")
     found = plan_json("-m", str(tmp_path), *home, cache=tmp_path)
-    assert [node["layers"] for node in found["nodes"]] == [[0, 12], [12, 29]]
+    assert [node["layers"] for node in found["nodes"]] == [[[0, 12]], [[12, 29]]]
     assert found["token_s"]["disks"] < 0.01 * sum(found["token_s"].values())
+
+
+@pytest.mark.parametrize(
+    ("asked", "layers"),
+    [
+        ("2", [[[0, 40]], [[0, 40]], [[40, 80]], [[40, 80]]]),
+        ("0-59:device-2,60-79:master+device-1", [[[60, 80]], [[60, 80]], [[0, 60]]]),
+        ("0-19:master,20-39:device-1,40-59:master,60-79:device-1", [[[0, 20], [40, 60]], [[20, 40], [60, 80]]]),
+    ],
+)
+def test_stages_are_planned_as_a_run_would_lay_them_out(asked: str, layers: list[Any], tmp_path: Path) -> None:
+    flags = ("-m", LARGE, "--dtype", "q4", "--devices", "4x16GiB", "--stages", asked)
+    found = plan_json(*flags, cache=tmp_path)
+    assert [node["layers"] for node in found["nodes"]] == layers
+    assert found["with_everyone_tokens_per_s"] is None  # nothing is said against the user's choice
+    for node in found["nodes"]:
+        fellows = sum(each["layers"] == node["layers"] for each in found["nodes"])
+        assert node["holds"]["heads"] == 64 / fellows
+    assert sum(found["token_s"].values()) == pytest.approx(1 / found["decode_tokens_per_s"])
+
+
+def test_one_stage_is_planned_on_request(tmp_path: Path) -> None:
+    found = plan_json("-m", LARGE, "--dtype", "q4", "--topology", "paper-4-laptops", "--stages", "1", cache=tmp_path)
+    assert len(found["layouts"]["used"]["stages"]) == 1
+    assert 0 in [layer for node in found["nodes"] for layers in node["layers"] for layer in layers]
+
+
+def test_a_draft_model_takes_memory_of_the_master(model: str, tmp_path: Path) -> None:
+    flags = ("-m", model, "--memory", "1GiB")
+    done = tpi_here("plan", *flags, "--json", "--draft", model, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    taken = int(re.search(r"the draft model takes (\d+) MiB", done.stderr)[1])  # type: ignore[index]
+    without, with_draft = plan_json(*flags, cache=tmp_path), json.loads(done.stdout)
+    less = without["nodes"][0]["machine"]["memory"] - with_draft["nodes"][0]["machine"]["memory"]
+    assert taken << 20 <= less < (taken + 1) << 20
+
+
+def test_draft_models_that_a_run_refuses_are_refused(model: str, tmp_path: Path) -> None:
+    mixtral = str(ROOT / "tests/support/data/mixtral-8x7b")
+    experts = tpi_here("plan", "-m", mixtral, "--devices", "2x64GiB", "--draft", model, cache=tmp_path)
+    assert (experts.returncode, "--draft has no effect" in experts.stderr) == (2, True)
+    large = tpi_here("plan", "-m", model, "--devices", "2x8GiB", "--draft", LARGE, cache=tmp_path)
+    assert large.returncode != 0
+    assert "--draft" in large.stderr
+    assert "does not fit" in large.stderr or "memory" in large.stderr

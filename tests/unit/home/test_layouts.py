@@ -9,45 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.model.home.layouts import best_layout, evaluate, layouts, pure_layouts
-from scheduler.model.home.problem import HomeNode, Members, UnitKind
+from scheduler.model.home.problem import Members, UnitKind
 from scheduler.model.home.stages import LayerWork, StageProblem, rows_cost
+from tests.support.homes import MB, ROOM, home
 from tpi.errors import PlanError
 
-MB = 1_000_000
-ROOM = 1 << 40
 SPEEDS = st.sampled_from([0.5e9, 1e9, 4e9])
 NEAR = st.sampled_from([0.0, 0.0005, 0.01, 0.2])
-
-
-def home(
-    speeds: list[float],
-    apart: float | dict[tuple[int, int], float],
-    layers: int = 4,
-    rooms: list[int] | None = None,
-    cuts: tuple[int, ...] = (),
-) -> StageProblem:
-    """Nodes with 2 sums a layer; `apart` are the seconds between two nodes. The last layer has twice the neurons."""
-
-    def link(one: int, other: int) -> float:
-        return apart if isinstance(apart, float) else apart[min(one, other), max(one, other)]
-
-    nodes = tuple(
-        HomeNode(f"node {rank}", speed, 0.2e9, room, 10 * MB, 0.0 if rank else 0.002)
-        for rank, (speed, room) in enumerate(zip(speeds, rooms or [ROOM] * len(speeds), strict=True))
-    )
-    work = [
-        LayerWork(
-            (UnitKind("heads", 6, 1, MB, 1.2 * MB, MB / 2), UnitKind("neurons", 8, 1, wide * MB, wide * MB)), sums=2
-        )
-        for wide in [3] * (layers - 1) + [6]
-    ]
-    return StageProblem(
-        nodes,
-        tuple(work),
-        cuts or tuple(range(layers + 1)),
-        lambda members, tokens: 2 * max((link(*pair) for pair in combinations(members, 2)), default=0.0),
-        lambda source, members, tokens: max((link(source, rank) for rank in members if rank != source), default=0.0),
-    )
 
 
 def groupings(ranks: tuple[int, ...]) -> Iterator[list[Members]]:

@@ -1,0 +1,50 @@
+"""The memory of a draft model in a plan, counted as a run counts it (`master.deployment.draft`)."""
+
+from pathlib import Path
+
+from master.deployment.draft import DTYPE, NO_EFFECT, refuse_recurrent, refuse_streamed
+from master.options import DEFAULT_CONTEXT
+from master.planning.problem import planning_case
+from master.planning.shapes import ModelShape, model_shape
+from scheduler.model.machine import NodeMachine
+from scheduler.model.offload.work import Workload
+from tpi.errors import PlanError, UsageError
+from tpi.progress import note
+from worker.plan.fit import fit
+
+
+def draft_bytes(draft: str, cache: Path, machine: NodeMachine, context: int | None) -> int:
+    """Return the bytes that the draft model takes of the memory of `machine`, the master's, and print them.
+
+    Args:
+        draft: the model as `tpi run --draft` names it. No weights are read.
+        cache: the directory of packs.
+        machine: its memory holds the draft model, and what is left the large one's part.
+        context: tokens of context; None: as for `tpi run`.
+
+    Raises:
+        ModelError: if there is no such model, or its architecture is not supported.
+        PlanError: if it does not fit into the memory as a whole.
+        UsageError: if it has recurrent layers.
+    """
+    shape = model_shape(draft, DTYPE, cache, machine.memory)
+    refuse_recurrent(draft, shape.config)
+    tokens = min(context or DEFAULT_CONTEXT, shape.config.context)
+    case = planning_case(shape, machine, Workload(context=tokens))
+    try:
+        budget = fit(case.plan, case.tables)
+    except PlanError as error:
+        raise PlanError(f"--draft {draft}: {error}", error.node) from error
+    refuse_streamed(draft, budget)
+    note(f"the draft model takes {budget.used >> 20} MiB of this node's memory")
+    return budget.used
+
+
+def refuse_draft(shape: ModelShape, accelerated: bool) -> None:
+    """Refuse to plan for drafts where a run would: for some models, and if an accelerator computes (`accelerated`).
+
+    Raises:
+        UsageError: if a model of this `shape`, or an accelerator, cannot have drafts.
+    """
+    if any(shape.config.recurrent) or shape.config.mixture is not None or accelerated:
+        raise UsageError(NO_EFFECT)

@@ -1,0 +1,139 @@
+"""The seconds of a stage of given nodes between any two cuts of the model, all at once."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.model.home.problem import HomeNode, Members
+from scheduler.model.home.solve import proportional
+from scheduler.model.home.stages import MASTER, StageProblem
+
+F64 = npt.NDArray[np.float64]
+_TRIES = 4  # steps of Newton's method; it is exact after as many as there are nodes whose memory is full
+
+
+class StageCosts:
+    """The seconds of stages between some cuts, by the nodes of the stage. All arrays are `[cuts, cuts]`.
+
+    The element `[a, b]` is for the layers from cut a to cut b. Seconds are infinite if the layers do not fit.
+    """
+
+    def __init__(self, problem: StageProblem, cuts: Sequence[int], even: float) -> None:
+        """Prepare the costs of stages between `cuts`, layers in ascending order.
+
+        A stage's time counts up to 1 + `even` times, the more the longer it is, so that stages become even.
+        """
+        self.problem, self.cuts, self.even = problem, np.array(cuts), even
+        self._longest = self._of_all("read")[0, -1] / max(node.read for node in problem.nodes)
+        self._ordered = self.cuts[:, None] < self.cuts
+
+    def of(self, members: Members) -> F64:
+        """Return the seconds of a stage of `members`; an estimate if their memories do not hold its weights."""
+        nodes = [self.problem.nodes[rank] for rank in members]
+        speeds = np.array([node.read for node in nodes])
+        turn = self.problem.nodes[MASTER].turn if MASTER in members else 0.0
+        whole, kept = self._table("everywhere"), self._of_all("kv_bytes")
+        rooms = np.array([np.maximum(0.0, node.memory - node.fixed - whole) for node in nodes])
+        outside = whole / speeds.min() + turn + self._table("sums") * self.problem.exchange(members, 1)
+        seconds = self._seconds(nodes, rooms, outside)
+        seconds = np.where(self._ordered, seconds, 0.0)
+        found: F64 = seconds * (1 + self.even * seconds / (seconds + self._longest))
+        found[(kept > rooms.sum(axis=0)) | ~self._ordered] = inf
+        return found
+
+    def _seconds(self, nodes: Sequence[HomeNode], rooms: F64, outside: F64) -> F64:
+        """Return the seconds with shares by speed or, where those do not fit into memory, with the better ones."""
+        speeds, held = [node.read for node in nodes], self._held
+        compute = np.zeros_like(outside)
+        for name, units in self._kinds.items():
+            slowest = max(count / speed for count, speed in zip(proportional(units, speeds), speeds, strict=True))
+            compute = compute + slowest * self._table("read", name)
+        parts = np.array(speeds)[:, None, None] / sum(speeds)
+        seconds = self._with_disks(nodes, rooms, parts, compute + outside)
+        if len(nodes) > 1 and np.any(parts * held > rooms):
+            parts = self._balanced(nodes, rooms, outside)
+            slowed = (parts / np.array(speeds)[:, None, None]).max(axis=0) * self._of_all("read")
+            seconds = np.minimum(seconds, self._with_disks(nodes, rooms, parts, slowed + outside))
+        return seconds
+
+    def _balanced(self, nodes: Sequence[HomeNode], rooms: F64, outside: F64) -> F64:
+        """Return the part of the stage for each node, `[nodes, cuts, cuts]`, with which a token is fastest.
+
+        In t seconds, of which `outside` are no computing, a node computes the part `(t - outside) speed / read`, and
+        has `(room + t disk) / held` of the weights in memory or from its disk. It can have the smaller one of the two.
+        The least t for which the parts of all nodes make 1 is found by Newton's method. As the sum of all parts is a
+        concave function of t, no step goes too far.
+        """
+        read, held = np.maximum(self._of_all("read"), 1.0), np.maximum(self._held, 1.0)
+        computed = np.array([node.read for node in nodes])[:, None, None] / read
+        least = self._least_from_disk
+        loaded = np.array([node.disk / least for node in nodes])[:, None, None] / held
+        seconds = outside
+        for _ in range(_TRIES + 1):
+            able, had = (seconds - outside) * computed, rooms / held + seconds * loaded
+            parts = np.minimum(able, had)
+            slope = np.where(able < had, computed, loaded).sum(axis=0)
+            seconds = seconds + np.maximum(0.0, 1.0 - parts.sum(axis=0)) / slope
+        found: F64 = parts / np.maximum(parts.sum(axis=0), 1e-9)
+        return found
+
+    def _with_disks(self, nodes: Sequence[HomeNode], rooms: F64, parts: F64, busy: F64) -> F64:
+        """Return the seconds of nodes that hold `parts` of all weights, and compute and sum for `busy` seconds."""
+        longest, order = busy, sorted(self._kinds, key=self._read_from_disk)
+        for node, room, part in zip(nodes, rooms, parts, strict=True):
+            read, excess = np.zeros_like(busy), np.maximum(0.0, part * self._held - room)
+            if not excess.any():
+                continue
+            for name in order:
+                outside = np.minimum(excess, part * self._kinds[name] * self._table("nbytes", name))
+                read, excess = read + outside * self._read_from_disk(name), excess - outside
+            longest = np.maximum(longest, read / node.disk)
+        return longest
+
+    @cached_property
+    def _kinds(self) -> dict[str, int]:
+        return {kind.kind: kind.units for layer in self.problem.layers for kind in layer.kinds}
+
+    @cached_property
+    def _held(self) -> F64:
+        """Bytes of weights, keys and values."""
+        held: F64 = self._of_all("nbytes") + self._of_all("kv_bytes")
+        return held
+
+    @cached_property
+    def _from_disk(self) -> dict[str, float]:
+        return {kind.kind: kind.read_from_disk for layer in self.problem.layers for kind in layer.kinds}
+
+    def _read_from_disk(self, name: str) -> float:
+        return self._from_disk[name]
+
+    @cached_property
+    def _least_from_disk(self) -> float:
+        """The smallest share of weights on disk that a token reads: that of the kind that leaves memory first."""
+        return max(1e-3, min(self._from_disk.values()))
+
+    def _of_all(self, what: str) -> F64:
+        """Return a number of all units from each cut to each other one."""
+        if (what, "all") not in self._tables:
+            parts = [units * self._table(what, name) for name, units in self._kinds.items()]
+            self._tables[what, "all"] = np.sum(parts, axis=0)
+        return self._tables[what, "all"]
+
+    def _table(self, what: str, name: str = "") -> F64:
+        """Return a number of the layers, or of one unit of a kind in them, from each cut to each other one."""
+        if (what, name) not in self._tables:
+            layers = self.problem.layers
+            numbers = [
+                sum(getattr(kind, what) for kind in layer.kinds if kind.kind == name) if name else getattr(layer, what)
+                for layer in layers
+            ]
+            until = np.concatenate([[0.0], np.cumsum(numbers)])[self.cuts]
+            self._tables[what, name] = until - until[:, None]
+        return self._tables[what, name]
+
+    @cached_property
+    def _tables(self) -> dict[tuple[str, str], F64]:
+        return {}

@@ -1,0 +1,121 @@
+"""Rings: stages of one node each, where a node is in several, so that its disk reads while the other nodes compute.
+
+A node of R stages has R visits in a token. Between two visits its disk reads the first bytes of the next one into
+memory that is set aside for this, W bytes. These W bytes are not there for weights that stay, so D bytes that do not
+fit into memory become D + W, of which R W are read between the visits and the others during them:
+
+    wait = max(0, (D + W - R W) / disk - own)          W <= disk (L - own - wait) / R
+
+`own` are the seconds in which the node computes, and L those of a token, which contain the waits of all nodes. With
+one visit the wait does not depend on W. Experts are chosen during a visit, so none of them is read before it.
+
+If the time between visits limits W, so that the second line holds with `=`, the first one becomes
+
+    wait = R (D / disk - own) - (R - 1) (L - own)
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from scheduler.model.home.problem import HomeNode, Members, UnitKind
+from scheduler.model.home.solve import split_over
+from scheduler.model.home.stages import MASTER, Layout, Stage, StageProblem
+
+_UNLIMITED = 1 << 60  # bytes
+_HALVINGS = 40  # of the interval that contains the seconds of a token
+
+
+def is_ring(stages: Sequence[tuple[int, int, Members]]) -> bool:
+    """Return True if a node is in several of the stages."""
+    return any(count > 1 for count in Counter(rank for _, _, members in stages for rank in members).values())
+
+
+def evaluate_ring(problem: StageProblem, stages: Sequence[tuple[int, int, Members]]) -> Layout | None:
+    """Return the layout of stages of one node each, some of which are of the same node.
+
+    Args:
+        problem: the model and the nodes.
+        stages: the first layer, the last layer + 1 and the member of each stage.
+
+    Returns:
+        The layout, or None if a node's memory cannot hold its keys and values.
+    """
+    roomy = replace(problem, nodes=tuple(replace(each, memory=_UNLIMITED, turn=0.0) for each in problem.nodes))
+    made, source = list[Stage](), MASTER
+    for first, last, members in stages:
+        split = split_over(roomy.part(first, last, members), members)
+        assert split is not None
+        made.append(Stage(first, last, split, problem.hop(source, members, 1)))
+        source = members[0]
+    visitors = [_visitor(problem, rank, made) for rank in sorted({rank for _, _, (rank,) in stages})]
+    if any(each.room < each.kept for each in visitors):
+        return None
+    layout = Layout(problem, tuple(made), problem.hop(source, (MASTER,), 1), problem.nodes[MASTER].turn)
+    token = _token(visitors, layout.seconds)
+    waits = {each.rank: each.wait(token) / each.visits for each in visitors}
+    waiting = (replace(each, split=replace(each.split, disk=waits[each.split.members[0]])) for each in made)
+    return replace(layout, stages=tuple(waiting))
+
+
+@dataclass(frozen=True)
+class _Visitor:
+    """A node of several stages: its number of visits, its seconds of computing, and its bytes in all stages."""
+
+    rank: int
+    node: HomeNode
+    visits: int
+    own: float
+    kinds: tuple[UnitKind, ...]
+    room: float
+
+    @property
+    def kept(self) -> float:
+        """Bytes of keys and values."""
+        return sum(each.units * each.kv_bytes for each in self.kinds)
+
+    @property
+    def weights(self) -> float:
+        """Bytes of weights."""
+        return sum(each.units * each.nbytes for each in self.kinds)
+
+    def wait(self, token: float) -> float:
+        """Return the seconds that the node waits for its disk in a token that takes `token` seconds."""
+        disk, visits = self.node.disk, self.visits
+        wait = self._read(0.0) / disk - self.own
+        if all(each.read_from_disk == 1 for each in self.kinds):
+            most = min(self.weights / visits, self.room - self.kept)
+            roomy = (self._read(most) - visits * most) / disk - self.own
+            wait = min(wait, max(roomy, visits * wait - (visits - 1) * (token - self.own)))
+        return max(0.0, wait)
+
+    def _read(self, ahead: float) -> float:
+        """Return the bytes that are read for a token if `ahead` bytes of memory are set aside."""
+        excess = max(0.0, self.weights + self.kept + ahead - self.room)
+        read = 0.0
+        for each in sorted(self.kinds, key=lambda kind: kind.read_from_disk):
+            outside = min(excess, each.units * each.nbytes)
+            read, excess = read + outside * each.read_from_disk, excess - outside
+        return read
+
+
+def _visitor(problem: StageProblem, rank: int, stages: Sequence[Stage]) -> _Visitor:
+    own = [each for each in stages if each.split.members == (rank,)]
+    parts = [problem.part(each.first, each.last, (rank,)) for each in own]
+    fixed = problem.nodes[rank].fixed + sum(part.nodes[rank].fixed - problem.nodes[rank].fixed for part in parts)
+    kinds = tuple(kind for part in parts for kind in part.kinds)
+    node = problem.nodes[rank]
+    busy = sum(each.split.compute for each in own) + (node.turn if rank == MASTER else 0.0)
+    return _Visitor(rank, node, len(own), busy, kinds, max(0.0, node.memory - fixed))
+
+
+def _token(visitors: Sequence[_Visitor], busy: float) -> float:
+    """Return the seconds of a token that takes `busy` seconds without its waits: the more, the shorter are those."""
+    least, most = busy, busy + sum(each.wait(busy) for each in visitors)
+    for _ in range(_HALVINGS):
+        middle = (least + most) / 2
+        if busy + sum(each.wait(middle) for each in visitors) > middle:
+            least = middle
+        else:
+            most = middle
+    return most
